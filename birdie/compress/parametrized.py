@@ -4,11 +4,16 @@ Tied weights share one parametrization. Recurrent layers keep a list of their we
 forward pass. What a parametrization must have is said in `birdie.compress.state.folded`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class Owner(NamedTuple):
@@ -17,6 +22,42 @@ class Owner(NamedTuple):
     module: nn.Module
     attribute: str
     name: str
+
+    @property
+    def original(self) -> nn.Parameter:
+        """Parameter that is trained in place of a parametrized weight."""
+        parameter = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
+        assert isinstance(parameter, nn.Parameter)
+        return parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Scheme):
+    """Scheme of one tensor that is encoded already, whatever its scheme."""
+
+    encoded: Encoded
+
+    def encode(
+        self,
+        name: str,  # noqa: ARG002 (the encoding exists already)
+        weight: Tensor,  # noqa: ARG002
+        *,
+        sensitivity: Sensitivity | None = None,  # noqa: ARG002
+        lam: float = 0.0,  # noqa: ARG002
+    ) -> Encoded:
+        """Return the encoding."""
+        return self.encoded
+
+
+def parametrized(model: nn.Module, kind: type[Part]) -> Iterator[tuple[Owner, Part]]:
+    """Yield the owners of weights whose parametrization is of this class, and it; tied weights once per name."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        lists = getattr(module, "parametrizations", None)
+        if not isinstance(lists, nn.ModuleDict) or ".parametrizations." in f".{prefix}.":
+            continue
+        for attribute, chain in lists.items():
+            if isinstance(chain, parametrize.ParametrizationList) and isinstance(chain[0], kind):
+                yield Owner(module, attribute, f"{prefix}.{attribute}" if prefix else attribute), chain[0]
 
 
 def owners_of(model: nn.Module, chosen: Callable[[str, Tensor], bool]) -> dict[int, list[Owner]]:

@@ -14,33 +14,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from birdie.compress.parametrized import Owner, owners_of, parametrize_weights, plain_weights
+from birdie.compress.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
 from birdie.compress.registry import decode
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.schemes.trellis import DECODER
+from birdie.compress.scheme import Encoded, Scheme
 from birdie.errors import ConfigError, WeightsError
-
-
-@dataclass(frozen=True, slots=True)
-class Stored(Scheme):
-    """Scheme of one tensor that is encoded already."""
-
-    decoder = DECODER
-
-    encoded: Encoded
-
-    def encode(
-        self,
-        name: str,  # noqa: ARG002 (the encoding exists already)
-        weight: Tensor,  # noqa: ARG002
-        *,
-        sensitivity: Sensitivity | None = None,  # noqa: ARG002
-        lam: float = 0.0,  # noqa: ARG002
-    ) -> Encoded:
-        """Return the encoding."""
-        return self.encoded
 
 
 class TrainedWeight(nn.Module):
@@ -111,20 +89,13 @@ class Trained:
     @property
     def latent(self) -> nn.Parameter:
         """Parameter that is trained: the latent weight."""
-        parameter = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
-        assert isinstance(parameter, nn.Parameter)
-        return parameter
+        return Owner(self.module, self.attribute, self.name).original
 
 
 def trained_weights(model: nn.Module) -> Iterator[Trained]:
     """Yield all tensors that are trained as they will be stored, tied tensors once per name."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        lists = getattr(module, "parametrizations", None)
-        if not isinstance(lists, nn.ModuleDict) or ".parametrizations." in f".{prefix}.":
-            continue
-        for attribute, chain in lists.items():
-            if isinstance(chain, parametrize.ParametrizationList) and isinstance(chain[0], TrainedWeight):
-                yield Trained(f"{prefix}.{attribute}" if prefix else attribute, module, attribute, chain[0])
+    for owner, weight in parametrized(model, TrainedWeight):
+        yield Trained(owner.name, owner.module, owner.attribute, weight)
 
 
 def train_as_stored(model: nn.Module, names: Mapping[str, object]) -> None:

@@ -1,38 +1,16 @@
 """Export of trained spectral weights: a scheme that stores symbols and scales as trained, without new quantization."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.parametrized import Stored
+from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.spectral import encode_symbols
-from birdie.compress.spectral.decoding import DECODER
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import WeightsError
-
-
-@dataclass(frozen=True, slots=True)
-class Trained(Scheme):
-    """Scheme of one tensor whose symbols are already determined."""
-
-    decoder = DECODER
-
-    encoded: Encoded
-
-    def encode(
-        self,
-        name: str,  # noqa: ARG002 (the encoding exists already)
-        weight: Tensor,  # noqa: ARG002
-        *,
-        sensitivity: Sensitivity | None = None,  # noqa: ARG002
-        lam: float = 0.0,  # noqa: ARG002
-    ) -> Encoded:
-        """Return the trained symbols."""
-        return self.encoded
 
 
 def trained_scheme(
@@ -54,4 +32,4 @@ def trained_scheme(
         return Lossless()
     integers = symbols.cpu().numpy().astype(np.int32)
     indices = scale_indices.cpu().numpy().astype(np.int32)
-    return Trained(encode_symbols(shape, dtype, integers, indices, transform))
+    return Stored(encode_symbols(shape, dtype, integers, indices, transform))

@@ -19,9 +19,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from birdie.compress.parametrized import Owner, owners_of, parametrize_weights, plain_weights
+from birdie.compress.parametrized import Owner, owners_of, parametrize_weights, parametrized, plain_weights
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Scheme
 from birdie.compress.small_tensors import small_scheme
@@ -188,9 +187,7 @@ class Wrapped:
     @property
     def coefficients(self) -> nn.Parameter:
         """Trained parameter: the coefficients."""
-        parameter = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
-        assert isinstance(parameter, nn.Parameter)
-        return parameter
+        return Owner(self.module, self.attribute, self.name).original
 
     @property
     def symbols(self) -> Tensor:
@@ -200,13 +197,8 @@ class Wrapped:
 
 def wrapped(model: nn.Module) -> Iterator[Wrapped]:
     """Yield all tensors that `spectral` has wrapped, tied tensors once per name."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        lists = getattr(module, "parametrizations", None)
-        if not isinstance(lists, nn.ModuleDict) or ".parametrizations." in f".{prefix}.":
-            continue
-        for attribute, chain in lists.items():
-            if isinstance(chain, parametrize.ParametrizationList) and isinstance(chain[0], SpectralWeight):
-                yield Wrapped(f"{prefix}.{attribute}" if prefix else attribute, module, attribute, chain[0])
+    for owner, weight in parametrized(model, SpectralWeight):
+        yield Wrapped(owner.name, owner.module, owner.attribute, weight)
 
 
 def distinct(model: nn.Module) -> list[Wrapped]:
