@@ -23,7 +23,7 @@ from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import require_output
+from birdie.runtime.files import require_output, require_writable
 
 if TYPE_CHECKING:
     from birdie.compress.calibration.result import CalibrationResult
@@ -209,6 +209,7 @@ def command(
         metadata = {"headers": {"": header}} if header else None
     kept_bytes = sum(map(len, (kept or {}).values()))
     input_bytes, file_bytes = input_bytes + kept_bytes, file_bytes + kept_bytes
+    require_writable(output.parent)  # before a calibration
     with (
         process_group(torch.device("cpu")) as world,
         releasing(files),
