@@ -35,7 +35,7 @@ validation.every = 10
 [search]
 matrix_lr = {{ {rates} }}
 """
-TRIALS = 14  # of the test that kills three workers, each after three of them
+TRIALS = 24  # of the test that kills three workers: so many that none has ended before it is killed
 RANGE = "low = 0.001, high = 1.0, log = true"
 
 
