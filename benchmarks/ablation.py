@@ -123,12 +123,17 @@ class Trial:
 class Texts:
     """The FineWeb text of the shared data, prepared once per tokenizer in `folder`.
 
+    Args:
+        folder: of the prepared text.
+        validation_bytes: about how many bytes of the validation text are held out.
+        rest: train on the rest of the validation text as well.
+
     Raises:
         ConfigError: BIRDIE_DATA is unset.
     """
 
-    def __init__(self, folder: Path, validation_bytes: int = VALIDATION_BYTES) -> None:
-        self.shared, self.folder = shared_data(), folder
+    def __init__(self, folder: Path, validation_bytes: int = VALIDATION_BYTES, *, rest: bool = False) -> None:
+        self.shared, self.folder, self.rest = shared_data(), folder, rest
         self.validation_bytes = validation_bytes
 
     def settings(self, vocabulary: int) -> dict[str, Any]:
@@ -141,11 +146,14 @@ class Texts:
 
     def _prepare(self, tokenizer: str, root: Path) -> None:
         source = self.shared / "text" / "fineweb"
-        held_out = root / "held_out.txt"
+        held_out, rest = root / "held_out.txt", root / "rest.txt"
         root.mkdir(parents=True, exist_ok=True)
         text = (source / "val_head.txt").read_bytes()
-        held_out.write_bytes(text[: text.rindex(b"\n", 0, self.validation_bytes) + 1])
-        corpus = file_corpus([str(source / "train.txt")], validation=[str(held_out)], documents="line")
+        end = text.rindex(b"\n", 0, self.validation_bytes) + 1
+        held_out.write_bytes(text[:end])
+        rest.write_bytes(text[end:])
+        training = [str(source / "train.txt"), *([str(rest)] if self.rest else [])]
+        corpus = file_corpus(training, validation=[str(held_out)], documents="line")
         for _ in prepare(corpus, tokenizer, root):
             pass
 

@@ -4,10 +4,9 @@
          ▲                                                                  │
          └──────────────────────── gradient, unchanged ─────────────────────┘
 
-Each layer gets a subclass of its class in which `weight` is a property. The parameter stays where it was, so names,
-state dicts and optimizers do not change. The property quantizes in training mode only: validation scores the float
-model. The switch is a tensor that the compiled graph reads. A Python flag would be a constant to the compiler: several
-records trained with their late QAT compiled away.
+Layers read their weights through a function (`birdie.compress.layer_weights`), in training mode only: validation
+scores the float model. The switch is a tensor that the compiled graph reads. A Python flag would be a constant to the
+compiler: several records trained with their late QAT compiled away.
 
 Straight-through estimation: Bengio et al. 2013 (arXiv 1308.3432). Soft rounding: Agustsson & Theis 2020 (arXiv
 2006.09952). Noise in place of rounding, drawn at each use, is for layers that a forward pass uses several times.
@@ -15,7 +14,6 @@ Straight-through estimation: Bengio et al. 2013 (arXiv 1308.3432). Soft rounding
 
 import math
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -23,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.modes import in_mode
+from birdie.compress.layer_weights import parameter, read_plainly, read_through, trainable_matrices
 from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
 from birdie.compress.registry import decode, parse_spec
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import FINEST
-from birdie.compress.small_tensors import is_matrix
 from birdie.compress.stacks import as_matrix
 from birdie.errors import ConfigError
 
@@ -132,7 +130,7 @@ def storage_rules(settings: "Qat", module: nn.Module) -> list[tuple[str, str]]:
     """
     if settings.levels is None and settings.scheme is None:
         return []
-    return [(name, settings.spec) for name, _, _ in _matrices(module, settings.tensors)]
+    return [(name, settings.spec) for name, _, _ in trainable_matrices(module, settings.tensors)]
 
 
 def _rows(weight: Tensor) -> Tensor:
@@ -198,22 +196,16 @@ class FakeQuantization:
     def __init__(self, settings: "Qat", module: nn.Module, notify: Callable[[str], None]) -> None:
         self.settings, self.module, self.on, self._notify = settings, module, False, notify
         self._announced = False
-        matrices = list(_matrices(module, settings.tensors))
+        matrices = list(trainable_matrices(module, settings.tensors))
         if not matrices:
             raise ConfigError(
                 f"qat patterns {', '.join(settings.tensors)} match no matrix of 4096 weights or more; check the names"
             )
-        if any(hasattr(type(layer), "unquantized") for _, layer, _ in matrices):
-            raise ConfigError("the module is in quantization-aware training already; call remove() of that first")
         self.names = tuple(name for name, _, _ in matrices)
         self._layers = [(layer, key) for _, layer, key in matrices]
         self._switches: dict[torch.device, Switch] = {}
         self._weights = sum(p.numel() for p in {id(p): p for p in self._parameters()}.values())
-        keys: dict[nn.Module, list[str]] = {}
-        for layer, key in self._layers:
-            keys.setdefault(layer, []).append(key)
-        for layer, names in keys.items():
-            layer.__class__ = _subclass(type(layer), {key: self._property(layer, key) for key in names})
+        read_through(self._layers, self._reader)
 
     def before_step(self, step: int, fraction: float, multiplier: float) -> None:
         """Turn it on or off for the next step: a pure function of the position in the run, so resuming needs no state.
@@ -223,13 +215,9 @@ class FakeQuantization:
             fraction: of the run that is done, 0 to 1.
             multiplier: factor on the learning rates.
         """
-        settings = self.settings
-        on = fraction >= settings.start and (settings.below is None or multiplier < settings.below)
-        if settings.below is None:
-            progress = (fraction - settings.start) / (1 - settings.start)
-        else:
-            progress = 1 - multiplier / settings.below
-        self.switch(on, progress)
+        progress = self.settings.progress(fraction, multiplier)
+        on = progress is not None
+        self.switch(on, progress or 0.0)
         if on and not self._announced and step >= 0:
             self._announced = True
             self._notify(f"{self.diagnostics()} from step {step + 1} on")
@@ -256,8 +244,7 @@ class FakeQuantization:
         moved = total = 0.0
         with torch.no_grad(), in_mode((layer for layer, _ in self._layers), training=True):
             for layer, key in self._layers:
-                weight = layer._parameters[key]
-                assert weight is not None
+                weight = parameter(layer, key)
                 moved += float((getattr(layer, key) - weight).double().square().sum())
                 total += float(weight.double().square().sum())
         settings = self.settings
@@ -269,16 +256,11 @@ class FakeQuantization:
 
     def remove(self) -> None:
         """Give the layers back their classes; the parameters stay as training left them."""
-        for layer, _ in self._layers:
-            if "unquantized" in vars(type(layer)):
-                layer.__class__ = vars(type(layer))["unquantized"]
+        read_plainly(self._layers)
         self.on = False
 
     def _parameters(self) -> Iterator[Tensor]:
-        for layer, key in self._layers:
-            weight = layer._parameters[key]
-            assert weight is not None
-            yield weight
+        return (parameter(layer, key) for layer, key in self._layers)
 
     def _switch_on(self, device: torch.device) -> Switch:
         """Return a new switch on `device`, set as the others are."""
@@ -288,33 +270,14 @@ class FakeQuantization:
         self._switches[device] = switch
         return switch
 
-    def _property(self, layer: nn.Module, key: str) -> property:
-        weight = layer._parameters[key]
-        assert weight is not None
+    def _reader(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what a layer reads in place of its parameter."""
         self._switches.setdefault(weight.device, Switch(weight.device))
         settings, switches = self.settings, self._switches
 
-        def read(layer: nn.Module) -> Tensor | None:
-            weight = layer._parameters[key]
-            if weight is None or not layer.training:
-                return weight
+        def read(weight: Tensor) -> Tensor:
             switch = switches.get(weight.device) or self._switch_on(weight.device)  # the module may have moved
             moved = quantized(settings, weight, switch.sharpness, switch.active) - weight.detach()
             return weight + torch.where(switch.active, moved, torch.zeros_like(moved))
 
-        return property(read)
-
-
-def _matrices(module: nn.Module, patterns: tuple[str, ...]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (name, layer, attribute of the layer) of each trainable matrix that a pattern matches."""
-    for prefix, layer in module.named_modules():
-        for key, weight in layer._parameters.items():
-            name = f"{prefix}.{key}" if prefix else key
-            usable = weight is not None and weight.requires_grad and is_matrix(weight)
-            if usable and any(fnmatchcase(name, pattern) for pattern in patterns):
-                yield name, layer, key
-
-
-def _subclass(parent: type[nn.Module], properties: dict[str, property]) -> type[nn.Module]:
-    """Return a subclass whose parameters of these names are read through properties."""
-    return type(parent.__name__, (parent,), {**properties, "unquantized": parent, "__module__": parent.__module__})
+        return read

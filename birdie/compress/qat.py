@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 Rounding = Literal["hard", "soft", "noise"]
 Levels = Literal["ternary", "binary"]
-_KINDS = ("bits", "sigma", "levels", "scheme")
+_KINDS = ("bits", "sigma", "levels", "scheme", "budget")
 
 
 @dataclass(frozen=True, slots=True)
 class Qat:
-    """Settings of quantization-aware training; off unless `bits`, `sigma`, `levels` or `scheme` is set.
+    """Settings of quantization-aware training; off unless `bits`, `sigma`, `levels`, `scheme` or `budget` is set.
 
     The first three are quantized on the device and inside compiled graphs. A scheme, also one from another package, is
     encoded and decoded on the CPU at every use, which is exact and slow: it is for schemes that have no other way.
+    `budget` takes what the export will store, and encodes it only a few times (`birdie.run.budget_training`).
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -43,6 +44,10 @@ class Qat:
     scheme: Annotated[
         str | None, Parameter(help="Train on what this scheme would store, such as codebook:k=16; slow, on the CPU.")
     ] = None
+    budget: Annotated[
+        bool, Parameter(negative=(), help="Train on what the export stores within its budget, by its calibration.")
+    ] = False
+    encodings: Annotated[int, Parameter(help="How often the weights are encoded for that, evenly over the rest.")] = 20
     group_size: Annotated[int, Parameter(help="Columns of a row that share the scale s of levels.")] = 128
     start: Annotated[float, Parameter(help="Fraction of the run after which it is on.")] = 0.0
     below: Annotated[
@@ -58,7 +63,7 @@ class Qat:
     )
 
     def __post_init__(self) -> None:
-        kinds = [name for name in _KINDS if getattr(self, name) is not None]
+        kinds = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
             raise ConfigError(f"qat has {' and '.join(f'{n} {getattr(self, n)}' for n in kinds)}; set one of them")
         if self.levels not in (None, "ternary", "binary"):
@@ -67,7 +72,7 @@ class Qat:
             from birdie.compress.registry import parse_spec
 
             parse_spec(self.scheme)
-        if (self.levels or self.scheme) and (self.rounding != "hard" or self.rate):
+        if (self.levels or self.scheme or self.budget) and (self.rounding != "hard" or self.rate):
             raise ConfigError(f"qat {kinds[0]} is rounded hard and has no rate; leave rounding and rate out")
         if self.group_size < 1:
             raise ConfigError(f"qat group_size {self.group_size} is out of range; choose 1 or more columns")
@@ -83,13 +88,28 @@ class Qat:
             raise ConfigError(f"qat rounding {self.rounding!r} is unknown; choose hard, soft or noise")
         if not 0 <= self.rate < math.inf:
             raise ConfigError(f"qat rate {self.rate} is out of range; give nats of loss for a bit per weight")
+        if self.encodings < 1:
+            raise ConfigError(f"qat encodings {self.encodings} is out of range; encode at least once")
         if not self.tensors:
             raise ConfigError("qat tensors is empty; give a name pattern such as 'blocks.*'")
 
     @property
     def enabled(self) -> bool:
         """True if there is something to quantize."""
-        return any(getattr(self, name) is not None for name in _KINDS)
+        return any(getattr(self, name) not in (None, False) for name in _KINDS)
+
+    def progress(self, fraction: float, multiplier: float) -> float | None:
+        """Return how far quantization-aware training is on its way, 0 to 1; None while it is off.
+
+        Args:
+            fraction: of the run that is done.
+            multiplier: factor on the learning rates.
+        """
+        if fraction < self.start or (self.below is not None and multiplier >= self.below):
+            return None
+        if self.below is None:
+            return (fraction - self.start) / (1 - self.start)
+        return 1 - multiplier / self.below
 
     @property
     def spec(self) -> str:
@@ -98,6 +118,8 @@ class Qat:
             return self.scheme
         if self.levels is not None:
             return f"{self.levels}:group_size={self.group_size}"
+        if self.budget:
+            return "trellis"
         return f"int{self.bits}" if self.bits is not None else f"sigma:{self.sigma:g}"
 
     def prepare(self, module: "nn.Module", notify: Callable[[str], None] = lambda _: None) -> "FakeQuantization":
@@ -110,8 +132,8 @@ class Qat:
         Raises:
             ConfigError: nothing is set to quantize by, no matrix matches, or `module` is prepared already.
         """
-        if not self.enabled:
-            raise ConfigError(f"qat has no scheme; set one of {', '.join(_KINDS)}")
+        if not self.enabled or self.budget:
+            raise ConfigError(f"qat has no scheme of its own; set one of {', '.join(_KINDS[:-1])}")
         from birdie.compress.fake_quantization import FakeQuantization
 
         return FakeQuantization(self, module, notify)

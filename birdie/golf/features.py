@@ -24,6 +24,7 @@ def features(recipe: Recipe) -> dict[str, Any]:
         "bandit.every": recipe.bandit.every > 0,
         "calibration.data": recipe.calibration.data,
         "qat": qat.spec if qat.enabled else None,
+        "qat.budget": qat.budget,
         "export.scheme": export.scheme,
         "export.embedding": export.embedding,
         "export.attention": export.attention,

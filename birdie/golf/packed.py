@@ -342,8 +342,10 @@ def unused(recipe: Recipe) -> Iterator[tuple[str, str]]:
         "birdie.model.sample": [] if data == "own" else ["sample_sequences"],
         "birdie.run.calibration_budget": [] if data == "own" else ["_sampling_seconds"],
     }
-    if used["qat"] is None:
+    if used["qat"] is None or used["qat.budget"]:
         off["birdie.compress.qat"] = ["Qat.prepare"]
+    if not used["qat.budget"]:
+        off["birdie.run.budget_training"] = ["BudgetTraining"]
     if data == "none":
         off[f"{_CALIBRATION}.sensitivity"] = ["calibrate"]
         off[f"{_CALIBRATION}.result"] = ["CalibrationResult"]

@@ -81,6 +81,7 @@ def calibrate_gpt(
     device: torch.device | None = None,
     folder: Source | None = None,
     world: World | None = None,
+    symmetries: bool = True,
 ) -> Calibration:
     """Calibrate the recipe's GPT with the weights `state`, in float32.
 
@@ -90,6 +91,7 @@ def calibrate_gpt(
         device: to compute on; None is the CPU.
         folder: to calibrate in, one block at a time and without a copy of the weights; None: the complete model.
         world: ranks that share the batches of a blockwise calibration.
+        symmetries: whether units may be permuted, which saves bits; False: they keep their order, without a folder.
 
     Raises:
         ConfigError: the settings turn calibration off.
@@ -114,7 +116,7 @@ def calibrate_gpt(
         if progress is not None:
             progress(sampled + sum(sizes[:done]), total)
 
-    result = _result(state, (model, batches, loss), report_batches, folder, world)
+    result = _result(state, (model, batches, loss), report_batches, folder, world, symmetries)
     return Calibration(result, sum(sizes), time.perf_counter() - start)
 
 
@@ -145,9 +147,10 @@ def _result(
     progress: Callable[[int], None],
     folder: Source | None,
     world: World | None,
+    symmetries: bool,
 ) -> CalibrationResult:
     if folder is None:
-        return CalibrationResult.of(dict(state), calibration, progress=progress)
+        return CalibrationResult.of(dict(state), calibration, symmetries=symmetries, progress=progress)
     return calibrate_in_blocks(state, calibration, folder=folder, world=world, progress=progress)
 
 

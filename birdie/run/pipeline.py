@@ -24,7 +24,7 @@ from torch import Tensor
 from birdie.artifact.inspect import inspect
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
-from birdie.compress.fake_quantization import storage_rules
+from birdie.compress.fake_quantization import FakeQuantization, storage_rules
 from birdie.compress.rate.size import parse_size
 from birdie.data.batches import Batches
 from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
@@ -32,6 +32,7 @@ from birdie.model.attention_kernels import best_kernels
 from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT
 from birdie.run import history, preflight
+from birdie.run.budget_training import BudgetTraining
 from birdie.run.calibration import Calibration, calibrate_gpt
 from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
@@ -204,8 +205,7 @@ class Run:
             vocab_size=self.recipe.model.vocab_size,
             pin_memory=self.device.type == "cuda",
         )
-        qat = self.recipe.qat
-        prepared = qat.prepare(self.model, self.notify) if qat.enabled else None
+        prepared = self._quantized_training()
         model_hooks = self.model.step_hooks(self.notify)
         hooks: list[StepHook] = [*([] if prepared is None else [prepared]), *model_hooks]
         try:
@@ -253,6 +253,21 @@ class Run:
             remove_fp8(self.model)
             if prepared is not None:
                 prepared.remove()
+
+    def _quantized_training(self) -> FakeQuantization | BudgetTraining | None:
+        """Prepare the model for quantization-aware training, if the recipe has it."""
+        qat, settings = self.recipe.qat, self.recipe.calibration
+        if not qat.budget:
+            return qat.prepare(self.model, self.notify) if qat.enabled else None
+        return BudgetTraining(
+            self.recipe,
+            self.model,
+            lambda state: calibrate_gpt(self.recipe, state, settings, device=self.device, symmetries=False).result,
+            rules=self.recipe.export.pinned(),
+            metadata=self.metadata,
+            world=self.world,
+            notify=self.notify,
+        )
 
     def _follow(self, loop: Fit) -> Iterator[Event]:
         self.steps = loop.step

@@ -254,6 +254,11 @@ class Recipe:
                 f"average {kind} of weights that train on {self.qat.levels} levels lies between the levels, which "
                 "loses the result of training; turn one of the two off"
             )
+        if self.qat.budget and (self.export.budget is None or self.calibration.data == "none"):
+            raise ConfigError(
+                "qat budget trains on what the export stores within its budget, by calibration; set export.budget and "
+                "calibration.data (train or own)"
+            )
         thresholds = {"swa_below": self.average.swa_below if kind == "swa" else None, "qat below": self.qat.below}
         for name, below in thresholds.items():
             if below is not None and below <= floor:

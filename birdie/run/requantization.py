@@ -15,26 +15,29 @@ steered to the budget. At the end the model is calibrated again, and the exponen
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.rate.allocation import Allocation, assignments
-from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.budget import Fit, fit_budget
+from birdie.compress.rate.assignment import Schemes, assign
+from birdie.compress.rate.budget import fit_budget
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
-from birdie.compress.scheme import Blocks, Encoded
+from birdie.compress.scheme import Blocks, Encoded, Sensitivity
 from birdie.compress.state import EncodedState, ModelState, plain_state
 from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
+from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
@@ -60,6 +63,82 @@ class Requantized:
     changed: float
 
 
+class BudgetEncoder:
+    """Encodes the matrices of a model to a byte budget, at first by a search and then while their weights change.
+
+    Args:
+        state: tensors in the order of units in which they will be stored, with the schemes of those that have one.
+        sensitivities: name → sensitivity of the matrices.
+        budget: bytes of the complete file.
+        rules: (pattern, spec) of tensors that the budget does not change, as `birdie.save` takes them; None: none.
+        states: of the trellis.
+        start: exponent at which the search begins; None: by estimate.
+        coder: entropy coding effort of the file.
+        metadata: of the file; without any, the budget is not noted in it either.
+        workers: threads; None uses every core.
+
+    Attributes:
+        allocation: the tensors of the file.
+        exponent: log2 of the typical scale in standard deviations.
+        fit: the result of the search.
+
+    Raises:
+        BudgetError: the file cannot be made as small as the budget.
+        ConfigError: no matrix is left to quantize: 16 bits fit, or rules name every matrix.
+    """
+
+    def __init__(
+        self,
+        state: ModelState,
+        sensitivities: Mapping[str, Sensitivity],
+        budget: int,
+        *,
+        rules: Schemes | None = None,
+        states: int = _STATES,
+        start: float | None = None,
+        coder: Effort = "max",
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+        workers: int | None = None,
+    ) -> None:
+        self.budget, self.workers, self._coder = budget, workers, coder
+        self._fields = {"metadata": metadata, "budget": budget} if metadata else {}
+        assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
+        self.allocation = Allocation(assignment, sensitivities, plain=False, workers=workers)
+        self.allocation.scheme = replace(self.allocation.scheme, states=states)
+        with self._writer() as writer:
+            first = None if start is None else 2.0**start
+            self.fit = fit_budget(self.allocation, writer.size, budget, writer.estimate, start=first)
+        if self.fit.sigma is None:
+            raise ConfigError(f"the model fits a budget of {budget:,} bytes losslessly; give a smaller budget")
+        self.exponent = math.log2(self.fit.sigma)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Name → tensor of the file, tied ones once."""
+        return self.allocation.assignment.tensors
+
+    def encode(self, tensors: Mapping[str, Tensor]) -> tuple[EncodedState, int]:
+        """Encode all tensors with the values that they have now, and let the exponent follow the size.
+
+        Args:
+            tensors: name → values, for every name in `tensors`.
+
+        Returns:
+            The encoding, and the bytes of the complete file.
+        """
+        now = {name: tensors[name].detach().clone() for name in self.tensors}
+        encoded = self.allocation.continued({}, now).encode(self.exponent)
+        with self._writer() as writer:
+            size = writer.size(encoded)
+        self.exponent += _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
+        return encoded, size
+
+    @contextmanager
+    def _writer(self) -> Iterator[Writer]:
+        with ThreadPoolExecutor(self.workers) as pool:
+            yield Writer(pool, self._coder, self._fields, Meter(None))
+
+
 class Requantization:
     """Encodes the matrices of a model whenever it is called, and makes the layers use what is decoded.
 
@@ -73,7 +152,6 @@ class Requantization:
 
     Attributes:
         model: the same.
-        exponent: log2 of the typical scale in standard deviations.
         first: size by the search for the exponent, before any weight is changed.
 
     Raises:
@@ -85,45 +163,29 @@ class Requantization:
         self, model: nn.Module, batches: Sequence[Batch], loss: Loss, budget: int, *, workers: int | None = None
     ) -> None:
         self.model, self.budget, self.workers, self._data = model, budget, workers, (batches, loss)
-        fit = self._search(model, _STATES, None)
+        self._encoder = self._search(model)
         with torch.no_grad():
             for name, tensor in plain_state(model).items():
-                if name in self.allocation.assignment.tensors:
-                    tensor.copy_(self.allocation.assignment.tensors[name])  # in the sorted order
-        weights = sum(tensor.numel() for tensor in self.allocation.matrices.values())
-        self.first = Requantized(fit.bytes, 8 * fit.bytes / weights, 0.0, 0.0)
+                if name in self._encoder.tensors:
+                    tensor.copy_(self._encoder.tensors[name])  # in the sorted order
+        allocation, size = self._encoder.allocation, self._encoder.fit.bytes
+        self.first = Requantized(size, 8 * size / allocation.weights, 0.0, 0.0)
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        self.matrices = {name: None for name in self.allocation.matrices if name in parameters}
+        self.matrices = {name: None for name in allocation.matrices if name in parameters}
         train_as_stored(model, self.matrices)
         self._symbols: dict[str, Encoded] = {}
 
-    def _search(self, model: nn.Module, states: int, start: float | None) -> Fit:
-        """Calibrate a model, sort its units, and search for the exponent.
-
-        Args:
-            model: with plain parameters.
-            states: of the trellis.
-            start: exponent to begin with.
-        """
+    def _search(self, model: nn.Module, **settings: Any) -> BudgetEncoder:
+        """Calibrate a model with plain parameters, sort its units, and search for the exponent."""
         state = ModelState.of(model)
         calibration = CalibrationResult.of(state.by_name, (model, *self._data))
-        assignment = assignments(assign(calibration.ordered(state), None, Target(self.budget)), self.budget)[0]
-        self.allocation = Allocation(assignment, calibration.sensitivities, plain=False, workers=self.workers)
-        self.allocation.scheme = replace(self.allocation.scheme, states=states)
-        with self._writer() as writer:
-            first = None if start is None else 2.0**start
-            fit = fit_budget(self.allocation, writer.size, self.budget, writer.estimate, start=first)
-        if fit.sigma is None:
-            raise ConfigError(f"the model fits a budget of {self.budget:,} bytes losslessly; give a smaller budget")
-        self.exponent = math.log2(fit.sigma)
-        return fit
+        ordered = calibration.ordered(state)
+        return BudgetEncoder(ordered, calibration.sensitivities, self.budget, workers=self.workers, **settings)
 
     def __call__(self) -> Requantized:
         """Encode all matrices, make the layers use what is decoded, and let the exponent follow the size."""
-        encoded = self._encode(self.exponent)
-        with self._writer() as writer:
-            size = writer.size(encoded)
-        self.exponent += _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
+        state, latents = plain_state(self.model), {part.name: part.latent for part in self._parts()}
+        encoded, size = self._encoder.encode({name: latents.get(name, state[name]) for name in self._encoder.tensors})
         return self._hold(encoded, size)
 
     def finish(self) -> Requantized:
@@ -132,34 +194,24 @@ class Requantization:
         Raises:
             BudgetError: no exponent makes the file small enough.
         """
-        fit = self._search(plain(copy.deepcopy(self.model), latent=True), _FINAL_STATES, self.exponent)
+        latent = plain(copy.deepcopy(self.model), latent=True)
+        self._encoder = self._search(latent, states=_FINAL_STATES, start=self._encoder.exponent)
         with torch.no_grad():
             for part in self._parts():
-                part.latent.copy_(self.allocation.assignment.tensors[part.name])  # in the sorted order
-        return self._hold(fit.encoded, fit.bytes, final=True)
-
-    def _encode(self, exponent: float) -> EncodedState:
-        """Return the encoding of the model as it is now."""
-        state, latents = plain_state(self.model), {part.name: part.latent for part in self._parts()}
-        tensors = {name: latents.get(name, state[name]).detach().clone() for name in self.allocation.assignment.tensors}
-        return self.allocation.continued({}, tensors).encode(exponent)
+                part.latent.copy_(self._encoder.tensors[part.name])  # in the sorted order
+        return self._hold(self._encoder.fit.encoded, self._encoder.fit.bytes, final=True)
 
     def _hold(self, encoded: EncodedState, size: int, *, final: bool = False) -> Requantized:
         """Make the layers use what is decoded; `final`: give all other tensors the values of the file as well."""
         if final:
             self._settle(encoded)
-        error = power = 0.0
-        changed = count = 0
-        for part in self._parts():
-            new, old = encoded.tensors[part.name], self._symbols.get(part.name)
-            changed += differences(new, old)
-            count += part.latent.numel()
-            with torch.no_grad():
-                error += float((decode(new).to(part.latent).view_as(part.latent) - part.latent).square().sum())
-                power += float(part.latent.square().sum())
-            part.weight.hold(part.latent, new, final=final)
-            self._symbols[part.name] = new
-        return Requantized(size, 8 * size / count, error / power if power else 0.0, changed / count)
+        parts = {part.name: part for part in self._parts()}
+        latents = {name: part.latent.detach().clone() for name, part in parts.items()}
+        for name, part in parts.items():
+            part.weight.hold(part.latent, encoded.tensors[name], final=final)
+        result = compared(encoded, size, self._symbols, latents)
+        self._symbols = {name: encoded.tensors[name] for name in parts}
+        return result
 
     def _parts(self) -> Iterator[Trained]:
         """Yield the matrices, tied ones under the name that the allocation has."""
@@ -172,10 +224,27 @@ class Requantization:
                 if name in encoded.tensors and name not in self.matrices:
                     tensor.copy_(decode(encoded.tensors[name]))
 
-    @contextmanager
-    def _writer(self) -> Iterator[Writer]:
-        with ThreadPoolExecutor(self.workers) as pool:
-            yield Writer(pool, "max", {}, Meter(None))  # as birdie.save(model, path) has it
+
+def compared(
+    encoded: EncodedState, size: int, before: Mapping[str, Encoded], latents: Mapping[str, Tensor]
+) -> Requantized:
+    """Compare an encoding with the weights, and with the last encoding.
+
+    Args:
+        encoded: all tensors.
+        size: bytes of the complete file.
+        before: name → the last encoding of a matrix.
+        latents: name → weight of each matrix when it was encoded.
+    """
+    error = power = 0.0
+    changed = count = 0
+    for name, latent in latents.items():
+        new = encoded.tensors[name]
+        changed += differences(new, before.get(name))
+        count += latent.numel()
+        error += float((decode(new).to(latent).view_as(latent) - latent).square().sum())
+        power += float(latent.square().sum())
+    return Requantized(size, 8 * size / count, error / power if power else 0.0, changed / count)
 
 
 def differences(new: Encoded, old: Encoded | None) -> int:

@@ -1,0 +1,187 @@
+"""Training on what the export stores: layers use it, the parameters stay plain, and the size follows the budget."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from birdie.artifact.load import load
+from birdie.compress.layer_weights import parameter
+from birdie.compress.qat import Qat
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+from birdie.errors import BudgetError, ConfigError
+from birdie.model.gpt import GPTConfig
+from birdie.run.budget_training import BudgetTraining
+from birdie.run.calibration import calibrate_gpt
+from birdie.run.pipeline import Run
+from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
+from birdie.runtime.distributed import World
+from birdie.score.settings import ValidationSettings
+from birdie.train.settings import TrainSettings
+
+LENGTH, BUDGET = 32, 12_000
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    root = tmp_path_factory.mktemp("data")
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
+    return Recipe(
+        data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
+        model=GPTConfig(vocab_size=260, num_layers=2, model_dim=64, num_heads=2, num_kv_heads=1),
+        train=TrainSettings(
+            iterations=12, warmdown_iters=6, warmup_steps=1, train_batch_tokens=8 * LENGTH, train_seq_len=LENGTH,
+            accumulation=2, max_wallclock_seconds=0, compute_dtype="float32",
+        ),
+        qat=Qat(budget=True, start=0.5, encodings=4),
+        validation=ValidationSettings(every=0, max_tokens=500),
+        calibration=CalibrationSettings(data="train", tokens=1024),
+        export=ExportSettings(coder="fast", budget=str(BUDGET)),
+        run=RunSettings(checkpoint_every=0),
+        device="cpu",
+    )  # fmt: skip
+
+
+def layer_of(run: Run) -> torch.nn.Linear:
+    layer = run.model.get_submodule("blocks.0.mlp.fc")
+    assert isinstance(layer, torch.nn.Linear)
+    return layer
+
+
+def prepared(recipe: Recipe, run: Run, log: list[str]) -> BudgetTraining:
+    """Return the model of a run in training on its export."""
+    run.model.train()
+    return BudgetTraining(
+        recipe,
+        run.model,
+        lambda state: calibrate_gpt(recipe, state, recipe.calibration, symmetries=False).result,
+        rules=recipe.export.pinned(),
+        metadata=run.metadata,
+        world=World(),
+        notify=log.append,
+    )
+
+
+def test_layers_use_what_a_file_of_the_budget_holds(recipe: Recipe, tmp_path: Path) -> None:
+    run, log = Run(recipe, tmp_path), list[str]()
+    fc = layer_of(run)
+    plain = fc.weight.detach().clone()
+    training = prepared(recipe, run, log)
+    training.before_step(0, 0.4, 1.0)
+    assert torch.equal(fc.weight, plain)  # too early
+    training.before_step(6, 0.5, 1.0)
+    used = fc.weight.detach()
+    assert not torch.equal(used, plain)
+    assert torch.equal(parameter(fc, "weight"), plain)
+    assert torch.equal(layer_of(run).eval().weight, plain)  # validation scores the float model
+    assert training.last is not None
+    assert 0.9 * BUDGET < training.last.bytes <= BUDGET
+    assert 0 < training.last.error < 1
+    scales = used.abs().amax(1)  # few levels a row are what a trellis of one or two bits leaves
+    assert all(len(row.unique()) < 30 for row in used[scales > 0])
+    training.remove()
+    assert fc.train().weight is parameter(fc, "weight")
+
+
+def test_the_movement_since_the_last_encoding_counts_and_the_gradient_goes_straight_through(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    run = Run(recipe, tmp_path)
+    training = prepared(recipe, run, [])
+    training.before_step(6, 0.5, 1.0)
+    fc = layer_of(run)
+    before, latent = fc.weight.detach().clone(), parameter(fc, "weight")
+    (fc.weight * before).sum().backward()
+    torch.testing.assert_close(latent.grad, before)
+    with torch.no_grad():
+        latent.add_(0.25)
+    torch.testing.assert_close(fc.weight, before + 0.25)
+    training.before_step(7, 0.55, 1.0)  # not yet time for the next encoding
+    torch.testing.assert_close(fc.weight, before + 0.25)
+    training.before_step(9, 0.7, 1.0)
+    assert (fc.weight - before - 0.25).abs().max() > 1e-3
+
+
+def test_an_encoding_reaches_a_compiled_graph_without_a_new_one(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run(recipe, tmp_path)
+    training, ids = prepared(recipe, run, []), torch.arange(LENGTH)[None]
+    plain = run.model.loss(ids, ids).item()  # also makes the rotary tables, which graphs depend on
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(lambda: run.model.loss(ids, ids), backend=counter, fullgraph=True)
+    assert compiled().item() == pytest.approx(plain, abs=1e-6)
+    training.before_step(6, 0.5, 1.0)
+    quantized = run.model.loss(ids, ids).item()
+    assert quantized != pytest.approx(plain, abs=1e-4)
+    assert compiled().item() == pytest.approx(quantized, abs=1e-6)
+    assert counter.frame_count == 1
+
+
+def test_a_run_says_how_far_its_weights_are_from_the_file_and_exports_it(recipe: Recipe, tmp_path: Path) -> None:
+    log: list[str] = []
+    run = Run(recipe, tmp_path, notify=log.append)
+    list(run.train())
+    lines = [line for line in log if line.startswith("qat budget: ")]
+    assert [line.split(",")[0] for line in lines] == [f"qat budget: step {step}" for step in (7, 9, 10, 12)]
+    assert all(f"bytes of {BUDGET:,}" in line for line in lines)
+    assert "100 % of their symbols new" in lines[0]
+    summary = run.export()
+    assert 0.9 * BUDGET < summary.bytes <= BUDGET
+    run.model_of(load(summary.path))
+
+
+def test_parameters_and_their_names_are_those_of_a_plain_run(recipe: Recipe, tmp_path: Path) -> None:
+    """A run that starts late is the same up to there, so checkpoints of either kind can be resumed as the other."""
+    states = []
+    for number, qat in enumerate((Qat(), recipe.qat)):
+        run = Run(dataclasses.replace(recipe, qat=qat), tmp_path / str(number))
+        list(run.train(stop=lambda run=run: run.steps == 5))  # type: ignore[misc]
+        states.append(run.model.state_dict())
+    assert all(torch.equal(states[0][name], weight) for name, weight in states[1].items())
+
+
+def test_a_resumed_run_encodes_at_its_first_step(recipe: Recipe, tmp_path: Path) -> None:
+    stopped = Run(recipe, tmp_path)
+    list(stopped.train(stop=lambda: stopped.steps == 8))
+    log: list[str] = []
+    resumed = Run(recipe, tmp_path, notify=log.append)
+    list(resumed.train(resume=True))
+    first = next(line for line in log if line.startswith("qat budget: "))
+    assert "step 10," in first
+
+
+@pytest.mark.parametrize("changes", [{"export": ExportSettings()}, {"calibration": CalibrationSettings()}])
+def test_a_recipe_without_budget_or_calibration_is_refused(recipe: Recipe, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="qat budget trains"):
+        dataclasses.replace(recipe, **changes)
+
+
+def test_patterns_that_match_no_matrix_are_refused_before_the_first_step(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run(dataclasses.replace(recipe, qat=Qat(budget=True, tensors=("nothing.*",))), tmp_path)
+    with pytest.raises(ConfigError, match="match no matrix"):
+        list(run.train())
+
+
+def test_a_budget_too_small_ends_the_run_with_its_size(recipe: Recipe, tmp_path: Path) -> None:
+    small = dataclasses.replace(recipe, export=ExportSettings(coder="fast", budget="1500"))
+    run = Run(small, tmp_path)
+    with pytest.raises(BudgetError, match="1,500"):
+        list(run.train())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bits": 6}, "set one of them"),
+        ({"rounding": "soft"}, "leave rounding and rate out"),
+        ({"rate": 0.1}, "leave rounding and rate out"),
+        ({"encodings": 0}, "at least once"),
+    ],
+)
+def test_settings_that_contradict_it_are_errors(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Qat(budget=True, **settings)
