@@ -139,9 +139,10 @@ class Texts:
     def settings(self, vocabulary: int) -> dict[str, Any]:
         """Return the recipe table [data] for a vocabulary size, preparing the data if necessary."""
         tokenizer = self.shared / "tokenizers" / TOKENIZERS[vocabulary]
-        layout = Layout.of(self.folder / str(vocabulary), load_tokenizer(str(tokenizer)).name)
+        root = self.folder / f"{vocabulary}{'-rest' if self.rest else ''}"
+        layout = Layout.of(root, load_tokenizer(str(tokenizer)).name)
         if not (layout.folder / "dataset.json").is_file():
-            self._prepare(str(tokenizer), self.folder / str(vocabulary))
+            self._prepare(str(tokenizer), root)
         return {"path": str(layout.folder), "tokenizer": str(tokenizer)}
 
     def _prepare(self, tokenizer: str, root: Path) -> None:

@@ -1,26 +1,32 @@
 """Comparison of recipes at equal training time, equal bytes and the same text: `python -m benchmarks.contest`.
 
-    python -m benchmarks.contest baseline:cpu cpu_best                 the claim of recipes/cpu_best.toml
+    python -m benchmarks.contest --seeds 3 --sizes own,450kB            the claims of recipes/cpu_best.toml
     python -m benchmarks.contest sota:cpu cpu_best --seconds 300
 
 A recipe is a name of the recipe registry, with `:PRESET` for a smaller preset. All recipes train on the FineWeb text of
-the shared data (BIRDIE_DATA), with the tokenizer of their vocabulary, in one process and by turns: the next step is
-always that of the run whose clock is behind, and a clock stops while other runs have their turn. So other load on the
-machine slows all of them alike; runs one after the other would not be comparable.
+the shared data (BIRDIE_DATA; the validation text that is not scored is training text), with the tokenizer of their
+vocabulary, in one process and by turns: the next step is always that of the run whose clock is behind, and a clock
+stops while other runs have their turn. So other load on the machine slows all of them alike; runs one after the other
+would not be comparable.
 
-The first recipe is exported as it says. The others get its bytes as their budget, and the decoded files are compared.
-Compilation and warm-up are before the clock, as in the challenge; calibration counts.
+At each size the first recipe is exported by its own schemes (own) or into that many bytes, and the others get its bytes
+as their budget. The decoded files are compared. Compilation and warm-up are before the clock, as in the challenge;
+calibration counts. A seed determines initial weights and the order of the data.
 """
 
+import argparse
 import dataclasses
+import json
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation import Texts
-from benchmarks.command import command_parser, errors_as_exit, log, report
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
+from birdie.compress.rate.size import parse_size
 from birdie.run.evaluation import evaluate
 from birdie.run.events import Started, Validated
 from birdie.run.pipeline import Run
@@ -30,6 +36,7 @@ from birdie.score.request import EvaluationRequest
 from birdie.train.loop import Step
 
 VALIDATION_BYTES = 400_000
+OWN = "own"  # size of a file by the schemes of its recipe
 
 
 class Contestant:
@@ -63,13 +70,15 @@ class Contestant:
                 self.float_bpb = event.score.bpb
         self.finished = True
 
-    def row(self, bytes_allowed: int | None) -> dict[str, Any]:
-        """Export, decode, score, and return the row."""
+    def row(self, size: str, bytes_allowed: int | None) -> dict[str, Any]:
+        """Export, decode, score, and return the row of a size."""
         summary = self.run.export(budget=bytes_allowed)
         scored = evaluate(summary.path, EvaluationRequest(device="cpu", max_tokens=0))
         model, train = self.run.model, self.run.recipe.train
         return {
             "recipe": self.name,
+            "seed": train.seed,
+            "size": size,
             "parameters": sum(p.numel() for p in model.parameters()),
             "steps": self.steps,
             "tokens": self.steps * train.train_batch_tokens,
@@ -97,27 +106,69 @@ def recipe_of(name: str, texts: Texts, seconds: float, seed: int) -> Recipe:
     )
 
 
-def main() -> None:
-    """Train by turns, export at the size of the first recipe, and print the table."""
-    parser = command_parser(__doc__)
-    parser.add_argument("recipes", nargs="*", default=["baseline:cpu", "cpu_best"])
-    parser.add_argument("--seconds", type=float, default=600.0, help="training time of each (default: 600)")
-    parser.add_argument("--seed", type=int, default=1337, help="(default: 1337)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/contest"), help="folder of the prepared text")
-    options = parser.parse_args()
-    with errors_as_exit(), tempfile.TemporaryDirectory() as folder:
-        texts = Texts(options.folder, VALIDATION_BYTES)
-        recipes = {name: recipe_of(name, texts, options.seconds, options.seed) for name in options.recipes}
+def rows_of(seed: int, options: argparse.Namespace, texts: Texts) -> list[dict[str, Any]]:
+    """Train all recipes by turns, and return the rows of each size; `less` compares with the first recipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipes = {name: recipe_of(name, texts, options.seconds, seed) for name in options.recipes}
         contestants = [
             Contestant(name, recipe, Path(folder) / str(index)) for index, (name, recipe) in enumerate(recipes.items())
         ]
         while running := [contestant for contestant in contestants if not contestant.finished]:
             min(running, key=lambda contestant: contestant.clock_ms).advance()
-        rows = [contestants[0].row(None)]
-        rows += [contestant.row(rows[0]["bytes"]) for contestant in contestants[1:]]
+        rows = []
+        for size in options.sizes:
+            first = contestants[0].row(size, None if size == OWN else parse_size(size))
+            others = [contestant.row(size, first["bytes"]) for contestant in contestants[1:]]
+            rows += [{**row, "less": 1 - row["bpb_artifact"] / first["bpb_artifact"]} for row in (first, *others)]
+    return rows
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return mean and standard error over the seeds, of each recipe at each size."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        row["less"] = 1 - row["bpb_artifact"] / rows[0]["bpb_artifact"]
-    report(rows, as_json=options.json)
+        groups.setdefault((row["size"], row["recipe"]), []).append(row)
+    return [
+        {
+            "size": size,
+            "recipe": name,
+            "seeds": len(group),
+            "bytes, at most": max(row["bytes"] for row in group),
+            **_mean("bpb_artifact", group),
+            **_mean("less", group),
+        }
+        for (size, name), group in groups.items()
+    ]
+
+
+def _mean(key: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    values = [row[key] for row in rows]
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return {key: statistics.fmean(values), f"{key} ±": error}
+
+
+def main() -> None:
+    """Train by turns for each seed, export at each size, and print the tables."""
+    parser = command_parser(__doc__)
+    parser.add_argument("recipes", nargs="*", default=["baseline:cpu", "cpu_best"])
+    parser.add_argument("--seconds", type=float, default=600.0, help="training time of each (default: 600)")
+    parser.add_argument("--seed", type=int, default=1337, help="the first (default: 1337)")
+    parser.add_argument("--seeds", type=int, default=1, help="how many (default: 1)")
+    parser.add_argument("--sizes", type=comma_separated(str), default=[OWN], help=f"{OWN}, 450kB, … (default: {OWN})")
+    parser.add_argument("--folder", type=Path, default=Path("runs/contest"), help="folder of the prepared text")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with errors_as_exit():
+        texts = Texts(options.folder, VALIDATION_BYTES, rest=True)
+        for seed in range(options.seed, options.seed + options.seeds):
+            rows += rows_of(seed, options, texts)
+            for row in rows[-len(options.recipes) * len(options.sizes) :]:
+                log(json.dumps(row))
+    if options.json:
+        report([*rows, *({"summary": True, **line} for line in summary(rows))], as_json=True)
+        return
+    report(rows, as_json=False)
+    report(summary(rows), as_json=False)
 
 
 if __name__ == "__main__":

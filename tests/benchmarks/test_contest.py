@@ -17,7 +17,7 @@ def test_all_recipes_get_the_bytes_of_the_first(
     recipes = ["baseline:smoke", "10l_mixed_precision:smoke"]
     monkeypatch.setattr("sys.argv", ["contest", *recipes, "--json", "--folder", str(tmp_path)])
     contest.main()
-    first, second = json.loads(capsys.readouterr().out)["rows"]
+    first, second, *_ = json.loads(capsys.readouterr().out)["rows"]
     assert [first["recipe"], second["recipe"]] == recipes
     assert first["steps"] == second["steps"] == 4
     assert first["bytes"] * 0.99 < second["bytes"] <= first["bytes"]
@@ -41,14 +41,21 @@ def test_the_run_whose_clock_is_behind_trains_next(
             self.clock_ms += float(self.name)
             self.finished = self.clock_ms >= 4
 
-        def row(self, budget: int | None) -> dict[str, object]:
-            return {"recipe": self.name, "bytes": budget or 1000, "bpb_artifact": 4 / float(self.name)}
+        def row(self, size: str, budget: int | None) -> dict[str, object]:
+            bpb = (4 + turns.count("1") / 3) / float(self.name)
+            return {"recipe": self.name, "size": size, "bytes": budget or 1000, "bpb_artifact": bpb}
 
     monkeypatch.setattr(contest, "Contestant", Clock)
-    monkeypatch.setattr(contest, "Texts", lambda *_: None)
+    monkeypatch.setattr(contest, "Texts", lambda *_, **__: None)
     monkeypatch.setattr(contest, "recipe_of", lambda *_: None)
-    monkeypatch.setattr("sys.argv", ["contest", "1", "2", "--json", "--folder", str(tmp_path)])
+    arguments = ["--seeds", "2", "--sizes", "own,500B"]
+    monkeypatch.setattr("sys.argv", ["contest", "1", "2", *arguments, "--json", "--folder", str(tmp_path)])
     contest.main()
-    assert turns == ["1", "2", "1", "1", "2", "1"]
-    first, second = json.loads(capsys.readouterr().out)["rows"]
-    assert (first["less"], second["less"], second["bytes"]) == (0, 0.5, 1000)
+    assert turns == 2 * ["1", "2", "1", "1", "2", "1"]
+    *rows, own, _, small, other = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["bytes"] for row in rows] == 2 * [1000, 1000, 500, 500]
+    assert [row["less"] for row in rows] == 4 * [0, 0.5]
+    assert own["recipe"] == small["recipe"] == "1"
+    assert own["bpb_artifact"] == pytest.approx(6)  # of 4 + 4 / 3 and 4 + 8 / 3
+    assert own["bpb_artifact ±"] == pytest.approx(2 / 3)
+    assert (other["size"], other["recipe"], other["less"], other["less ±"]) == ("500B", "2", 0.5, 0)
