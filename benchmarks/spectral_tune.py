@@ -5,8 +5,9 @@
     python -m benchmarks.spectral_tune --recipe resnet_spectral --alone
 
 The GPT continues its training on its training text. A ResNet is trained on the 2,000 lossless training images of the
-shared data (BIRDIE_DATA), flipped, shifted and mixed in pairs (mixup), to predict the outputs of the float network; the
-JPEG test images are used for testing only. The sizes are reached one after the other, each starting from the previous.
+shared data (BIRDIE_DATA), varied in many ways (`Images`), to have the outputs of the float network, its own and those
+of its blocks; the JPEG test images are used for testing only. The sizes are reached one after the other, each starting
+from the previous.
 
 Other rows: the float network; the float network fine-tuned without a size, for as many steps as the smallest size (a
 ResNet by labels, because it already predicts its own outputs). Without training: plain grids with one step per matrix,
@@ -33,9 +34,10 @@ import birdie
 from benchmarks.bench_model import Sources
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
 from benchmarks.curves import bytes_at
+from benchmarks.jpeg import compressed
 from benchmarks.quality import SUBJECTS, Amounts, Batch, Folders, Subject, load_subject, windows
 from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row
-from benchmarks.resnet import augmented
+from benchmarks.resnet import DEVIATION, MEAN, Block, augmented
 from benchmarks.rivals import NotInstalledError
 from benchmarks.shared_data import shared_data
 from birdie.artifact.load import load
@@ -52,14 +54,18 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 class Images:
-    """Training images in a new order in each epoch, flipped, shifted by up to 4 pixels, and mixed in pairs."""
+    """Training images in a new order in each epoch: flipped, shifted by up to 4 pixels, and mixed in pairs (mixup).
+
+    Of the batches, 30 % get a patch of another image (CutMix), 30 % other colors, and after that half go through JPEG,
+    as the test images did.
+    """
 
     def __init__(self, subject: Subject, batch: int, seed: int) -> None:
         self.inputs, self.labels = (torch.cat(parts) for parts in zip(*subject.calibration, strict=True))
         self.batch, self.seed = batch, seed
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield (inputs, class probabilities), both mixed."""
+        """Yield (inputs, class probabilities); the probabilities of patches and colors are those without."""
         self.seed += 1
         generator = torch.Generator().manual_seed(self.seed)
         parts = torch.randperm(len(self.inputs), generator=generator).split(self.batch)  # type: ignore[no-untyped-call]
@@ -68,7 +74,27 @@ class Images:
             share = torch.rand((), generator=generator)
             other = torch.randperm(len(inputs), generator=generator)
             classes = F.one_hot(labels, 10).float()
-            yield share * inputs + (1 - share) * inputs[other], share * classes + (1 - share) * classes[other]
+            mixed = share * inputs + (1 - share) * inputs[other]
+            yield _varied(mixed, generator), share * classes + (1 - share) * classes[other]
+
+
+def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return normalized images with patches of others or other colors, and through JPEG, or as they are."""
+    kind, jpeg = torch.rand(2, generator=generator).tolist()
+    if kind < 0.3:
+        side = images.shape[-1]
+        height, width = torch.randint(side // 4, side * 3 // 4 + 1, (2,), generator=generator).tolist()
+        top, left = (int(torch.randint(side - size + 1, (), generator=generator)) for size in (height, width))
+        other, images = images[torch.randperm(len(images), generator=generator)], images.clone()
+        images[:, :, top : top + height, left : left + width] = other[:, :, top : top + height, left : left + width]
+    elif kind < 0.6:
+        contrast = 0.7 + 0.6 * torch.rand(len(images), 3, 1, 1, generator=generator)
+        images = images * contrast + 0.3 * torch.randn(len(images), 1, 1, 1, generator=generator)
+    if jpeg >= 0.5:
+        return images
+    mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
+    pixels = 255 * (images * deviation + mean)
+    return (compressed(pixels.clamp(0, 255)) / 255 - mean) / deviation
 
 
 class Text:
@@ -95,14 +121,32 @@ def target_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def distillation_loss(teacher: nn.Module) -> Loss:
-    """Return the loss KL(teacher ‖ model)."""
+    """Return the loss KL(teacher ‖ model), plus the mean relative squared error of the outputs of the blocks."""
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
-            target = teacher(batch[0]).log_softmax(-1)
-        return F.kl_div(model(batch[0]).log_softmax(-1), target, reduction="batchmean", log_target=True)
+            target, wanted = _with_blocks(teacher, batch[0])
+        logits, outputs = _with_blocks(model, batch[0])
+        kl = F.kl_div(logits.log_softmax(-1), target.log_softmax(-1), reduction="batchmean", log_target=True)
+        errors = [(a - b).square().mean() / b.square().mean() for a, b in zip(outputs, wanted, strict=True)]
+        return kl + torch.stack(errors).mean()
 
     return loss
+
+
+def _with_blocks(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the logits, and the outputs of all blocks."""
+    outputs: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, output: Tensor) -> None:
+        outputs.append(output)
+
+    hooks = [block.register_forward_hook(keep) for block in model.modules() if isinstance(block, Block)]
+    try:
+        return model(inputs), outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class Bench:

@@ -18,10 +18,11 @@ from birdie.model.gpt import GPTConfig
 from birdie.run.budget_training import BudgetTraining
 from birdie.run.calibration import calibrate_gpt
 from birdie.run.pipeline import Run
-from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
+from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
 from birdie.runtime.distributed import World
 from birdie.score.settings import ValidationSettings
 from birdie.train.settings import TrainSettings
+from tests.ranks import run_in_process_group
 
 LENGTH, BUDGET = 32, 12_000
 
@@ -152,6 +153,19 @@ def test_a_resumed_run_encodes_at_its_first_step(recipe: Recipe, tmp_path: Path)
     list(resumed.train(resume=True))
     first = next(line for line in log if line.startswith("qat budget: "))
     assert "step 10," in first
+
+
+def train_on_a_rank(world: World, folder: Path) -> None:
+    run = Run(load_recipe(folder / "ranks.toml"), folder / "run", world=world)
+    list(run.train())
+    torch.save(run.model.state_dict(), folder / f"{world.rank}.pt")
+
+
+def test_all_ranks_train_on_what_rank_0_encodes(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "ranks.toml").write_text(recipe.to_toml())
+    run_in_process_group(train_on_a_rank, 2, tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert all(torch.equal(first[name], weight) for name, weight in second.items())
 
 
 @pytest.mark.parametrize("changes", [{"export": ExportSettings()}, {"calibration": CalibrationSettings()}])
