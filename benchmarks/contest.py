@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.ablation import Texts
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
 from birdie.compress.rate.size import parse_size
+from birdie.errors import ConfigError
 from birdie.run.evaluation import evaluate
 from birdie.run.events import Started, Validated
 from birdie.run.pipeline import Run
@@ -159,6 +160,8 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with errors_as_exit():
+        if options.seeds < 1:
+            raise ConfigError(f"there is nothing to compare with {options.seeds} seeds; give at least 1")
         texts = Texts(options.folder, VALIDATION_BYTES, rest=True)
         for seed in range(options.seed, options.seed + options.seeds):
             rows += rows_of(seed, options, texts)

@@ -34,10 +34,9 @@ import birdie
 from benchmarks.bench_model import Sources
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
 from benchmarks.curves import bytes_at
-from benchmarks.jpeg import compressed
 from benchmarks.quality import SUBJECTS, Amounts, Batch, Folders, Subject, load_subject, windows
 from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row
-from benchmarks.resnet import DEVIATION, MEAN, Block, augmented
+from benchmarks.resnet import Block, augmented
 from benchmarks.rivals import NotInstalledError
 from benchmarks.shared_data import shared_data
 from birdie.artifact.load import load
@@ -56,8 +55,7 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 class Images:
     """Training images in a new order in each epoch: flipped, shifted by up to 4 pixels, and mixed in pairs (mixup).
 
-    Of the batches, 30 % get a patch of another image (CutMix), 30 % other colors, and after that half go through JPEG,
-    as the test images did.
+    Of the batches, 30 % get a patch of another image (CutMix), and 30 % other colors.
     """
 
     def __init__(self, subject: Subject, batch: int, seed: int) -> None:
@@ -79,8 +77,8 @@ class Images:
 
 
 def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return normalized images with patches of others or other colors, and through JPEG, or as they are."""
-    kind, jpeg = torch.rand(2, generator=generator).tolist()
+    """Return normalized images with patches of others, with other colors, or as they are."""
+    kind = float(torch.rand((), generator=generator))
     if kind < 0.3:
         side = images.shape[-1]
         height, width = torch.randint(side // 4, side * 3 // 4 + 1, (2,), generator=generator).tolist()
@@ -90,11 +88,7 @@ def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
     elif kind < 0.6:
         contrast = 0.7 + 0.6 * torch.rand(len(images), 3, 1, 1, generator=generator)
         images = images * contrast + 0.3 * torch.randn(len(images), 1, 1, 1, generator=generator)
-    if jpeg >= 0.5:
-        return images
-    mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
-    pixels = 255 * (images * deviation + mean)
-    return (compressed(pixels.clamp(0, 255)) / 255 - mean) / deviation
+    return images
 
 
 class Text:

@@ -226,21 +226,21 @@ class Requantization:
 
 
 def compared(
-    encoded: EncodedState, size: int, before: Mapping[str, Encoded], latents: Mapping[str, Tensor]
+    encoded: EncodedState, size: int, previous: Mapping[str, Encoded], latents: Mapping[str, Tensor]
 ) -> Requantized:
     """Compare an encoding with the weights, and with the last encoding.
 
     Args:
         encoded: all tensors.
         size: bytes of the complete file.
-        before: name → the last encoding of a matrix.
+        previous: name → the last encoding of a matrix.
         latents: name → weight of each matrix when it was encoded.
     """
     error = power = 0.0
     changed = count = 0
     for name, latent in latents.items():
         new = encoded.tensors[name]
-        changed += differences(new, before.get(name))
+        changed += differences(new, previous.get(name))
         count += latent.numel()
         error += float((decode(new).to(latent).view_as(latent) - latent).square().sum())
         power += float(latent.square().sum())

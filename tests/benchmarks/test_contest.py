@@ -52,10 +52,10 @@ def test_the_run_whose_clock_is_behind_trains_next(
     monkeypatch.setattr("sys.argv", ["contest", "1", "2", *arguments, "--json", "--folder", str(tmp_path)])
     contest.main()
     assert turns == 2 * ["1", "2", "1", "1", "2", "1"]
-    *rows, own, _, small, other = json.loads(capsys.readouterr().out)["rows"]
+    *rows, first, _, second, other = json.loads(capsys.readouterr().out)["rows"]
     assert [row["bytes"] for row in rows] == 2 * [1000, 1000, 500, 500]
     assert [row["less"] for row in rows] == 4 * [0, 0.5]
-    assert own["recipe"] == small["recipe"] == "1"
-    assert own["bpb_artifact"] == pytest.approx(6)  # of 4 + 4 / 3 and 4 + 8 / 3
-    assert own["bpb_artifact ±"] == pytest.approx(2 / 3)
+    assert first["recipe"] == second["recipe"] == "1"
+    assert first["bpb_artifact"] == pytest.approx(6)  # of 4 + 4 / 3 and 4 + 8 / 3
+    assert first["bpb_artifact ±"] == pytest.approx(2 / 3)
     assert (other["size"], other["recipe"], other["less"], other["less ±"]) == ("500B", "2", 0.5, 0)

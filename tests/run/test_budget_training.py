@@ -95,16 +95,16 @@ def test_the_movement_since_the_last_encoding_counts_and_the_gradient_goes_strai
     training = prepared(recipe, run, [])
     training.before_step(6, 0.5, 1.0)
     fc = layer_of(run)
-    before, latent = fc.weight.detach().clone(), parameter(fc, "weight")
-    (fc.weight * before).sum().backward()
-    torch.testing.assert_close(latent.grad, before)
+    used, latent = fc.weight.detach().clone(), parameter(fc, "weight")
+    (fc.weight * used).sum().backward()
+    torch.testing.assert_close(latent.grad, used)
     with torch.no_grad():
         latent.add_(0.25)
-    torch.testing.assert_close(fc.weight, before + 0.25)
+    torch.testing.assert_close(fc.weight, used + 0.25)
     training.before_step(7, 0.55, 1.0)  # not yet time for the next encoding
-    torch.testing.assert_close(fc.weight, before + 0.25)
+    torch.testing.assert_close(fc.weight, used + 0.25)
     training.before_step(9, 0.7, 1.0)
-    assert (fc.weight - before - 0.25).abs().max() > 1e-3
+    assert (fc.weight - used - 0.25).abs().max() > 1e-3
 
 
 def test_an_encoding_reaches_a_compiled_graph_without_a_new_one(recipe: Recipe, tmp_path: Path) -> None:
