@@ -63,7 +63,7 @@ class Images:
         self.batch, self.seed = batch, seed
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield (inputs, class probabilities); the probabilities of patches and colors are those without."""
+        """Yield (inputs, class probabilities): shares of the area, where images are mixed."""
         self.seed += 1
         generator = torch.Generator().manual_seed(self.seed)
         parts = torch.randperm(len(self.inputs), generator=generator).split(self.batch)  # type: ignore[no-untyped-call]
@@ -73,22 +73,23 @@ class Images:
             other = torch.randperm(len(inputs), generator=generator)
             classes = F.one_hot(labels, 10).float()
             mixed = share * inputs + (1 - share) * inputs[other]
-            yield _varied(mixed, generator), share * classes + (1 - share) * classes[other]
+            yield _varied(mixed, share * classes + (1 - share) * classes[other], generator)
 
 
-def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return normalized images with patches of others, with other colors, or as they are."""
+def _varied(images: Tensor, classes: Tensor, generator: torch.Generator) -> Batch:
+    """Return normalized images and their classes, with patches of others, with other colors, or as they are."""
     kind = float(torch.rand((), generator=generator))
     if kind < 0.3:
         side = images.shape[-1]
         height, width = torch.randint(side // 4, side * 3 // 4 + 1, (2,), generator=generator).tolist()
         top, left = (int(torch.randint(side - size + 1, (), generator=generator)) for size in (height, width))
-        other, images = images[torch.randperm(len(images), generator=generator)], images.clone()
+        order, patch = torch.randperm(len(images), generator=generator), height * width / side**2
+        other, images, classes = images[order], images.clone(), (1 - patch) * classes + patch * classes[order]
         images[:, :, top : top + height, left : left + width] = other[:, :, top : top + height, left : left + width]
     elif kind < 0.6:
         contrast = 0.7 + 0.6 * torch.rand(len(images), 3, 1, 1, generator=generator)
         images = images * contrast + 0.3 * torch.randn(len(images), 1, 1, 1, generator=generator)
-    return images
+    return images, classes
 
 
 class Text:

@@ -21,14 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.modes import in_mode
-from birdie.compress.layer_weights import parameter, read_plainly, read_through, trainable_matrices
+from birdie.compress.layer_weights import (
+    matrices_to_train,
+    parameter,
+    read_plainly,
+    read_through,
+    trainable_matrices,
+)
 from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
 from birdie.compress.registry import decode, parse_spec
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import FINEST
 from birdie.compress.stacks import as_matrix
-from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
     from birdie.compress.qat import Qat
@@ -196,13 +201,8 @@ class FakeQuantization:
     def __init__(self, settings: "Qat", module: nn.Module, notify: Callable[[str], None]) -> None:
         self.settings, self.module, self.on, self._notify = settings, module, False, notify
         self._announced = False
-        matrices = list(trainable_matrices(module, settings.tensors))
-        if not matrices:
-            raise ConfigError(
-                f"qat patterns {', '.join(settings.tensors)} match no matrix of 4096 weights or more; check the names"
-            )
-        self.names = tuple(name for name, _, _ in matrices)
-        self._layers = [(layer, key) for _, layer, key in matrices]
+        matrices = matrices_to_train(module, settings.tensors)
+        self.names, self._layers = tuple(matrices), list(matrices.values())
         self._switches: dict[torch.device, Switch] = {}
         self._weights = sum(p.numel() for p in {id(p): p for p in self._parameters()}.values())
         read_through(self._layers, self._reader)

@@ -4,7 +4,7 @@ Each layer gets a subclass of its class in which `weight` is a property. The par
 state dicts, optimizers and parameter banks do not change. Compiled graphs follow the tensors that the function reads.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -25,6 +25,20 @@ def trainable_matrices(module: nn.Module, patterns: Iterable[str]) -> Iterator[t
             usable = weight is not None and weight.requires_grad and is_matrix(weight)
             if usable and any(fnmatchcase(name, pattern) for pattern in patterns):
                 yield name, layer, key
+
+
+def matrices_to_train(module: nn.Module, patterns: Sequence[str]) -> dict[str, Layer]:
+    """Return `trainable_matrices` by name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    matrices = {name: (layer, key) for name, layer, key in trainable_matrices(module, patterns)}
+    if not matrices:
+        raise ConfigError(
+            f"qat patterns {', '.join(patterns)} match no matrix of 4096 weights or more; check the names"
+        )
+    return matrices
 
 
 def read_through(layers: Iterable[Layer], reader: Callable[[Tensor], Reader]) -> None:

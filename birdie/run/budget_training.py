@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.layer_weights import Reader, parameter, read_plainly, read_through, trainable_matrices
+from birdie.compress.layer_weights import Reader, matrices_to_train, parameter, read_plainly, read_through
 from birdie.compress.rate.assignment import Schemes
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import decode
@@ -28,7 +28,7 @@ from birdie.compress.state import ModelState
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.gpt import GPT
 from birdie.run.recipe import Recipe
-from birdie.run.requantization import BudgetEncoder, Requantized, compared
+from birdie.run.requantization import BudgetEncoder, Requantized, compared, require_reachable
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
 
@@ -52,6 +52,7 @@ class BudgetTraining:
         last: result of the last encoding on rank 0.
 
     Raises:
+        BudgetError: the budget is too small for any weights.
         ConfigError: no matrix matches, or the model is in quantization-aware training already.
     """
 
@@ -62,7 +63,7 @@ class BudgetTraining:
         calibrate: Calibrate,
         *,
         rules: Schemes,
-        metadata: Callable[[], Mapping[str, Any]],
+        metadata: Mapping[str, Any],
         world: World,
         notify: Notify,
     ) -> None:
@@ -70,15 +71,12 @@ class BudgetTraining:
         self.recipe, self.model, self.world = recipe, model, world
         self.last: Requantized | None = None
         self._budget = parse_size(recipe.export.budget)
-        self._calibrate, self._rules, self._metadata, self._notify = calibrate, rules, metadata, notify
-        matrices = list(trainable_matrices(model, recipe.qat.tensors))
-        if not matrices:
-            raise ConfigError(
-                f"qat patterns {', '.join(recipe.qat.tensors)} match no matrix of 4096 weights or more; check the names"
-            )
-        self.names = tuple(name for name, _, _ in matrices)
-        self._layers = [(layer, key) for _, layer, key in matrices]
-        self._weights = {name: parameter(layer, key) for name, layer, key in matrices}
+        self._calibrate, self._notify = calibrate, notify
+        self._file: dict[str, Any] = {"rules": rules, "coder": recipe.export.coder, "metadata": metadata}
+        matrices = matrices_to_train(model, recipe.qat.tensors)
+        self.names, self._layers = tuple(matrices), list(matrices.values())
+        self._weights = {name: parameter(*layer) for name, layer in matrices.items()}
+        require_reachable(ModelState.of(self._state()), self._budget, **self._file)
         self._offsets = {id(weight): torch.zeros_like(weight) for weight in self._weights.values()}
         self._encoder: BudgetEncoder | None = None
         self._symbols: dict[str, Encoded] = {}
@@ -122,17 +120,10 @@ class BudgetTraining:
 
     def _encode(self, step: int) -> None:
         """Encode the weights, and set the offsets of this rank."""
-        state = {name: weight.detach().cpu() for name, weight in self.model.state_dict().items()}
+        state = self._state()
         if self._encoder is None:
-            calibration = self._calibrate(state)
-            self._encoder = BudgetEncoder(
-                ModelState.of(state),
-                calibration.sensitivities,
-                self._budget,
-                rules=self._rules,
-                coder=self.recipe.export.coder,
-                metadata=self._metadata(),
-            )
+            sensitivities = self._calibrate(state).sensitivities
+            self._encoder = BudgetEncoder(ModelState.of(state), sensitivities, self._budget, **self._file)
             encoded, size = self._encoder.fit.encoded, self._encoder.fit.bytes
         else:
             encoded, size = self._encoder.encode(state)
@@ -149,6 +140,10 @@ class BudgetTraining:
             f"{self.last.bits:.3f} bits a weight, moved by {100 * self.last.error**0.5:.3g} % of their norm, "
             f"{100 * self.last.changed:.3g} % of their symbols new"
         )
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the float weights on the CPU."""
+        return {name: weight.detach().cpu() for name, weight in self.model.state_dict().items()}
 
     def _reader(self, weight: Tensor) -> Reader:
         offset = self._offsets[id(weight)]

@@ -264,7 +264,7 @@ class Run:
             self.model,
             lambda state: calibrate_gpt(self.recipe, state, settings, device=self.device, symmetries=False).result,
             rules=self.recipe.export.pinned(),
-            metadata=self.metadata,
+            metadata=self.metadata(),
             world=self.world,
             notify=self.notify,
         )

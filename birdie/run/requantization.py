@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -38,7 +39,7 @@ from birdie.compress.scheme import Blocks, Encoded, Sensitivity
 from birdie.compress.state import EncodedState, ModelState, plain_state
 from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
 from birdie.entropy.hints import Effort
-from birdie.errors import ConfigError
+from birdie.errors import BudgetError, ConfigError
 
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
 _STEERED = 0.7  # share of the estimated correction of the exponent: the rest follows at the next encoding
@@ -100,8 +101,7 @@ class BudgetEncoder:
         metadata: Mapping[str, Any] = MappingProxyType({}),
         workers: int | None = None,
     ) -> None:
-        self.budget, self.workers, self._coder = budget, workers, coder
-        self._fields = {"metadata": metadata, "budget": budget} if metadata else {}
+        self.budget, self._writer = budget, partial(_writer, budget, coder, metadata, workers)
         assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
         self.allocation = Allocation(assignment, sensitivities, plain=False, workers=workers)
         self.allocation.scheme = replace(self.allocation.scheme, states=states)
@@ -133,10 +133,32 @@ class BudgetEncoder:
         self.exponent += _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
         return encoded, size
 
-    @contextmanager
-    def _writer(self) -> Iterator[Writer]:
-        with ThreadPoolExecutor(self.workers) as pool:
-            yield Writer(pool, self._coder, self._fields, Meter(None))
+
+@contextmanager
+def _writer(budget: int, coder: Effort, metadata: Mapping[str, Any], workers: int | None) -> Iterator[Writer]:
+    fields = {"metadata": metadata, "budget": budget} if metadata else {}
+    with ThreadPoolExecutor(workers) as pool:
+        yield Writer(pool, coder, fields, Meter(None))
+
+
+def require_reachable(
+    state: ModelState, budget: int, *, rules: Schemes | None, coder: Effort, metadata: Mapping[str, Any]
+) -> None:
+    """Check that a file fits the budget with zeros for all weights that it changes; arguments as `BudgetEncoder`.
+
+    Raises:
+        BudgetError: it does not.
+    """
+    assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
+    zeros = {name: torch.zeros_like(assignment.tensors[name]) for name in assignment.free}
+    allocation = Allocation(replace(assignment, tensors={**assignment.tensors, **zeros}), plain=False)
+    with _writer(budget, coder, metadata, None) as writer:
+        size = writer.size(allocation.encode(0.0, draft=True))
+    if size > budget:
+        raise BudgetError(
+            f"budget {budget:,} bytes cannot be met: without the matrices that it changes the file takes {size:,} "
+            "bytes; allow more than that, or pin fewer tensors to fine schemes"
+        )
 
 
 class Requantization:

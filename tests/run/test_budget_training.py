@@ -11,40 +11,30 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from birdie.artifact.load import load
 from birdie.compress.layer_weights import parameter
 from birdie.compress.qat import Qat
-from birdie.data.corpus import file_corpus
-from birdie.data.prepare import prepare
 from birdie.errors import BudgetError, ConfigError
-from birdie.model.gpt import GPTConfig
 from birdie.run.budget_training import BudgetTraining
 from birdie.run.calibration import calibrate_gpt
 from birdie.run.pipeline import Run
-from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
+from birdie.run.recipe import CalibrationSettings, ExportSettings, Recipe, RunSettings, load_recipe
 from birdie.runtime.distributed import World
-from birdie.score.settings import ValidationSettings
-from birdie.train.settings import TrainSettings
 from tests.ranks import run_in_process_group
+from tests.run.test_run_folder import LENGTH, tiny_recipe
 
-LENGTH, BUDGET = 32, 12_000
+BUDGET = 12_000
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    root = tmp_path_factory.mktemp("data")
-    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
-    return Recipe(
-        data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
-        model=GPTConfig(vocab_size=260, num_layers=2, model_dim=64, num_heads=2, num_kv_heads=1),
-        train=TrainSettings(
-            iterations=12, warmdown_iters=6, warmup_steps=1, train_batch_tokens=8 * LENGTH, train_seq_len=LENGTH,
-            accumulation=2, max_wallclock_seconds=0, compute_dtype="float32",
-        ),
+    tiny = tiny_recipe(tmp_path_factory.mktemp("data"))
+    return dataclasses.replace(
+        tiny,
+        model=dataclasses.replace(tiny.model, num_layers=2, model_dim=64),
+        train=dataclasses.replace(tiny.train, iterations=12, warmdown_iters=6, warmup_steps=1),
         qat=Qat(budget=True, start=0.5, encodings=4),
-        validation=ValidationSettings(every=0, max_tokens=500),
         calibration=CalibrationSettings(data="train", tokens=1024),
         export=ExportSettings(coder="fast", budget=str(BUDGET)),
         run=RunSettings(checkpoint_every=0),
-        device="cpu",
-    )  # fmt: skip
+    )
 
 
 def layer_of(run: Run) -> torch.nn.Linear:
@@ -61,7 +51,7 @@ def prepared(recipe: Recipe, run: Run, log: list[str]) -> BudgetTraining:
         run.model,
         lambda state: calibrate_gpt(recipe, state, recipe.calibration, symmetries=False).result,
         rules=recipe.export.pinned(),
-        metadata=run.metadata,
+        metadata=run.metadata(),
         world=World(),
         notify=log.append,
     )
@@ -180,11 +170,11 @@ def test_patterns_that_match_no_matrix_are_refused_before_the_first_step(recipe:
         list(run.train())
 
 
-def test_a_budget_too_small_ends_the_run_with_its_size(recipe: Recipe, tmp_path: Path) -> None:
-    small = dataclasses.replace(recipe, export=ExportSettings(coder="fast", budget="1500"))
-    run = Run(small, tmp_path)
+def test_a_budget_too_small_is_an_error_before_the_first_step(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run(dataclasses.replace(recipe, export=ExportSettings(coder="fast", budget="1500")), tmp_path)
     with pytest.raises(BudgetError, match="1,500"):
         list(run.train())
+    assert run.steps == 0
 
 
 @pytest.mark.parametrize(
