@@ -144,21 +144,34 @@ def _writer(budget: int, coder: Effort, metadata: Mapping[str, Any], workers: in
 def require_reachable(
     state: ModelState, budget: int, *, rules: Schemes | None, coder: Effort, metadata: Mapping[str, Any]
 ) -> None:
-    """Check that a file fits the budget with zeros for all weights that it changes; arguments as `BudgetEncoder`.
+    """Check before training that a budget can be met, and leaves something to quantize; arguments as `BudgetEncoder`.
+
+    Initial weights are often constant and take few bytes, so all tensors are noise here, and the matrices of the
+    smallest file zeros.
 
     Raises:
-        BudgetError: it does not.
+        BudgetError: the smallest file does not fit.
+        ConfigError: the largest does.
     """
-    assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
-    zeros = {name: torch.zeros_like(assignment.tensors[name]) for name in assignment.free}
-    allocation = Allocation(replace(assignment, tensors={**assignment.tensors, **zeros}), plain=False)
+    generator = torch.Generator().manual_seed(0)
+    noise = {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in state.tensors.items()
+    }
+    assignment = assignments(assign(replace(state, tensors=noise), rules, Target(budget)), budget)[0]
+    zeros = {name: torch.zeros_like(noise[name]) for name in assignment.free}
+    smallest = Allocation(replace(assignment, tensors={**noise, **zeros}), plain=False)
     with _writer(budget, coder, metadata, None) as writer:
-        size = writer.size(allocation.encode(0.0, draft=True))
-    if size > budget:
-        raise BudgetError(
-            f"budget {budget:,} bytes cannot be met: without the matrices that it changes the file takes {size:,} "
-            "bytes; allow more than that, or pin fewer tensors to fine schemes"
-        )
+        size = writer.size(smallest.encode(0.0, draft=True))
+        if size > budget:
+            raise BudgetError(
+                f"budget {budget:,} bytes cannot be met: with zeros for all matrices that it changes the file takes "
+                f"{size:,} bytes; allow more than that, or pin fewer tensors to fine schemes"
+            )
+        if budget < 2 * assignment.weights:  # noise in float32 takes more than that
+            return
+        if writer.size(Allocation(assignment).encode_lossless()) <= budget:
+            raise ConfigError(f"the model fits a budget of {budget:,} bytes losslessly; give a smaller budget")
 
 
 class Requantization:

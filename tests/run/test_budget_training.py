@@ -170,9 +170,12 @@ def test_patterns_that_match_no_matrix_are_refused_before_the_first_step(recipe:
         list(run.train())
 
 
-def test_a_budget_too_small_is_an_error_before_the_first_step(recipe: Recipe, tmp_path: Path) -> None:
-    run = Run(dataclasses.replace(recipe, export=ExportSettings(coder="fast", budget="1500")), tmp_path)
-    with pytest.raises(BudgetError, match="1,500"):
+@pytest.mark.parametrize(("budget", "error"), [(1_500, BudgetError), (500_000, ConfigError)])
+def test_a_budget_out_of_reach_is_an_error_before_the_first_step(
+    recipe: Recipe, tmp_path: Path, budget: int, error: type[Exception]
+) -> None:
+    run = Run(dataclasses.replace(recipe, export=ExportSettings(coder="fast", budget=str(budget))), tmp_path)
+    with pytest.raises(error, match=f"{budget:,}"):
         list(run.train())
     assert run.steps == 0
 
