@@ -130,7 +130,8 @@ class BudgetEncoder:
         encoded = self.allocation.continued({}, now).encode(self.exponent)
         with self._writer() as writer:
             size = writer.size(encoded)
-        self.exponent += _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
+        exponent = self.exponent + _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
+        self.exponent = min(max(exponent, self.allocation.finest), self.allocation.coarsest)
         return encoded, size
 
 
