@@ -12,5 +12,6 @@ quality          KL, agreement, bits per byte and accuracy of a decoded model
 resnet           the CIFAR ResNets of the shared data
 symbols, streams tensors that coders are compared on, and their form as one byte string
 rivals, *_worker coders of other projects; workers run in the environment that `make rivals` builds
+seeds            mean and standard error over seeds
 plot, curves     charts as SVG, and interpolation on curves of bytes against quality
 """

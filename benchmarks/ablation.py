@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import math
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.command import command_parser, errors_as_exit, log, report
+from benchmarks.seeds import mean_and_error
 from benchmarks.shared_data import shared_data
 from birdie.data.batches import Batches
 from birdie.data.corpus import file_corpus
@@ -308,7 +308,7 @@ def _bpb(results: Results, name: str, seeds: int, steps: int) -> list[float]:
 
 
 def _base_row(options: argparse.Namespace, results: Results) -> dict[str, Any]:
-    mean, error = _mean(_bpb(results, "", options.seeds, options.steps))
+    mean, error = mean_and_error(_bpb(results, "", options.seeds, options.steps))
     parameters = results.known[results.key("run", "", 0, options.steps)]["parameters"]
     row = {"change": "none", "parameters": parameters, "step": 1.0, "steps": options.steps}
     return row | {
@@ -325,19 +325,13 @@ def _row(name: str, ratio: float, length: int, options: argparse.Namespace, resu
     steps = _steps(name, options.steps)
     changed = _bpb(results, name, options.seeds, steps)
     same_steps, same_time = (
-        _mean([new - old for new, old in zip(changed, _bpb(results, "", options.seeds, count), strict=True)])
+        mean_and_error([new - old for new, old in zip(changed, _bpb(results, "", options.seeds, count), strict=True)])
         for count in (options.steps, length)
     )
     parameters = results.known[results.key("run", name, 0, steps)]["parameters"]
     row = {"change": name, "parameters": parameters, "step": ratio, "steps": steps}
     row |= {"bpb, same steps": same_steps[0], "± ": same_steps[1]}
     return row | {"base's steps": length, "bpb, same time": same_time[0], " ±": same_time[1]}
-
-
-def _mean(values: list[float]) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.fmean(values), error
 
 
 if __name__ == "__main__":

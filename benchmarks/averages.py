@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.ablation import Texts, Trial, recipe_of
 from benchmarks.command import command_parser, errors_as_exit, log, report
+from benchmarks.seeds import mean_and_error
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.train.average import Average
@@ -111,12 +112,12 @@ def main() -> None:
 def row(schedule: str, average: str, values: list[float], base: list[float]) -> dict[str, Any]:
     """Return the row of one average: mean, and mean difference to the base with its standard error over the seeds."""
     differences = [value - other for value, other in zip(values, base, strict=True)]
-    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else None
+    difference, error = mean_and_error(differences)
     return {
         "schedule": schedule,
         "weights": average,
         "bpb": statistics.fmean(values),
-        "to the base": statistics.fmean(differences),
+        "to the base": difference,
         "±": error,
     }
 

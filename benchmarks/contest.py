@@ -17,7 +17,6 @@ calibration counts. A seed determines initial weights and the order of the data.
 import argparse
 import dataclasses
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 from benchmarks.ablation import Texts
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
+from benchmarks.seeds import mean_and_error
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.run.evaluation import evaluate
@@ -143,9 +143,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _mean(key: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    values = [row[key] for row in rows]
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return {key: statistics.fmean(values), f"{key} ±": error}
+    mean, error = mean_and_error([row[key] for row in rows])
+    return {key: mean, f"{key} ±": error}
 
 
 def main() -> None:

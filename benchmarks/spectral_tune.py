@@ -1,8 +1,9 @@
 """Networks fine-tuned to a byte budget compared with quantization alone: `python -m benchmarks.spectral_tune [--json]`.
 
     python -m benchmarks.spectral_tune                            the shared GPT (benchmarks.bench_model)
+    python -m benchmarks.spectral_tune --smaller 17,30.5 --rows plain,trellis --seeds 3
     python -m benchmarks.spectral_tune --subject resnet32 --smaller 10,20,28
-    python -m benchmarks.spectral_tune --recipe resnet_spectral --alone
+    python -m benchmarks.spectral_tune --recipe resnet_spectral --rows spectral
 
 The GPT continues its training on its training text. A ResNet is trained on the 2,000 lossless training images of the
 shared data (BIRDIE_DATA), varied in many ways (`Images`), to have the outputs of the float network, its own and those
@@ -32,12 +33,13 @@ from torch import Tensor, nn
 
 import birdie
 from benchmarks.bench_model import Sources
-from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
 from benchmarks.curves import bytes_at
 from benchmarks.quality import SUBJECTS, Amounts, Batch, Folders, Subject, load_subject, windows
 from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row
 from benchmarks.resnet import Block, augmented
 from benchmarks.rivals import NotInstalledError
+from benchmarks.seeds import mean_and_error
 from benchmarks.shared_data import shared_data
 from birdie.artifact.load import load
 from birdie.data.shards import read_shard
@@ -48,7 +50,8 @@ from birdie.runtime.provenance import VERSION
 PROGRAM = "python -m benchmarks.spectral_tune"
 SETTINGS = ("subject", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe
 GRIDS = (0.4, 0.6, 0.8, 1.1, 1.5, 2.0)  # steps of plain grids, in standard deviations of the matrix
-TABLE = ("scheme", "bytes", "smaller", "bpb", "accuracy", "agreement", "kl", "encode_s")
+ROWS = ("plain", "spectral", "trellis", "untrained")  # that can be chosen; the float network is always measured
+TABLE = ("seed", "scheme", "bytes", "smaller", "bpb", "accuracy", "agreement", "kl", "encode_s")
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 
@@ -171,31 +174,34 @@ class Bench:
         """Return a copy of the float network."""
         return copy.deepcopy(self.subject.module)
 
-    def without_size(self) -> tuple[nn.Module, float]:
-        """Return the float network fine-tuned without a size, and the seconds it took."""
-        model, start = self.start(), time.perf_counter()
+    def without_size(self) -> Iterator[Row]:
+        """Yield the row of the float network fine-tuned without a size, and of a GPT the rows of its files."""
+        model, start, subject = self.start(), time.perf_counter(), self.subject
         self.tune(model, self.data(), target_loss, self.options.steps * len(self.budgets), None)
-        return model, time.perf_counter() - start
+        seconds, quality = time.perf_counter() - start, subject.measure(model.state_dict())
+        yield row("float", "float32, fine-tuned", self.float_bytes, quality, seconds, torch.__version__)
+        if self.text:
+            other = dataclasses.replace(subject, module=model, state=model.state_dict(), logits=dict(subject.logits))
+            sizes = self.budgets_and_larger() if "untrained" in self.options.rows else self.budgets
+            after = "fine-tuned, then Fisher steps"
+            for line in birdie_rows(other, [(after, after, {"budget": size}) for size in sizes]):
+                yield {**line, "encode_s": line["encode_s"] + seconds}
 
     def rows(self) -> Iterator[Row]:
         """Yield all rows of the table."""
-        subject, version = self.subject, torch.__version__
-        yield row("float", "float32", self.float_bytes, subject.measure(subject.state), 0.0, version)
-        plain, seconds = self.without_size()
-        yield row(
-            "float", "float32, fine-tuned", self.float_bytes, subject.measure(plain.state_dict()), seconds, version
-        )
-        yield from self.spectral()
-        yield from self.trellis()
-        if self.options.alone:
-            return
-        yield from self.untrained()
-        if self.text:
-            other = dataclasses.replace(subject, module=plain, state=plain.state_dict(), logits=dict(subject.logits))
-            after = "fine-tuned, then Fisher steps"
-            yield from birdie_rows(other, [(after, after, {"budget": size}) for size in self.budgets_and_larger()])
-        else:
-            yield from rival_rows(subject, Cache(self.options.runs / "rd-cache", subject), ["nncodec"], ())
+        subject = self.subject
+        yield row("float", "float32", self.float_bytes, subject.measure(subject.state), 0.0, torch.__version__)
+        rows = self.options.rows
+        if "plain" in rows:
+            yield from self.without_size()
+        if "spectral" in rows:
+            yield from self.spectral()
+        if "trellis" in rows:
+            yield from self.trellis()
+        if "untrained" in rows:
+            yield from self.untrained()
+            if not self.text:
+                yield from rival_rows(subject, Cache(self.options.runs / "rd-cache", subject), ["nncodec"], ())
 
     def spectral(self) -> Iterator[Row]:
         """Yield the rows of the network trained to each size in turn."""
@@ -266,6 +272,18 @@ def comparison(rows: Sequence[Row], against: str) -> list[Row]:
     return comparisons
 
 
+def over_seeds(rows: Sequence[Row], seeds: int, quality: str) -> list[Row]:
+    """Return mean and standard error of the quality of each row; `rows` has those of one seed after the other."""
+    count = len(rows) // seeds
+    means = []
+    for index in range(count):
+        same = rows[index::count]
+        mean, error = mean_and_error([line[quality] for line in same])
+        largest = max(line["bytes"] for line in same)
+        means.append({"scheme": same[0]["scheme"], "bytes, at most": largest, quality: mean, "±": error})
+    return means
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed command line: flags, then the settings of a recipe, then the defaults.
 
@@ -283,7 +301,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--settled", type=float, default=0.4, help="share of the steps after which the size is reached")
     parser.add_argument("--start", type=float, default=4.0, help="bits per weight before the first step (default: 4)")
     parser.add_argument("--seed", type=int, default=0, help="of batches and transforms (default: 0)")
-    parser.add_argument("--alone", action="store_true", help="trained rows only")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from --seed on (default: 1)")
+    parser.add_argument(
+        "--rows", type=comma_separated(one_of(ROWS, "kind of row")), default=ROWS, help=f"of {', '.join(ROWS)}"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models, pixels and cached rows")
     options = parser.parse_args(arguments)
     if options.recipe is not None:
@@ -316,19 +337,29 @@ def main() -> None:
     rows = []
     with errors_as_exit(NotInstalledError):
         options = parse(sys.argv[1:])
+        if options.seeds < 1:
+            raise ConfigError(f"there is nothing to measure with {options.seeds} seeds; give at least 1")
         torch.set_num_threads(1)
-        bench = Bench(load_subject(options.subject, Folders(options.runs, shared_data()), Amounts()), options)
-        for line in bench.rows():
-            rows.append({**line, "smaller": bench.float_bytes / line["bytes"] if line["bytes"] else None})
-            log(json.dumps(rows[-1]))
-    compared = comparison(rows, "bpb" if bench.text else "disagreement")
+        subject = load_subject(options.subject, Folders(options.runs, shared_data()), Amounts())
+        for seed in range(options.seed, options.seed + options.seeds):
+            bench = Bench(subject, argparse.Namespace(**{**vars(options), "seed": seed}))
+            for line in bench.rows():
+                smaller = bench.float_bytes / line["bytes"] if line["bytes"] else None
+                rows.append({"seed": seed, **line, "smaller": smaller})
+                log(json.dumps(rows[-1]))
+    quality = "bpb" if subject.bits is not None else "accuracy"
+    compared, means = [], over_seeds(rows, options.seeds, quality)
+    if options.seeds == 1:
+        compared, means = comparison(rows, quality if quality == "bpb" else "disagreement"), []
     if options.json:
-        report([*rows, *({"comparison": True, **line} for line in compared)], as_json=True)
+        marked = [*({"mean": True, **line} for line in means), *({"comparison": True, **line} for line in compared)]
+        report([*rows, *marked], as_json=True)
         return
     columns = [key for key in TABLE if any(line[key] is not None for line in rows)]
     report([{key: line[key] for key in columns} for line in rows], as_json=False)
-    if compared:
-        report(compared, as_json=False)
+    for table in (means, compared):
+        if table:
+            report(table, as_json=False)
 
 
 if __name__ == "__main__":

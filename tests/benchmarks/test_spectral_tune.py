@@ -65,10 +65,14 @@ def test_a_short_run_by_the_recipe_ends_below_its_size(
     subject = Subject("tiny", model, model.state_dict(), [batch], [batch], "key", lambda: ResNet(1))
     monkeypatch.setattr(spectral_tune, "load_subject", lambda *_: subject)
     monkeypatch.setenv("BIRDIE_DATA", str(tmp_path))
-    flags = ["--recipe", "resnet_spectral", "--alone", "--json", "--steps=4", "--batch=8", "--smaller=6"]
+    flags = ["--recipe=resnet_spectral", "--rows=plain,spectral,trellis", "--json", "--steps=4", "--batch=8"]
+    flags += ["--smaller=6", "--seeds=2"]
     monkeypatch.setattr(sys, "argv", ["spectral_tune", *flags, f"--runs={tmp_path}"])
     spectral_tune.main()
-    rows = {row["curve"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    lines = json.loads(capsys.readouterr().out)["rows"]
+    rows = {row["curve"]: row for row in lines if "curve" in row}
+    assert [row["seed"] for row in lines if "curve" in row] == [0] * 4 + [1] * 4
+    assert [row["scheme"] for row in lines if "mean" in row] == [row["scheme"] for row in lines[:4]]
     assert rows["spectral"]["bytes"] <= rows["float"]["bytes"] / 6
     assert rows["spectral"]["scheme"] == "spectral, auto"
 

@@ -11,6 +11,7 @@ alone was tried: the bits follow it slowly, so it had to be large to be in time,
 that were already trained until they had lost their function.
 """
 
+import math
 import weakref
 from typing import Any
 
@@ -24,6 +25,12 @@ _FEWEST = 1e-4  # smallest number of bits per weight
 _DAMPED, _FARTHEST = 0.5, 0.5  # share of the distance to the schedule that one step covers; octaves at most
 _FLATTEST = 0.5  # smallest fall of the bits per octave, as a share of the bits: a flatter measurement is noise
 _MEMORY, _SHORTEST = 1 / 20, 20  # steps in the running mean of the task's slope: share of the training, and at least
+# Weights gather at the boundaries between symbols, where bits fall many times as fast as their gradient says: after a
+# step that went too far the next is half as long, and steps grow again while the error keeps its sign.
+_SHORTEST_STEP, _GROWTH = 1 / 64, 1.1
+# While the offset is held, λ alone keeps the bits: share of the training in which an error of 100 % changes λ by a
+# factor e, and the most e-folds.
+_PATIENCE, _MOST_HELD = 1 / 200, 4.0
 _MAX_RATIO = 2.0  # limit of bits over the schedule (and its inverse), by whose square λ is corrected
 
 
@@ -55,6 +62,7 @@ class RateControl:
         self.done, self.weight, self.holding = 0, 0.0, False
         self.network = next(wrapped(model)).weight.quantizer
         self._by_bits, self._by_task = -1.0, 0.0  # slopes of both by the offset
+        self._error, self._length, self._held = 0.0, 1.0, 0.0
         self._in_penalty, self._mean = False, 0.0
         self._handle: Any = None
 
@@ -82,13 +90,19 @@ class RateControl:
         line = self.line(self.done)
         # A Newton step on bits(offset) = schedule, damped; the drift of the rest of the network is taken back as well.
         steepness = max(-self._by_bits, _FLATTEST * min(1.0, self.bits))
-        if not self.holding:
-            move = _DAMPED * (self.bits - line) / steepness
+        error = self.bits - line
+        if self.holding:
+            held = self._held + error / line / max(1.0, _PATIENCE * self.steps)
+            self._held = min(max(held, -_MOST_HELD), _MOST_HELD)
+        else:
+            self._length *= 0.5 if error * self._error < 0 else _GROWTH
+            self._length, self._error = min(max(self._length, _SHORTEST_STEP), 1.0), error
+            move = _DAMPED * self._length * error / steepness
             drift, self._mean = self._mean, self._mean_now()
             with torch.no_grad():
                 offset.add_(min(max(move, -_FARTHEST), _FARTHEST) + drift - self._mean)
         ratio = min(max(self.bits / line, 1 / _MAX_RATIO), _MAX_RATIO)
-        self.weight = max(0.0, self._by_task / steepness) * ratio**2
+        self.weight = max(0.0, self._by_task / steepness) * ratio**2 * math.exp(self._held)
         return self.weight * rate
 
     def _take_offset(self) -> None:
