@@ -1,7 +1,7 @@
 """Networks fine-tuned to a byte budget compared with quantization alone: `python -m benchmarks.spectral_tune [--json]`.
 
     python -m benchmarks.spectral_tune                            the shared GPT (benchmarks.bench_model)
-    python -m benchmarks.spectral_tune --smaller 17,30.5 --rows plain,trellis --seeds 3
+    python -m benchmarks.spectral_tune --smaller 17,30.5 --steps 160 --batch 4 --rows plain,trellis --longer 1.1 --seeds 3
     python -m benchmarks.spectral_tune --subject resnet32 --smaller 10,20,28
     python -m benchmarks.spectral_tune --recipe resnet_spectral --rows spectral
 
@@ -10,8 +10,8 @@ shared data (BIRDIE_DATA), varied in many ways (`Images`), to have the outputs o
 of its blocks; the JPEG test images are used for testing only. The sizes are reached one after the other, each starting
 from the previous.
 
-Other rows: the float network; the float network fine-tuned without a size, for as many steps as the smallest size (a
-ResNet by labels, because it already predicts its own outputs). Without training: plain grids with one step per matrix,
+Other rows: the float network; the float network fine-tuned without a size, for as many steps as the smallest size,
+times `--longer` (a ResNet by labels, because it already predicts its own outputs). Without training: plain grids with one step per matrix,
 birdie's trellis without data and with Fisher information, and NNCodec, all of the float network; for the GPT also
 trellis and Fisher information on the network that was fine-tuned without a size. Every row is decoded from its file.
 """
@@ -177,7 +177,8 @@ class Bench:
     def without_size(self) -> Iterator[Row]:
         """Yield the row of the float network fine-tuned without a size, and of a GPT the rows of its files."""
         model, start, subject = self.start(), time.perf_counter(), self.subject
-        self.tune(model, self.data(), target_loss, self.options.steps * len(self.budgets), None)
+        steps = round(self.options.longer * self.options.steps * len(self.budgets))
+        self.tune(model, self.data(), target_loss, steps, None)
         seconds, quality = time.perf_counter() - start, subject.measure(model.state_dict())
         yield row("float", "float32, fine-tuned", self.float_bytes, quality, seconds, torch.__version__)
         if self.text:
@@ -296,6 +297,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--smaller", type=comma_separated(float), default=[10, 14, 20], help="factors to float32")
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
     parser.add_argument("--steps", type=int, default=800, help="steps for each size (default: 800)")
+    parser.add_argument("--longer", type=float, default=1.0, help="factor on the steps without a size, for equal time")
     parser.add_argument("--batch", type=int, help="images (default: 50), or windows of 512 tokens (default: 8)")
     parser.add_argument("--rate", type=float, help="learning rate (default: 2e-4 for a ResNet, 5e-4 for the GPT)")
     parser.add_argument("--settled", type=float, default=0.4, help="share of the steps after which the size is reached")

@@ -43,6 +43,7 @@ from birdie.errors import BudgetError, ConfigError
 
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
 _STEERED = 0.7  # share of the estimated correction of the exponent: the rest follows at the next encoding
+_FIRST = 8  # batches of the calibration before the first encoding: the last one, at the end, takes all of them
 _STATES, _FINAL_STATES = 8, 32  # of the trellis, while weights still change and at the end
 
 
@@ -208,8 +209,9 @@ class Requantization:
     def __init__(
         self, model: nn.Module, batches: Sequence[Batch], loss: Loss, budget: int, *, workers: int | None = None
     ) -> None:
-        self.model, self.budget, self.workers, self._data = model, budget, workers, (batches, loss)
-        self._encoder = self._search(model)
+        self.model, self.budget, self.workers = model, budget, workers
+        self._batches, self._loss = batches, loss
+        self._encoder = self._search(model, batches[:_FIRST])
         with torch.no_grad():
             for name, tensor in plain_state(model).items():
                 if name in self._encoder.tensors:
@@ -221,10 +223,10 @@ class Requantization:
         train_as_stored(model, self.matrices)
         self._symbols: dict[str, Encoded] = {}
 
-    def _search(self, model: nn.Module, **settings: Any) -> BudgetEncoder:
+    def _search(self, model: nn.Module, batches: Sequence[Batch], **settings: Any) -> BudgetEncoder:
         """Calibrate a model with plain parameters, sort its units, and search for the exponent."""
         state = ModelState.of(model)
-        calibration = CalibrationResult.of(state.by_name, (model, *self._data))
+        calibration = CalibrationResult.of(state.by_name, (model, batches, self._loss))
         ordered = calibration.ordered(state)
         return BudgetEncoder(ordered, calibration.sensitivities, self.budget, workers=self.workers, **settings)
 
@@ -241,7 +243,7 @@ class Requantization:
             BudgetError: no exponent makes the file small enough.
         """
         latent = plain(copy.deepcopy(self.model), latent=True)
-        self._encoder = self._search(latent, states=_FINAL_STATES, start=self._encoder.exponent)
+        self._encoder = self._search(latent, self._batches, states=_FINAL_STATES, start=self._encoder.exponent)
         with torch.no_grad():
             for part in self._parts():
                 part.latent.copy_(self._encoder.tensors[part.name])  # in the sorted order
