@@ -1,7 +1,7 @@
 """Networks fine-tuned to a byte budget compared with quantization alone: `python -m benchmarks.spectral_tune [--json]`.
 
     python -m benchmarks.spectral_tune                            the shared GPT (benchmarks.bench_model)
-    python -m benchmarks.spectral_tune --smaller 17,30.5 --steps 160 --batch 4 --rows plain,trellis --longer 1.1 --seeds 3
+    python -m benchmarks.spectral_tune --smaller 17,30.5 --rows plain,trellis --seeds 3
     python -m benchmarks.spectral_tune --subject resnet32 --smaller 10,20,28
     python -m benchmarks.spectral_tune --recipe resnet_spectral --rows spectral
 
@@ -11,9 +11,9 @@ of its blocks; the JPEG test images are used for testing only. The sizes are rea
 from the previous.
 
 Other rows: the float network; the float network fine-tuned without a size, for as many steps as the smallest size,
-times `--longer` (a ResNet by labels, because it already predicts its own outputs). Without training: plain grids with one step per matrix,
-birdie's trellis without data and with Fisher information, and NNCodec, all of the float network; for the GPT also
-trellis and Fisher information on the network that was fine-tuned without a size. Every row is decoded from its file.
+times `--longer` (a ResNet by labels, because it already predicts its own outputs), and of the GPT its files by trellis
+and Fisher information. Without training: plain grids with one step per matrix, birdie's trellis without data and with
+Fisher information, and NNCodec, all of the float network. Every row is decoded from its file.
 """
 
 import argparse
