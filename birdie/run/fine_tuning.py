@@ -61,7 +61,7 @@ class FineTuneStep:
         bits: estimated bits per spectral weight, or coded bits per weight of the matrices; None without a target, and
             until the matrices are encoded.
         weight: λ, in nats of loss per bit per weight; None without a target and without spectral weights.
-        bytes: size of the whole file at the last measurement; None without a budget.
+        bytes: size of the whole file at the last measurement; None without a budget, and until one was made.
         error: squared difference between latent weights and what the file holds, as a share of the squared weights;
             None unless matrices are encoded by a trellis.
         changed: share of the symbols that the last encoding changed; None as `error`.
@@ -126,7 +126,8 @@ def fine_tune(
         ConfigError: settings contradict each other or are out of range, or the budget holds the model losslessly.
         DataError: the batches end and cannot be iterated over again, or the loss is not finite (during iteration).
         WeightsError: a weight is not finite, and there is a target for matrices.
-        BudgetError: the file cannot be made as small as the budget (of spectral weights during iteration).
+        BudgetError: the file cannot be made as small as the budget (during iteration if the weights are spectral, or
+            the budget is a few percent above what is refused at once).
     """
     budget = whole_number("budget", budget)
     if steps < 1 or not rate > 0 or not network_rate > 0:
@@ -293,7 +294,7 @@ def _quantized_steps(
     quantized: Callable[[], Requantization],
     new_optimizer: Callable[[], torch.optim.Optimizer],
 ) -> Generator[FineTuneStep, None, None]:
-    """Train a model plainly, and then with matrices that are encoded anew every few steps."""
+    """Train a model plainly, then with matrices that are encoded anew every few steps, and encode them for good."""
     begin = int(_ENCODED_AFTER * steps)
     apart = max(_APART, math.ceil((steps - begin) / _ENCODINGS))
     quantization: Requantization | None = None

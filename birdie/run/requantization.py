@@ -199,7 +199,6 @@ class Requantization:
 
     Attributes:
         model: the same.
-        first: size by the search for the exponent, before any weight is changed.
 
     Raises:
         BudgetError: the file cannot be made as small as the budget.
@@ -216,8 +215,7 @@ class Requantization:
             for name, tensor in plain_state(model).items():
                 if name in self._encoder.tensors:
                     tensor.copy_(self._encoder.tensors[name])  # in the sorted order
-        allocation, size = self._encoder.allocation, self._encoder.fit.bytes
-        self.first = Requantized(size, 8 * size / allocation.weights, 0.0, 0.0)
+        allocation = self._encoder.allocation
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self.matrices = {name: None for name in allocation.matrices if name in parameters}
         train_as_stored(model, self.matrices)
