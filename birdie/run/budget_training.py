@@ -28,7 +28,7 @@ from birdie.compress.state import ModelState
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.gpt import GPT
 from birdie.run.recipe import Recipe
-from birdie.run.requantization import BudgetEncoder, Requantized, compared, noise_of, require_reachable
+from birdie.run.requantization import BudgetEncoder, Requantized, compared, require_reachable
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
 
@@ -76,7 +76,7 @@ class BudgetTraining:
         matrices = matrices_to_train(model, recipe.qat.tensors)
         self.names, self._layers = tuple(matrices), list(matrices.values())
         self._weights = {name: parameter(*layer) for name, layer in matrices.items()}
-        require_reachable(noise_of(ModelState.of(self._state())), self._budget, **self._file)
+        require_reachable(ModelState.of(self._state()), self._budget, **self._file)
         self._offsets = {id(weight): torch.zeros_like(weight) for weight in self._weights.values()}
         self._encoder: BudgetEncoder | None = None
         self._symbols: dict[str, Encoded] = {}

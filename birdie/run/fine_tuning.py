@@ -3,9 +3,8 @@
     batch ─► loss ─► + λ · bits ─► Adam ─► … ─► save the file at times, to measure it ─► target bits ─► λ    spectral
     batch ─► loss of the decoded weights ─► Adam on the latents ─► … ─► encode all matrices at times ─► exponent  others
 
-Matrices of a model that `birdie.spectral` did not wrap are trained plainly for half of the steps. From then on they are
-encoded by the trellis of the export up to ten times, and the layers compute with what is decoded
-(`birdie.run.requantization`). What follows is about spectral weights.
+Matrices of a model that `birdie.spectral` did not wrap are encoded by the trellis of the export up to ten times, and
+the layers compute with what is decoded (`birdie.run.requantization`). What follows is about spectral weights.
 
 A file holds more than the estimated bits of its weights: biases, norms, names, scales. So the model is saved at the
 start, once its bits have come down, and a few times after that, and the bytes of all other tensors are subtracted from
@@ -28,10 +27,9 @@ from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
 from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
-from birdie.compress.state import ModelState
 from birdie.compress.trained import plain
-from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
-from birdie.run.requantization import Requantization, Requantized, require_reachable
+from birdie.errors import BudgetError, ConfigError, DataError
+from birdie.run.requantization import Requantization
 
 Batch = TypeVar("Batch")
 _FLOOR = 0.05  # final learning rate, as a fraction of the first; it falls by a cosine
@@ -44,9 +42,8 @@ _COARSER = 1 / 32  # octaves to add to the scales if the file is too large at th
 _MEASURED = (0.62, 0.75, 0.87, 0.95)  # fractions of the steps after which the file is saved and measured
 _ANY = 1e-3  # target bits before the first measurement, which sets the real target
 _SPARE = 0.005  # fraction of the budget left free, because bits change a little between measurements
-_CALIBRATED = 32  # batches of a calibration of matrices
-# Of matrices: fraction of the steps after which they are encoded, how often, and the fewest steps in between.
-_ENCODED_AFTER, _ENCODINGS, _APART = 0.5, 10, 12
+# Of matrices: batches of a calibration, how often they are encoded, and the fewest steps between two encodings.
+_CALIBRATED, _ENCODINGS, _APART = 32, 10, 12
 _EXTRA, _MOST = 0.03, 1.3  # as fractions of the steps: how many to add while the file is too large, and the maximum
 
 
@@ -58,10 +55,9 @@ class FineTuneStep:
         number: of the step, from 1.
         steps: number of steps that are planned now.
         loss: loss of the task alone.
-        bits: estimated bits per spectral weight, or coded bits per weight of the matrices; None without a target, and
-            until the matrices are encoded.
+        bits: estimated bits per spectral weight, or coded bits per weight of the matrices; None without a target.
         weight: λ, in nats of loss per bit per weight; None without a target and without spectral weights.
-        bytes: size of the whole file at the last measurement; None without a budget, and until one was made.
+        bytes: size of the whole file at the last measurement; None without a budget.
         error: squared difference between latent weights and what the file holds, as a share of the squared weights;
             None unless matrices are encoded by a trellis.
         changed: share of the symbols that the last encoding changed; None as `error`.
@@ -119,15 +115,12 @@ def fine_tune(
         measured: of spectral weights: set the scale of each tensor from the gradients of eight batches before the first
             step. False keeps scales relative to the standard deviation; use it where `loss` is at its minimum, as in
             distillation from the model itself, because the gradients are then noise.
-        optimizer: parameter groups with their `lr` → optimizer; called again when matrices are first encoded, because
-            their units are then in another order.
+        optimizer: parameter groups with their `lr` → optimizer.
 
     Raises:
         ConfigError: settings contradict each other or are out of range, or the budget holds the model losslessly.
         DataError: the batches end and cannot be iterated over again, or the loss is not finite (during iteration).
-        WeightsError: a weight is not finite, and there is a target for matrices.
-        BudgetError: the file cannot be made as small as the budget (during iteration if the weights are spectral, or
-            the budget is a few percent above what is refused at once).
+        BudgetError: the file cannot be made as small as the budget (of spectral weights during iteration).
     """
     budget = whole_number("budget", budget)
     if steps < 1 or not rate > 0 or not network_rate > 0:
@@ -140,16 +133,10 @@ def fine_tune(
         plain(model)
         size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
         assert size is not None
-        _require_finite(model)
-        require_reachable(ModelState.of(model), size)
         count = min(_CALIBRATED, len(batches)) if isinstance(batches, Sized) else _CALIBRATED
-        calibration = [next(endless) for _ in range(count)]
-
-        def new_optimizer() -> torch.optim.Optimizer:
-            return optimizer([{"params": list(model.parameters()), "lr": rate}])
-
-        quantized = partial(Requantization, model, calibration, loss, size)
-        return _quantized_steps(model, endless, loss, steps, quantized, new_optimizer)
+        quantization = Requantization(model, [next(endless) for _ in range(count)], loss, size)
+        groups = [{"params": list(model.parameters()), "lr": rate}]
+        return _quantized_steps(quantization, endless, loss, steps, optimizer(groups))
     if network is not None and measured and not network.trained:
         _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
     if bits is not None:
@@ -159,12 +146,6 @@ def fine_tune(
         target.measure()
     groups = [{"params": parameters, "lr": lr} for parameters, lr in _groups(model, network, rate, network_rate)]
     return _steps(model, endless, loss, steps, target, optimizer(groups))
-
-
-def _require_finite(model: nn.Module) -> None:
-    for name, weight in model.named_parameters():
-        if not bool(torch.isfinite(weight).all()):
-            raise WeightsError(f"tensor {name!r} holds NaN or infinite values; repair it before fine-tuning")
 
 
 def _set_scales(
@@ -287,45 +268,26 @@ def _steps(
 
 
 def _quantized_steps(
-    model: nn.Module,
+    quantization: Requantization,
     batches: Iterator[Batch],
     loss: Callable[[nn.Module, Batch], Tensor],
     steps: int,
-    quantized: Callable[[], Requantization],
-    new_optimizer: Callable[[], torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer,
 ) -> Generator[FineTuneStep, None, None]:
-    """Train a model plainly, then with matrices that are encoded anew every few steps, and encode them for good."""
-    begin = int(_ENCODED_AFTER * steps)
-    apart = max(_APART, math.ceil((steps - begin) / _ENCODINGS))
-    quantization: Requantization | None = None
-    last: Requantized | None = None
+    """Train a model whose matrices are encoded anew every few steps."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cosine, steps, _FLOOR))
+    apart = max(_APART, math.ceil(steps / _ENCODINGS))
     for number in range(1, steps + 1):
-        if number == begin + 1:
-            quantization = quantized()
-        if number in (1, begin + 1):
-            optimizer = new_optimizer()
-            schedule = _falling(optimizer, steps, number - 1)
-        if quantization is not None and (number - 1 - begin) % apart == 0:
+        if (number - 1) % apart == 0:
             last = quantization()
-        task = _finite(loss(model, next(batches)), number)
+        task = _finite(loss(quantization.model, next(batches)), number)
         optimizer.zero_grad(set_to_none=True)
         task.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        if quantization is not None and number == steps:
+        if number == steps:
             last = quantization.finish()
-        yield _reported(number, steps, float(task.detach()), last)
-
-
-def _falling(optimizer: torch.optim.Optimizer, steps: int, done: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return the schedule of an optimizer that takes the rest of the steps."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda more: _cosine(steps, _FLOOR, done + more))
-
-
-def _reported(number: int, steps: int, loss: float, last: Requantized | None) -> FineTuneStep:
-    if last is None:
-        return FineTuneStep(number, steps, loss, None, None, None)
-    return FineTuneStep(number, steps, loss, last.bits, None, last.bytes, last.error, last.changed)
+        yield FineTuneStep(number, steps, float(task.detach()), last.bits, None, last.bytes, last.error, last.changed)
 
 
 def _finite(loss: Tensor, number: int) -> Tensor:

@@ -144,25 +144,25 @@ def _writer(budget: int, coder: Effort, metadata: Mapping[str, Any], workers: in
 
 
 def require_reachable(
-    state: ModelState,
-    budget: int,
-    *,
-    rules: Schemes | None = None,
-    coder: Effort = "max",
-    metadata: Mapping[str, Any] = MappingProxyType({}),
+    state: ModelState, budget: int, *, rules: Schemes | None, coder: Effort, metadata: Mapping[str, Any]
 ) -> None:
     """Check before training that a budget can be met, and leaves something to quantize; arguments as `BudgetEncoder`.
 
-    The smallest file has zeros for its matrices. Initial weights are often constant and take few bytes: for these, give
-    `noise_of(state)`.
+    Initial weights are often constant and take few bytes, so all tensors are noise here, and the matrices of the
+    smallest file zeros.
 
     Raises:
         BudgetError: the smallest file does not fit.
         ConfigError: the largest does.
     """
-    assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
-    zeros = {name: torch.zeros_like(state.tensors[name]) for name in assignment.free}
-    smallest = Allocation(replace(assignment, tensors={**assignment.tensors, **zeros}), plain=False)
+    generator = torch.Generator().manual_seed(0)
+    noise = {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in state.tensors.items()
+    }
+    assignment = assignments(assign(replace(state, tensors=noise), rules, Target(budget)), budget)[0]
+    zeros = {name: torch.zeros_like(noise[name]) for name in assignment.free}
+    smallest = Allocation(replace(assignment, tensors={**noise, **zeros}), plain=False)
     with _writer(budget, coder, metadata, None) as writer:
         size = writer.size(smallest.encode(0.0, draft=True))
         if size > budget:
@@ -174,16 +174,6 @@ def require_reachable(
             return
         if writer.size(Allocation(assignment).encode_lossless()) <= budget:
             raise ConfigError(f"the model fits a budget of {budget:,} bytes losslessly; give a smaller budget")
-
-
-def noise_of(state: ModelState) -> ModelState:
-    """Return the model with standard normal noise in all floating tensors."""
-    generator = torch.Generator().manual_seed(0)
-    noise = {
-        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in state.tensors.items()
-    }
-    return replace(state, tensors=noise)
 
 
 class Requantization:
