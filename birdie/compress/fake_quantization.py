@@ -112,7 +112,9 @@ def _quantize_to_levels(settings: "Qat", rows: Tensor) -> Tensor:
     step = torch.where(scale > 0, torch.exp2(octaves), 0.0)[..., None]
     signs = parts.sign() if settings.levels == "ternary" else torch.where(parts < 0, -1.0, 1.0)
     kept = sizes > step / 2 if settings.levels == "ternary" else torch.ones_like(sizes, dtype=torch.bool)
-    return (signs * kept * step).view(height, -1)[:, :width].to(rows.dtype)
+    # In float32 before the padding is cut off: of a cut in float64, torch 2.13 compiles a kernel for CPUs that reads what
+    # lies beside it.
+    return (signs.to(rows.dtype) * kept * step.to(rows.dtype)).view(height, -1)[:, :width]
 
 
 def _exact_scale(settings: "Qat", rows: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ _MEASURED = (0.62, 0.75, 0.87, 0.95)  # fractions of the steps after which the f
 _ANY = 1e-3  # target bits before the first measurement, which sets the real target
 _SPARE = 0.005  # fraction of the budget left free, because bits change a little between measurements
 # Of matrices: batches of a calibration, how often they are encoded, and the fewest steps between two encodings.
-_CALIBRATED, _ENCODINGS, _APART = 32, 10, 12
+_CALIBRATED, _ENCODINGS, _APART = 64, 10, 12
 _EXTRA, _MOST = 0.03, 1.3  # as fractions of the steps: how many to add while the file is too large, and the maximum
 
 

@@ -19,11 +19,11 @@ RECIPE = find("resnet_spectral")
 def test_a_recipe_sets_everything_that_no_flag_sets() -> None:
     options = spectral_tune.parse(["--steps", "3", "--recipe", str(RECIPE.path)])
     assert options.subject == "resnet32"
-    assert (options.smaller, options.transform, options.batch, options.rate) == ([20.0], "auto", 50, 2e-4)
-    assert (options.settled, options.start, options.seed, options.steps) == (0.4, 4.0, 0, 3)
+    assert (options.smaller, options.transform, options.batch, options.rate) == ([28.0], "auto", 50, 1e-3)
+    assert (options.settled, options.start, options.seed, options.steps) == (0.5, 4.0, 0, 3)
     assert vars(spectral_tune.parse(["--recipe", "resnet_spectral"])) == vars(options) | {
         "recipe": "resnet_spectral",
-        "steps": 800,
+        "steps": 6000,
     }
 
 
@@ -51,7 +51,7 @@ def test_the_weights_of_the_recipe_are_that_network(shared_data: Path) -> None:
     assert sum(p.numel() for p in model.parameters()) == RECIPE.about.parameters
     float_bytes = 4 * sum(weight.numel() for weight in state.values())
     assert RECIPE.about.bytes is not None
-    assert float_bytes / 20.5 < RECIPE.about.bytes <= float_bytes / 20
+    assert float_bytes / 28.5 < RECIPE.about.bytes <= float_bytes / 28
 
 
 @pytest.mark.nightly  # fine-tunes and codes a ResNet

@@ -385,3 +385,16 @@ def test_degenerate_weights_stay_finite() -> None:
             bits = bits_of(qat, weight)
             assert bool(torch.isfinite(torch.autograd.grad(bits, weight)[0]).all())
             assert 0 <= bits.item() < 32 * weight.numel()
+
+
+@pytest.mark.parametrize("levels", ["ternary", "binary"])
+@pytest.mark.parametrize("shape", [(96, 192), (192, 576)])
+def test_levels_are_the_same_under_the_compiler(levels: Any, shape: tuple[int, int]) -> None:
+    """Columns that are no whole number of groups: torch's compiler read beside the padding."""
+    torch.manual_seed(0)
+    weight, settings = 0.05 * torch.randn(shape), Qat(levels=levels)
+
+    def rounded(weight: Tensor) -> Tensor:
+        return quantized(settings, weight, SHARP)
+
+    assert torch.equal(torch.compile(rounded, fullgraph=True, dynamic=False)(weight), rounded(weight))
