@@ -66,7 +66,8 @@ def quantized(settings: "Qat", weight: Tensor, sharpness: Tensor, active: Tensor
             return stored
         rows = _rows(weight)
         if settings.levels is not None:
-            return _quantize_to_levels(settings, rows).view_as(weight).to(weight.dtype)
+            nearest: Tensor = _quantize_to_levels(rows, settings.levels, settings.group_size)
+            return nearest.view_as(weight).to(weight.dtype)
         scale = scale_of(settings, rows)
         scaled = rows / scale
         if settings.rounding == "noise":
@@ -93,13 +94,16 @@ def bits_of(settings: "Qat", weight: Tensor) -> Tensor:
     return _laplace_bits(mean).sum() * rows.shape[1]
 
 
-def _quantize_to_levels(settings: "Qat", rows: Tensor) -> Tensor:
+# A custom operator, because torch 2.13 compiles these cuts of padded float64 into kernels for CPUs that read what lies
+# beside them.
+@torch.library.custom_op("birdie::quantize_to_levels", mutates_args=())
+def _quantize_to_levels(rows: Tensor, levels: str, group_size: int) -> Tensor:
     """Return rows of -s, 0 and s, or -s and s, with the scale s of each group as `Ternary` fits and stores it."""
     height, width = rows.shape
-    group = min(settings.group_size, width)
+    group = min(group_size, width)
     parts = torch.nn.functional.pad(rows, (0, -width % group)).view(height, -1, group).double()
     sizes = parts.abs()
-    if settings.levels == "binary":
+    if levels == "binary":
         real = torch.ones(width, device=rows.device, dtype=torch.float64)
         counts = torch.nn.functional.pad(real, (0, -width % group)).view(-1, group).sum(1)
         scale = sizes.sum(2) / counts
@@ -110,11 +114,14 @@ def _quantize_to_levels(settings: "Qat", rows: Tensor) -> Tensor:
         scale = scales.gather(2, best).squeeze(2)
     octaves = torch.round(torch.log2(scale.clamp_min(SMALLEST)) * PER_OCTAVE) / PER_OCTAVE
     step = torch.where(scale > 0, torch.exp2(octaves), 0.0)[..., None]
-    signs = parts.sign() if settings.levels == "ternary" else torch.where(parts < 0, -1.0, 1.0)
-    kept = sizes > step / 2 if settings.levels == "ternary" else torch.ones_like(sizes, dtype=torch.bool)
-    # In float32 before the padding is cut off: of a cut in float64, torch 2.13 compiles a kernel for CPUs that reads what
-    # lies beside it.
-    return (signs.to(rows.dtype) * kept * step.to(rows.dtype)).view(height, -1)[:, :width]
+    signs = parts.sign() if levels == "ternary" else torch.where(parts < 0, -1.0, 1.0)
+    kept = sizes > step / 2 if levels == "ternary" else torch.ones_like(sizes, dtype=torch.bool)
+    return (signs * kept * step).view(height, -1)[:, :width].to(rows.dtype).contiguous()
+
+
+@_quantize_to_levels.register_fake
+def _(rows: Tensor, _levels: str, _group_size: int) -> Tensor:
+    return rows.new_empty(rows.shape)
 
 
 def _exact_scale(settings: "Qat", rows: Tensor) -> Tensor:
