@@ -42,8 +42,8 @@ _COARSER = 1 / 32  # octaves to add to the scales if the file is too large at th
 _MEASURED = (0.62, 0.75, 0.87, 0.95)  # fractions of the steps after which the file is saved and measured
 _ANY = 1e-3  # target bits before the first measurement, which sets the real target
 _SPARE = 0.005  # fraction of the budget left free, because bits change a little between measurements
-# Of matrices: batches of a calibration, how often they are encoded, and the fewest steps between two encodings.
-_CALIBRATED, _ENCODINGS, _APART = 64, 10, 12
+# Of matrices: batches of the first and the last calibration, how often they are encoded, the fewest steps in between.
+_FIRST, _LAST, _ENCODINGS, _APART = 8, 64, 10, 12
 _EXTRA, _MOST = 0.03, 1.3  # as fractions of the steps: how many to add while the file is too large, and the maximum
 
 
@@ -133,10 +133,10 @@ def fine_tune(
         plain(model)
         size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
         assert size is not None
-        count = min(_CALIBRATED, len(batches)) if isinstance(batches, Sized) else _CALIBRATED
-        quantization = Requantization(model, [next(endless) for _ in range(count)], loss, size)
+        most = len(batches) if isinstance(batches, Sized) else _LAST
+        quantization = Requantization(model, [next(endless) for _ in range(min(_FIRST, most))], loss, size)
         groups = [{"params": list(model.parameters()), "lr": rate}]
-        return _quantized_steps(quantization, endless, loss, steps, optimizer(groups))
+        return _quantized_steps(quantization, endless, loss, steps, optimizer(groups), min(_LAST, most))
     if network is not None and measured and not network.trained:
         _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
     if bits is not None:
@@ -273,8 +273,9 @@ def _quantized_steps(
     loss: Callable[[nn.Module, Batch], Tensor],
     steps: int,
     optimizer: torch.optim.Optimizer,
+    calibrated: int,
 ) -> Generator[FineTuneStep, None, None]:
-    """Train a model whose matrices are encoded anew every few steps."""
+    """Train a model whose matrices are encoded anew every few steps; `calibrated`: batches of the last calibration."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cosine, steps, _FLOOR))
     apart = max(_APART, math.ceil(steps / _ENCODINGS))
     for number in range(1, steps + 1):
@@ -286,7 +287,7 @@ def _quantized_steps(
         optimizer.step()
         schedule.step()
         if number == steps:
-            last = quantization.finish()
+            last = quantization.finish([next(batches) for _ in range(calibrated)])
         yield FineTuneStep(number, steps, float(task.detach()), last.bits, None, last.bytes, last.error, last.changed)
 
 

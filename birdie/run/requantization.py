@@ -43,7 +43,6 @@ from birdie.errors import BudgetError, ConfigError
 
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
 _STEERED = 0.7  # share of the estimated correction of the exponent: the rest follows at the next encoding
-_FIRST = 8  # batches of the calibration before the first encoding: the last one, at the end, takes all of them
 _STATES, _FINAL_STATES = 8, 32  # of the trellis, while weights still change and at the end
 
 
@@ -182,7 +181,7 @@ class Requantization:
     Args:
         model: any module; its matrices are parametrized in place, and units whose order is arbitrary are sorted, which
             saves bits (the function is unchanged).
-        batches: to calibrate on.
+        batches: to calibrate on before the first encoding; a few are enough.
         loss: (module, batch) → any differentiable number.
         budget: bytes of the complete file.
         workers: threads; None uses every core.
@@ -199,8 +198,8 @@ class Requantization:
         self, model: nn.Module, batches: Sequence[Batch], loss: Loss, budget: int, *, workers: int | None = None
     ) -> None:
         self.model, self.budget, self.workers = model, budget, workers
-        self._batches, self._loss = batches, loss
-        self._encoder = self._search(model, batches[:_FIRST])
+        self._loss = loss
+        self._encoder = self._search(model, batches)
         with torch.no_grad():
             for name, tensor in plain_state(model).items():
                 if name in self._encoder.tensors:
@@ -224,14 +223,17 @@ class Requantization:
         encoded, size = self._encoder.encode({name: latents.get(name, state[name]) for name in self._encoder.tensors})
         return self._hold(encoded, size)
 
-    def finish(self) -> Requantized:
+    def finish(self, batches: Sequence[Batch]) -> Requantized:
         """Calibrate again, and encode for good, to the budget, with more states: the model is then what the file holds.
+
+        Args:
+            batches: to calibrate on; tens of thousands of tokens, or thousands of images.
 
         Raises:
             BudgetError: no exponent makes the file small enough.
         """
         latent = plain(copy.deepcopy(self.model), latent=True)
-        self._encoder = self._search(latent, self._batches, states=_FINAL_STATES, start=self._encoder.exponent)
+        self._encoder = self._search(latent, batches, states=_FINAL_STATES, start=self._encoder.exponent)
         with torch.no_grad():
             for part in self._parts():
                 part.latent.copy_(self._encoder.tensors[part.name])  # in the sorted order

@@ -177,7 +177,7 @@ def test_what_cannot_be_reached_is_an_error_before_the_first_step() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine_tuning, "_CALIBRATED", 2)
+    monkeypatch.setattr(fine_tuning, "_FIRST", 2)
     x, y = data()
     batches = [(x, y)] * 4 + [(torch.full_like(x, torch.nan), y)]
     with pytest.raises(DataError, match="the loss of step 3 is not finite"):
