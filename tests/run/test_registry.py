@@ -120,16 +120,16 @@ def test_the_command_lists_shows_and_compares_recipes_of_another_program(
     listed = {facts["name"]: facts for facts in recipe_json(capsys, "list")["recipes"]}["resnet_spectral"]
     assert listed["runs"] == f"python -m benchmarks.spectral_tune --recipe {SPECTRAL.path}"
     assert (listed["parameters"], listed["expected"]["accuracy"], listed["expected"]["bpb"]) == (464_154, 0.8256, None)
-    assert recipe_json(capsys, "show", "resnet_spectral")["recipe"]["program"]["smaller"] == [20]
+    assert recipe_json(capsys, "show", "resnet_spectral")["recipe"]["program"]["smaller"] == [28]
     with pytest.raises(SystemExit):
         main(["recipe", "show", "resnet_spectral"])
     (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
     assert find(str(tmp_path / "shown.toml")).settings() == SPECTRAL.settings()
-    (tmp_path / "shown.toml").write_text(SPECTRAL.path.read_text().replace("steps = 800", "").replace("[20]", "[28]"))
+    (tmp_path / "shown.toml").write_text(SPECTRAL.path.read_text().replace("steps = 6000", "").replace("[28]", "[20]"))
     differences = recipe_json(capsys, "diff", "resnet_spectral", str(tmp_path / "shown.toml"))["differences"]
     assert differences == [
-        {"setting": "program.smaller", "resnet_spectral": [20], "shown": [28]},
-        {"setting": "program.steps", "resnet_spectral": 800, "shown": None},
+        {"setting": "program.smaller", "resnet_spectral": [28], "shown": [20]},
+        {"setting": "program.steps", "resnet_spectral": 6000, "shown": None},
     ]
     with pytest.raises(SystemExit):
         main(["recipe", "diff", "resnet_spectral", "sota"])
