@@ -278,16 +278,22 @@ def _quantized_steps(
     """Train a model whose matrices are encoded anew every few steps; `calibrated`: batches of the last calibration."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cosine, steps, _FLOOR))
     apart = max(_APART, math.ceil(steps / _ENCODINGS))
+    recent: list[
+        Batch
+    ] = []  # for the last calibration: batches that end with the training must not end it without a file
     for number in range(1, steps + 1):
         if (number - 1) % apart == 0:
             last = quantization()
-        task = _finite(loss(quantization.model, next(batches)), number)
+        batch = next(batches)
+        if steps - number < calibrated:
+            recent.append(batch)
+        task = _finite(loss(quantization.model, batch), number)
         optimizer.zero_grad(set_to_none=True)
         task.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         if number == steps:
-            last = quantization.finish([next(batches) for _ in range(calibrated)])
+            last = quantization.finish([*recent, *(next(batches) for _ in range(calibrated - len(recent)))])
         yield FineTuneStep(number, steps, float(task.detach()), last.bits, None, last.bytes, last.error, last.changed)
 
 

@@ -182,3 +182,12 @@ def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     batches = [(x, y)] * 4 + [(torch.full_like(x, torch.nan), y)]
     with pytest.raises(DataError, match="the loss of step 3 is not finite"):
         list(fine_tune(network(), batches, loss, steps=9, budget=3_000))
+
+
+def test_batches_that_end_with_the_training_are_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The last calibration takes batches of the last steps, so a long training is not lost at its end."""
+    monkeypatch.setattr(fine_tuning, "_FIRST", 2)
+    monkeypatch.setattr(fine_tuning, "_LAST", 4)
+    model, once = network(), iter([data()] * (2 + 6))
+    assert len(list(fine_tune(model, once, loss, steps=6, budget=3_000))) == 6
+    assert birdie.save(model, tmp_path / "x.birdie").bytes <= 3_000
