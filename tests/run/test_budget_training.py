@@ -100,6 +100,10 @@ def test_the_movement_since_the_last_encoding_counts_and_the_gradient_goes_strai
 def test_an_encoding_reaches_a_compiled_graph_without_a_new_one(recipe: Recipe, tmp_path: Path) -> None:
     run = Run(recipe, tmp_path)
     training, ids = prepared(recipe, run, []), torch.arange(LENGTH)[None]
+    with torch.no_grad():  # layers into the residual stream begin at zero, where no encoding shows
+        for weight in run.model.parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=0.2)
     plain = run.model.loss(ids, ids).item()  # also makes the rotary tables, which graphs depend on
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
@@ -107,7 +111,7 @@ def test_an_encoding_reaches_a_compiled_graph_without_a_new_one(recipe: Recipe, 
     assert compiled().item() == pytest.approx(plain, abs=1e-6)
     training.before_step(6, 0.5, 1.0)
     quantized = run.model.loss(ids, ids).item()
-    assert quantized != pytest.approx(plain, abs=1e-4)
+    assert abs(quantized - plain) > 0.01
     assert compiled().item() == pytest.approx(quantized, abs=1e-6)
     assert counter.frame_count == 1
 
