@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.timing import take_turns
 from birdie.artifact import container
 from birdie.artifact.container import Reader
-from birdie.artifact.decoding import decode_entry
+from birdie.artifact.decoding import blocks_of, decode_entry
 from birdie.artifact.device import compressed_entry
 from birdie.artifact.load import decoders_of, load
 from birdie.artifact.save import save
@@ -110,17 +110,18 @@ def saved(path: Path, size: Size, device: torch.device) -> int:
     Returns:
         Number of weights.
     """
-    names = {name: weight.shape for name, weight in model_of(replace(size, layers=1)).state_dict().items()}
+    shapes = {name: weight.shape for name, weight in model_of(replace(size, layers=1)).state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     state = {
         name: (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(device, torch.bfloat16)
         if len(shape) == 2
         else torch.ones(shape, dtype=torch.bfloat16)
-        for name, shape in names.items()
+        for name, shape in shapes.items()
     }
     save(state, path, scheme=SCHEME, coder="fast")
     with Reader(path) as reader:
-        entries, metadata = [reader.read(name) for name in reader.names], bytes(reader.metadata)
+        names = [part for name in reader.names for part in dict.fromkeys((name, *reader.blocks(name)))]
+        entries, metadata = [reader.read(name) for name in names], bytes(reader.metadata)
     copies = {
         entry.name.replace("blocks.0.", f"blocks.{layer}."): entry for entry in entries for layer in range(size.layers)
     }
@@ -137,8 +138,11 @@ def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
         path = Path(folder) / "matrix.birdie"
         save({"weight": weight}, path, scheme=SCHEME, coder="fast")
         with Reader(path) as reader:
-            compressed, decoders = compressed_entry(reader, "weight", decoders_of(reader)), decoders_of(reader)
-            assert compressed is not None
+            decoders, blocks = decoders_of(reader), []
+            for block, part in blocks_of(reader, "weight"):
+                compressed = compressed_entry(reader, block, decoders)
+                assert compressed is not None
+                blocks.append((compressed, part))
             yield {"what": "bits a weight", "figure": 8 * path.stat().st_size / count, "unit": "bits"}
             decode = partial(decode_entry, reader, "weight", decoders, os.cpu_count())
             expected = decode()
@@ -147,18 +151,21 @@ def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
     if not works(device):
         yield {"what": "decode and encode on the device", "note": NO_KERNELS}
         return
-    on_device = compressed.to(device)
-    out, damaged = on_device.decode()
-    require_sound(damaged)
+    on_device = [(compressed.to(device), part) for compressed, part in blocks]
+    out = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+    require_sound(torch.cat([compressed.decode(out.view(-1)[part])[1] for compressed, part in on_device]))
     same = torch.equal(out.cpu().view(torch.int16), expected.view(torch.int16))
     target = torch.empty_like(out)
-    ways = {"decode": lambda: on_device.decode(out), "copy": lambda: target.copy_(out)}
+    ways = {
+        "decode": lambda: [compressed.decode(out.view(-1)[part]) for compressed, part in on_device],
+        "copy": lambda: target.copy_(out),
+    }
     seconds = {name: statistics.median(times) for name, times in take_turns(ways, turns=turns, device=device).items()}
     note = f"{2 * count / seconds['decode'] / 1e9:.0f} GB/s of bfloat16"
     yield speed("decode, device", count, seconds["decode"], note) | {"target": "bits of the CPU", "met": same}
     note = f"decoding takes {seconds['decode'] / seconds['copy']:.1f} × as long"
     yield speed("copy in bfloat16, device", count, seconds["copy"], note)
-    share = on_device.nbytes / (2 * count)
+    share = sum(compressed.nbytes for compressed, _ in on_device) / (2 * count)
     yield {"what": "device memory", "figure": share, "unit": "of bfloat16", "target": "≤ 0.3", "met": share <= 0.3}
     yield from encoded_on_device(weight.to(device), turns)
     yield from entropack(weight.to(device), turns)

@@ -7,9 +7,10 @@ ResNets are scored on the (lossy) JPEG test images and calibrated on the 2,000 l
 are loaded strictly. The logits of the float model are computed once and cached.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -81,6 +82,23 @@ class Subject:
     build: Callable[[], nn.Module]
     bits: Callable[[list[Tensor]], float] | None = None
     logits: dict[int, Tensor] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> "Subject":
+        """Return the same model and data on a device, without cached logits."""
+        module, build = copy.deepcopy(self.module).to(device), self.build
+        held_out, calibration = (
+            [(inputs.to(device), targets.to(device)) for inputs, targets in batches]
+            for batches in (self.held_out, self.calibration)
+        )
+        return replace(
+            self,
+            module=module,
+            state={name: weight.to(device) for name, weight in self.state.items()},
+            held_out=held_out,
+            calibration=calibration,
+            build=lambda: build().to(device),
+            logits={},
+        )
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Return the summed nats of a batch (0-d), which calibration differentiates."""
@@ -219,7 +237,7 @@ class _Replay:
     """Language model that returns known losses in order, whatever batches the scorer makes."""
 
     def __init__(self, nats: list[Tensor]) -> None:
-        self.nats, self.start = torch.cat([batch.flatten() for batch in nats]), 0
+        self.nats, self.start = torch.cat([batch.flatten() for batch in nats]).cpu(), 0
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:  # noqa: ARG002
         losses = self.nats[self.start : self.start + targets.numel()].view_as(targets)

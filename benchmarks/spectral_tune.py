@@ -45,6 +45,7 @@ from birdie.artifact.load import load
 from birdie.data.shards import read_shard
 from birdie.errors import ConfigError
 from birdie.run.registry import find
+from birdie.runtime.device import choose_device
 from birdie.runtime.provenance import VERSION
 
 PROGRAM = "python -m benchmarks.spectral_tune"
@@ -62,7 +63,7 @@ class Images:
     """
 
     def __init__(self, subject: Subject, batch: int, seed: int) -> None:
-        self.inputs, self.labels = (torch.cat(parts) for parts in zip(*subject.calibration, strict=True))
+        self.inputs, self.labels = (torch.cat(parts).cpu() for parts in zip(*subject.calibration, strict=True))
         self.batch, self.seed = batch, seed
 
     def __iter__(self) -> Iterator[Batch]:
@@ -109,6 +110,18 @@ class Text:
         order = torch.randperm(len(self.ids), generator=self.generator)
         for part in order.split(self.batch):  # type: ignore[no-untyped-call]
             yield self.ids[part], self.targets[part]
+
+
+class Moved:
+    """Batches on a device."""
+
+    def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
+        self.batches, self.device = batches, device
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches."""
+        for inputs, targets in self.batches:
+            yield inputs.to(self.device), targets.to(self.device)
 
 
 def target_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -168,7 +181,7 @@ class Bench:
     def data(self) -> Iterable[Batch]:
         """Return the training batches, the same in each call."""
         batch, seed = self.options.batch, self.options.seed
-        return Text(batch, seed) if self.text else Images(self.subject, batch, seed)
+        return Moved(Text(batch, seed) if self.text else Images(self.subject, batch, seed), self.options.device)
 
     def start(self) -> nn.Module:
         """Return a copy of the float network."""
@@ -289,7 +302,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed command line: flags, then the settings of a recipe, then the defaults.
 
     Raises:
-        ConfigError: the recipe belongs to another program, or has an unknown setting.
+        ConfigError: the recipe belongs to another program, has an unknown setting, or there is no such device.
     """
     parser = command_parser(__doc__)
     parser.add_argument("--recipe", help="a recipe of this program (birdie recipe list), or its file")
@@ -307,11 +320,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=comma_separated(one_of(ROWS, "kind of row")), default=ROWS, help=f"of {', '.join(ROWS)}"
     )
+    parser.add_argument("--device", default="cpu", help="auto, cuda, mps or cpu (default: cpu)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models, pixels and cached rows")
     options = parser.parse_args(arguments)
     if options.recipe is not None:
         options = parser.parse_args([*from_recipe(options.recipe), *arguments])
     image = options.subject.startswith("resnet")
+    options.device = choose_device(options.device)
     options.batch = options.batch or (50 if image else 8)
     options.rate = options.rate or (2e-4 if image else 5e-4)
     return options
@@ -344,7 +359,7 @@ def main() -> None:
         torch.set_num_threads(1)
         subject = load_subject(options.subject, Folders(options.runs, shared_data()), Amounts())
         for seed in range(options.seed, options.seed + options.seeds):
-            bench = Bench(subject, argparse.Namespace(**{**vars(options), "seed": seed}))
+            bench = Bench(subject.on(options.device), argparse.Namespace(**{**vars(options), "seed": seed}))
             for line in bench.rows():
                 smaller = bench.float_bytes / line["bytes"] if line["bytes"] else None
                 rows.append({"seed": seed, **line, "smaller": smaller})

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.device import moved_draw
+
 LAWS = ("tests/train", "tests/model", "tests/score")
 
 
@@ -20,3 +22,11 @@ def test_the_laws_hold_on_a_gpu() -> None:
     root = Path(__file__).resolve().parents[1]
     result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-4000:]
+
+
+def test_what_a_generator_draws_is_moved_unless_a_device_is_named() -> None:
+    draw = moved_draw(torch.randn, torch.device("meta"))
+    assert draw(3, generator=torch.Generator(), requires_grad=True).is_meta
+    assert draw(3, device="meta").is_meta
+    named = draw(3, generator=torch.Generator().manual_seed(1), device="cpu")
+    assert torch.equal(named, torch.randn(3, generator=torch.Generator().manual_seed(1)))

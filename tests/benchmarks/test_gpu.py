@@ -10,9 +10,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_checks
+from benchmarks import gpu, gpu_checks, on_device
 from benchmarks.gpu_checks import CHECKS, Check, Setup
 from benchmarks.loaders import RepeatedTokens
+from birdie.artifact.container import Reader
+from birdie.compress import row_blocks
+from birdie.entropy import trellis
 from birdie.model.attention_kernels import Kernels
 from birdie.model.gpt import GPT
 from birdie.train.settings import TrainSettings
@@ -118,3 +121,19 @@ def test_training_is_measured_with_the_kernels_and_documents_of_a_run(monkeypatc
     assert cast(GPT, run._model).kernels is chosen
     ids, _ = RepeatedTokens(TrainSettings(train_batch_tokens=4096, train_seq_len=2048, accumulation=1), bos_id=1).next()
     assert int((ids == 1).sum()) >= 4
+
+
+def blocks_of_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((trellis, "CHUNK"), (row_blocks, "LARGE"), (row_blocks, "_BLOCK")):
+        monkeypatch.setattr(module, name, size)
+
+
+def test_matrices_that_a_file_holds_in_blocks_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks_of_size(65_536, monkeypatch)  # the fewest weights that the fast coder codes in lanes
+    assert any(row["what"] == "decode, CPU" for row in on_device.tensor(CPU.device, small=True))
+    blocks_of_size(2048, monkeypatch)
+    rows = on_device.model(CPU.device, small=True)
+    assert [row["met"] for row in rows if "outputs" in row["what"]] == [True, True]
+    on_device.saved(tmp_path / "model", on_device.TINY, CPU.device)
+    with Reader(tmp_path / "model") as reader:
+        assert {len(reader.blocks(f"blocks.{layer}.gate.weight")) for layer in range(2)} == {6}
