@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu --json gpu.json               all checks, those that are worth most first
     python -m benchmarks.gpu --checks attention,muon       some of them
-    python -m benchmarks.gpu --page gpu.json               docs/gpu.md, from the figures of a file
+    python -m benchmarks.gpu --page gpu.json               the figures of docs/gpu.md, from a file
 
 Needs no network and no data. Each check runs in a process of its own with a time limit, so that a crash or a hang costs
 the rest of one check; the file is written after every check. Without CUDA, checks that mean something on a CPU run at a
@@ -132,15 +132,14 @@ def _target(row: Mapping[str, Any]) -> str:
     return f"{row['target'] or ''} {'yes' if row['met'] else 'no'}".strip()
 
 
-def page(results: Mapping[str, Any]) -> str:
-    """Return docs/gpu.md with the figures of a run."""
+def page(results: Mapping[str, Any], text: str) -> str:
+    """Return the text of docs/gpu.md with the figures of a run in place of those that it has."""
+    intro, _, rest = text.partition("## Measured\n")
+    _, _, checks = rest.partition("## The checks\n")
     lines = [
-        "# On a GPU",
+        "## Measured",
         "",
-        "`python -m benchmarks.gpu --json gpu.json` measures all of this in ten minutes, without network and data, and",
-        "`python -m benchmarks.gpu --page gpu.json` writes this page. Each check is a process of its own.",
-        "",
-        f"Measured on: {results['machine']}; {_versions(results['versions'])}; commit `{results['commit']}`.",
+        f"On: {results['machine']}; {_versions(results['versions'])}; commit `{results['commit']}`.",
         "",
         "| check | what | figure | target | note |",
         "|---|---|--:|---|---|",
@@ -148,7 +147,7 @@ def page(results: Mapping[str, Any]) -> str:
     for row in results["rows"]:
         cells = (row["check"], row["what"], _figure(row), _target(row), row["note"] or "")
         lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return intro + "\n".join(lines) + "\n\n## The checks\n" + checks
 
 
 def _versions(versions: Any) -> str:
@@ -163,12 +162,12 @@ def main() -> None:
     parser.add_argument("--checks", type=comma_separated(one_of(names, "check")), default=names, help=", ".join(names))
     parser.add_argument("--json", type=Path, help="file for all rows, written after each check")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default: auto)")
-    parser.add_argument("--page", type=Path, help="write docs/gpu.md from this file of rows; measure nothing")
+    parser.add_argument("--page", type=Path, help="write docs/gpu.md's figures from this file of rows; measure nothing")
     parser.add_argument("--worker", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.page is not None:
-        write_bytes(PAGE, page(json.loads(options.page.read_text())).encode())
+        write_bytes(PAGE, page(json.loads(options.page.read_text()), PAGE.read_text()).encode())
         return
     device = options.device
     if device == "auto":

@@ -599,9 +599,9 @@ def byte_budget(setup: Setup) -> Iterator[Row]:
             clocks[way].append(time.perf_counter())
             last = step
     typical = {way: statistics.median(b - a for a, b in pairwise(clock)) for way, clock in clocks.items()}
-    whole = {way: clock[-2] - clock[0] for way, clock in clocks.items()}  # without the last calibration
+    total = {way: clock[-2] - clock[0] for way, clock in clocks.items()}  # without the last calibration
     yield {"what": "step, plain", "figure": 1e3 * typical["plain"], "unit": "ms", "note": f"{weights:,} weights"}
-    for what, seconds in (("step on decoded weights", typical), ("the same with the encodings", whole)):
+    for what, seconds in (("step on decoded weights", typical), ("the same with the encodings", total)):
         ratio = seconds["budget"] / seconds["plain"]
         met = None if setup.small else ratio <= 1.3
         yield {"what": what, "figure": ratio, "unit": "× plain", "target": "≤ 1.3", "met": met}

@@ -93,7 +93,11 @@ def test_what_is_left_out_is_said_and_the_file_is_whole_after_each_check(
     assert rows[1]["note"] == "skipped: no CUDA"
     results = json.loads(path.read_text())
     assert results["rows"] == rows
-    assert "| machine | it | 2 ms | ≥ 1 yes |  |" in gpu.page(results)
+    text = gpu.PAGE.read_text()
+    page = gpu.page(results, text)
+    assert "| machine | it | 2 ms | ≥ 1 yes |  |" in page
+    for mark, side in (("## Measured", 0), ("## The checks", 2)):
+        assert page.partition(mark)[side] == text.partition(mark)[side]
     assert "minutes are over" in gpu.measure(["machine"], 0, "cuda", None)[0]["note"]
 
 
