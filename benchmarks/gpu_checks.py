@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.data.batches import Batches
+from birdie.data.corpus import stdlib_corpus
 from birdie.model.attention_functions import softmax
 from birdie.model.attention_kernels import best_kernels
 from birdie.model.cost import training_cost
@@ -586,7 +587,8 @@ def byte_budget(setup: Setup) -> Iterator[Row]:
     torch.manual_seed(0)
     start = GPT(config if setup.small else GPTConfig(vocab_size=260)).to(setup.device)
     start.compute_dtype = choose_dtype("auto", setup.device)
-    text = torch.from_numpy(np.frombuffer(b"".join(map(Path.read_bytes, _sources(rows * length))), np.uint8).copy())
+    documents = islice(stdlib_corpus().train(), 10 if setup.small else 100)
+    text = torch.tensor(bytearray("".join(documents).encode()), dtype=torch.uint8)
     windows = text[: len(text) // (rows * length) * rows * length].view(-1, rows, length).to(setup.device).long()
     weights = sum(weight.numel() for weight in start.parameters())
     clocks: dict[str, list[float]] = {}
@@ -614,16 +616,6 @@ def byte_budget(setup: Setup) -> Iterator[Row]:
     assert budget is not None
     note = f"loss {last.loss:.4f}; at most {budget:,} bytes, and the file holds what was trained: {same}"
     yield {"what": "file", "figure": size, "unit": "bytes", "met": same and size <= budget, "note": note}
-
-
-def _sources(size: int) -> Iterator[Path]:
-    """Yield sources of the standard library, of nine times `size` bytes or more."""
-    total = 0
-    for path in sorted(Path(os.__file__).parent.glob("*.py")):
-        yield path
-        total += path.stat().st_size
-        if total >= 9 * size:
-            return
 
 
 def _next_bytes(model: torch.nn.Module, ids: Tensor) -> Tensor:

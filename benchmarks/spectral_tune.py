@@ -357,9 +357,9 @@ def main() -> None:
         if options.seeds < 1:
             raise ConfigError(f"there is nothing to measure with {options.seeds} seeds; give at least 1")
         torch.set_num_threads(1)
-        subject = load_subject(options.subject, Folders(options.runs, shared_data()), Amounts())
+        subject = load_subject(options.subject, Folders(options.runs, shared_data()), Amounts()).on(options.device)
         for seed in range(options.seed, options.seed + options.seeds):
-            bench = Bench(subject.on(options.device), argparse.Namespace(**{**vars(options), "seed": seed}))
+            bench = Bench(subject, argparse.Namespace(**{**vars(options), "seed": seed}))
             for line in bench.rows():
                 smaller = bench.float_bytes / line["bytes"] if line["bytes"] else None
                 rows.append({"seed": seed, **line, "smaller": smaller})

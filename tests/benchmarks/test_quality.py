@@ -23,6 +23,11 @@ def test_a_model_has_no_kl_to_itself_and_every_tensor_counts() -> None:
     assert same.bpb == len(model.held_out)
     changed: Mapping[str, Tensor] = {**model.state, "skip_weights": model.state["skip_weights"] + 1}
     assert model.measure(changed).kl > 0
+    assert model.on(torch.device("cpu")).measure(changed) == model.measure(changed)
+    moved = model.on(torch.device("meta"))
+    parts = (*moved.held_out[0], *moved.calibration[0], *moved.state.values(), *moved.build().parameters())
+    assert all(tensor.is_meta for tensor in parts)
+    assert not any(tensor.is_meta for tensor in model.module.parameters())
     with pytest.raises(RuntimeError, match="skip_weights"):
         model.measure({name: weight for name, weight in model.state.items() if name != "skip_weights"})
 
