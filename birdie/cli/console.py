@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from birdie.errors import BirdieError, ConfigError
+from birdie.errors import BirdieError, ConfigError, OutputError
 from birdie.run.recipe_file import explain
 from birdie.runtime import progress
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import require_output
+from birdie.runtime.files import open_append, require_file_name
 from birdie.runtime.provenance import VERSION
 
 Json = Annotated[
@@ -34,9 +34,15 @@ Json = Annotated[
 ]
 
 Output = Annotated[
-    Path, Parameter(name=["-o", "--output"], converter=lambda _, tokens: require_output(tokens[0].value))
+    Path, Parameter(name=["-o", "--output"], converter=lambda _, tokens: require_file_name(tokens[0].value))
 ]
 """A file to write; `Annotated[Output, Parameter(help=…)]` describes it."""
+
+Overwrite = Annotated[
+    bool,
+    Parameter(negative=(), help="Replace a file of another kind; in a folder, replace the files of the same names."),
+]
+"""Whether an output may be written where something else is."""
 
 RENAMED = {
     "--scale": "--preset",
@@ -186,13 +192,18 @@ def log(text: str) -> None:
     """Print one line on stderr, and append it to the file of `log_file`, if any."""
     stderr.print(text, soft_wrap=True, markup=False)
     for path in _log_files:
-        with suppress(OSError), path.open("a", encoding="utf-8") as file:  # a full disk must not end a run
-            file.write(text + "\n")
+        with suppress(OSError, OutputError), open_append(path) as file:  # a full disk must not end a run
+            file.write(f"{text}\n".encode(errors="replace"))
 
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Also append to `path` what `log` prints in the body of the context."""
+    """Also append to `path` what `log` prints in the body of the context.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    open_append(path).close()
     _log_files.append(path)
     try:
         yield
