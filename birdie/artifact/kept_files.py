@@ -7,7 +7,7 @@ Together they take fewer bytes than one by one: tokenizer.json repeats vocab.jso
 """
 
 import lzma
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def entry_of(files: Mapping[str, bytes]) -> Entry:
     if len(files) > _MOST_FILES:
         raise ConfigError(f"a file keeps at most {_MOST_FILES:,} others beside its tensors, not {len(files):,}")
     for name in files:
-        if not is_name(name):
+        if not _is_file(name, files):
             raise ConfigError(
                 f"{name!r} is not the name of a file in a folder; give for example 'tokenizer/vocab.json'"
             )
@@ -58,8 +58,7 @@ def listed(fields: Mapping[str, Any], where: str) -> dict[str, int]:
         isinstance(sizes, dict)
         and len(sizes) <= _MOST_FILES
         and list(sizes) == sorted(sizes)
-        and all(is_name(name) and type(size) is int and size >= 0 for name, size in sizes.items())
-        and not any(folder in sizes for name in sizes for folder in accumulate(name.split("/")[:-1], "{}/{}".format))
+        and all(_is_file(name, sizes) and type(size) is int and size >= 0 for name, size in sizes.items())
     ):
         raise ArtifactError(f"the list of files kept in {where} is not what birdie writes; the file is damaged")
     return sizes
@@ -100,6 +99,11 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
         files[name] = content[start : start + size]
         start += size
     return files
+
+
+def _is_file(name: str, names: Collection[str]) -> bool:
+    """Return whether `name` is that of a file in a folder, and none of `names` has the name of its folder."""
+    return is_name(name) and not any(folder in names for folder in accumulate(name.split("/")[:-1], "{}/{}".format))
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> None:

@@ -44,6 +44,29 @@ Overwrite = Annotated[
 ]
 """Whether an output may be written where something else is."""
 
+
+@contextmanager
+def into_folder(folder: Path) -> Iterator[list[str]]:
+    """Yield a list that has, after the body has written into `folder`, the names of the files that it left there."""
+    before = {path: path.lstat().st_ino for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    left: list[str] = []
+    yield left
+    left += [
+        path.relative_to(folder).as_posix()
+        for path, number in sorted(before.items())
+        if os.path.lexists(path) and path.lstat().st_ino == number
+    ]
+
+
+def print_left(folder: Path, left: Sequence[str]) -> None:
+    """Print the names of files that an output left in its folder, if there are any."""
+    if left:
+        names = ", ".join(left[:_MOST_LEFT]) + (f" and {len(left) - _MOST_LEFT:,} more" * (len(left) > _MOST_LEFT))
+        print_line(f"other files stay in {folder}: {names}")
+
+
+_MOST_LEFT = 5
+
 RENAMED = {
     "--scale": "--preset",
     "--stream": "--mode streaming",

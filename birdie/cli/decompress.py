@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Overwrite, compiling_notice, print_json, print_line, size
+from birdie.cli.console import (
+    Json,
+    Overwrite,
+    compiling_notice,
+    into_folder,
+    print_json,
+    print_left,
+    print_line,
+    size,
+)
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError
 from birdie.runtime.files import Kind, atomic_path, require_output, require_output_folder
@@ -70,9 +79,12 @@ def command(
     limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     if output.is_dir() or not output.suffix:
         output = require_output_folder(output, overwrite=overwrite)
-        with compiling_notice():
+        with compiling_notice(), into_folder(output) as left:
             write_folder(file, output, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
-        _report(file, output, sum(path.stat().st_size for path in output.rglob("*") if path.is_file()), json)
+        written = {path.relative_to(output).as_posix(): path for path in output.rglob("*") if path.is_file()}
+        _report(
+            file, output, sum(path.stat().st_size for name, path in written.items() if name not in left), json, left
+        )
         return
     output = require_output(output, [file], kind=_KINDS[output.suffix], overwrite=overwrite)
     with compiling_notice(), atomic_path(output) as path:
@@ -83,16 +95,17 @@ def command(
                 _write(load_object(file, **limits), path, output.suffix)
         except RuntimeError as error:  # a full disk is one in torch
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-    _report(file, output, output.stat().st_size, json)
+    _report(file, output, output.stat().st_size, json, [])
 
 
-def _report(file: Path, output: Path, output_bytes: int, json: bool) -> None:
+def _report(file: Path, output: Path, output_bytes: int, json: bool, left: list[str]) -> None:
     from birdie.artifact.inspect import inspect
 
     tensors = len(inspect(file).tensors)
     if json:
-        print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors})
+        print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors, "left": left})
     else:
+        print_left(output, left)
         print_line(f"{tensors} tensors, {size(output_bytes)}: {output}")
 
 

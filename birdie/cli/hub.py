@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Overwrite, print_json, print_line, size
+from birdie.cli.console import Json, Overwrite, into_folder, print_json, print_left, print_line, size
 from birdie.errors import ConfigError
 from birdie.runtime.files import atomic_folder, require_output_folder
 
@@ -52,10 +52,12 @@ def command(
 def _folder(file: Path, output: Path, *, overwrite: bool, json: bool) -> None:
     from birdie.hub.folder import write_birdie_folder
 
-    summary = write_birdie_folder(file, output, overwrite=overwrite)
+    with into_folder(output) as left:
+        summary = write_birdie_folder(file, output, overwrite=overwrite)
     if json:
-        print_json({"path": str(output), "bytes": summary.bytes})
+        print_json({"path": str(output), "bytes": summary.bytes, "left": left})
     else:
+        print_left(output, left)
         print_line(f"model of {size(summary.bytes)}: {output}")
 
 
@@ -80,11 +82,12 @@ def _pull(repository: str, output: Path, revision: str | None, *, overwrite: boo
 
     cached = download(repository, revision)
     files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file())
-    with atomic_folder(output, overwrite=overwrite) as folder:
+    with into_folder(output) as left, atomic_folder(output, overwrite=overwrite) as folder:
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(cached / name, folder / name)
     if json:
-        print_json({"path": str(output), "files": files})
+        print_json({"path": str(output), "files": files, "left": left})
     else:
+        print_left(output, left)
         print_line(f"{len(files)} files: {output}")

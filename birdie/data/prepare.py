@@ -132,7 +132,6 @@ def prepare(
         name = loaded.name
     layout = Layout.of(root, name)
     _check_replaceable(layout.folder)
-    _require_outside(layout.folder, corpus)
     yield PrepareProgress("overlap")
     excluded = _require_disjoint(corpus)
     if isinstance(tokenizer, int):
@@ -208,18 +207,6 @@ def _is_shard(path: Path) -> bool:
     with suppress(DataError):
         return len(read_shard(path)) > 0
     return False
-
-
-def _require_outside(folder: Path, corpus: Corpus) -> None:
-    """Check that no text is in `folder`, which will be replaced.
-
-    Raises:
-        ConfigError: a file is.
-    """
-    folder = folder.resolve()
-    for file in (*corpus.train_files, *corpus.validation_files):
-        if file.path.resolve().is_relative_to(folder):
-            raise ConfigError(f"preparing {folder} would destroy {file.path}, which is read; choose another root")
 
 
 def _check_model_replaceable(layout: Layout, tokenizer: Tokenizer) -> None:

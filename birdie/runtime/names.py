@@ -6,7 +6,7 @@ folder, the same one on every system.
 
 import os
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 _MOST_NAME, _MOST_PART = 1 << 10, 255  # bytes
 _SPECIAL = frozenset('\\:*?"<>|')
@@ -30,17 +30,3 @@ def is_name(name: object) -> bool:
 def is_part(name: object) -> bool:
     """Return whether a value is a name without folders."""
     return is_name(name) and "/" not in str(name)
-
-
-def path_in(folder: Path, name: object) -> Path:
-    """Return the path of the file that a name stands for in `folder`; links on the way are followed, not out of it.
-
-    Raises:
-        ValueError: it is no name of a file, or a link leads elsewhere.
-    """
-    if not is_name(name):
-        raise ValueError(f"{name!r} is not the name of a file in a folder")
-    path = folder / str(name)
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise ValueError(f"{name!r} is a link out of its folder")
-    return path

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.files import Kind, Source, require_file_name, require_output, require_writable
+from birdie.runtime.files import Kind, Source, require_output, require_writable
 from birdie.score.mode import ScoringMode
 from birdie.score.settings import MODES, EvaluationSettings, is_read, replaced
 
-_OUTPUT = Parameter(converter=lambda _, tokens: require_file_name(tokens[0].value))
-_ANY = Kind("a file", b"")  # a state that is there is read before it is replaced
+_ANY = Kind("a file", b"")  # what is there is read first: a state to resume from, a package
+_OUTPUT = Parameter(converter=lambda _, tokens: require_output(tokens[0].value, kind=_ANY))
 _PYTHON_ONLY = Parameter(parse=False)
 
 
