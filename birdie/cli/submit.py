@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, log, new_app, plain, print_json, print_line, print_table, size
+from birdie.cli.console import Json, Overwrite, log, new_app, plain, print_json, print_line, print_table, size
 from birdie.cli.train import configuration_of, recipe_and_preset
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
@@ -104,6 +104,7 @@ def command(
     author: Annotated[str, Parameter(help="Name of the author.")] = "",
     github_id: Annotated[str, Parameter(help="GitHub account of the author.")] = "",
     blurb: Annotated[str, Parameter(help="One sentence about the submission.")] = "",
+    overwrite: Overwrite = False,
     recipe: Annotated[Recipe | None, FLAT] = None,
     json: Json = False,
 ) -> None:
@@ -134,6 +135,7 @@ def command(
         cap=parse_size(cap),
         ranks=nproc,
         about=About(name, author, github_id, blurb),
+        overwrite=overwrite,
         notify=log,
     )
     if not done.minified:

@@ -147,9 +147,14 @@ def _transformers_class(config: dict[str, Any]) -> Any:
     """
     transformers, name = import_module("transformers"), str(config["architectures"][0])
     kind = getattr(transformers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    if not _is_class(kind, transformers.PreTrainedModel):
         raise ConfigError(f"transformers {transformers.__version__} has no model {name}; install another version of it")
     return kind
+
+
+def _is_class(value: Any, base: type) -> bool:
+    """Return whether a value, found by a name from a file, is a class of models and not another part of a library."""
+    return isinstance(value, type) and issubclass(value, base)
 
 
 def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
@@ -185,7 +190,7 @@ def _load_diffusers(folder: Path, config: dict[str, Any], _base: Any, options: d
         return diffusers.DiffusionPipeline.from_pretrained(folder, **options)
     name = str(config["_class_name"])
     kind = getattr(diffusers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
+    if not _is_class(kind, diffusers.ModelMixin):
         raise ConfigError(f"diffusers {diffusers.__version__} has no model {name}; install another version of it")
     return kind.from_pretrained(folder, **options).eval()
 

@@ -22,7 +22,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,6 +275,36 @@ def require_folder(target: Source, *, overwrite: bool = False) -> Path:
             "replace the files of the same names in it"
         )
     return target
+
+
+def require_own_folder(
+    folder: Source, mark: str, *, beside: Collection[str] = (), folders: Iterable[str] = (), overwrite: bool = False
+) -> Path:
+    """Return a folder of results if birdie may write into it: a missing or empty one, or one that it has begun.
+
+    Args:
+        folder: the user's; a link to a folder is one.
+        mark: name of the file by which birdie knows its folder.
+        beside: names that may be there before that file is.
+        folders: names of folders in it that birdie writes into, which may not be links.
+        overwrite: let it have other content.
+
+    Raises:
+        OutputError: it has content that is not birdie's, or one of `folders` is a link or a file.
+    """
+    folder = Path(folder)
+    if folder.is_dir():
+        for name in folders:
+            require_folder(folder / name, overwrite=True)
+        is_own = _kind_of(folder / mark, stat.S_IFREG) is None and (folder / mark).exists()
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(_PREFIX)}
+        if not (is_own or overwrite or names <= {*beside}):
+            other = min(names - {*beside})
+            raise OutputError(
+                f"cannot write into {folder}: it has {other!r} and no {mark}, so it is not a folder that birdie began; "
+                "choose a new one"
+            )
+    return folder
 
 
 def _kind_of(target: Path, wanted: int) -> str | None:

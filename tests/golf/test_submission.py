@@ -214,7 +214,7 @@ def test_scipy_is_asked_for_before_training(make: Submit, tmp_path: Path, monkey
 def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "thesis.txt").write_text("years")
-    with pytest.raises(OutputError, match="is no submission"):
+    with pytest.raises(OutputError, match="has content"):
         make()
     assert files(tmp_path / "sub") == {"thesis.txt"}
 
