@@ -86,13 +86,14 @@ def command(
             file, output, sum(path.stat().st_size for name, path in written.items() if name not in left), json, left
         )
         return
-    output = require_output(output, [file], kind=_KINDS[output.suffix], overwrite=overwrite)
+    suffix = output.suffix
+    output = require_output(output, [file], kind=_KINDS[suffix], overwrite=overwrite)
     with compiling_notice(), atomic_path(output) as path:
         try:
-            if output.suffix == ".safetensors":
+            if suffix == ".safetensors":
                 to_safetensors(file, path, **limits)
             else:
-                _write(load_object(file, **limits), path, output.suffix)
+                _write(load_object(file, **limits), path, suffix)
         except RuntimeError as error:  # a full disk is one in torch
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
     _report(file, output, output.stat().st_size, json, [])

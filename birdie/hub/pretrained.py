@@ -189,7 +189,7 @@ def _load_diffusers(folder: Path, config: dict[str, Any], _base: Any, options: d
     if (folder / PIPELINE).is_file():
         return diffusers.DiffusionPipeline.from_pretrained(folder, **options)
     name = str(config["_class_name"])
-    kind = getattr(diffusers, name, None)
+    kind: Any = getattr(diffusers, name, None)
     if not _is_class(kind, diffusers.ModelMixin):
         raise ConfigError(f"diffusers {diffusers.__version__} has no model {name}; install another version of it")
     return kind.from_pretrained(folder, **options).eval()

@@ -465,7 +465,8 @@ def require_output_folder(target: Source, *, overwrite: bool = False) -> Path:
     """
     require_path(target)
     path = Path(target)
-    return require_folder(Path(os.path.realpath(path)) if path.is_symlink() else path, overwrite=overwrite)
+    is_link_to_one = path.is_symlink() and path.is_dir()
+    return require_folder(Path(os.path.realpath(path)) if is_link_to_one else path, overwrite=overwrite)
 
 
 def require_file_name(target: Source) -> Path:

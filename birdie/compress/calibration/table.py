@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO, StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,8 +133,8 @@ class SensitivityTable:
             ConfigError: matplotlib is not installed, or does not know the kind of image.
             OutputError: the file cannot be written.
         """
+        suffix = Path(path).suffix[1:]
         path = require_output(path, kind=_IMAGE, overwrite=overwrite)
-        suffix = path.suffix[1:]
         try:
             from matplotlib.figure import Figure
         except ModuleNotFoundError as error:

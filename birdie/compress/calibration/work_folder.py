@@ -97,7 +97,7 @@ class WorkFolder:
     @contextmanager
     def committed(self, path: Path) -> Iterator[Path]:
         """Yield an empty folder; at the end it becomes `path` as a unit, with checksums of its files."""
-        with atomic_folder(path) as part:
+        with atomic_folder(path, replace=True) as part:  # a step that was stopped is done again
             yield part
             sums = {file.name: _checksum(file) for file in sorted(part.iterdir())}
             (part / _CHECKSUMS).write_bytes(_json(sums))

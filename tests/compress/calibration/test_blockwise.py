@@ -245,7 +245,7 @@ def test_the_folder_of_another_calibration_is_refused(
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"thesis\.tex"):
+    with pytest.raises(OutputError, match=r"thesis\.tex"):
         calibrate_blockwise(*chain(), tmp_path)
 
 
