@@ -16,7 +16,7 @@ from birdie.compress.calibration.interception import Interception
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.calibration.work_folder import WorkFolder, digest_of
 from birdie.compress.scheme import Sensitivity
-from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.errors import ConfigError, DataError, OutputError, WeightsError
 from birdie.runtime.distributed import World
 from tests.compress.calibration.block_models import (
     CASES,
