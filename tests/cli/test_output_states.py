@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import save_file
 
 import birdie
-import birdie.cli.decoder
 import birdie.golf.packed
 import birdie.golf.pair
 from birdie.artifact.folders import write_folder
@@ -40,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     pair = SimpleNamespace(module=b"#birdie 0\n", text="# birdie 0\n", source="x = 1", minified=True, requirements=())
     packed = Packed(b"#birdie 0\n", {}, ("torch",), True)
-    monkeypatch.setattr(birdie.cli.decoder.build, "build", lambda _: built)
+    monkeypatch.setattr("birdie.golf.standalone.build.build", lambda _: built)
     monkeypatch.setattr(birdie.golf.pair, "build_pair", lambda **_: pair)
     monkeypatch.setattr(birdie.golf.packed, "pack", lambda _: packed)
     monkeypatch.setattr(submission, "pack", lambda _: packed)

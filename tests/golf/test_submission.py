@@ -67,8 +67,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     monkeypatch.setattr(submission, "pack", lambda _: Packed(FAKE, {"birdie/a.py": "x = 1\n"}, ("torch==2",), True))
     monkeypatch.setenv("ITERATIONS", "7")
 
+    defaults: dict[str, Any] = {"seeds": (3, 1, 2), "overwrite": True}
+
     def call(recipe: Recipe | None = None, **options: Any) -> Submission:
-        return submit(recipe or RECIPE, tmp_path / "sub", **({"seeds": (3, 1, 2), "overwrite": True} | options))
+        return submit(recipe or RECIPE, tmp_path / "sub", **(defaults | options))
 
     return call
 
