@@ -90,7 +90,13 @@ class Layout:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str], tokenizer_name: str) -> "Layout":
-        """Return the layout below `root` for the tokenizer "sp1024", "sp1024_caseops", "byte260", …"""
+        """Return the layout below `root` for the tokenizer "sp1024", "sp1024_caseops", "byte260", …
+
+        Raises:
+            OutputError: one of its folders is a link or a file.
+        """
+        for part in ("datasets", "tokenizers"):
+            require_folder(Path(root) / part, overwrite=True)
         root, name = Path(root), tokenizer_name.removesuffix(_CASEOPS)
         suffix = _CASEOPS_FILES if name != tokenizer_name else ""
         folder = root / "datasets" / f"fineweb10B_{name}{suffix}"

@@ -32,7 +32,7 @@ from birdie.data.prepare import Layout, require_matching_bytes
 from birdie.data.shards import HEADER_BYTES, read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.runtime.files import atomic_path, require_writable, temporary_folder, write_bytes
+from birdie.runtime.files import atomic_path, require_folder, require_writable, temporary_folder, write_bytes
 
 Stage = Literal["check", "download", "count"]
 Report = Callable[[Stage, int, int], None]
@@ -150,7 +150,7 @@ class _Downloader:
 
     def run(self, train_shards: int) -> DownloadedDataset:
         dataset, folder = self._dataset, self._layout.folder
-        require_writable(folder)
+        require_writable(require_folder(folder, overwrite=True))
         info = self._replaceable_info()
         present = {path.name for split in ("train", "val") for path in folder.glob(f"*_{split}_*.bin")}
         if foreign := present - {file.name for file in (*dataset.train, *dataset.val)}:
