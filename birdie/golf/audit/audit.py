@@ -156,7 +156,7 @@ class _Audit:
 
     def script(self, ships: shipped.Shipped, training_logs: Sequence[TrainingLog], unlimited: bool) -> None:
         """Check what code shows without running: its size, and lines to read."""
-        self.add((rules.SIZE,), partial(shipped.check_size, ships, training_logs, str(ships.script)))
+        self.add((rules.SIZE,), partial(shipped.check_size, ships, training_logs, str(ships.script), self.deadline))
         for path, source in sorted(ships.sources.items()):
             self.add(SCANNED, partial(scan, source, str(path), unlimited=unlimited, deadline=self.deadline))
 
