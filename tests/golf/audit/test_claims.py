@@ -115,6 +115,53 @@ def test_scores_and_seeds(
     assert any(figure in sentence for sentence in evidence), evidence
 
 
+@pytest.mark.parametrize(
+    ("text", "decimals"),
+    [("1.12", 2), ("1.1200", 4), ("1.12e0", 2), ("112.00e-2", 4), ("1", 0), ("112E1", -1), ("1e-5", 5)],
+)
+def test_a_number_keeps_its_decimals(tmp_path: Path, text: str, decimals: int) -> None:
+    (tmp_path / "submission.json").write_text(f'{{"val_bpb": {text}}}')
+    bpb = read_claim(tmp_path / "submission.json", "submission.json").bpb
+    assert bpb is not None
+    assert (bpb, bpb.decimals) == (float(text), decimals)
+
+
+def scored(*scores: str) -> list[TrainingLog]:
+    """Return logs that end with these scores, as they are written."""
+    logs = []
+    for seed, score in enumerate(scores):
+        text = f"seed:{seed}\nfinal_int8_zlib_roundtrip_exact val_loss:2.0 val_bpb:{score}\n"
+        logs.append(parse_log(text, f"train_seed{seed}.log"))
+    return logs
+
+
+@pytest.mark.parametrize(
+    ("written", "scores", "result"),
+    [
+        ("1.1200", ("1.1200", "1.1240", "1.1280"), "fail"),
+        ("1.12", ("1.1200", "1.1240", "1.1280"), "fail"),  # as Python writes 1.1200
+        ("1.12e0", ("1.1200", "1.1240", "1.1280"), "fail"),
+        ("112.00e-2", ("1.12003141", "1.1240", "1.1280"), "fail"),
+        ("1.1200", ("1.12003141", "1.12400000", "1.12800000"), "fail"),
+        ("1.1", ("1.1000", "1.1040", "1.1080"), "fail"),
+        ("1", ("1.0000", "1.0040", "1.0080"), "fail"),
+        ("1.12", ("1.11703141", "1.12000000", "1.12303141"), "pass"),  # the mean is 1.12002094
+        ("1.1240", ("1.1200", "1.1240", "1.1280"), "pass"),
+        ("1.124", ("1.1200", "1.1240", "1.1280"), "pass"),
+        ("1.12", ("1.12003141", "1.12400000", "1.12800000"), "pass"),  # the mean, rounded
+        ("1.1200", ("1.1200", "1.1201"), "pass"),  # the mean, cut
+    ],
+)
+def test_a_claim_is_compared_at_the_decimals_it_is_written_with(
+    tmp_path: Path, written: str, scores: tuple[str, ...], result: Result
+) -> None:
+    (tmp_path / "submission.json").write_text(f'{{"val_bpb": {written}}}')
+    stated = read_claim(tmp_path / "submission.json", "submission.json")
+    combined_result, evidence = checked(stated, scored(*scores))
+    assert combined_result == result, evidence
+    assert any("best seed's" in sentence for sentence in evidence) == (result == "fail")
+
+
 def test_what_has_another_explanation_does_not_fail(tmp_path: Path) -> None:
     """Each of these was a failure once."""
     stated = claim(tmp_path, val_bpb=MEAN, seed_results=SEED_RESULTS)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,20 +95,25 @@ def test_what_is_read_without_opening_a_file_counts(tmp_path: Path) -> None:
     assert (os.listxattr(copied), copied.stat().st_nlink, copied.stat().st_mtime > 1) == ([], 1, True)
 
 
-@pytest.mark.parametrize("depth", [65, 1300])
-def test_folders_nested_too_deeply_are_one_sentence(tmp_path: Path, depth: int) -> None:
-    source = tmp_path / "submission"
-    source.mkdir()
-    descriptor = os.open(source, os.O_RDONLY)
-    for _ in range(depth):
+@pytest.fixture(params=[65, 1300])
+def deep(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder with folders nested so deep; it is removed, as pytest would recurse into it."""
+    folder = tmp_path / "submission"
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(request.param):
         os.mkdir("d", dir_fd=descriptor)
         inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
         os.close(descriptor)
         descriptor = inner
     os.close(descriptor)
+    yield folder
+    subprocess.run(["rm", "-r", folder], check=True)
+
+
+def test_folders_nested_too_deeply_are_one_sentence(tmp_path: Path, deep: Path) -> None:
     with pytest.raises(DataError, match="has folders nested more than 64 deep"):
-        Snapshot(script(source), tmp_path / "copy")
-    subprocess.run(["rm", "-r", source], check=True)  # pytest would recurse into it
+        Snapshot(script(deep), tmp_path / "copy")
 
 
 def test_the_filter_knows_two_architectures() -> None:
