@@ -42,6 +42,7 @@ from birdie.run.run_folder import FLOAT, METRICS
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import atomic_folder, atomic_path, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
@@ -238,8 +239,8 @@ def _require_ours(folder: Path) -> None:
     """
     require_writable(folder.parent)
     try:
-        ours = "birdie" in json.loads((folder / CLAIM).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        ours = "birdie" in parse_object((folder / CLAIM).read_bytes())
+    except (OSError, ValueError):
         ours = folder.is_dir() and not any(folder.iterdir())
     if os.path.lexists(folder) and not ours:
         raise OutputError(f"{folder} exists and is no submission of birdie; choose another -o, or move it away")
@@ -271,7 +272,7 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
     script = work / SCRIPT
     if any((work / "runs").glob(f"*/{RECIPE}")):
         try:
-            theirs = json.loads(path.read_text(encoding="utf-8"))
+            theirs = parse_object(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); delete {work}") from error
         difference = next((f"{name} is {new!r} and was {old!r}" for name, new, old in changes(ours, theirs)), None)

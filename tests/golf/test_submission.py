@@ -211,12 +211,13 @@ def test_scipy_is_asked_for_before_training(make: Submit, tmp_path: Path, monkey
     assert not (tmp_path / "sub.work").exists()
 
 
-def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path) -> None:
+@pytest.mark.parametrize("claim", ["", "{}", '["birdie"]', "[" * 200_000, '"birdie"', b"\xff"])
+def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path, claim: str | bytes) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "thesis.txt").write_text("years")
+    (tmp_path / "sub" / submission.CLAIM).write_bytes(claim if isinstance(claim, bytes) else claim.encode())
     with pytest.raises(OutputError, match="is no submission"):
         make()
-    assert files(tmp_path / "sub") == {"thesis.txt"}
+    assert files(tmp_path / "sub") == {submission.CLAIM}
 
 
 def test_runs_must_differ_in_the_seed_alone(make: Submit, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ it. Folders also hold ablations, reruns and code that was packed after the runs:
 warning.
 """
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
 from birdie.golf.unpacked import FIRST
 from birdie.lab.logs import TrainingLog
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import open_regular
 
 USUAL_SEEDS = 3
@@ -108,10 +108,8 @@ def read_claim(path: Path, shown: str) -> Claim:
         raise DataError(f"{path} has {path.stat().st_size:,} bytes, the limit is {MAX_BYTES:,}; it was not read")
     try:
         with open_regular(path) as file:
-            content = json.loads(file.read(MAX_BYTES), parse_float=Written)
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-    except (ValueError, RecursionError) as error:
+            content = parse_object(file.read(MAX_BYTES), parse_float=Written)
+    except ValueError as error:
         raise DataError(f"{path} is no JSON object ({error}); correct it") from error
     # not those of single seeds, and not somebody else's result
     levels = [content]
@@ -126,7 +124,7 @@ def read_claim(path: Path, shown: str) -> Claim:
         _first(levels, _CODE, _integer),
         _first(levels, _MODEL, _integer) or by_codec,  # bytes_model_int6_zstd and the like
         next((seeds for level in levels for name in _SEEDS if (seeds := _seed_claims(level.get(name)))), {}),
-        str(content.get("track", "")),
+        track if isinstance(track := content.get("track"), str) else "",
         seed if isinstance(seed := content.get("seed"), int) and not isinstance(seed, bool) else None,
     )
 

@@ -32,6 +32,7 @@ from birdie.errors import BirdieError
 from birdie.golf.audit import isolation
 from birdie.golf.audit.limits import Limits, Watch
 from birdie.golf.audit.snapshot import Snapshot
+from birdie.runtime.parsing import parse_object
 
 GIB = 2**30
 ANSWER_BYTES = 64 * 2**20
@@ -291,10 +292,10 @@ class Sandbox:
             parts.append(part)
         line, _, rest = b"".join(parts).partition(b"\n")
         try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            answer = parse_object(line)
+        except ValueError as error:
             raise InterferedError from error
-        if rest or not isinstance(answer, dict):
+        if rest:
             raise InterferedError
         return answer
 

@@ -64,10 +64,20 @@ def test_the_names_that_records_use(tmp_path: Path) -> None:
     assert (other.bpb, other.total, other.seeds, other.seed) == (None, None, {}, 5)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '"a"'])
-def test_a_claim_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "line 1 column 1"),
+        ("[1]", "not an object"),
+        ("{", "line 1 column 2"),
+        ('"a"', "not an object"),
+        ("[" * 200_000, "nested too deeply"),
+        ('{"val_bpb": 1.1, "val_bpb": 1.2}', "the key 'val_bpb' twice"),
+    ],
+)
+def test_a_claim_that_is_no_object_is_an_error(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "submission.json").write_text(text)
-    with pytest.raises(DataError, match=r"submission\.json"):
+    with pytest.raises(DataError, match=rf"submission\.json is no JSON object \(.*{reason}"):
         read_claim(tmp_path / "submission.json", "submission.json")
 
 
@@ -77,6 +87,7 @@ def test_a_claim_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> Non
         '{"val_bpb": NaN, "bytes_total": Infinity, "seeds": {"1": NaN}}',
         '{"val_bpb": 1e400, "bytes_total": 1e300, "seeds": [0, 1, true, "x", null, {"seed": 0}]}',
         '{"seeds": {"' + "9" * 5000 + '": 1}, "val_bpb": "1.2", "results": [], "seed": true}',
+        '{"track": ' + "[" * 500 + "]" * 500 + ', "seeds": {"seed_": {}}, "val_bpb": -1e999}',
     ],
 )
 def test_absurd_claims_are_read_without_an_error(tmp_path: Path, text: str) -> None:
