@@ -3,6 +3,8 @@
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,6 +64,22 @@ def read_text(path: Path) -> str:
     """
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
         return file.read()
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, however deep; folders that are links, or may not be read, are skipped.
+
+    Raises:
+        OSError: a folder cannot be listed for another reason.
+    """
+    folders = [folder]
+    while folders:
+        with suppress(PermissionError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry))
+                elif Path(entry).is_file():
+                    yield Path(entry)
 
 
 def _require(mode: int, path: Path) -> None:

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import socket
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from birdie.golf.audit import limits, seccomp, snapshot
 from birdie.golf.audit.deadline import Deadline
 from birdie.golf.audit.limits import Cgroup, Limits
 from birdie.golf.audit.snapshot import Snapshot
+from tests.deep_folders import deep_folder
 
 
 def script(folder: Path) -> Path:
@@ -95,25 +94,12 @@ def test_what_is_read_without_opening_a_file_counts(tmp_path: Path) -> None:
     assert (os.listxattr(copied), copied.stat().st_nlink, copied.stat().st_mtime > 1) == ([], 1, True)
 
 
-@pytest.fixture(params=[65, 1300])
-def deep(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A folder with folders nested so deep; it is removed, as pytest would recurse into it."""
-    folder = tmp_path / "submission"
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
-    for _ in range(request.param):
-        os.mkdir("d", dir_fd=descriptor)
-        inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = inner
-    os.close(descriptor)
-    yield folder
-    subprocess.run(["rm", "-r", folder], check=True)
-
-
-def test_folders_nested_too_deeply_are_one_sentence(tmp_path: Path, deep: Path) -> None:
-    with pytest.raises(DataError, match="has folders nested more than 64 deep"):
-        Snapshot(script(deep), tmp_path / "copy")
+@pytest.mark.parametrize("depth", [65, 1300])
+def test_folders_nested_too_deeply_are_one_sentence(tmp_path: Path, depth: int) -> None:
+    with deep_folder(tmp_path / "deep", depth) as folder:
+        path = script(folder)
+        with pytest.raises(DataError, match="has folders nested more than 64 deep"):
+            Snapshot(path, tmp_path / "copy")
 
 
 def test_the_filter_knows_two_architectures() -> None:
