@@ -176,17 +176,23 @@ class _Audit:
     def _logs_in(self, folder: Path) -> list[TrainingLog]:
         """Return the training logs of a folder and of its folders of logs; other text is skipped.
 
-        A log that is too large to be read, or one too many, is returned empty: its seed does not count as missing.
+        A log that is not text, too large to be read, or one too many, is returned empty, with a finding: its seed does
+        not count as missing.
         """
         folders = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
         paths = sorted(path for part in folders for path in part.iterdir() if path.suffix in _LOG_SUFFIXES)
         training_logs, left = [], MAX_LOG_WEIGHT
         for number, path in enumerate(path for path in paths if path.is_file()):
-            weight = logs.weight(path)
             log: TrainingLog | None = TrainingLog(str(path))
-            if number < MAX_LOGS and weight <= min(left, logs.MAX_WEIGHT) and not self.deadline.passed:
-                left -= weight
-                log = logs.read_log(path)
+            try:
+                weight = logs.weight(path)
+                if number >= MAX_LOGS or weight > left:
+                    raise DataError(f"{path.name} was not read: {MAX_LOGS} logs are, and {MAX_LOG_WEIGHT:,} bytes")
+                if not self.deadline.passed:
+                    log = logs.read_log(path)
+                    left -= weight
+            except DataError as error:
+                self.findings.append(Finding(rules.SEEDS, "unknown", str(error), "log", str(path)))
             training_logs += [log] if log is not None else []
         if self.deadline.passed:
             self.add(OF_LOGS, tuple)
@@ -205,14 +211,17 @@ def _claim(path: Path) -> tuple[claims.Claim | None, list[Finding]]:
 
 
 def _readme(path: Path) -> tuple[tuple[str, str] | None, list[Finding]]:
-    """Return the path and text of a README, if it is not too large."""
+    """Return the path and text of a README, unless it is too large or no text."""
     if not path.is_file():
         return None, []
     size = path.stat().st_size
     if size > claims.MAX_BYTES:
         evidence = f"the README has {size:,} bytes and was not read"
         return None, [Finding(rules.SEEDS, "unknown", evidence, "README", str(path))]
-    return (str(path), read_text(path)), []
+    try:
+        return (str(path), read_text(path)), []
+    except DataError as error:
+        return None, [Finding(rules.SEEDS, "unknown", str(error), "README", str(path))]
 
 
 def _check_history(folder: Path) -> list[Finding]:
