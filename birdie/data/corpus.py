@@ -279,7 +279,7 @@ def _find_files(patterns: Sequence[str | Path]) -> dict[Path, str]:
     """
     keys: dict[Path, str] = {}
     for pattern in patterns:
-        matches = dict(_matches(str(pattern)))
+        matches = {} if "\0" in str(pattern) else dict(_matches(str(pattern)))
         if not matches:
             raise DataError(f"{pattern} matches no file; give text files, folders or globs")
         keys |= matches

@@ -26,6 +26,7 @@ from birdie.run import history
 from birdie.run.preflight import warm_up_coder
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
+from birdie.runtime.files import require_path
 from birdie.runtime.regular import open_regular, read_text, require_regular
 
 README = "README.md"
@@ -69,6 +70,8 @@ def audit(
         ConfigError: there is nothing to audit at `path`, or a number is out of range.
         DataError: data, a tokenizer or a log that was named cannot be read, or `path` is a pipe, a socket or a device.
     """
+    for name in (path, *log_files):
+        require_path(name)
     path = Path(path)
     if tokens < 2:
         raise ConfigError(f"tokens is {tokens}; probes need at least 2")
