@@ -176,7 +176,7 @@ def listed_bytes(source: Path, deadline: Deadline) -> int:
         OutOfTimeError: the deadline has passed.
     """
     size = 0
-    for _, descriptor, names in walk(source):
+    for _, descriptor, names in walk(source.resolve()):  # as it does not follow links
         for name in names:
             deadline.check()
             with contextlib.suppress(FileNotFoundError):  # it has just gone

@@ -88,7 +88,10 @@ def test_what_is_read_without_opening_a_file_counts(tmp_path: Path) -> None:
     copy.close()
     expected = sum(len(name) + snapshot.STAT_BYTES for name in ("train_gpt.py", "folder", "sparse.bin", "again.bin"))
     assert copy.listed == expected + 2 + 70
-    assert copy.listed == snapshot.listed_bytes(source, Deadline())
+    (tmp_path / "link").symlink_to(source)
+    assert (
+        copy.listed == snapshot.listed_bytes(source, Deadline()) == snapshot.listed_bytes(tmp_path / "link", Deadline())
+    )
     assert copy.files == {"again.bin": 100_000, "sparse.bin": 100_000}  # of hard links each, and with its holes
     copied = copy.folder / "sparse.bin"
     assert (os.listxattr(copied), copied.stat().st_nlink, copied.stat().st_mtime > 1) == ([], 1, True)
