@@ -190,7 +190,8 @@ class _Audit:
             try:
                 weight = logs.weight(path)
                 if number >= MAX_LOGS or weight > left:
-                    raise DataError(f"{path.name} was not read: {MAX_LOGS} logs are, and {MAX_LOG_WEIGHT:,} bytes")
+                    most = f"{MAX_LOGS} logs and {MAX_LOG_WEIGHT:,} bytes"
+                    raise DataError(f"{path} was not read: the limits of a folder are {most}")
                 if not self.deadline.passed:
                     log = logs.read_log(path)
                     left -= weight

@@ -256,7 +256,7 @@ def _check_scores(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding
     mean, scores = statistics.fmean(finals), [score.bpb for log in logs for score in log.scores]
     # most programs that write JSON leave zeros at the end out: a score that is repeated has the decimals of its log
     repeated = [log.final.digits for log in runs if log.final is not None and log.final.bpb == claim.bpb]
-    decimals = max(claim.bpb.decimals, *repeated, 0)
+    decimals = max([claim.bpb.decimals, *repeated])
     evidence, result = f"{claim.bpb:.8g} bits per byte is ", _WARNING
     if _is_one(claim.bpb, [mean], decimals):
         evidence += f"the mean of {len(finals)} log{'s' * (len(finals) > 1)}"

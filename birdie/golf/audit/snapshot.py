@@ -42,7 +42,7 @@ class Snapshot:
         files: all other files and their bytes, by their paths in the folder.
         left: number of entries that were left out: no regular files, or beyond the limits.
         size: bytes of the script.
-        listed: bytes that can be read without opening a file, of all that was copied: see `listed_bytes`.
+        listed: bytes that can be read without opening a file, of all that was copied.
 
     Raises:
         DataError: the script is no regular file, or folders are nested too deeply.
@@ -61,10 +61,10 @@ class Snapshot:
         if script is None:
             return
         require_regular(script)
-        self.listed = len(os.fsencode(script.name)) + STAT_BYTES
         with open_regular(script) as file:
             self.size = self._copy(file.fileno(), folder / script.name)
         self._copy_folder(script.parent.resolve())
+        self.listed = listed_bytes(folder, Deadline())
         self._watch_files()
 
     def opened(self) -> dict[str, int]:
@@ -111,7 +111,6 @@ class Snapshot:
             else:
                 with open_regular(path, name, descriptor) as file:
                     self.files[str(target.relative_to(self.folder))] = self._copy(file.fileno(), target)
-            self.listed += _entry_bytes(name, descriptor)
         except (DataError, OSError):  # nothing that can be read, or it has just gone
             self.left += 1
 
@@ -180,13 +179,10 @@ def listed_bytes(source: Path, deadline: Deadline) -> int:
         for name in names:
             deadline.check()
             with contextlib.suppress(FileNotFoundError):  # it has just gone
-                size += _entry_bytes(name, descriptor)
+                status = os.lstat(name, dir_fd=descriptor)
+                # POSIX: the size of a link is that of its target's name
+                size += len(os.fsencode(name)) + (status.st_size if stat.S_ISLNK(status.st_mode) else STAT_BYTES)
     return size
-
-
-def _entry_bytes(name: str, folder: int) -> int:
-    is_link = stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode)
-    return len(os.fsencode(name)) + (len(os.fsencode(os.readlink(name, dir_fd=folder))) if is_link else STAT_BYTES)
 
 
 def _is_hidden(folder: str) -> bool:

@@ -161,7 +161,10 @@ def test_a_log_too_many_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "MAX_LOGS", 2)
     report = audit(write_submission(tmp_path / "record"))
     assert report.result(SEEDS) == "unknown"
-    assert any("train_seed7.log was not read: 2 logs are" in finding.evidence for finding in report.of(SEEDS))
+    assert any(
+        "train_seed7.log was not read: the limits of a folder are 2 logs" in finding.evidence
+        for finding in report.of(SEEDS)
+    )
 
 
 def test_the_time_limit_is_kept_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
