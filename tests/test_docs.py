@@ -8,8 +8,9 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from birdie.cli import build_app, commands
 from birdie.cli.console import run
 from birdie.compress import registry
 from birdie.model import attention_functions
+from birdie.run.recipe import Recipe
+from birdie.run.recipe_file import TABLES
 from birdie.score.settings import MODES
 from tests.forked import run_python
 
@@ -154,6 +157,22 @@ def test_links_and_paths_and_modules_of_a_page_exist(page: str) -> None:
         assert (ROOT / f"{name.replace('.', '/')}.py").exists(), name
     for name in re.findall(r"(?:`|::: )(birdie(?:\.\w+)+)", prose):
         assert importable(name), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_a_page_names_exist(page: str) -> None:
+    tables = "|".join(TABLES)
+    for name in re.findall(rf"`((?:{tables})(?:\.\w+)+)`", read(page)):
+        assert is_setting(name) or name.endswith((".birdie", ".safetensors")), name
+
+
+def is_setting(name: str) -> bool:
+    """Return whether `train.seed` or the like is a setting of a recipe, or a table of settings."""
+    kinds: list[Any] = [Recipe]
+    for part in name.split("."):
+        hints = [get_type_hints(kind) for kind in kinds if is_dataclass(kind)]
+        kinds = [kind for hint in hints if part in hint for kind in (hint[part], *get_args(hint[part]))]
+    return bool(kinds)
 
 
 def importable(name: str) -> bool:

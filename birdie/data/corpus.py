@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from birdie.errors import ConfigError, DataError
+from birdie.runtime.regular import files_below
 
 Unit = Literal["file", "line", "jsonl"]
 Documents = Literal["auto", "file", "line"]
@@ -278,7 +279,7 @@ def _find_files(patterns: Sequence[str | Path]) -> dict[Path, str]:
     """
     keys: dict[Path, str] = {}
     for pattern in patterns:
-        matches = dict(_matches(str(pattern)))
+        matches = {} if "\0" in str(pattern) else dict(_matches(str(pattern)))
         if not matches:
             raise DataError(f"{pattern} matches no file; give text files, folders or globs")
         keys |= matches
@@ -291,10 +292,13 @@ def _matches(pattern: str) -> Iterator[tuple[Path, str]]:
     if top.exists():
         matches, root = [top], top if top.is_dir() else top.parent
     else:
-        matches = [Path(match) for match in glob(pattern, recursive=True)]  # noqa: PTH207 (pattern may be absolute)
+        try:
+            matches = [Path(match) for match in glob(pattern, recursive=True)]  # noqa: PTH207 (pattern may be absolute)
+        except RecursionError:
+            raise DataError(f"{pattern} meets folders nested too deeply; name one of the folders instead") from None
         root = next(parent for parent in top.parents if _WILDCARDS.isdisjoint(str(parent)))
     for match in matches:
-        for path in match.rglob("*") if match.is_dir() else [match]:
+        for path in files_below(match) if match.is_dir() else [match]:
             hidden = any(part.startswith(".") for part in path.relative_to(match).parts)
             if path.is_file() and not hidden and "__pycache__" not in path.relative_to(root).parts:
                 yield path.resolve(), path.relative_to(root).as_posix()

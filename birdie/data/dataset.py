@@ -195,7 +195,8 @@ def _expand(patterns: Patterns) -> tuple[Path, ...]:
     """Return the files of each pattern in name order, without duplicates; patterns keep their order."""
     paths: dict[Path, None] = {}
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
-        matches = [Path(pattern)] if Path(pattern).exists() else [Path(p) for p in sorted(glob(str(pattern)))]  # noqa: PTH207
+        names = [] if "\0" in str(pattern) else sorted(glob(str(pattern)))  # noqa: PTH207 (pattern may be absolute)
+        matches = [Path(pattern)] if Path(pattern).exists() else [Path(name) for name in names]
         matches = [path for path in matches if not is_sidecar(path)]
         if not matches:
             raise DataError(f"{pattern} matches no shard; check the path")

@@ -50,6 +50,7 @@ from birdie.runtime.files import (
     write_bytes,
 )
 from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
@@ -267,7 +268,7 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
     script = work / SCRIPT
     if any((work / "runs").glob(f"*/{RECIPE}")):
         try:
-            theirs = json.loads(path.read_text(encoding="utf-8"))
+            theirs = parse_object(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); delete {work}") from error
         difference = next((f"{name} is {new!r} and was {old!r}" for name, new, old in changes(ours, theirs)), None)

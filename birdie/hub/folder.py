@@ -19,6 +19,7 @@ from birdie.artifact.summary import Summary
 from birdie.errors import ArtifactError, ConfigError
 from birdie.hub.pretrained import WEIGHTS
 from birdie.runtime.files import Source, atomic_folder
+from birdie.runtime.parsing import parse_object
 
 CARD = "README.md"
 _EMPTY = b'{"__metadata__":{"format":"pt"}}'
@@ -58,9 +59,11 @@ def write_birdie_folder(file: Source, target: Source, *, overwrite: bool = False
 
 def _config(content: bytes, summary: Summary) -> str:
     try:
-        config = json.loads(content)
+        config = parse_object(content)
     except ValueError as error:
-        raise ArtifactError(f"config.json kept in {summary.path} is not JSON; compress the folder again") from error
+        raise ArtifactError(
+            f"config.json kept in {summary.path} is no JSON object ({error}); compress the folder again"
+        ) from error
     if "quantization_config" in config:  # of another quantizer, whose integers the file has losslessly
         return json.dumps(config, indent=2) + "\n"
     about = {"bytes": summary.bytes, "bits_per_weight": round(summary.bits_per_weight, 3)}

@@ -22,6 +22,7 @@ from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
 from birdie.runtime.files import Source
+from birdie.runtime.regular import files_below
 
 IMAGES = 512  # of a larger folder, so many from all over it
 _KINDS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -34,7 +35,7 @@ def images_in(folder: Path) -> list[Path]:
     """Return the images of a folder and of the folders in it, at most `IMAGES`, in a fixed order that mixes them."""
     if not folder.is_dir():
         return []
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _KINDS and path.is_file())
+    paths = sorted(path for path in files_below(folder) if path.suffix.lower() in _KINDS)
     chosen = np.unique(np.linspace(0, max(len(paths) - 1, 0), min(IMAGES, len(paths))).astype(int)).tolist()
     # permuted, so that the held-out batches, which are the last, come from all folders as well
     return [paths[chosen[index]] for index in np.random.default_rng(0).permutation(len(chosen))]

@@ -1,13 +1,22 @@
 """Regular files of others: a pipe would block whoever opens it, and opening a device may change something."""
 
+import codecs
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from birdie.errors import DataError
 
+_MARKS = {  # of UTF-32 first: it begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -28,7 +37,7 @@ def require_regular(path: Path) -> None:
     _require(path.stat().st_mode, path)
 
 
-def open_regular(path: Path, name: str | None = None, folder: int | None = None) -> BinaryIO:
+def open_regular(path: Path, name: str | None = None, folder: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading, and nothing else, even if it is replaced meanwhile.
 
     Args:
@@ -54,14 +63,35 @@ def open_regular(path: Path, name: str | None = None, folder: int | None = None)
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a regular file, with "\\n" at the ends of its lines.
+    """Return the text of a regular file, in UTF-8 or as its byte order mark says, with "\\n" at the ends of its lines.
 
     Raises:
-        DataError: it is no regular file.
+        DataError: it is no regular file, or no text: more than an eighth of it are NULs or undecodable.
         OSError: it cannot be read.
     """
-    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
-        return file.read()
+    with open_regular(path) as file:
+        data = file.read()
+    encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
+    text = data.decode(encoding, errors="replace")
+    if text.count("\0") + text.count("\ufffd") > len(text) // 8:
+        raise DataError(f"{path} is not text in UTF-8, or in UTF-16 with a byte order mark; convert it")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, however deep; folders that are links, or may not be read, are skipped.
+
+    Raises:
+        OSError: a folder cannot be listed for another reason.
+    """
+    folders = [folder]
+    while folders:
+        with suppress(PermissionError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry))
+                elif Path(entry).is_file():
+                    yield Path(entry)
 
 
 def _require(mode: int, path: Path) -> None:

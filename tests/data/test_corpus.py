@@ -8,6 +8,7 @@ import pytest
 
 from birdie.data.corpus import Corpus, Overlap, file_corpus, stdlib_corpus
 from birdie.errors import ConfigError, DataError
+from tests.deep_folders import deep_folder
 
 
 def write(folder: Path, files: dict[str, str | bytes]) -> Path:
@@ -120,6 +121,19 @@ def test_files_folders_and_globs_give_the_same_corpus(tmp_path: Path, monkeypatc
     ]
     for patterns in choices:
         assert both(file_corpus(patterns, validation=["val.txt"], documents="file")) == (["a", "b"], ["v"])
+
+
+def test_folders_may_be_nested_deeper_than_python_recurses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with deep_folder(tmp_path / "deep") as folder:
+        write(folder, {"a.txt": "A.\nB.\n"})
+        assert both(file_corpus([folder])) == both(file_corpus([folder / "a.txt"]))
+
+        def recursing(*_: object, **__: object) -> None:
+            raise RecursionError
+
+        monkeypatch.setattr("birdie.data.corpus.glob", recursing)  # that of some Pythons does
+        with pytest.raises(DataError, match="nested too deeply"):
+            file_corpus([f"{folder}/**/*.txt"])
 
 
 def test_a_file_name_with_brackets_is_not_a_glob(tmp_path: Path) -> None:

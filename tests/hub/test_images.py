@@ -15,6 +15,7 @@ from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, DataError
 from birdie.hub.images import IMAGES, calibrate_on_images, images_in
+from tests.deep_folders import deep_folder
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 pil = pytest.importorskip("PIL.Image")
@@ -91,6 +92,9 @@ def test_images_are_mixed_and_limited(images: Path, tmp_path: Path) -> None:
         (tmp_path / f"{index:04d}.jpg").touch()
     assert len(images_in(tmp_path)) == IMAGES
     assert images_in(tmp_path / "nothing") == []
+    with deep_folder(tmp_path / "deep") as folder:
+        (folder / "0.jpg").touch()
+        assert images_in(folder) == [folder / "0.jpg"]
 
 
 def test_an_image_that_cannot_be_read_is_one_sentence(model: Path, images: Path, tmp_path: Path) -> None:

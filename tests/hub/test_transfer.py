@@ -8,7 +8,8 @@ import torch
 
 import birdie
 from birdie.cli import main
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ArtifactError, ConfigError, DataError
+from birdie.hub.folder import write_birdie_folder
 from birdie.hub.transfer import download, push
 from tests.hub.server import ModelHub
 
@@ -59,6 +60,14 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: ModelHub, tmp_path: Path) -
     assert run("hub", "pull", "user/small", "-o", tmp_path / "back") == 0
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
     assert torch.equal(birdie.load(tmp_path / "back" / "model.birdie")["w"], birdie.load(file)["w"])
+
+
+@pytest.mark.parametrize(("config", "reason"), [(b"[" * 200_000, "nested too deeply"), (b"[1]", "not an object")])
+def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, config: bytes, reason: str) -> None:
+    birdie.save({"w": torch.randn(32, 32)}, tmp_path / "model.birdie", files={"config.json": config})
+    with pytest.raises(ArtifactError, match=reason):
+        write_birdie_folder(tmp_path / "model.birdie", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 def test_any_folder_of_files_can_be_pushed(hub: ModelHub, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from birdie.run import history
 from birdie.run.preflight import warm_up_coder
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
+from birdie.runtime.files import require_path
 from birdie.runtime.regular import open_regular, read_text, require_regular
 
 README = "README.md"
@@ -69,6 +70,8 @@ def audit(
         ConfigError: there is nothing to audit at `path`, or a number is out of range.
         DataError: data, a tokenizer or a log that was named cannot be read, or `path` is a pipe, a socket or a device.
     """
+    for name in (path, *log_files):
+        require_path(name)
     path = Path(path)
     if tokens < 2:
         raise ConfigError(f"tokens is {tokens}; probes need at least 2")
@@ -156,7 +159,7 @@ class _Audit:
 
     def script(self, ships: shipped.Shipped, training_logs: Sequence[TrainingLog], unlimited: bool) -> None:
         """Check what code shows without running: its size, and lines to read."""
-        self.add((rules.SIZE,), partial(shipped.check_size, ships, training_logs, str(ships.script)))
+        self.add((rules.SIZE,), partial(shipped.check_size, ships, training_logs, str(ships.script), self.deadline))
         for path, source in sorted(ships.sources.items()):
             self.add(SCANNED, partial(scan, source, str(path), unlimited=unlimited, deadline=self.deadline))
 
@@ -176,17 +179,24 @@ class _Audit:
     def _logs_in(self, folder: Path) -> list[TrainingLog]:
         """Return the training logs of a folder and of its folders of logs; other text is skipped.
 
-        A log that is too large to be read, or one too many, is returned empty: its seed does not count as missing.
+        A log that is not text, too large to be read, or one too many, is returned empty, with a finding: its seed does
+        not count as missing.
         """
         folders = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
         paths = sorted(path for part in folders for path in part.iterdir() if path.suffix in _LOG_SUFFIXES)
         training_logs, left = [], MAX_LOG_WEIGHT
         for number, path in enumerate(path for path in paths if path.is_file()):
-            weight = logs.weight(path)
             log: TrainingLog | None = TrainingLog(str(path))
-            if number < MAX_LOGS and weight <= min(left, logs.MAX_WEIGHT) and not self.deadline.passed:
-                left -= weight
-                log = logs.read_log(path)
+            try:
+                weight = logs.weight(path)
+                if number >= MAX_LOGS or weight > left:
+                    most = f"{MAX_LOGS} logs and {MAX_LOG_WEIGHT:,} bytes"
+                    raise DataError(f"{path} was not read: the limits of a folder are {most}")
+                if not self.deadline.passed:
+                    log = logs.read_log(path)
+                    left -= weight
+            except DataError as error:
+                self.findings.append(Finding(rules.SEEDS, "unknown", str(error), "log", str(path)))
             training_logs += [log] if log is not None else []
         if self.deadline.passed:
             self.add(OF_LOGS, tuple)
@@ -205,14 +215,17 @@ def _claim(path: Path) -> tuple[claims.Claim | None, list[Finding]]:
 
 
 def _readme(path: Path) -> tuple[tuple[str, str] | None, list[Finding]]:
-    """Return the path and text of a README, if it is not too large."""
+    """Return the path and text of a README, unless it is too large or no text."""
     if not path.is_file():
         return None, []
     size = path.stat().st_size
     if size > claims.MAX_BYTES:
         evidence = f"the README has {size:,} bytes and was not read"
         return None, [Finding(rules.SEEDS, "unknown", evidence, "README", str(path))]
-    return (str(path), read_text(path)), []
+    try:
+        return (str(path), read_text(path)), []
+    except DataError as error:
+        return None, [Finding(rules.SEEDS, "unknown", str(error), "README", str(path))]
 
 
 def _check_history(folder: Path) -> list[Finding]:

@@ -6,13 +6,12 @@ it. Folders also hold ablations, reruns and code that was packed after the runs:
 warning.
 """
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from birdie.errors import DataError
 from birdie.golf.audit import rules
@@ -21,6 +20,7 @@ from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
 from birdie.golf.unpacked import FIRST
 from birdie.lab.logs import TrainingLog
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import open_regular
 
 USUAL_SEEDS = 3
@@ -47,10 +47,27 @@ _README_BPB = re.compile(r"(?<![\d.])([0-4]\.\d{3,8})(?!\d)")
 _BEST_OF = re.compile(r"\bbest\s+(?:of\s+)?\d+\s+(?:of|out of|from)\s+\d+\b|\bbest\s+of\s+\d+\b", re.IGNORECASE)
 
 
+class Written(float):
+    """A number, and how many decimals it is written with: 1.1200 has four.
+
+    Attributes:
+        decimals: negative for 112e1.
+    """
+
+    decimals: int
+
+    def __new__(cls, text: str) -> Self:
+        """Read a number of JSON."""
+        number = super().__new__(cls, text)
+        digits, _, exponent = text.lower().partition("e")
+        number.decimals = len(digits.partition(".")[2]) - int(exponent or 0)
+        return number
+
+
 class SeedClaim(NamedTuple):
     """The claim about one seed; None for what it does not state."""
 
-    bpb: float | None = None
+    bpb: Written | None = None
     bytes: int | None = None
 
 
@@ -59,7 +76,7 @@ class Claim:
     """A submission.json; None and empty for what it does not state."""
 
     path: str  # as the user would name it
-    bpb: float | None = None  # bits per byte
+    bpb: Written | None = None  # bits per byte
     total: int | None = None  # bytes of code and model
     code: int | None = None
     model: int | None = None
@@ -91,10 +108,8 @@ def read_claim(path: Path, shown: str) -> Claim:
         raise DataError(f"{path} has {path.stat().st_size:,} bytes, the limit is {MAX_BYTES:,}; it was not read")
     try:
         with open_regular(path) as file:
-            content = json.loads(file.read(MAX_BYTES))
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-    except (ValueError, RecursionError) as error:
+            content = parse_object(file.read(MAX_BYTES), parse_float=Written)
+    except ValueError as error:
         raise DataError(f"{path} is no JSON object ({error}); correct it") from error
     # not those of single seeds, and not somebody else's result
     levels = [content]
@@ -109,7 +124,7 @@ def read_claim(path: Path, shown: str) -> Claim:
         _first(levels, _CODE, _integer),
         _first(levels, _MODEL, _integer) or by_codec,  # bytes_model_int6_zstd and the like
         next((seeds for level in levels for name in _SEEDS if (seeds := _seed_claims(level.get(name)))), {}),
-        str(content.get("track", "")),
+        track if isinstance(track := content.get("track"), str) else "",
         seed if isinstance(seed := content.get("seed"), int) and not isinstance(seed, bool) else None,
     )
 
@@ -119,14 +134,16 @@ def _first(levels: Sequence[Mapping[str, Any]], names: Sequence[str], read: Call
     return next((value for value in values if value is not None), None)
 
 
-def _real(value: Any) -> float | None:
+def _real(value: Any) -> Written | None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and abs(value) < _MAX_FIGURE else None  # false for NaN
+    if not number or not abs(value) < _MAX_FIGURE:  # NaN
+        return None
+    return value if isinstance(value, Written) else Written(str(value))
 
 
 def _integer(value: Any) -> int | None:
     real = _real(value)
-    return int(real) if real is not None and real == int(real) else None
+    return int(real) if real is not None and real.is_integer() else None
 
 
 def _seed_claims(value: Any) -> dict[int, SeedClaim]:
@@ -227,7 +244,7 @@ def _check_scores(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding
     logged = _by_seed(logs)
     for seed, single in sorted(claim.seeds.items()):
         scores = [score.bpb for log in logged.get(seed, ()) for score in log.scores]
-        if scores and single.bpb is not None and not _rounds_to_one(single.bpb, scores):
+        if scores and single.bpb is not None and not _is_one(single.bpb, scores, single.bpb.decimals):
             ends = ", ".join(f"{_bpb(log):.8g}" for log in logged[seed])
             evidence = f"seed {seed}: {single.bpb:.8g} bits per byte is claimed, its log ends at {ends}"
             better = single.bpb < min(scores)  # nobody gains by a claim that is too high
@@ -237,14 +254,17 @@ def _check_scores(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding
     if claim.bpb is None or not finals:
         return
     mean, scores = statistics.fmean(finals), [score.bpb for log in logs for score in log.scores]
+    # most programs that write JSON leave zeros at the end out: a score that is repeated has the decimals of its log
+    repeated = [log.final.digits for log in runs if log.final is not None and log.final.bpb == claim.bpb]
+    decimals = max([claim.bpb.decimals, *repeated])
     evidence, result = f"{claim.bpb:.8g} bits per byte is ", _WARNING
-    if _rounds_to_one(claim.bpb, [mean]):
+    if _is_one(claim.bpb, [mean], decimals):
         evidence += f"the mean of {len(finals)} log{'s' * (len(finals) > 1)}"
         result = "pass" if len(finals) > 1 else "unknown"
-    elif len(finals) > 1 and _rounds_to_one(claim.bpb, [min(finals)]):
+    elif len(finals) > 1 and _is_one(claim.bpb, [min(finals)], decimals):
         evidence += f"the best seed's; the mean of {len(finals)} logs is {mean:.8g}"
         result = "fail" if certain else _WARNING
-    elif _rounds_to_one(claim.bpb, scores):
+    elif _is_one(claim.bpb, scores, decimals):
         evidence += f"one score of the logs; the mean of their final scores is {mean:.8g}"
     else:
         evidence += f"claimed; the logs end at {', '.join(f'{value:.8g}' for value in finals)}"
@@ -264,10 +284,9 @@ def _runs_of(claim: Claim, logs: Sequence[TrainingLog]) -> tuple[list[TrainingLo
     return scored, one_series and None not in seeds and len(seeds) == len(scored) and claim.seed is None
 
 
-def _rounds_to_one(claimed: float, values: Sequence[float]) -> bool:
-    """Return whether one of `values` is `claimed` at its number of decimals."""
-    digits = len(f"{claimed:.10g}".partition(".")[2])
-    return any(abs(claimed - value) <= 1.01 * 10.0 ** -max(2, min(digits, 8)) for value in values)
+def _is_one(claimed: float, values: Sequence[float], decimals: int) -> bool:
+    """Return whether `claimed` is one of `values`, rounded or cut to that many decimals."""
+    return any(abs(claimed - value) <= 1.01 * 10.0 ** -max(2, min(decimals, 8)) for value in values)
 
 
 def _check_bytes(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
@@ -298,9 +317,9 @@ def _check_readme(claim: Claim | None, path: str, text: str) -> Iterator[Finding
         yield Finding(rules.SEEDS, "warning", evidence, "README", path)
 
 
-def _agrees(value: float, text: str) -> bool:
+def _agrees(value: Written, text: str) -> bool:
     """Return whether a number in a text is `value`, at the fewer decimals of the two."""
-    digits = min(len(text.partition(".")[2]), len(f"{value:.10g}".partition(".")[2]))
+    digits = min(Written(text).decimals, value.decimals)
     return abs(round(value, digits) - round(float(text), digits)) <= 1.01 * 10.0**-digits
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.golf.audit.probes import CLOSE, probe, probe_losses
-from birdie.golf.audit.rules import CAP_BYTES, CAUSAL, RUNS, SELF_CONTAINED, SIZE, Finding, Result, Rule
+from birdie.golf.audit.rules import CAUSAL, RUNS, SELF_CONTAINED, SIZE, Finding, Result, Rule, size_result
 from birdie.golf.audit.sandbox import GIB, InterferedError, LimitError, RefusedError, Sandbox, SandboxError
 from birdie.golf.audit.script import TRAINING_FILE
 from birdie.runtime.regular import require_regular
@@ -178,8 +178,9 @@ class _Run:
             evidence += f" ({box.snapshot.left} were left out)" if box.snapshot.left else ""
             evidence += f"; beside the script {len(files)} of {total:,} bytes were opened{': ' if names else ''}{names}"
             self.add(SELF_CONTAINED, scored, evidence)
-        evidence = f"{code:,} bytes of code and {total:,} of files it opened make {code + total:,}, the cap is "
-        self.add(SIZE, "fail" if code + total > CAP_BYTES else scored, f"{evidence}{CAP_BYTES:,}")
+        evidence = f"{code:,} bytes of code and {total:,} of files it opened"
+        result, evidence = size_result(code + total, evidence, box.snapshot.listed)
+        self.add(SIZE, scored if result == "pass" else result, evidence)
 
 
 def _fields(box: Sandbox, answer: object, **kinds: type) -> dict[str, Any]:

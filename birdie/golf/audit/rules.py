@@ -46,6 +46,8 @@ RULES = (
 
 CAP_BYTES = 16_000_000
 CAP_SECONDS = 600.0
+FREE_LISTING = 4096
+"""Bytes of names and targets of links that count for nothing: ordinary folders have no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,13 @@ def combined(results: Iterable[Result]) -> Result:
     return next((result for result in _ORDER if result in results), "unknown")
 
 
-def size_result(size: int, name: str) -> tuple[Result, str]:
-    """Return whether `size` bytes of what `name` says keep the cap, and the sentence for it."""
+def size_result(size: int, name: str, listed: int = 0) -> tuple[Result, str]:
+    """Return whether `size` bytes of what `name` says keep the cap, and the sentence for it.
+
+    Beyond FREE_LISTING, `listed` bytes of names and targets of links count as well: data can be hidden in them.
+    """
+    if listed > FREE_LISTING:
+        size, name = size + listed, f"{name}, and {listed:,} of names, sizes and targets of links"
     if size <= CAP_BYTES:
         return "pass", f"{name}: {size:,} of {CAP_BYTES:,} bytes"
     hint = " (the cap is decimal: 16 MB, not 16 MiB)" if size <= 16 * 2**20 else ""

@@ -18,7 +18,6 @@ import json
 import os
 import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from birdie.errors import BirdieError
 from birdie.golf.audit import isolation
 from birdie.golf.audit.limits import Limits, Watch
 from birdie.golf.audit.snapshot import Snapshot
+from birdie.runtime.parsing import parse_object
 
 GIB = 2**30
 ANSWER_BYTES = 64 * 2**20
@@ -115,6 +115,7 @@ class Sandbox:
         self._snapshot: Snapshot | None = None
         self._watch: Watch | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._remover: subprocess.Popen[bytes] | None = None
         self._requests = self._answers = -1
         self._stopped: SandboxError | None = None
         self._end = 0.0
@@ -124,8 +125,10 @@ class Sandbox:
             if (reason := unavailable()) is not None:
                 raise RefusedError(reason)
             self.way = next(way for way in isolation.WAYS if problem(way) is None)
-        self._folder = Path(tempfile.mkdtemp(prefix="birdie-sandbox-"))
+        # hidden, so that the snapshot of a script that lies in the temporary folder does not copy itself
+        self._folder = Path(tempfile.mkdtemp(prefix=".birdie-sandbox-"))
         try:
+            self._remover = _remover(self._folder)
             self._start(self.way)
         except (OSError, isolation.NotPossibleError) as error:
             self.__exit__(None, None, None)
@@ -155,8 +158,9 @@ class Sandbox:
             if pipe >= 0:
                 os.close(pipe)
         self._requests = self._answers = -1
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._remover is not None:
+            self._remover.communicate()
+            self._remover = None
 
     @property
     def description(self) -> str:
@@ -291,10 +295,10 @@ class Sandbox:
             parts.append(part)
         line, _, rest = b"".join(parts).partition(b"\n")
         try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            answer = parse_object(line)
+        except ValueError as error:
             raise InterferedError from error
-        if rest or not isinstance(answer, dict):
+        if rest:
             raise InterferedError
         return answer
 
@@ -313,6 +317,13 @@ class Sandbox:
         if reason := self._exceeded():
             return LimitError(reason)
         return SandboxError(f"its process ended, with code {code}: killed by a limit, or by itself")
+
+
+def _remover(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that removes a folder once its input ends: when it is closed, or this process was killed."""
+    code = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    command = [sys.executable, "-I", "-S", "-c", code, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", start_new_session=True)
 
 
 def _environment() -> dict[str, str]:

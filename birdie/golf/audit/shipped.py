@@ -1,7 +1,8 @@
 """Bytes that a submission ships: the script, the helper files it reads, and the model, against 16,000,000.
 
     train_gpt.py ──imports, file names in strings──► helper files of the folder ─┐
-    model.birdie, final_model.int8.ptz, … or the size in the logs ───────────────┴──► bytes
+    model.birdie, final_model.int8.ptz, … or the size in the logs ───────────────┼──► bytes
+    names and targets of links in the folder, if there are many ─────────────────┘
 
 The challenge counts code and compressed model as they lie in the folder. Tokenizers, logs and data preparation were
 never counted; what minifying would save does not count either, and is reported apart. Modules inside a packed script
@@ -15,7 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from birdie.golf.audit.deadline import Deadline
 from birdie.golf.audit.rules import SIZE, Finding, size_result
+from birdie.golf.audit.snapshot import listed_bytes
 from birdie.golf.audit.source import MAX_BYTES, Source, parse_source, read_source
 from birdie.golf.code_size import PACKAGE, code_bytes
 from birdie.lab.logs import TrainingLog
@@ -39,6 +42,7 @@ class Shipped:
         code: the script and the helper files it reads, sorted.
         package_bytes: bytes of birdie's own sources that the script loads.
         model: the model's file; None if there is none.
+        folder: the submission folder; None for a script by itself.
     """
 
     script: Path | None
@@ -46,6 +50,7 @@ class Shipped:
     code: tuple[Path, ...] = ()
     package_bytes: int = 0
     model: Path | None = None
+    folder: Path | None = None
 
     @property
     def code_bytes(self) -> int:
@@ -64,15 +69,15 @@ def shipped_folder(folder: Path) -> Shipped:
     named = [path for path in scripts if path.name == SCRIPT] or [path for path in scripts if "train" in path.name]
     only = scripts if len(scripts) == 1 and any(path.name == CLAIM for path in files) else []
     script = next(iter(named or only), None)
-    return Shipped(None, {}, model=model) if script is None else _shipped(script, files, model)
+    return Shipped(None, {}, model=model) if script is None else _shipped(script, files, model, folder)
 
 
 def shipped_script(script: Path) -> Shipped:
     """Return the code of a script by itself: it and the helper files beside it that it reads."""
-    return _shipped(script, sorted(path for path in script.parent.iterdir() if path.is_file()), None)
+    return _shipped(script, sorted(path for path in script.parent.iterdir() if path.is_file()))
 
 
-def _shipped(script: Path, files: Sequence[Path], model: Path | None) -> Shipped:
+def _shipped(script: Path, files: Sequence[Path], model: Path | None = None, folder: Path | None = None) -> Shipped:
     by_name = {path.name: path for path in files if path.suffix in CODE}
     code, queue, left = {script}, [script], MAX_PARSED
     sources: dict[Path, Source] = {}
@@ -89,7 +94,7 @@ def _shipped(script: Path, files: Sequence[Path], model: Path | None) -> Shipped
             queue += new
     package = PACKAGE.name in {name.split(".")[0] for name in _imported(sources[script])}
     package_bytes = code_bytes(script) - script.stat().st_size if package else 0
-    return Shipped(script, sources, tuple(sorted(code)), package_bytes, model)
+    return Shipped(script, sources, tuple(sorted(code)), package_bytes, model, folder)
 
 
 def _imported(source: Source) -> Iterator[str]:
@@ -128,10 +133,16 @@ def is_packed(source: Source) -> bool:
     return max(lengths, default=0) > source.size // 2
 
 
-def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tuple[Finding, ...]:
-    """Return the size of what lies in the folder; the model's bytes are the logs' where its file is missing."""
+def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str, deadline: Deadline) -> tuple[Finding, ...]:
+    """Return the size of what lies in the folder; the model's bytes are the logs' where its file is missing.
+
+    Raises:
+        DataError: folders are nested too deeply.
+        OutOfTimeError: the deadline has passed.
+    """
     if shipped.script is None:
         return ()
+    listed = listed_bytes(shipped.folder, deadline) if shipped.folder is not None else 0
     helpers, code = len(shipped.code) - 1, shipped.code_bytes
     files = f"{shipped.script.name}{f' and {helpers} helper file' + 's' * (helpers > 1) if helpers else ''}"
     files += f", with {shipped.package_bytes:,} of birdie's sources" if shipped.package_bytes else ""
@@ -140,10 +151,11 @@ def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tup
     if shipped.model is not None:
         model, name = shipped.model.stat().st_size, f"model ({shipped.model.name})"
     if model is None:
-        result, evidence = size_result(code, f"code as shipped ({files}), without the model, whose size is not known")
+        name = f"code as shipped ({files}), without the model, whose size is not known"
+        result, evidence = size_result(code, name, listed)
         result = "unknown" if result == "pass" else result
     else:
-        result, evidence = size_result(code + model, f"code as shipped ({files}) {code:,} and {name} {model:,}")
+        result, evidence = size_result(code + model, f"code as shipped ({files}) {code:,} and {name} {model:,}", listed)
     source = shipped.sources[shipped.script]
     if source.program is not None and not is_packed(source):
         minified = len(source.program.encode("utf-8", "replace"))

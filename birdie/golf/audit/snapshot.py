@@ -3,23 +3,31 @@
     the folder ──regular files only──► a copy that the sandbox mounts, read-only ──inotify──► files that were opened
 
 Pipes, sockets and devices stay behind, links are copied as links and can only point at what the sandbox has. The kernel
-reports the first opening of each file to whoever holds the copy, so no code in the sandbox can hide one.
+reports the first opening of each file to whoever holds the copy, so no code in the sandbox can hide one. Nobody sees
+what is read without opening a file, so all of it counts: names, sizes, and targets of links.
 """
 
+import contextlib
 import ctypes
 import os
 import stat
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from birdie.errors import DataError
+from birdie.golf.audit.deadline import Deadline
 from birdie.runtime.regular import open_regular, require_regular
 
 MAX_BYTES = 512 * 2**20
 """Bytes that are copied; larger files stay behind."""
 MAX_FILES = 4096
 """Files and folders that are copied. The kernel queues 16,384 reports."""
+MAX_DEPTH = 64
+"""Folders within folders that are looked into."""
+STAT_BYTES = 4
+"""Bytes of what a file tells beside its name and its content: a size of up to 512 MiB, whether it can be executed."""
 
 _OPENED, _ONCE = 0x20, 0x80000000
 _EVENT = struct.Struct("iIII")
@@ -33,16 +41,18 @@ class Snapshot:
         script: the name of the script in it.
         files: all other files and their bytes, by their paths in the folder.
         left: number of entries that were left out: no regular files, or beyond the limits.
+        size: bytes of the script.
+        listed: bytes that can be read without opening a file, of all that was copied.
 
     Raises:
-        DataError: the script is no regular file.
+        DataError: the script is no regular file, or folders are nested too deeply.
         OSError: it cannot be read, or its files cannot be watched.
     """
 
     def __init__(self, script: Path | None, folder: Path) -> None:
         self.folder, self.script = folder, script.name if script is not None else ""
         self.files: dict[str, int] = {}
-        self.left, self.size = 0, 0
+        self.left = self.size = self.listed = 0
         self._bytes, self._entries = MAX_BYTES, MAX_FILES
         self._watched: dict[int, str] = {}
         self._opened: set[str] = set()
@@ -54,6 +64,7 @@ class Snapshot:
         with open_regular(script) as file:
             self.size = self._copy(file.fileno(), folder / script.name)
         self._copy_folder(script.parent.resolve())
+        self.listed = listed_bytes(folder, Deadline())
         self._watch_files()
 
     def opened(self) -> dict[str, int]:
@@ -77,22 +88,16 @@ class Snapshot:
             self._watch = -1
 
     def _copy_folder(self, source: Path) -> None:
-        for name, folders, files, descriptor in os.fwalk(source):
-            inside = Path(name).relative_to(source)
-            kept = [
-                folder for folder in sorted(folders) if not _is_hidden(folder) and not _is_python(folder, descriptor)
-            ]
-            links = [folder for folder in kept if stat.S_ISLNK(os.lstat(folder, dir_fd=descriptor).st_mode)]
-            folders[:] = [folder for folder in kept if folder not in links]
-            for entry in [*folders, *sorted(files), *links]:
-                target = self.folder / inside / entry
+        for folder, descriptor, names in walk(source):
+            for name in names:
+                target = self.folder / folder.relative_to(source) / name
                 if target == self.folder / self.script:
                     continue
                 if self._entries <= 0:
                     self.left += 1
                 else:
                     self._entries -= 1
-                    self._copy_entry(Path(name, entry), entry, descriptor, target)
+                    self._copy_entry(folder / name, name, descriptor, target)
             if self._entries <= 0:
                 return
 
@@ -142,6 +147,42 @@ class Snapshot:
                 self.close()
                 raise OSError(ctypes.get_errno(), "the files cannot be watched")
             self._watched[number] = path
+
+
+def walk(source: Path) -> Iterator[tuple[Path, int, list[str]]]:
+    """Yield each folder from `source` down, its descriptor, and the names in it; parents before children.
+
+    Hidden folders, `__pycache__` and virtual environments are left out, and links are not followed.
+
+    Raises:
+        DataError: folders are nested more than MAX_DEPTH deep.
+    """
+    for name, folders, files, descriptor in os.fwalk(source):
+        folder = Path(name)
+        kept = [inner for inner in sorted(folders) if not _is_hidden(inner) and not _is_python(inner, descriptor)]
+        links = [inner for inner in kept if stat.S_ISLNK(os.lstat(inner, dir_fd=descriptor).st_mode)]
+        folders[:] = [inner for inner in kept if inner not in links]
+        if folders and len(folder.relative_to(source).parts) == MAX_DEPTH:
+            raise DataError(f"{source} has folders nested more than {MAX_DEPTH} deep; move them out of it")
+        yield folder, descriptor, [*folders, *sorted(files), *links]
+
+
+def listed_bytes(source: Path, deadline: Deadline) -> int:
+    """Return the bytes that can be read in a folder without opening a file: names, sizes, and targets of links.
+
+    Raises:
+        DataError: folders are nested more than MAX_DEPTH deep.
+        OutOfTimeError: the deadline has passed.
+    """
+    size = 0
+    for _, descriptor, names in walk(source.resolve()):  # as it does not follow links
+        for name in names:
+            deadline.check()
+            with contextlib.suppress(FileNotFoundError):  # it has just gone
+                status = os.lstat(name, dir_fd=descriptor)
+                # POSIX: the size of a link is that of its target's name
+                size += len(os.fsencode(name)) + (status.st_size if stat.S_ISLNK(status.st_mode) else STAT_BYTES)
+    return size
 
 
 def _is_hidden(folder: str) -> bool:

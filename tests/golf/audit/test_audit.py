@@ -131,6 +131,42 @@ def test_files_of_the_wrong_form_do_not_end_an_audit(tmp_path: Path, monkeypatch
     assert audit(folder).result(SEEDS) == "fail"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_text_of_any_encoding_that_says_so_is_read(tmp_path: Path, encoding: str) -> None:
+    """PowerShell's `>` writes UTF-16."""
+    folder = write_submission(tmp_path / "record")
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    for path in (*folder.glob("*.log"), folder / "README.md", folder / "submission.json"):
+        path.write_bytes((mark * (path.suffix != ".json") + path.read_text().replace("\n", "\r\n")).encode(encoding))
+    report = audit(folder)
+    for rule in (SEEDS, SIZE, TRAIN_TIME):
+        assert report.result(rule) == "pass", rule
+
+
+@pytest.mark.parametrize("content", [baseline().encode("utf-16-le"), bytes(range(256)) * 99, b"\0" * 999])
+def test_what_is_no_text_is_not_read_and_this_is_said(tmp_path: Path, content: bytes) -> None:
+    folder = write_submission(tmp_path / "record")
+    names = ("train_seed7.log", "README.md")
+    for name in names:
+        (folder / name).write_bytes(content)
+    report = audit(folder)
+    assert report.result(SEEDS) == "unknown"
+    unread = {Path(finding.path or "").name for finding in report.of(SEEDS) if "is not text" in finding.evidence}
+    assert unread == set(names)
+    with pytest.raises(DataError, match=r"train_seed7\.log is not text"):
+        audit(folder, log_files=[folder / names[0]])
+
+
+def test_a_log_too_many_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOGS", 2)
+    report = audit(write_submission(tmp_path / "record"))
+    assert report.result(SEEDS) == "unknown"
+    assert any(
+        "train_seed7.log was not read: the limits of a folder are 2 logs" in finding.evidence
+        for finding in report.of(SEEDS)
+    )
+
+
 def test_the_time_limit_is_kept_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_submission(tmp_path / "record")
     assert FOLDER_SECONDS == 30

@@ -64,10 +64,20 @@ def test_the_names_that_records_use(tmp_path: Path) -> None:
     assert (other.bpb, other.total, other.seeds, other.seed) == (None, None, {}, 5)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '"a"'])
-def test_a_claim_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "line 1 column 1"),
+        ("[1]", "not an object"),
+        ("{", "line 1 column 2"),
+        ('"a"', "not an object"),
+        ("[" * 200_000, "nested too deeply"),
+        ('{"val_bpb": 1.1, "val_bpb": 1.2}', "the key 'val_bpb' twice"),
+    ],
+)
+def test_a_claim_that_is_no_object_is_an_error(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "submission.json").write_text(text)
-    with pytest.raises(DataError, match=r"submission\.json"):
+    with pytest.raises(DataError, match=rf"submission\.json is no JSON object \(.*{reason}"):
         read_claim(tmp_path / "submission.json", "submission.json")
 
 
@@ -77,6 +87,7 @@ def test_a_claim_that_is_no_object_is_an_error(tmp_path: Path, text: str) -> Non
         '{"val_bpb": NaN, "bytes_total": Infinity, "seeds": {"1": NaN}}',
         '{"val_bpb": 1e400, "bytes_total": 1e300, "seeds": [0, 1, true, "x", null, {"seed": 0}]}',
         '{"seeds": {"' + "9" * 5000 + '": 1}, "val_bpb": "1.2", "results": [], "seed": true}',
+        '{"track": ' + "[" * 500 + "]" * 500 + ', "seeds": {"seed_": {}}, "val_bpb": -1e999}',
     ],
 )
 def test_absurd_claims_are_read_without_an_error(tmp_path: Path, text: str) -> None:
@@ -113,6 +124,53 @@ def test_scores_and_seeds(
     combined_result, evidence = checked(claim(tmp_path, **content), logs)
     assert combined_result == result, evidence
     assert any(figure in sentence for sentence in evidence), evidence
+
+
+@pytest.mark.parametrize(
+    ("text", "decimals"),
+    [("1.12", 2), ("1.1200", 4), ("1.12e0", 2), ("112.00e-2", 4), ("1", 0), ("112E1", -1), ("1e-5", 5)],
+)
+def test_a_number_keeps_its_decimals(tmp_path: Path, text: str, decimals: int) -> None:
+    (tmp_path / "submission.json").write_text(f'{{"val_bpb": {text}}}')
+    bpb = read_claim(tmp_path / "submission.json", "submission.json").bpb
+    assert bpb is not None
+    assert (bpb, bpb.decimals) == (float(text), decimals)
+
+
+def scored(*scores: str) -> list[TrainingLog]:
+    """Return logs that end with these scores, as they are written."""
+    logs = []
+    for seed, score in enumerate(scores):
+        text = f"seed:{seed}\nfinal_int8_zlib_roundtrip_exact val_loss:2.0 val_bpb:{score}\n"
+        logs.append(parse_log(text, f"train_seed{seed}.log"))
+    return logs
+
+
+@pytest.mark.parametrize(
+    ("written", "scores", "result"),
+    [
+        ("1.1200", ("1.1200", "1.1240", "1.1280"), "fail"),
+        ("1.12", ("1.1200", "1.1240", "1.1280"), "fail"),  # as Python writes 1.1200
+        ("1.12e0", ("1.1200", "1.1240", "1.1280"), "fail"),
+        ("112.00e-2", ("1.12003141", "1.1240", "1.1280"), "fail"),
+        ("1.1200", ("1.12003141", "1.12400000", "1.12800000"), "fail"),
+        ("1.1", ("1.1000", "1.1040", "1.1080"), "fail"),
+        ("1", ("1.0000", "1.0040", "1.0080"), "fail"),
+        ("1.12", ("1.11703141", "1.12000000", "1.12303141"), "pass"),  # the mean is 1.12002094
+        ("1.1240", ("1.1200", "1.1240", "1.1280"), "pass"),
+        ("1.124", ("1.1200", "1.1240", "1.1280"), "pass"),
+        ("1.12", ("1.12003141", "1.12400000", "1.12800000"), "pass"),  # the mean, rounded
+        ("1.1200", ("1.1200", "1.1201"), "pass"),  # the mean, cut
+    ],
+)
+def test_a_claim_is_compared_at_the_decimals_it_is_written_with(
+    tmp_path: Path, written: str, scores: tuple[str, ...], result: Result
+) -> None:
+    (tmp_path / "submission.json").write_text(f'{{"val_bpb": {written}}}')
+    stated = read_claim(tmp_path / "submission.json", "submission.json")
+    combined_result, evidence = checked(stated, scored(*scores))
+    assert combined_result == result, evidence
+    assert any("best seed's" in sentence for sentence in evidence) == (result == "fail")
 
 
 def test_what_has_another_explanation_does_not_fail(tmp_path: Path) -> None:

@@ -42,7 +42,21 @@ def test_files_that_it_reads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (size,) = [finding for finding in run_script(path) if finding.rule.name == "size"]
     assert f"{5000 + path.stat().st_size:,}" in size.evidence
     assert size.result == "pass"
-    monkeypatch.setattr("birdie.golf.audit.foreign.CAP_BYTES", 5000)
+    monkeypatch.setattr("birdie.golf.audit.rules.CAP_BYTES", 5000)
+    assert results(run_script(path))["size"] == "fail"
+
+
+@needs_sandbox
+def test_data_in_targets_of_links_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script reads them unseen: no file is opened."""
+    code = "import os\nhere = os.path.dirname(__file__)\ndata = [os.readlink(f'{here}/{i}') for i in range(5)]\n"
+    path = script(tmp_path, code + HONEST)
+    for number in range(5):
+        (tmp_path / str(number)).symlink_to("x" * 4000)
+    (size,) = [finding for finding in run_script(path) if finding.rule.name == "size"]
+    names = len("train_gpt.py") + 4 + 5 * 4001
+    assert (size.result, f"{names + path.stat().st_size:,} of" in size.evidence) == ("pass", True)
+    monkeypatch.setattr("birdie.golf.audit.rules.CAP_BYTES", 20_000)
     assert results(run_script(path))["size"] == "fail"
 
 

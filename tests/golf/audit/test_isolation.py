@@ -1,5 +1,6 @@
 """The copy, the filter and the control groups of a sandbox, on any machine."""
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -8,8 +9,10 @@ import pytest
 
 from birdie.errors import DataError
 from birdie.golf.audit import limits, seccomp, snapshot
+from birdie.golf.audit.deadline import Deadline
 from birdie.golf.audit.limits import Cgroup, Limits
 from birdie.golf.audit.snapshot import Snapshot
+from tests.deep_folders import deep_folder
 
 
 def script(folder: Path) -> Path:
@@ -66,6 +69,40 @@ def test_a_snapshot_has_a_limited_number_of_files(
     copy = Snapshot(script(tmp_path), tmp_path_factory.mktemp("snapshot") / "copy")
     assert (len(copy.files), copy.left) == (3, 6)
     copy.close()
+
+
+def test_what_is_read_without_opening_a_file_counts(tmp_path: Path) -> None:
+    """Names and sizes of files and folders, targets of links; a copy has nothing else that could hold data."""
+    source = tmp_path / "submission"
+    (source / "folder").mkdir(parents=True)
+    (source / "folder" / "é").symlink_to("nowhere" * 10)
+    (source / ".hidden").mkdir()
+    path = script(source)
+    with (source / "sparse.bin").open("wb") as file:
+        file.truncate(100_000)
+    (source / "again.bin").hardlink_to(source / "sparse.bin")
+    os.utime(source / "sparse.bin", (1, 1))
+    with contextlib.suppress(OSError):  # not every file system has them
+        os.setxattr(source / "sparse.bin", "user.data", b"x" * 100)
+    copy = Snapshot(path, tmp_path / "copy")
+    copy.close()
+    expected = sum(len(name) + snapshot.STAT_BYTES for name in ("train_gpt.py", "folder", "sparse.bin", "again.bin"))
+    assert copy.listed == expected + 2 + 70
+    (tmp_path / "link").symlink_to(source)
+    assert (
+        copy.listed == snapshot.listed_bytes(source, Deadline()) == snapshot.listed_bytes(tmp_path / "link", Deadline())
+    )
+    assert copy.files == {"again.bin": 100_000, "sparse.bin": 100_000}  # of hard links each, and with its holes
+    copied = copy.folder / "sparse.bin"
+    assert (os.listxattr(copied), copied.stat().st_nlink, copied.stat().st_mtime > 1) == ([], 1, True)
+
+
+@pytest.mark.parametrize("depth", [65, 1300])
+def test_folders_nested_too_deeply_are_one_sentence(tmp_path: Path, depth: int) -> None:
+    with deep_folder(tmp_path / "deep", depth) as folder:
+        path = script(folder)
+        with pytest.raises(DataError, match="has folders nested more than 64 deep"):
+            Snapshot(path, tmp_path / "copy")
 
 
 def test_the_filter_knows_two_architectures() -> None:

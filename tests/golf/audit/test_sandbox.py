@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -139,6 +140,14 @@ def test_the_script_has_its_folder(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("data/table.txt")
     code = "import helper, os\nanswer = helper.value + open(os.path.dirname(__file__) + '/link').read()"
     assert answer_of(tmp_path, code) == "helped by a table"
+
+
+def test_a_script_may_lie_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Sandbox(script(tmp_path, "")) as box:
+        assert (box.snapshot.files, box.snapshot.left) == ({}, 0)
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [box.snapshot.folder.parent.name]
+    assert [path.name for path in tmp_path.iterdir()] == ["train_gpt.py"]
 
 
 def test_python_and_its_packages_work(tmp_path: Path) -> None:
@@ -271,9 +280,11 @@ def test_nothing_survives_a_killed_auditor(tmp_path: Path, way: str) -> None:
     command = [sys.executable, "-c", code, str(path)]
     auditor = subprocess.Popen(command, cwd=isolation.PACKAGE.parent, env=environment)
     assert soon(lambda: running(name))
+    assert list(tmp_path.glob(".birdie-sandbox-*/submission/train_gpt.py"))
     auditor.kill()
     auditor.wait()
     assert soon(lambda: not running(name))
+    assert soon(lambda: not list(tmp_path.glob(".birdie-sandbox-*")))
     with Sandbox(None):  # which removes control groups that were left
         assert not any(limits.CGROUPS.rglob(f"birdie-{auditor.pid}-*"))
 

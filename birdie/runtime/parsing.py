@@ -1,0 +1,45 @@
+"""JSON that others may have written: whatever is wrong with it is a ValueError, in words."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+MAX_DIGITS = 4000
+"""Digits of an integer that are read; the time for more grows with their square."""
+
+
+def parse_object(data: str | bytes, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+    """Return the JSON object in `data`. NaN and Infinity are numbers: Python's json writes them.
+
+    Args:
+        data: text; as bytes in UTF-8, UTF-16 or UTF-32.
+        parse_float: called with the text of every number that is no integer.
+
+    Raises:
+        ValueError: it is no JSON object, is nested too deeply, or has a key twice; the message says so.
+    """
+    try:
+        content = json.loads(data, object_pairs_hook=_unique, parse_float=parse_float, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    if not isinstance(content, dict):
+        raise ValueError("it is not an object, which is in braces")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        (repeated, _), *_ = counts.most_common(1)
+        raise ValueError(f"it has the key {repeated[:100]!r} twice")
+    return content
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"it has an integer of {len(text):,} digits")
+    return int(text)
