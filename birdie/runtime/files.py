@@ -37,8 +37,9 @@ _START = 64  # bytes that tell the kind of a file
 _OWN_NAME = re.compile(r"\.birdie-(\d+)-\w+\.part")
 
 
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
+def _reason(error: OSError | ValueError) -> str:
+    """Return why a file cannot be written; a ValueError means that its name has a NUL."""
+    return (getattr(error, "strerror", None) or str(error)).lower()
 
 
 @contextmanager
@@ -318,8 +319,7 @@ def _kind_of(target: Path, wanted: int) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        reason = _reason(error) if isinstance(error, OSError) else str(error)
-        raise OutputError(f"cannot write {target}: {reason}; choose another name") from error
+        raise OutputError(f"cannot write {target}: {_reason(error)}; choose another name") from error
     if kind == stat.S_IFLNK:
         return f"a link to {target.readlink()}"
     names = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder"}
@@ -337,7 +337,7 @@ def require_writable(folder: Source) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise OutputError(f"cannot write into {folder}: {_reason(error)}; choose another folder") from error
     return folder
 
