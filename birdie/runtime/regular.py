@@ -4,7 +4,6 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 from birdie.errors import DataError
 
@@ -28,7 +27,7 @@ def require_regular(path: Path) -> None:
     _require(path.stat().st_mode, path)
 
 
-def open_regular(path: Path, name: str | None = None, folder: int | None = None) -> BinaryIO:
+def open_regular(path: Path, name: str | None = None, folder: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading, and nothing else, even if it is replaced meanwhile.
 
     Args:
