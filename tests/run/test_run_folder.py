@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -228,11 +229,11 @@ def copied(folder: Path, target: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "damage", "kept"),
     [
-        ("metrics.jsonl", lambda data: data.replace(b'{"step": 3', b'{"step": \xff'), [1, 2, 6, 7, 8, 9]),
-        ("metrics.jsonl", lambda data: data.replace(b'{"step": 3', b'{"step": 2'), [1, 2, 6, 7, 8, 9]),
-        ("metrics.jsonl", lambda data: bytes(len(data)), [6, 7, 8, 9]),
-        ("history.jsonl", lambda data: data.replace(b'"step": 2', b'"step"; 2'), [0, 6, 8, 9]),
-        ("history.jsonl", lambda _: b"[" * 9000, [6, 8, 9]),
+        ("metrics.jsonl", lambda data: data.replace(b'{"step": 3', b'{"step": \xff'), [1, 2, 6]),
+        ("metrics.jsonl", lambda data: data.replace(b'{"step": 3', b'{"step": 2'), [1, 2, 6]),
+        ("metrics.jsonl", lambda data: bytes(len(data)), [6]),
+        ("history.jsonl", lambda data: data.replace(b'"step": 2', b'"step"; 2'), [0]),
+        ("history.jsonl", lambda _: b"[" * 9000, []),
         ("environment.json", lambda data: data.replace(b"starts", b"st\xe1rts"), None),
         ("environment.json", lambda _: b"[]", None),
         ("recipe.toml", lambda data: data.replace(b"[train]", b"[train\x00"), None),
@@ -245,7 +246,7 @@ def test_a_damaged_text_file_costs_its_lines_and_is_kept(
     folder, log = copied(stopped, tmp_path), list[str]()
     damaged = damage((folder / name).read_bytes())
     (folder / name).write_bytes(damaged)
-    train(validating(recipe), folder, log, resume=True)
+    train(validating(recipe), folder, log, resume=True, stop_after=6)
     (warning,) = [line for line in log if name in line and line.startswith("warning: ")]
     assert "is damaged" in warning
     assert warning.endswith(f"the damaged file is kept as {name}.damaged")
@@ -329,8 +330,9 @@ def test_a_checkpoint_of_absurd_values_costs_its_interval(
 ) -> None:
     folder, log = copied(stopped, tmp_path), list[str]()
     rewritten(folder / "checkpoints" / "step-00000005", change)
-    events = train(validating(recipe), folder, log, resume=True)
-    assert [event.resumed_at for event in events if isinstance(event, Started)] == [4]
+    begun = Run(validating(recipe), folder, notify=log.append).train(resume=True)
+    assert [event.resumed_at for event in itertools.islice(begun, 2) if isinstance(event, Started)] == [4]
+    begun.close()
     (warning,) = [line for line in log if "going back to step-00000004" in line]
     assert len(warning) < 1000
 

@@ -25,7 +25,7 @@ def test_a_file_that_grows_too_large_is_an_output_error(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(OutputError, match="cannot write model: .*file too large") as caught:
+        with pytest.raises(OutputError, match=r"cannot write model: .*file too large") as caught:
             write_tensors(tmp_path / "x", {"a": torch.zeros(4096)}, target=Path("model"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
