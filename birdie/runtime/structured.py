@@ -46,8 +46,8 @@ def read_bytes(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
             return file.read()
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({(error.strerror or str(error)).lower()})") from error
 
