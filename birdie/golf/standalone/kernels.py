@@ -13,6 +13,8 @@ from typing import Any
 import numba
 from numba.core.serialize import dumps
 
+from birdie.runtime.reading import require_regular
+
 
 def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`numba.njit` with `options`; with `cache` a compiled kernel is kept on disk, if that is possible."""
@@ -42,15 +44,19 @@ def _keep_verified(cache: Any) -> None:
     def read(signature: Any, context: Any) -> Any:
         context.refresh()
         try:
-            content = path(signature, context.codegen()).read_bytes()
+            file = require_regular(path(signature, context.codegen()))
+            content = file.read_bytes()
             if sha256(content[32:]).digest() == content[:32]:
-                return cache._impl.rebuild(context, pickle.loads(content[32:]))
+                name, reduced = pickle.loads(content[32:])
+                if name == file.name:
+                    return cache._impl.rebuild(context, reduced)
         except Exception:  # whatever unpickling raises
             pass
 
     def write(signature: Any, result: Any) -> None:
         try:
-            target, content = path(signature, result.codegen), dumps(cache._impl.reduce(result))  # type: ignore[no-untyped-call]
+            target = path(signature, result.codegen)
+            content = dumps((target.name, cache._impl.reduce(result)))  # type: ignore[no-untyped-call]
             temporary = Path(f"{target}.{os.getpid()}")
             temporary.write_bytes(sha256(content).digest() + content)
             temporary.replace(target)
