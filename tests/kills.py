@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 import tests.ranks  # noqa: F401  it says what the server imports
-from birdie.runtime import files
 
 CALLS = ("open", "mkdir", "rename", "replace", "fsync", "chmod", "chown", "unlink", "rmdir", "write")
 
 
-def kill_at_each_call(work: Callable[..., None], *arguments: object, without_swap: bool = False) -> Iterator[int]:
+def kill_at_each_call(work: Callable[..., None], *arguments: object) -> Iterator[int]:
     """Call `work` in one process after another; the n-th dies before its n-th call. Yield n after each death.
 
     Whoever iterates checks what is left and prepares the next attempt. The last process ends by itself.
@@ -26,11 +25,10 @@ def kill_at_each_call(work: Callable[..., None], *arguments: object, without_swa
     Args:
         work: function of a module.
         arguments: of `work`.
-        without_swap: as on a system that cannot exchange two folders in one step.
     """
     context = get_context("forkserver")
     for number in itertools.count():
-        process = context.Process(target=_die, args=(number, without_swap, work, arguments))
+        process = context.Process(target=_die, args=(number, work, arguments))
         process.start()
         process.join()
         code = process.exitcode
@@ -41,7 +39,7 @@ def kill_at_each_call(work: Callable[..., None], *arguments: object, without_swa
             return
 
 
-def _die(number: int, without_swap: bool, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _die(number: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     calls = itertools.count()
 
     def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,8 +51,6 @@ def _die(number: int, without_swap: bool, work: Callable[..., None], arguments: 
         return call
 
     torch.set_num_threads(1)
-    swap = (lambda _one, _other: False) if without_swap else files._swap
-    files._swap = deadly(swap)
     for name in CALLS:
         setattr(os, name, deadly(getattr(os, name)))
     work(*arguments)

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_text, named_tensors
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
+from birdie.runtime.names import is_name
 from birdie.runtime.reading import require_regular
 
 PICKLED = (".pt", ".pth", ".th", ".bin")
@@ -477,16 +478,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name, shard in pairs.items():
         if not is_text(name) or (isinstance(shard, str) and not is_text(shard)):
             raise WeightsError(f"{index} lists {name!r} in shard {shard!r}, which are not both text; copy it again")
-        if not isinstance(shard, str) or not _inside(shard):
+        if not is_name(shard):
             raise WeightsError(
                 f"{index} lists {name!r} in shard {shard!r}, outside its own folder; do not trust this checkpoint"
             )
     return pairs
-
-
-def _inside(shard: str) -> bool:
-    path = PurePosixPath(shard)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not set(shard) & set("\\:")
 
 
 def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ and the payloads must fill the file exactly. `docs/format.md` is the byte-exact 
 import functools
 import math
 import os
+import re
 import struct
 import threading
 import zlib
@@ -32,6 +33,7 @@ from birdie.runtime.reading import require_regular
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"
+KIND = files.Kind("a .birdie file", re.escape(MAGIC))
 VERSION = 1
 ALIAS = 0
 BLOCKS = 11

@@ -9,7 +9,6 @@ called: {"weights": {"unet": "diffusion_pytorch_model"}}; the folder itself is "
 """
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,9 @@ from birdie.artifact.decoding import decoded_bytes, require_limits
 from birdie.artifact.load import decoders_of
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress.registry import import_schemes
-from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
+from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.runtime.files import atomic_folder
+from birdie.runtime.names import is_name, is_part
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
 PIPELINE = "model_index.json"
@@ -116,7 +116,7 @@ def _kept(folder: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
         name = path.relative_to(folder).as_posix()
         if not path.is_file() or not _is_kept(path.name):
             continue
-        if path.stat().st_size > _LARGEST or not kept_files.is_name(name):
+        if path.stat().st_size > _LARGEST or not is_name(name):
             left_out.append(name)
         else:
             files[name] = own_file(path, folder).read_bytes()
@@ -137,6 +137,7 @@ def write_folder(
     file: Path,
     target: Path,
     *,
+    overwrite: bool = False,
     max_shard_bytes: int = SHARD,
     max_bytes: int | None = None,
     max_operations: int | None = None,
@@ -147,7 +148,8 @@ def write_folder(
 
     Args:
         file: the .birdie file.
-        target: the folder; it appears complete or not at all, in place of one that is there.
+        target: a folder that does not exist or is empty; it appears complete or not at all.
+        overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         max_shard_bytes: most bytes of a file of weights; one tensor may be larger.
         max_bytes, max_operations, schemes, workers: as in `birdie.load`.
 
@@ -165,27 +167,12 @@ def write_folder(
         kept = kept_files.read(reader, max_bytes)
         headers = headers_in(fields, reader.where)
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
-        with atomic_folder(target.resolve() if target.is_symlink() else target) as folder:
-            for name, content in kept.items():
-                path = folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+        with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:
+            kept_files.write(kept, folder)
             for (part, stem), keys in groups.items():
-                (folder / part).mkdir(parents=True, exist_ok=True)
+                (folder / part).mkdir(exist_ok=True)
                 header = headers.get(part, {})
                 _write_weights(reader, folder / part, stem, keys, header, max_shard_bytes, workers)
-
-
-def require_replaceable(target: Path) -> None:
-    """Check that a folder may be written, before anything is read.
-
-    Raises:
-        OutputError: it exists and is a file, or has content that is not a model's.
-    """
-    if os.path.lexists(target) and not target.is_dir():
-        raise OutputError(f"cannot write {target}: it is a file; give the name of a folder")
-    if target.is_dir() and any(target.iterdir()) and not _has_weights(target) and not (target / PIPELINE).is_file():
-        raise OutputError(f"cannot write {target}: it has files that are not a model's; give a new folder")
 
 
 def _groups(names: Collection[str], weights: Any, where: str) -> dict[tuple[str, str], dict[str, str]]:
@@ -197,9 +184,7 @@ def _groups(names: Collection[str], weights: Any, where: str) -> dict[tuple[str,
     if not (
         isinstance(weights, dict)
         and weights
-        and all(
-            isinstance(stem, str) and kept_files.is_name(f"{part}/{stem}".lstrip("/")) for part, stem in weights.items()
-        )
+        and all((part == "" or is_part(part)) and is_part(stem) for part, stem in weights.items())
     ):
         raise ArtifactError(f"the metadata of {where} do not name the weights of its folder; the file is damaged")
     groups: dict[tuple[str, str], dict[str, str]] = {(part, stem): {} for part, stem in weights.items()}

@@ -7,18 +7,20 @@ Together they take fewer bytes than one by one: tokenizer.json repeats vocab.jso
 """
 
 import lzma
-from collections.abc import Mapping
-from pathlib import PurePosixPath
+from collections.abc import Collection, Mapping
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import FILES, Entry, Reader, Stream
 from birdie.errors import ArtifactError, ConfigError
+from birdie.runtime.names import is_name
 
 ENTRY = "\0files"  # no tensor has a name with NUL
 _LEAST_WINDOW, _LARGEST_WINDOW = 1 << 12, 1 << 26
 _LZMA, _UINT8 = 0, 1  # codes of the coder and of the dtype
-_MOST_FILES, _MOST_NAME = 1 << 12, 1 << 10
+_MOST_FILES = 1 << 12
 _LEAST_LIMIT, _MOST_RATIO = 1 << 28, 64
 
 
@@ -31,7 +33,7 @@ def entry_of(files: Mapping[str, bytes]) -> Entry:
     if len(files) > _MOST_FILES:
         raise ConfigError(f"a file keeps at most {_MOST_FILES:,} others beside its tensors, not {len(files):,}")
     for name in files:
-        if not is_name(name):
+        if not _is_file(name, files):
             raise ConfigError(
                 f"{name!r} is not the name of a file in a folder; give for example 'tokenizer/vocab.json'"
             )
@@ -56,7 +58,7 @@ def listed(fields: Mapping[str, Any], where: str) -> dict[str, int]:
         isinstance(sizes, dict)
         and len(sizes) <= _MOST_FILES
         and list(sizes) == sorted(sizes)
-        and all(is_name(name) and type(size) is int and size >= 0 for name, size in sizes.items())
+        and all(_is_file(name, sizes) and type(size) is int and size >= 0 for name, size in sizes.items())
     ):
         raise ArtifactError(f"the list of files kept in {where} is not what birdie writes; the file is damaged")
     return sizes
@@ -99,17 +101,22 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
     return files
 
 
-def is_name(name: str) -> bool:
-    """Return whether a name, with / between its parts, is that of a file in a folder, on any system."""
-    path = PurePosixPath(name)
-    return (
-        0 < len(name) <= _MOST_NAME
-        and str(path) == name
-        and not path.is_absolute()
-        and ".." not in path.parts
-        and not set(name) & set('\\:*?"<>|')
-        and name.isprintable()
-    )
+def _is_file(name: str, names: Collection[str]) -> bool:
+    """Return whether `name` is that of a file in a folder, and none of `names` has the name of its folder."""
+    return is_name(name) and not any(folder in names for folder in accumulate(name.split("/")[:-1], "{}/{}".format))
+
+
+def write(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write kept files below `folder`; their names were checked when they were read.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(content)
 
 
 def _filters(length: int) -> list[dict[str, int]]:

@@ -26,6 +26,7 @@ def save_object(
     path: Source,
     *,
     coder: Effort = "max",
+    overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
     progress: Progress | bool | None = None,
     workers: int | None = None,
@@ -39,6 +40,7 @@ def save_object(
         content: nested dicts, lists and tuples of tensors and plain values, as torch.save takes them; never changed.
         path: the file to write; it appears complete or not at all.
         coder: "max" for the smallest file, "fast" for the least time.
+        overwrite: replace a file of another kind, as in `birdie.save`.
         metadata: JSON to store in the file.
         progress: True for a progress bar, or a function, as in `birdie.save`.
         workers: threads; None uses every core. The bytes do not depend on it.
@@ -58,6 +60,7 @@ def save_object(
         path,
         coder=coder,
         lossless=True,
+        overwrite=overwrite,
         metadata=metadata,
         tree=tree,
         progress=progress,

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.calibrated import calibrated_files, require_blockwise
+from birdie.artifact.container import KIND
 from birdie.artifact.inspect import inspect
-from birdie.artifact.spool import Spool
+from birdie.artifact.resume import Resume
 from birdie.artifact.summary import Summary
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult, require_triple
@@ -44,7 +45,7 @@ from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main, share_out
 from birdie.runtime.files import Source, require_output, require_path, require_writable
 
-_SPOOLED = 1 << 26  # weights from which coded tensors are kept on disk
+_ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
@@ -64,6 +65,7 @@ def save(
     refit: int = 0,
     blockwise: bool | Source = False,
     lossless: bool = False,
+    overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
     tree: Any = None,
@@ -76,7 +78,8 @@ def save(
     Args:
         model: a module or its state dict; never changed. Weights that `birdie.spectral` wrapped are stored as they were
             trained, under plain names, unless a rule names them.
-        path: the file to write, which appears complete or not at all; or an empty `io.BytesIO`.
+        path: the file to write, which appears complete or not at all, also in place of another .birdie file; or an
+            empty `io.BytesIO`.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
             the first that matches a name wins. Default: "feedback:bits=8", eight bits over the range of each row, with
             small tensors in 16 bits or lossless.
@@ -108,6 +111,7 @@ def save(
             that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one beside
             the file (True). It excludes `recalibrate` and `refit`.
         lossless: keep every bit of every tensor.
+        overwrite: replace a file of another kind, too; a link then stands for its file.
         metadata: JSON to store in the file.
         files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
@@ -122,7 +126,7 @@ def save(
         ConfigError: settings contradict one another, or a spec or pattern is wrong.
         WeightsError: a tensor holds NaN or infinite values and is not kept losslessly, or cannot be stored at all.
         BudgetError: nothing fits the budget.
-        OutputError: the file cannot be written.
+        OutputError: the file cannot be written, or something else is there.
     """
     target = Target(whole_number("budget", budget), bits, quality, lossless)
     refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
@@ -136,7 +140,7 @@ def save(
     model = unwrapped(model)
     state = ModelState.of(model)
     assign(state, scheme, target)
-    _require_target(path)
+    path = _require_target(path, overwrite)
 
     if made_up and isinstance(model, nn.Module):
         calibration = synthetic_calibration(model, example_inputs, symmetries=symmetries)
@@ -159,13 +163,13 @@ def save(
             "tree": tree,
             "files": kept_files.sizes_of(files or {}),
         }
-        spool = None if calibrated is not None else _spool(path, assignment.weights, world)
-        with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        resume = None if calibrated is not None else _resume(path, assignment.weights, world)
+        with one_thread(), resume or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
             meter = Meter(update, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
-            writer = Writer(pool, coder, fields, meter, spool, hidden)
+            writer = Writer(pool, coder, fields, meter, resume, hidden)
             in_files = calibrated is None or calibrated.factors is not None
-            recalled = None if spool is None else writer.recalled
+            recalled = None if resume is None else writer.recalled
             hooks = Hooks(writer.coded, writer.estimated, recalled, share) if in_files else None
 
             def encode(calibration: CalibrationResult | None) -> EncodedState:
@@ -193,19 +197,22 @@ def save(
         return replace(summary, error=calibrated.divergence(encoded))
 
 
-def _spool(path: Source | BytesIO, weights: int, world: World) -> Spool | None:
+def _resume(path: Source | BytesIO, weights: int, world: World) -> Resume | None:
     """Return where coded tensors are kept until the file is complete; None for memory."""
-    return None if isinstance(path, BytesIO) or weights < _SPOOLED else Spool(Path(path), world.rank)
+    return None if isinstance(path, BytesIO) or weights < _ON_DISK else Resume(Path(path), world.rank)
 
 
-def _require_target(path: Source | BytesIO) -> None:
-    """Check that a file can be written, before long work.
+def _require_target(path: Source | BytesIO, overwrite: bool) -> Source | BytesIO:
+    """Return the file to write if that is possible, before long work.
 
     Raises:
-        OutputError: its folder cannot be written.
+        OutputError: its folder cannot be written, or something else is there.
     """
-    if not isinstance(path, BytesIO):
-        require_writable(require_output(path).parent)
+    if isinstance(path, BytesIO):
+        return path
+    file = require_output(path, kind=KIND, overwrite=overwrite)
+    require_writable(file.parent)
+    return file
 
 
 def _require_arguments(

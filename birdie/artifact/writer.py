@@ -14,7 +14,7 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import scheme_codes
 from birdie.artifact.container import ALIAS, BLOCKS, Entry, Stream, block_name
 from birdie.artifact.decoding import DTYPES
-from birdie.artifact.spool import Record, Spool, Spooled
+from birdie.artifact.resume import Resume, StoredStream
 from birdie.compress import registry
 from birdie.compress.scheme import Blocks, Encoded
 from birdie.compress.state import EncodedState
@@ -25,6 +25,8 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
 from birdie.runtime.files import Source
 from birdie.runtime.provenance import versions
+
+_RECORD = 1  # the code of a record's entry, which its name replaces: the container does not interpret it
 
 
 class Meter:
@@ -55,26 +57,6 @@ class Meter:
     def _report(self, done: int) -> None:
         if self.progress is not None:
             self.progress(done, self.total)
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledStream(Stream):
-    """A coded stream on disk.
-
-    Attributes:
-        spooled: its payload; `payload` is empty.
-    """
-
-    spooled: Spooled
-
-    @property
-    def length(self) -> int:
-        """Bytes of the payload."""
-        return self.spooled.length
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the payload."""
-        return self.spooled.pieces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +92,7 @@ class Writer:
         effort: of the entropy coder.
         about: the file's metadata, arguments of `birdie.artifact.metadata.to_bytes`.
         meter: counts coded tensors.
-        spool: takes coded tensors of a model that is too large for memory.
+        resume: takes coded tensors of a model that is too large for memory.
         hidden: entries beside the tensors.
     """
 
@@ -120,11 +102,11 @@ class Writer:
         effort: Effort,
         about: Mapping[str, Any],
         meter: Meter,
-        spool: Spool | None = None,
+        resume: Resume | None = None,
         hidden: Sequence[Entry] = (),
     ) -> None:
         self.hidden = hidden
-        self.pool, self.effort, self.about, self.meter, self.spool = pool, effort, about, meter, spool
+        self.pool, self.effort, self.about, self.meter, self.resume = pool, effort, about, meter, resume
         self._coded: dict[int, tuple[Encoded, tuple[Stream, ...]]] = {}
 
     def to_bytes(self, encoded: EncodedState) -> bytes:
@@ -148,22 +130,20 @@ class Writer:
         self.meter.count()
         coded = self._code_tensor(encoded)
         tensor = CodedTensor(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), coded)
-        return tensor if self.spool is None else self._spooled(self.spool, tensor, key)
+        return tensor if self.resume is None else self._kept(self.resume, tensor, key)
 
     def recalled(self, key: str) -> Encoded | None:
         """Return the tensor that a process which died has coded under this key, if there is one."""
-        record = None if self.spool is None else self.spool.recall(self._complete(key))
-        if record is None:
+        entry = None if self.resume is None else self.resume.recall(self._complete(key))
+        if entry is None or entry.dtype >= len(DTYPES):
             return None
         self.meter.count()
-        return _from_record(record)
+        return _from_record(entry)
 
-    def _spooled(self, spool: Spool, tensor: CodedTensor, key: str) -> CodedTensor:
-        about = {
-            "scheme": tensor.scheme, "shape": tensor.shape, "dtype": DTYPES.index(tensor.dtype),
-            "params": tensor.params, "coders": [stream.coder for stream in tensor.coded],
-        }  # fmt: skip
-        return _from_record(spool.put(self._complete(key), about, [stream.payload for stream in tensor.coded]))
+    def _kept(self, resume: Resume, tensor: CodedTensor, key: str) -> CodedTensor:
+        """Write a tensor as a record, whose entry has the name of the scheme."""
+        kind = DTYPES.index(tensor.dtype), tensor.shape, tensor.params
+        return _from_record(resume.keep(self._complete(key), Entry(tensor.scheme, _RECORD, *kind, tensor.coded)))
 
     def _complete(self, key: str) -> str:
         """Return a key that names the coder as well."""
@@ -171,16 +151,11 @@ class Writer:
 
     def collected(self, encoded: EncodedState, world: World) -> EncodedState:
         """Return, on rank 0, the same tensors with payloads that this machine can read; all ranks must call it."""
-        if self.spool is None or world.size == 1:
+        if self.resume is None or world.size == 1:
             return encoded
-        streams = [
-            stream
-            for tensor in dict(_parts(encoded.tensors)).values()
-            if isinstance(tensor, CodedTensor)
-            for stream in tensor.coded
-        ]
-        spooled = [stream.spooled for stream in streams if isinstance(stream, SpooledStream)]
-        copies = self.spool.collect(world, spooled)
+        coded = [tensor for tensor in dict(_parts(encoded.tensors)).values() if isinstance(tensor, CodedTensor)]
+        streams = [stream for tensor in coded for stream in tensor.coded if isinstance(stream, StoredStream)]
+        copies = self.resume.collect(world, streams)
 
         def copied(tensor: Encoded) -> Encoded:
             if isinstance(tensor, Blocks):
@@ -190,8 +165,8 @@ class Writer:
             return tensor
 
         def moved(stream: Stream) -> Stream:
-            if isinstance(stream, SpooledStream):
-                return replace(stream, spooled=copies.get(stream.spooled, stream.spooled))
+            if isinstance(stream, StoredStream):
+                return replace(stream, path=copies.get(stream.path, stream.path))
             return stream
 
         return EncodedState({name: copied(tensor) for name, tensor in encoded.tensors.items()}, encoded.ties)
@@ -261,18 +236,9 @@ class Writer:
         return sum(data for data, _ in parts), sum(tables for _, tables in parts)
 
 
-def _from_record(record: Record) -> CodedTensor:
-    about = record.about
-    streams = zip(about["coders"], record.payloads, strict=True)
-    return CodedTensor(
-        about["scheme"],
-        tuple(about["shape"]),
-        DTYPES[about["dtype"]],
-        tuple(about["params"]),
-        (),
-        tuple(SpooledStream(coder, b"", payload) for coder, payload in streams),
-        record.crc,
-    )
+def _from_record(entry: Entry) -> CodedTensor:
+    kind = entry.name, entry.shape, DTYPES[entry.dtype], entry.params
+    return CodedTensor(*kind, (), entry.streams, entry.crc)
 
 
 def _parts(tensors: Mapping[str, Encoded]) -> Iterator[tuple[str, Encoded]]:

@@ -42,7 +42,7 @@ from birdie.run.run_folder import read_metrics
 from birdie.run.temperature import stored_evaluation
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
-from birdie.runtime.files import require_writable, write_bytes
+from birdie.runtime.files import open_append, require_writable, write_bytes
 from birdie.score.accumulator import Score
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
@@ -80,15 +80,15 @@ class Log:
         if self.active:
             require_writable(self.path.parent)
             if not self.continued:
-                self.path.write_text("", encoding="utf-8")
+                write_bytes(self.path, b"")
             sys.stdout.write(f"{self.path}\n")
 
     def __call__(self, line: str, *, console: bool = True) -> None:
         """Append `line` to the file and, unless `console` is False, print it on stdout."""
         if not self.active:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with open_append(self.path) as file:
+            file.write(f"{line}\n".encode())
         if console:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from birdie.cli.console import (
     Json,
     Output,
+    Overwrite,
     compiling_notice,
     plain,
     print_json,
@@ -45,6 +46,7 @@ def command(
     /,
     *,
     output: Annotated[Output, Parameter(help="The .birdie file to write.")],
+    overwrite: Overwrite = False,
     lossless: Annotated[
         bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
     ] = False,
@@ -151,6 +153,7 @@ def command(
     import torch
 
     from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights, tensor_bytes
+    from birdie.artifact.container import KIND
     from birdie.artifact.folders import folder_files, read_folder
     from birdie.artifact.repack import save_object
     from birdie.artifact.save import save
@@ -184,11 +187,12 @@ def command(
         recipe = load_run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
         inputs += [recipe_file(calibrate), *data_files(recipe.data, shards=settings.data == "train")]
-    require_output(output, inputs)
+    folder = read_folder(checkpoint) if checkpoint.is_dir() else None
+    inputs += [] if folder is None else [checkpoint / name for name in folder.files]
+    output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
     complete = lossless and not weights_only and not checkpoint.is_dir()
     content: Any = None
     dropped: dict[str, int] = {}
-    folder = read_folder(checkpoint) if checkpoint.is_dir() else None
     if folder is not None:
         content, dropped = folder.tensors, dict.fromkeys(folder.left_out, 0)
     elif complete:
@@ -254,7 +258,15 @@ def command(
                     note = f"not calibrated: {error}"
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
             if complete:
-                summary = save_object(content, output, coder=coder, metadata=metadata, progress=update, world=world)
+                summary = save_object(
+                    content,
+                    output,
+                    coder=coder,
+                    overwrite=overwrite,
+                    metadata=metadata,
+                    progress=update,
+                    world=world,
+                )
             else:
                 summary = save(
                     content,
@@ -270,6 +282,7 @@ def command(
                     files=kept,
                     coder=coder,
                     lossless=lossless,
+                    overwrite=overwrite,
                     progress=update,
                     world=world,
                 )

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from birdie.errors import BirdieError, ConfigError
+from birdie.errors import BirdieError, ConfigError, OutputError
 from birdie.run.recipe_file import explain
 from birdie.runtime import progress
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import require_output
+from birdie.runtime.files import open_append, require_file_name
 from birdie.runtime.provenance import VERSION
 
 Json = Annotated[
@@ -34,9 +34,38 @@ Json = Annotated[
 ]
 
 Output = Annotated[
-    Path, Parameter(name=["-o", "--output"], converter=lambda _, tokens: require_output(tokens[0].value))
+    Path, Parameter(name=["-o", "--output"], converter=lambda _, tokens: require_file_name(tokens[0].value))
 ]
 """A file to write; `Annotated[Output, Parameter(help=…)]` describes it."""
+
+Overwrite = Annotated[
+    bool,
+    Parameter(negative=(), help="Replace a file of another kind; in a folder, replace the files of the same names."),
+]
+"""Whether an output may be written where something else is."""
+
+
+@contextmanager
+def into_folder(folder: Path) -> Iterator[list[str]]:
+    """Yield a list that has, after the body has written into `folder`, the names of the files that it left there."""
+    before = {path: path.lstat().st_ino for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    left: list[str] = []
+    yield left
+    left += [
+        path.relative_to(folder).as_posix()
+        for path, number in sorted(before.items())
+        if os.path.lexists(path) and path.lstat().st_ino == number
+    ]
+
+
+def print_left(folder: Path, left: Sequence[str]) -> None:
+    """Print the names of files that an output left in its folder, if there are any."""
+    if left:
+        names = ", ".join(left[:_MOST_LEFT]) + (f" and {len(left) - _MOST_LEFT:,} more" * (len(left) > _MOST_LEFT))
+        print_line(f"other files stay in {folder}: {names}")
+
+
+_MOST_LEFT = 5
 
 RENAMED = {
     "--scale": "--preset",
@@ -186,13 +215,18 @@ def log(text: str) -> None:
     """Print one line on stderr, and append it to the file of `log_file`, if any."""
     stderr.print(text, soft_wrap=True, markup=False)
     for path in _log_files:
-        with suppress(OSError), path.open("a", encoding="utf-8") as file:  # a full disk must not end a run
-            file.write(text + "\n")
+        with suppress(OSError, OutputError), open_append(path) as file:  # a full disk must not end a run
+            file.write(f"{text}\n".encode(errors="replace"))
 
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Also append to `path` what `log` prints in the body of the context."""
+    """Also append to `path` what `log` prints in the body of the context.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    open_append(path).close()
     _log_files.append(path)
     try:
         yield

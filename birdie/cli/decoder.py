@@ -5,10 +5,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Output, log, print_json, print_line, size
+from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
 from birdie.entropy.hints import Effort
 from birdie.golf.standalone import build, pack
-from birdie.golf.standalone.sources import PACKAGE
+from birdie.golf.standalone.sources import PACKAGE, SCRIPT
 from birdie.runtime import files
 
 GROUP = "Compress"
@@ -27,12 +27,13 @@ def command(
     unpacked: Annotated[
         bool, Parameter(negative=(), help="Write readable source instead of the compressed file.")
     ] = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Write a decoder of .birdie files as one small .py file that needs numpy, numba and torch."""
-    files.require_output(output, PACKAGE.rglob("*.py"))
+    output = files.require_output(output, PACKAGE.rglob("*.py"), kind=SCRIPT, overwrite=overwrite)
     built = build.build(coder)
-    data = built.source.encode() if unpacked else built.packed
+    data = f"# {built.title}\n{built.source}".encode() if unpacked else built.packed
     files.write_bytes(output, data)
     if not built.minified:
         log("without python-minifier the file is larger than necessary; pip install 'birdie-compress[submit]'")

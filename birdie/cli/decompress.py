@@ -7,14 +7,30 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, compiling_notice, print_json, print_line, size
+from birdie.cli.console import (
+    Json,
+    Overwrite,
+    compiling_notice,
+    into_folder,
+    print_json,
+    print_left,
+    print_line,
+    size,
+)
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError
-from birdie.runtime.files import atomic_path, require_output
+from birdie.runtime.files import Kind, atomic_path, require_output, require_output_folder
 
 GROUP = "Compress"
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".ptz")
+_PICKLED = Kind("what torch.save writes", rb"PK\x03\x04|\x80\x02")
+_KINDS = {
+    ".safetensors": Kind("a .safetensors file", rb"(?s:.{8})\{"),
+    ".pt": _PICKLED,
+    ".pth": _PICKLED,
+    ".ptz": Kind("what torch.save writes, packed", rb"\x78|\xfd7zXZ|\x28\xb5\x2f\xfd|\x5d\x00\x00"),
+}
+SUFFIXES = tuple(_KINDS)
 
 
 def command(
@@ -25,6 +41,7 @@ def command(
         Path,
         Parameter(name=["-o", "--output"], help="The .safetensors, .pt, .pth, .ptz or folder (no suffix) to write."),
     ],
+    overwrite: Overwrite = False,
     max_shard_size: Annotated[
         str, Parameter(help="Of a folder: most bytes of a file of weights; larger models are cut into several.")
     ] = "5GB",
@@ -54,37 +71,42 @@ def command(
             f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
             "the name of a folder has no suffix"
         )
-    from birdie.artifact.folders import require_replaceable, write_folder
+    from birdie.artifact.folders import write_folder
     from birdie.artifact.repack import load_object
     from birdie.artifact.to_safetensors import to_safetensors
 
     limit = None if max_size is None else parse_size(max_size)
     limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     if output.is_dir() or not output.suffix:
-        require_replaceable(output)
-        with compiling_notice():
-            write_folder(file, output, max_shard_bytes=parse_size(max_shard_size), **limits)
-        _report(file, output, sum(path.stat().st_size for path in output.rglob("*") if path.is_file()), json)
+        output = require_output_folder(output, overwrite=overwrite)
+        with compiling_notice(), into_folder(output) as left:
+            write_folder(file, output, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
+        written = {path.relative_to(output).as_posix(): path for path in output.rglob("*") if path.is_file()}
+        _report(
+            file, output, sum(path.stat().st_size for name, path in written.items() if name not in left), json, left
+        )
         return
-    require_output(output, [file])
+    suffix = output.suffix
+    output = require_output(output, [file], kind=_KINDS[suffix], overwrite=overwrite)
     with compiling_notice(), atomic_path(output) as path:
         try:
-            if output.suffix == ".safetensors":
+            if suffix == ".safetensors":
                 to_safetensors(file, path, **limits)
             else:
-                _write(load_object(file, **limits), path, output.suffix)
+                _write(load_object(file, **limits), path, suffix)
         except RuntimeError as error:  # a full disk is one in torch
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-    _report(file, output, output.stat().st_size, json)
+    _report(file, output, output.stat().st_size, json, [])
 
 
-def _report(file: Path, output: Path, output_bytes: int, json: bool) -> None:
+def _report(file: Path, output: Path, output_bytes: int, json: bool, left: list[str]) -> None:
     from birdie.artifact.inspect import inspect
 
     tensors = len(inspect(file).tensors)
     if json:
-        print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors})
+        print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors, "left": left})
     else:
+        print_left(output, left)
         print_line(f"{tensors} tensors, {size(output_bytes)}: {output}")
 
 

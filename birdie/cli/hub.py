@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, print_json, print_line, size
+from birdie.cli.console import Json, Overwrite, into_folder, print_json, print_left, print_line, size
 from birdie.errors import ConfigError
+from birdie.runtime.files import atomic_folder, require_output_folder
 
 GROUP = "Compress"
 
@@ -21,6 +22,7 @@ def command(
     /,
     *names: Annotated[str, Parameter(help="A .birdie file, a folder, or USER/NAME of a repository.")],
     output: Annotated[Path | None, Parameter(name=["-o", "--output"], help="The folder to write.")] = None,
+    overwrite: Overwrite = False,
     public: Annotated[bool, Parameter(negative=(), help="Let everybody read a repository that is created.")] = False,
     revision: Annotated[str | None, Parameter(help="Branch, tag or commit to pull.")] = None,
     json: Json = False,
@@ -35,7 +37,7 @@ def command(
     if action == "folder":
         if len(names) != 1 or output is None:
             raise ConfigError("birdie hub folder takes one .birdie file, and -o with the folder to write")
-        _folder(Path(names[0]), output, json=json)
+        _folder(Path(names[0]), require_output_folder(output, overwrite=overwrite), overwrite=overwrite, json=json)
     elif action == "push":
         if len(names) != 2 or output is not None:
             raise ConfigError("birdie hub push takes a .birdie file or a folder, and USER/NAME of a repository")
@@ -43,18 +45,19 @@ def command(
     else:
         if len(names) != 1 or output is None:
             raise ConfigError("birdie hub pull takes USER/NAME of a repository, and -o with the folder to write")
-        _pull(names[0], output, revision, json=json)
+        output = require_output_folder(output, overwrite=overwrite)
+        _pull(names[0], output, revision, overwrite=overwrite, json=json)
 
 
-def _folder(file: Path, output: Path, *, json: bool) -> None:
-    from birdie.artifact.folders import require_replaceable
+def _folder(file: Path, output: Path, *, overwrite: bool, json: bool) -> None:
     from birdie.hub.folder import write_birdie_folder
 
-    require_replaceable(output)
-    summary = write_birdie_folder(file, output)
+    with into_folder(output) as left:
+        summary = write_birdie_folder(file, output, overwrite=overwrite)
     if json:
-        print_json({"path": str(output), "bytes": summary.bytes})
+        print_json({"path": str(output), "bytes": summary.bytes, "left": left})
     else:
+        print_left(output, left)
         print_line(f"model of {size(summary.bytes)}: {output}")
 
 
@@ -74,20 +77,17 @@ def _push(source: Path, repository: str, *, public: bool, json: bool) -> None:
         print_line(f"pushed: {address}")
 
 
-def _pull(repository: str, output: Path, revision: str | None, *, json: bool) -> None:
-    from birdie.artifact.folders import require_replaceable
+def _pull(repository: str, output: Path, revision: str | None, *, overwrite: bool, json: bool) -> None:
     from birdie.hub.transfer import download
-    from birdie.runtime.files import atomic_folder
 
-    require_replaceable(output)
     cached = download(repository, revision)
-    with atomic_folder(output) as folder:
-        for path in sorted(cached.rglob("*")):
-            if path.is_file():
-                (folder / path.relative_to(cached)).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, folder / path.relative_to(cached))
-    files = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
+    files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file())
+    with into_folder(output) as left, atomic_folder(output, overwrite=overwrite) as folder:
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(cached / name, folder / name)
     if json:
-        print_json({"path": str(output), "files": files})
+        print_json({"path": str(output), "files": files, "left": left})
     else:
+        print_left(output, left)
         print_line(f"{len(files)} files: {output}")

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Output, log, print_json, print_line, size
-from birdie.golf.standalone.sources import PACKAGE
+from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
+from birdie.golf.standalone.sources import PACKAGE, SCRIPT
 from birdie.runtime import files
 
 GROUP = "Compress"
@@ -21,6 +21,7 @@ def command(
     paste: Annotated[
         bool, Parameter(negative=(), help="Write ASCII text, to paste into a script instead of importing it; larger.")
     ] = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Write export(state, budget, path) and load(path) as one .py file, for a training script of your own.
@@ -30,7 +31,7 @@ def command(
     """
     from birdie.golf.pair import build_pair
 
-    files.require_output(output, PACKAGE.rglob("*.py"))
+    output = files.require_output(output, PACKAGE.rglob("*.py"), kind=SCRIPT, overwrite=overwrite)
     pair = build_pair(calibrated=calibrated)
     data = pair.text.encode() if paste else pair.module
     files.write_bytes(output, data)

@@ -6,20 +6,22 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, log, print_json, print_line
+from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line
 from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import find_runs_and_logs
 from birdie.lab.selection import by_recipe
-from birdie.runtime.files import write_bytes
+from birdie.runtime.files import Kind, require_output, write_bytes
 
 GROUP = "Lab"
+_PAGE = Kind("an HTML page", rb"(?i)<!doctype html>")
 
 
 def command(
     *runs: Annotated[Path, Parameter(help="Run folders, folders of runs, or logs of the challenge's scripts.")],
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="File of the page.")] = Path("report.html"),
+    output: Annotated[Output, Parameter(help="File of the page.")] = Path("report.html"),
     title: Annotated[str, Parameter(help="Heading of the page.")] = "birdie report",
     samples: Annotated[bool, Parameter(help="Let the models write a sample of text.")] = True,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about runs, which loads nothing from the network.
@@ -32,6 +34,10 @@ def command(
     from birdie.lab.report.sections import Subject, sections
 
     records = {record.folder.resolve(): record for path in runs for record in find_runs_and_logs(path)}
+    folders = [record.folder for record in records.values() if record.folder.is_dir()]
+    logs = [record.log for record in records.values() if record.log is not None]
+    read = [*logs, *(file for folder in folders for file in folder.iterdir())]
+    output = require_output(output, read, kind=_PAGE, overwrite=overwrite)
     for folder, record in list(records.items()):
         for problem in record.problems:
             log(f"warning: {problem}" + ("; the run is left out" if record.damage else ""))

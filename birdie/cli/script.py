@@ -5,9 +5,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Output, log, print_json, print_line, size
+from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.golf.standalone.sources import PACKAGE
+from birdie.golf.standalone.sources import PACKAGE, SCRIPT
 from birdie.runtime import files
 
 GROUP = "Train"
@@ -30,6 +30,7 @@ def command(
     messages: Annotated[
         Path | None, Parameter(help="Also write the sentences that the numbers of the script's errors stand for.")
     ] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Write a recipe as one script that trains, compresses and scores, with the parts of birdie that it needs inside.
@@ -47,7 +48,11 @@ def command(
 
     output = output or Path("score_gpt.py" if scoring else "train_gpt.py")
     known = find(recipe)
-    files.require_output(output, [*PACKAGE.rglob("*.py"), known.path])
+    inputs = [*PACKAGE.rglob("*.py"), known.path]
+    output = files.require_output(output, inputs, kind=SCRIPT, overwrite=overwrite)
+    requirements, messages = (
+        path and files.require_output(path, [*inputs, output], overwrite=overwrite) for path in (requirements, messages)
+    )
     packed = pack_scoring(known.recipe()) if scoring else pack(known.recipe())
     files.write_bytes(output, packed.script)
     lines = "".join(f"{line}\n" for line in packed.requirements)

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, log, new_app, plain, print_json, print_line, print_table, size
+from birdie.cli.console import (
+    Json,
+    Overwrite,
+    into_folder,
+    log,
+    new_app,
+    plain,
+    print_json,
+    print_left,
+    print_line,
+    print_table,
+    size,
+)
 from birdie.cli.train import configuration_of, recipe_and_preset
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
@@ -104,6 +116,7 @@ def command(
     author: Annotated[str, Parameter(help="Name of the author.")] = "",
     github_id: Annotated[str, Parameter(help="GitHub account of the author.")] = "",
     blurb: Annotated[str, Parameter(help="One sentence about the submission.")] = "",
+    overwrite: Overwrite = False,
     recipe: Annotated[Recipe | None, FLAT] = None,
     json: Json = False,
 ) -> None:
@@ -125,23 +138,26 @@ def command(
     if recipe_file is not None and (needs := find(recipe_file).about.needs):
         log(f"not supported, training without: {', '.join(needs)}")
     records = [run for path in runs for run in find_runs(path)]
-    done = submit(
-        recipe or Recipe(),
-        output,
-        seeds=_seeds(seeds),
-        runs=records,
-        baseline=baseline,
-        cap=parse_size(cap),
-        ranks=nproc,
-        about=About(name, author, github_id, blurb),
-        notify=log,
-    )
+    with into_folder(output) as left:
+        done = submit(
+            recipe or Recipe(),
+            output,
+            seeds=_seeds(seeds),
+            runs=records,
+            baseline=baseline,
+            cap=parse_size(cap),
+            ranks=nproc,
+            about=About(name, author, github_id, blurb),
+            overwrite=overwrite,
+            notify=log,
+        )
     if not done.minified:
         log("without python-minifier the script is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
-        print_json(_json(done))
+        print_json(_json(done) | {"left": left})
         return
     print_table(_table(done))
+    print_left(output, left)
     total = done.chosen.total_bytes
     print_line(f"code and model: {size(total)} of {size(parse_size(cap))}; all files: {size(done.folder_bytes)}")
     print_line(f"submission: {output}; the artifact is that of seed {done.chosen.seed}, the median")

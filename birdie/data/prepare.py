@@ -14,8 +14,9 @@ The folder of shards appears at the end, atomically. Data that birdie did not pr
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,10 +27,10 @@ import numpy as np
 from birdie.data.byte_accounting import TOLERANCE, ByteCheck, check_bytes
 from birdie.data.corpus import Corpus
 from birdie.data.dataset import INFO_NAME, Dataset, DatasetInfo, SplitTotals
-from birdie.data.shards import SHARD_TOKENS, ShardWriter, Split
+from birdie.data.shards import SHARD_TOKENS, ShardWriter, Split, read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer, train_caseops, train_sentencepiece
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.runtime.files import atomic_folder, require_file, require_writable, write_bytes
+from birdie.runtime.files import atomic_folder, require_file, require_folder, require_writable, write_bytes
 
 Stage = Literal["overlap", "vocabulary", "train", "val", "check"]
 
@@ -131,7 +132,6 @@ def prepare(
         name = loaded.name
     layout = Layout.of(root, name)
     _check_replaceable(layout.folder)
-    _require_outside(layout.folder, corpus)
     yield PrepareProgress("overlap")
     excluded = _require_disjoint(corpus)
     if isinstance(tokenizer, int):
@@ -141,7 +141,7 @@ def prepare(
     else:
         chosen = loaded
     _check_model_replaceable(layout, chosen)
-    with atomic_folder(layout.folder) as folder:
+    with atomic_folder(layout.folder, replace=True) as folder:
         writer = _SplitWriter(chosen, folder, shard_tokens, threads or os.cpu_count() or 1)
         yield from writer.write("train", corpus.train())
         yield from writer.write("val", corpus.validation())
@@ -188,24 +188,25 @@ def _check_replaceable(folder: Path) -> None:
     Raises:
         OutputError: it has other files.
     """
-    if not folder.exists():
+    if not require_folder(folder, overwrite=True).exists():
         return
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    prepared = INFO_NAME in names and all(name == INFO_NAME or name.endswith(".bin") for name in names)
-    if names and not prepared:
+    paths = [path for path in folder.iterdir() if path.name != INFO_NAME]
+    if paths and not (_has_totals(folder) and all(map(_is_shard, paths))):
         raise OutputError(f"{folder} has files that birdie did not prepare; choose another root, or move them away")
 
 
-def _require_outside(folder: Path, corpus: Corpus) -> None:
-    """Check that no text is in `folder`, which will be replaced.
+def _has_totals(folder: Path) -> bool:
+    with suppress(DataError):
+        return not (folder / INFO_NAME).is_symlink() and DatasetInfo.read(folder) is not None
+    return False
 
-    Raises:
-        ConfigError: a file is.
-    """
-    folder = folder.resolve()
-    for file in (*corpus.train_files, *corpus.validation_files):
-        if file.path.resolve().is_relative_to(folder):
-            raise ConfigError(f"preparing {folder} would destroy {file.path}, which is read; choose another root")
+
+def _is_shard(path: Path) -> bool:
+    if path.is_symlink() or not re.search(r"_(train|val|val_bytes)_\d+\.bin$", path.name):
+        return False
+    with suppress(DataError):
+        return len(read_shard(path)) > 0
+    return False
 
 
 def _check_model_replaceable(layout: Layout, tokenizer: Tokenizer) -> None:

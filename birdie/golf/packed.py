@@ -69,8 +69,8 @@ _NEVER = (
     ("birdie.compress.device.encoding", "quantize"),
     ("birdie.entropy.static", "decode_lanes"),
     ("birdie.runtime.distributed", "share_out"),
-    ("birdie.artifact.spool", "Spool"),
-    ("birdie.artifact.writer", "Writer._spooled"),
+    ("birdie.artifact.resume", "Resume"),
+    ("birdie.artifact.writer", "Writer._kept"),
     ("birdie.compress.rate.allocation", "digest"),
     ("birdie.cli.challenge", "_log_checkout"),
     ("birdie.cli.challenge", "_restored"),
@@ -111,8 +111,8 @@ _REPLACED = DECODING | {
     ("birdie.artifact.load", "_require_arguments"): "pass",
     ("birdie.compress.device.encoding", "searches"): "return False",
     ("birdie.artifact.container", "Reader.blocks"): "return (name,)",
-    ("birdie.artifact.save", "_spool"): "return None",
-    ("birdie.artifact.save", "_require_target"): "require_writable(require_output(path).parent)",
+    ("birdie.artifact.save", "_resume"): "return None",
+    ("birdie.artifact.save", "_require_target"): "require_writable(path.parent)\nreturn path",
     ("birdie.artifact.container", "_opened"): (
         "with files.atomic_path(target) as path, path.open('wb') as file:\n    yield file"
     ),

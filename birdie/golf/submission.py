@@ -27,7 +27,7 @@ from statistics import fmean, stdev
 from typing import Any, get_type_hints
 
 from birdie.data.tokenizer import BYTES
-from birdie.errors import BudgetError, ConfigError, DataError, OutputError, WeightsError
+from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
 from birdie.golf.messages import explained, table
 from birdie.golf.packed import Packed, pack
@@ -40,11 +40,20 @@ from birdie.run.recipe import DataSettings, Recipe
 from birdie.run.registry import changes
 from birdie.run.run_folder import FLOAT, METRICS
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import atomic_folder, atomic_path, require_writable, write_bytes
+from birdie.runtime.files import (
+    atomic_folder,
+    atomic_path,
+    require_folder,
+    require_output_folder,
+    require_own_folder,
+    require_writable,
+    write_bytes,
+)
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
+_WORK = "work.json"
 AFTER_TRAINING = ("data", "validation", "calibration", "export", "evaluation", "run", "device")
 """Tables of a recipe that may differ from those a run was trained with, when it is exported again."""
 
@@ -147,19 +156,21 @@ def submit(
     cap: int = CAP_BYTES,
     ranks: int = 1,
     about: About | None = None,
+    overwrite: bool = False,
     notify: Notify = no_message,
 ) -> Submission:
     """Run `recipe` with every seed, or export finished runs again, and write the submission folder.
 
     Args:
         recipe: settings; its seed is not used.
-        folder: of the submission, replaced if it is one.
+        folder: of the submission; a new or empty one.
         seeds: of the runs.
         runs: finished runs, instead of seeds: their float weights are exported and scored by `recipe`.
         baseline: scores to beat: nats per token, bits per byte ("1.0611bpb"), or run folders.
         cap: bytes of code and model.
         ranks: processes of a run, by torchrun.
         about: words about the submission.
+        overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         notify: called with log lines.
 
     Raises:
@@ -168,8 +179,8 @@ def submit(
         OutputError: the folder holds something else, or cannot be written.
         KeyboardInterrupt: the run of a seed has saved a checkpoint; the same call continues it.
     """
-    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link stays a link
-    _require_ours(folder)
+    folder = require_output_folder(os.path.abspath(folder), overwrite=overwrite)  # noqa: PTH100 - it may not exist
+    require_writable(folder.parent)
     if runs:
         require_one_recipe(runs, recipe)
         seeds = [run.seed for run in runs]
@@ -187,13 +198,13 @@ def submit(
             f"the code has {len(packed.script):,} bytes, and the cap is {cap:,}: nothing is left to train"
         )
     work = folder.with_name(f"{folder.name}.work")
-    require_writable(work)
+    require_writable(require_own_folder(work, _WORK, beside=[LOCK], folders=["runs", "logs", "modules"]))
     with locked_folder(work, LOCK, notify):
         _prepare(work, recipe, packed, cap, runs)
         make = _Runner(work, recipe, packed, cap, ranks, notify)
         sources = {run.seed: run for run in runs}
         results = [_checked(make.result(seed, sources.get(seed)), cap) for seed in seeds]
-        return _write(folder, recipe, packed, results, scores, cap, about or About())
+        return _write(folder, recipe, packed, results, scores, cap, about or About(), overwrite)
 
 
 def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) -> None:
@@ -230,21 +241,6 @@ def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) 
             )
 
 
-def _require_ours(folder: Path) -> None:
-    """Check that a submission may be written to `folder`.
-
-    Raises:
-        OutputError: it holds something else.
-    """
-    require_writable(folder.parent)
-    try:
-        ours = "birdie" in json.loads((folder / CLAIM).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        ours = folder.is_dir() and not any(folder.iterdir())
-    if os.path.lexists(folder) and not ours:
-        raise OutputError(f"{folder} exists and is no submission of birdie; choose another -o, or move it away")
-
-
 def _absolute(data: DataSettings) -> DataSettings:
     """Return the data settings with absolute paths: runs have another working folder."""
     train, val = (tuple(map(os.path.abspath, names)) for names in (data.train, data.val))
@@ -264,7 +260,7 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
     Raises:
         ConfigError: the work folder has runs of something else.
     """
-    path = work / "work.json"
+    path = work / _WORK
     sources = sorted(str(run.folder.resolve()) for run in runs)
     ours = {"recipe": recipe.to_dict(), "cap": cap, "from": sources, "birdie": versions()["birdie"]}
     ours = json.loads(json.dumps(ours))
@@ -283,13 +279,13 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
                 f"finished runs again: birdie submit --from {work / 'runs'}"
             )
         return
-    with atomic_folder(work / "modules") as folder:
+    write_bytes(path, json.dumps(ours).encode())
+    with atomic_folder(work / "modules", replace=True) as folder:
         for name, text in packed.sources.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     write_bytes(work / RECIPE, recipe.to_toml().encode())
     write_bytes(script, packed.script)
-    write_bytes(path, json.dumps(ours).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +310,7 @@ class _Runner:
             ConfigError: the run failed.
         """
         name = f"train_seed{seed}"
-        run, log = self.work / "runs" / name, self.work / "logs" / f"{name}.txt"
+        run, log = require_folder(self.work / "runs" / name, overwrite=True), self.work / "logs" / f"{name}.txt"
         if result := _finished(run, log, seed):
             self.notify(f"seed {seed}: taken from {run}")
             return result
@@ -512,6 +508,7 @@ def _write(
     baseline: Sequence[tuple[float, bool]],
     cap: int,
     about: About,
+    overwrite: bool,
 ) -> Submission:
     """Write the folder, count its bytes as they lie, and put it in its position."""
     chosen = sorted(results, key=lambda seed: seed.val_bpb)[(len(results) - 1) // 2]
@@ -519,7 +516,8 @@ def _write(
     theirs = [value / to_bits if bits else value for value, bits in baseline]
     comparison = compare([seed.val_loss for seed in results], theirs, margin=MARGIN_NATS) if theirs else None
     tokenizer = None if recipe.data.tokenizer in BYTES else Path(recipe.data.tokenizer)
-    with atomic_folder(folder) as new:
+    inputs = [chosen.artifact, *(seed.log for seed in results), *([] if tokenizer is None else [tokenizer])]
+    with atomic_folder(folder, overwrite=overwrite, inputs=inputs) as new:
         (new / SCRIPT).write_bytes(packed.script)
         (new / "requirements.txt").write_text("".join(f"{line}\n" for line in packed.requirements), encoding="utf-8")
         (new / "messages.txt").write_text(table(packed.messages), encoding="utf-8")

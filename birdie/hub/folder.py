@@ -24,12 +24,13 @@ CARD = "README.md"
 _EMPTY = b'{"__metadata__":{"format":"pt"}}'
 
 
-def write_birdie_folder(file: Source, target: Source) -> Summary:
+def write_birdie_folder(file: Source, target: Source, *, overwrite: bool = False) -> Summary:
     """Write the birdie folder of a .birdie file, and return the summary of the file.
 
     Args:
         file: of `birdie compress FOLDER`, which keeps the configuration.
-        target: the folder; it appears complete or not at all, in place of one that is there.
+        target: a folder that does not exist or is empty; it appears complete or not at all.
+        overwrite: let the folder have content: files of the same names are replaced, and all others stay.
 
     Raises:
         ArtifactError: the file is missing or damaged.
@@ -44,10 +45,8 @@ def write_birdie_folder(file: Source, target: Source) -> Summary:
             f"{file} keeps no configuration, which a folder needs; compress the model's Hugging Face folder instead of "
             "its weights alone"
         )
-    with atomic_folder(target) as folder:
-        for name, content in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+    with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:
+        kept_files.write(files, folder)
         shutil.copyfile(file, folder / WEIGHTS)
         if "config.json" in files and PIPELINE not in files:
             (folder / "config.json").write_text(_config(files["config.json"], summary), encoding="utf-8")

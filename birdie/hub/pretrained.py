@@ -30,6 +30,7 @@ from birdie.runtime.files import Source
 
 WEIGHTS = "model.birdie"  # of a birdie folder
 _ADAPTER = "adapter_config.json"
+_PATHS = {"checkpoint_path", "cache_dir", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"}  # of create_model
 _MOST_SHARED = 4  # times that a weight in the file may be used by a model
 
 
@@ -145,9 +146,15 @@ def _transformers_class(config: dict[str, Any]) -> Any:
         ConfigError: the installed version has none of that name.
     """
     transformers, name = import_module("transformers"), str(config["architectures"][0])
-    if not hasattr(transformers, name):
-        raise ConfigError(f"transformers {transformers.__version__} has no {name}; install another version of it")
-    return getattr(transformers, name)
+    kind = getattr(transformers, name, None)
+    if not _is_class(kind, transformers.PreTrainedModel):
+        raise ConfigError(f"transformers {transformers.__version__} has no model {name}; install another version of it")
+    return kind
+
+
+def _is_class(value: Any, base: type) -> bool:
+    """Return whether a value, found by a name from a file, is a class of models and not another part of a library."""
+    return isinstance(value, type) and issubclass(value, base)
 
 
 def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
@@ -182,9 +189,10 @@ def _load_diffusers(folder: Path, config: dict[str, Any], _base: Any, options: d
     if (folder / PIPELINE).is_file():
         return diffusers.DiffusionPipeline.from_pretrained(folder, **options)
     name = str(config["_class_name"])
-    if not hasattr(diffusers, name):
-        raise ConfigError(f"diffusers {diffusers.__version__} has no {name}; install another version")
-    return getattr(diffusers, name).from_pretrained(folder, **options).eval()
+    kind: Any = getattr(diffusers, name, None)
+    if not _is_class(kind, diffusers.ModelMixin):
+        raise ConfigError(f"diffusers {diffusers.__version__} has no model {name}; install another version of it")
+    return kind.from_pretrained(folder, **options).eval()
 
 
 def _load_peft(folder: Path, _config: dict[str, Any], base: Any, options: dict[str, Any]) -> Any:
@@ -203,9 +211,12 @@ def _load_peft(folder: Path, _config: dict[str, Any], base: Any, options: dict[s
 
 
 def _load_timm(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
-    settings = {"num_classes": config.get("num_classes")} | config.get("model_args", {}) | options
+    timm, name, arguments = import_module("timm"), str(config["architecture"]), dict(config.get("model_args") or {})
+    if not timm.is_model(name) or _PATHS.intersection(arguments):  # a name with a colon would be fetched or opened
+        raise ConfigError(f"config.json asks timm for {name!r} with {sorted(arguments)}, which is no model of it")
+    settings = {"num_classes": config.get("num_classes")} | arguments | options
     settings = {name: value for name, value in settings.items() if value is not None}
-    model = import_module("timm").create_model(str(config["architecture"]), pretrained=False, **settings)
+    model = timm.create_model(name, pretrained=False, **settings)
     model.load_state_dict(import_module("safetensors.torch").load_file(folder / "model.safetensors"))
     return model.eval()
 

@@ -15,7 +15,9 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from birdie.artifact.folders import write_folder
+from birdie.errors import ConfigError
 from birdie.hub.pretrained import WEIGHTS
+from birdie.runtime.names import is_name
 
 METHOD = "birdie"
 
@@ -44,6 +46,10 @@ class BirdieQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         folder = Path(checkpoint_files[0]).parent
+        if not is_name(self.quantization_config.file):
+            raise ConfigError(
+                f"config.json names the weights {self.quantization_config.file!r}, which is no file of it"
+            )
         file = folder / self.quantization_config.file
         if not file.is_file():  # in the cache of the Hub, which holds what was asked for
             from huggingface_hub import hf_hub_download

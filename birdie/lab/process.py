@@ -20,7 +20,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import RECIPE, RunRecord, flat, read_run
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.registry import changes
-from birdie.runtime.files import require_writable, write_bytes
+from birdie.runtime.files import open_append, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, open_locked
 
 SAVING_S = 120.0
@@ -98,9 +98,9 @@ def call(
         watch, environment: as for `train`.
 
     Raises:
-        OSError: the file cannot be written.
+        OutputError: the file cannot be written.
     """
-    with errors.open("ab") as file:
+    with open_append(errors) as file:
         process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,  # never written to: its end tells the child that this process has ended

@@ -40,10 +40,10 @@ from birdie.lab.process import Watch, resolved, train
 from birdie.lab.space import Sweep
 from birdie.run.dataset import open_shards
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import remove_folder, require_writable, write_bytes
+from birdie.runtime.files import remove_folder, require_folder, require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import open_locked
 
-JOURNAL = "study.log"
+SWEEP, JOURNAL = "sweep.toml", "study.log"
 REASON = "reason"
 _WORKER = ".worker"
 _STATES = {
@@ -104,8 +104,8 @@ class SweepRun:
         self.folder, self.notify = Path(folder), notify
         self.recipe = resolved(sweep.recipe)
         self.sweep = sweep
-        require_writable(self.folder)
-        path, text = self.folder / "sweep.toml", sweep.to_toml()
+        require_writable(require_own_folder(self.folder, SWEEP, folders=["runs"]))
+        path, text = self.folder / SWEEP, sweep.to_toml()
         if path.is_file() and path.read_text(encoding="utf-8") != text:
             raise ConfigError(f"{self.folder} has another sweep (see {path}); give another --folder, or delete it")
         write_bytes(path, text.encode())
@@ -271,7 +271,7 @@ class SweepRun:
             folder.rmdir()  # unless the trial has run here
 
     def _lock(self, folder: Path) -> int:
-        require_writable(folder)
+        require_writable(require_folder(folder, overwrite=True))
         try:
             return open_locked(folder / _WORKER)
         except BlockingIOError:

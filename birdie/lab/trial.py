@@ -37,10 +37,11 @@ from birdie.run.recipe import Recipe
 from birdie.run.registry import changes, find
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import require_writable, write_bytes
+from birdie.runtime.files import require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.structured import is_number, keep_damaged, parse_json, read_bytes, read_json
 
+_STATE = "incumbent.json"
 By = Literal["time", "steps"]
 Verdict = Literal["keep", "revert", "undecided"]
 Change = Mapping[str, tuple[Any, Any]]
@@ -196,7 +197,7 @@ class Lab:
             ConfigError: another process uses it.
             OutputError: it cannot be written.
         """
-        require_writable(self.folder)
+        require_writable(require_own_folder(self.folder, _STATE, beside=[LOCK], folders=["runs"]))
         with locked_folder(self.folder, LOCK, self.notify):
             yield
 
@@ -384,7 +385,7 @@ class Lab:
 
     def _write_incumbent(self, recipe: Recipe, steps: int, origin: str) -> None:
         state = {"digest": recipe.digest, "steps": steps, "origin": origin}
-        write_bytes(self.folder / "incumbent.json", json.dumps(state, indent=1).encode() + b"\n")
+        write_bytes(self.folder / _STATE, json.dumps(state, indent=1).encode() + b"\n")
         write_bytes(self.recipe_path, recipe.to_toml().encode())
 
     def _record(self, result: Result) -> None:

@@ -23,7 +23,7 @@ from birdie.run.events import Validated
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_path, write_bytes
+from birdie.runtime.files import atomic_path, open_append, write_bytes
 from birdie.runtime.regular import require_regular
 from birdie.runtime.structured import is_number, keep_damaged, parse_json, read_json, read_steps, rewrite_steps
 from birdie.runtime.tensor_files import write_tensors
@@ -110,8 +110,8 @@ class Metrics:
     def record(self, step: Step) -> None:
         """Append the line of `step`."""
         values = {name: getattr(step, name) for name in ("train_ms", "loss", "lr_multiplier")}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step.number, **values}) + "\n")
+        with open_append(self._path) as file:
+            file.write((json.dumps({"step": step.number, **values}) + "\n").encode())
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

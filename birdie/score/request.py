@@ -12,11 +12,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.files import Source, require_output, require_writable
+from birdie.runtime.files import Kind, Source, require_output, require_writable
 from birdie.score.mode import ScoringMode
 from birdie.score.settings import MODES, EvaluationSettings, is_read, replaced
 
-_OUTPUT = Parameter(converter=lambda _, tokens: require_output(tokens[0].value))
+_ANY = Kind("a file", b"")  # what is there is read first: a state to resume from, a package
+_OUTPUT = Parameter(converter=lambda _, tokens: require_output(tokens[0].value, kind=_ANY))
 _PYTHON_ONLY = Parameter(parse=False)
 
 
@@ -44,7 +45,7 @@ class StateFile:
             ConfigError: there is a file already, and the evaluation does not resume from it; or it is one of `inputs`.
             OutputError: the file cannot be written.
         """
-        target = require_output(self.path, inputs)
+        target = require_output(self.path, inputs, kind=_ANY)
         require_writable(target.parent)
         if target.exists() and not self.resume:
             raise ConfigError(f"{target} exists already; resume from it, remove it, or name another file")

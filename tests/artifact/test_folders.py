@@ -13,7 +13,7 @@ import birdie
 from birdie.artifact.checkpoints import read_files
 from birdie.artifact.folders import read_folder, write_folder
 from birdie.cli import main
-from birdie.errors import WeightsError
+from birdie.errors import OutputError, WeightsError
 
 Write = Callable[[Path], None]
 
@@ -94,15 +94,16 @@ def test_weights_are_cut_into_shards_of_at_most_so_many_bytes(tmp_path: Path) ->
     assert run("compress", tmp_path / "source", "-o", tmp_path / "x.birdie", "--lossless") == 0
     size = 16 * 24 * 2
     for most, shards in ((2 * size, 2), (size, 3), (1, 3), (3 * size, 1)):
-        write_folder(tmp_path / "x.birdie", tmp_path / "target", max_shard_bytes=most)
-        files = sorted(path.name for path in (tmp_path / "target").glob("*.safetensors"))
+        target = tmp_path / str(most)
+        write_folder(tmp_path / "x.birdie", target, max_shard_bytes=most)
+        files = sorted(path.name for path in target.glob("*.safetensors"))
         assert len(files) == shards
-        assert len({tensor.name for tensor in (tmp_path / "target").iterdir()}) == len(files) + 3 + (shards > 1)
+        assert len({tensor.name for tensor in target.iterdir()}) == len(files) + 3 + (shards > 1)
         if shards > 1:
-            index = json.loads((tmp_path / "target" / "model.safetensors.index.json").read_text())
+            index = json.loads((target / "model.safetensors.index.json").read_text())
             assert index["metadata"]["total_size"] == 3 * size
             assert set(index["weight_map"].values()) == set(files)
-        state = read_files(tmp_path / "target")
+        state = read_files(target)
         assert all(torch.equal(state[name], tensor) for name, tensor in tensors().items())
 
 
@@ -190,9 +191,13 @@ def test_targets_that_cannot_be_written_are_refused_before_anything_is_lost(take
     assert sorted(tmp_path.rglob("*")) == paths
 
 
-def test_a_model_folder_is_replaced_as_a_unit(tmp_path: Path) -> None:
+def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
     sharded(tmp_path / "target")
+    before = sorted(path.name for path in (tmp_path / "target").iterdir())
     birdie.save(tensors(5), tmp_path / "x.birdie", lossless=True, files={"config.json": b"{}"})
-    write_folder(tmp_path / "x.birdie", tmp_path / "target")
-    assert sorted(path.name for path in (tmp_path / "target").iterdir()) == ["config.json", "model.safetensors"]
+    with pytest.raises(OutputError, match="has content"):
+        write_folder(tmp_path / "x.birdie", tmp_path / "target")
+    write_folder(tmp_path / "x.birdie", tmp_path / "target", overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "target").iterdir()) == sorted({*before, "model.safetensors"})
+    (tmp_path / "target" / "model.safetensors.index.json").unlink()
     assert all(torch.equal(read_files(tmp_path / "target")[name], tensor) for name, tensor in tensors(5).items())

@@ -152,9 +152,9 @@ def test_prepare_replaces_no_folder_with_its_text(
     folder = Path(json.loads(capsys.readouterr().out)["folder"])
     shutil.copy(text, folder / "text.bin")
     (tmp_path / "link").symlink_to(folder / "text.bin")
-    for source in (folder / "text.bin", tmp_path / "link"):
+    for source in (folder / "text.bin", tmp_path / "link", text):
         tokens = ("prepare", source, "--tokenizer", "bytes", "-o", tmp_path)
-        assert "would destroy" in refused(*tokens, kind="ConfigError")
+        assert "did not prepare" in refused(*tokens, kind="OutputError")
 
 
 @pytest.mark.parametrize("name", ["nope/", "nope/.", "folder", "folder/", "to folder", ""])

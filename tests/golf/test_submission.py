@@ -67,8 +67,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     monkeypatch.setattr(submission, "pack", lambda _: Packed(FAKE, {"birdie/a.py": "x = 1\n"}, ("torch==2",), True))
     monkeypatch.setenv("ITERATIONS", "7")
 
+    defaults: dict[str, Any] = {"seeds": (3, 1, 2), "overwrite": True}
+
     def call(recipe: Recipe | None = None, **options: Any) -> Submission:
-        return submit(recipe or RECIPE, tmp_path / "sub", **({"seeds": (3, 1, 2)} | options))
+        return submit(recipe or RECIPE, tmp_path / "sub", **(defaults | options))
 
     return call
 
@@ -133,6 +135,7 @@ def test_a_second_call_runs_nothing_again(make: Submit, tmp_path: Path) -> None:
 def test_ctrl_c_reaches_the_run_and_the_next_call_continues_it(make: Submit, tmp_path: Path) -> None:
     work = tmp_path / "sub.work"
     work.mkdir()
+    (work / "work.json").touch()
     (work / "interrupt").touch()
 
     def interrupt(line: str) -> None:
@@ -152,6 +155,7 @@ def test_ctrl_c_reaches_the_run_and_the_next_call_continues_it(make: Submit, tmp
 
 def test_a_run_that_fails_is_one_sentence(make: Submit, tmp_path: Path) -> None:
     (tmp_path / "sub.work").mkdir()
+    (tmp_path / "sub.work" / "work.json").touch()
     (tmp_path / "sub.work" / "fail").touch()
     with pytest.raises(ConfigError, match="seed 3 did not finish: no space left on device; the same command"):
         make()
@@ -214,8 +218,9 @@ def test_scipy_is_asked_for_before_training(make: Submit, tmp_path: Path, monkey
 def test_what_is_no_submission_is_not_replaced(make: Submit, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "thesis.txt").write_text("years")
-    with pytest.raises(OutputError, match="is no submission"):
-        make()
+    with pytest.raises(OutputError, match="has content"):
+        make(overwrite=False)
+    assert not (tmp_path / "sub.work").exists()
     assert files(tmp_path / "sub") == {"thesis.txt"}
 
 

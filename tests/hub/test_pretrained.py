@@ -111,7 +111,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path / "missing.birdie", "cannot open"),
     (lambda path: path, "has no model.birdie"),
     (lambda path: saved(path, {}), "keeps no configuration"),
-    (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no NoSuchModel"),
+    (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no model NoSuchModel"),
     (
         lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL}),
         "and the file holds 16",

@@ -81,7 +81,7 @@ def test_metadata_in_headers_come_back(folder: bool, tmp_path: Path) -> None:
     file, back = tmp_path / "model.birdie", tmp_path / ("back" if folder else "back.safetensors")
     for flags in (["--lossless"], []):
         assert run(build_app, ["compress", str(source), "-o", str(file), *flags]) == 0
-        assert run(build_app, ["decompress", str(file), "-o", str(back)]) == 0
+        assert run(build_app, ["decompress", str(file), "-o", str(back), "--overwrite"]) == 0
         with safe_open(back / "model.safetensors" if folder else back, "pt") as opened:
             assert opened.metadata() == {"format": "pt", "tensor_names": '["weight"]'}
 

@@ -1,11 +1,13 @@
 """Atomic writes: a target has its old or its new content, and only regular files are replaced."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,28 +27,86 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_folder_is_replaced_as_a_unit(tmp_path: Path) -> None:
+def contents(folder: Path) -> dict[str, str]:
+    """Name → text of the files below a folder; temporary ones would be among them."""
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def write_folder(target: Path, text: str, **options: Any) -> None:
+    """Write a folder whose file "sub/file" has a text, and whose other file is named by it."""
+    with files.atomic_folder(target, **options) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text(text)
+        (folder / text).write_text(text)
+        assert options or not (target / text).exists()
+
+
+def test_a_folder_appears_complete_where_nothing_was(tmp_path: Path) -> None:
     target = tmp_path / "folder"
-    for text in ("old", "new"):
-        with files.atomic_folder(target) as folder:
-            (folder / text).write_text(text)
-            assert not (target / text).exists()
-    assert [path.name for path in target.iterdir()] == ["new"]
-    with pytest.raises(ZeroDivisionError), files.atomic_folder(target) as folder:
-        (folder / "newer").write_text("x" * (1 // 0))
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    target.mkdir()  # empty: nothing can be lost
+    for folder in (target, tmp_path / "more" / "new"):
+        write_folder(folder, "a")
+        assert contents(folder) == {"sub/file": "a", "a": "a"}
+        with pytest.raises(OutputError, match="has content"):
+            write_folder(folder, "b")
+    with pytest.raises(ZeroDivisionError), files.atomic_folder(tmp_path / "failed") as path:
+        (path / "newer").write_text("x" * (1 // 0))
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "more"}
 
 
-def test_a_link_is_followed_and_special_files_are_refused(tmp_path: Path) -> None:
+def test_overwrite_replaces_files_of_the_same_names_and_nothing_else(tmp_path: Path) -> None:
+    outside, target = tmp_path / "outside", tmp_path / "folder"
+    outside.write_text("mine")
+    write_folder(target, "a")
+    (target / "sub" / "notes").write_text("mine")
+    (target / "b").symlink_to(outside)
+    write_folder(target, "b", overwrite=True)
+    assert contents(target) == {"sub/file": "b", "sub/notes": "mine", "a": "a", "b": "b"}
+    assert outside.read_text() == "mine"
+    for wrong in ("a folder for a file", "a link for a folder"):
+        other = tmp_path / wrong
+        (other / "c").mkdir(parents=True) if "file" in wrong else (other.mkdir(), (other / "sub").symlink_to(target))
+        with pytest.raises(OutputError, match=r"folder|link"):
+            write_folder(other, "c", overwrite=True)
+        assert len(list(other.iterdir())) == 1, "all is checked before the first file is replaced"
+    with pytest.raises(ConfigError, match="would destroy"):
+        write_folder(target, "d", overwrite=True, inputs=[target / "sub" / "file"])
+    assert contents(target)["sub/file"] == "b"
+
+
+def test_replace_leaves_nothing_of_the_old_folder(tmp_path: Path) -> None:
+    for name in ("folder", "old"):
+        for text in ("a", "b"):
+            write_folder(tmp_path / name, text, replace=True)
+        assert contents(tmp_path / name) == {"sub/file": "b", "b": "b"}
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "old"}
+
+
+def test_links_and_special_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    files.write_bytes(tmp_path / "link", b"new")
-    assert (tmp_path / "real").read_bytes() == b"new"
-    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
     os.mkfifo(tmp_path / "pipe")
-    for target in (tmp_path / "pipe", tmp_path, Path(os.devnull)):
+    for target in (tmp_path / "link", tmp_path / "nowhere", tmp_path / "pipe", tmp_path, Path(os.devnull)):
         with pytest.raises(OutputError, match="cannot write"):
             files.write_bytes(target, b"x")
+        with pytest.raises(OutputError, match="cannot write"):
+            files.open_append(target)
+    for target in (tmp_path / "link", tmp_path / "nowhere", tmp_path / "pipe", tmp_path / "real"):
+        with pytest.raises(OutputError, match="cannot write"):
+            write_folder(target, "x", overwrite=True, replace=True)
+    assert (tmp_path / "real").read_bytes() == b"old"
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_log_grows_and_is_no_second_name_of_another_file(tmp_path: Path) -> None:
+    for line in (b"one\n", b"two\n"):
+        with files.open_append(tmp_path / "log") as file:
+            file.write(line)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+    (tmp_path / "second").hardlink_to(tmp_path / "log")
+    with pytest.raises(OutputError, match="second name"):
+        files.open_append(tmp_path / "second")
 
 
 def test_permissions_of_new_files_follow_the_umask_in_any_thread(tmp_path: Path) -> None:
@@ -71,7 +131,7 @@ def test_an_existing_target_keeps_its_permissions(mode: int, tmp_path: Path) -> 
     folder.chmod(mode | 0o300)
     with files.atomic_path(file) as path:
         path.write_bytes(b"new")
-        assert not path.parent.parent.stat().st_mode & 0o077, "nobody else reads it before it has its permissions"
+        assert not path.parent.stat().st_mode & 0o077, "nobody else reads it before it has its permissions"
     with files.atomic_folder(folder) as path:
         (path / "new").touch()
     assert file.stat().st_mode & 0o777 == mode
@@ -102,7 +162,7 @@ def test_another_group_gets_no_more_than_everybody(tmp_path: Path, monkeypatch: 
 def test_names_of_255_bytes_are_written(name: str, tmp_path: Path) -> None:
     for content in (b"old", b"new"):
         files.write_bytes(tmp_path / name, content)
-        with files.atomic_folder(tmp_path / "folder" / name) as path:
+        with files.atomic_folder(tmp_path / "folder" / name, replace=True) as path:
             (path / "file").write_bytes(content)
     assert (tmp_path / name).read_bytes() == (tmp_path / "folder" / name / "file").read_bytes() == b"new"
     with pytest.raises(OutputError, match="too long"):
@@ -137,27 +197,35 @@ def test_temporary_files_of_the_living_are_kept_and_those_of_the_dead_removed(tm
 
 
 def test_nothing_of_others_is_taken_for_abandoned(tmp_path: Path) -> None:
-    valuable = tmp_path / "valuable"
-    (valuable / "new").mkdir(parents=True)
-    (valuable / "lock").touch()
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / ".birdie-link.part").symlink_to(valuable)
-    (folder / ".birdie-file.part").touch()
-    (folder / ".birdie-full.part" / "new").mkdir(parents=True)  # without a lock: not of this program
-    files.remove_abandoned(folder)
-    assert len(list(folder.iterdir())) == 3
-    assert (valuable / "new").is_dir()
+    """A name proves nothing: links, files, and folders that were copied with their names and contents all stay."""
+    thesis, folder, copied = tmp_path / "thesis", tmp_path / "folder", tmp_path / "copied"
+    thesis.mkdir()
+    (thesis / "chapter").write_text("mine")
+    with files.temporary_folder(tmp_path) as temporary:
+        (temporary / "old").symlink_to(thesis)
+        (temporary / "file").write_text("x")
+        shutil.copytree(temporary, folder / temporary.name, symlinks=True)
+    (folder / ".birdie-link.part").symlink_to(thesis)
+    (folder / f".birdie-{thesis.stat().st_ino}-link.part").symlink_to(thesis)
+    (folder / ".birdie-file.part").write_text("mine")
+    os.mkfifo(folder / ".birdie-1-pipe.part")
+    (folder / ".birdie-abcdefgh.part" / "old").mkdir(parents=True)
+    before = sorted(path.name for path in folder.rglob("*"))
+    shutil.copytree(folder, copied, symlinks=True, ignore=shutil.ignore_patterns("*pipe*"))
+    for one in (folder, copied):
+        files.remove_abandoned(one)
+        files.write_bytes(one / "new", b"")
+    assert sorted(path.name for path in folder.rglob("*") if path.name != "new") == before
+    assert len(list(copied.rglob("*"))) == len(before)
+    assert contents(thesis) == {"chapter": "mine"}
 
 
 def replace_file(folder: Path) -> None:
     files.write_bytes(folder / "file", b"new")
 
 
-def replace_folder(folder: Path) -> None:
-    with files.atomic_folder(folder / "target") as path:
-        (path / "sub").mkdir()
-        (path / "sub" / "file").write_bytes(b"new")
+def new_folder(folder: Path) -> None:
+    write_folder(folder / "target", "new")
 
 
 def remove(folder: Path) -> None:
@@ -174,27 +242,15 @@ def test_a_file_survives_a_kill_at_each_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without_swap", [False, True])
-@pytest.mark.parametrize("work", [replace_folder, remove])
-def test_a_folder_survives_a_kill_at_each_call(
-    without_swap: bool, work: Callable[[Path], None], tmp_path: Path
-) -> None:
-    target = tmp_path / "target"
-
-    def contents() -> set[bytes]:
-        return {path.read_bytes() for path in target.rglob("file")}
-
-    (target / "sub").mkdir(parents=True)
-    (target / "sub" / "file").write_bytes(b"old")
-    for _ in kill_at_each_call(work, tmp_path, without_swap=without_swap):
-        if not without_swap and work is replace_folder:
-            assert contents() in ({b"old"}, {b"new"}), "at no time the folder is missing"
+@pytest.mark.parametrize("work", [new_folder, remove])
+def test_a_folder_survives_a_kill_at_each_call(work: Callable[[Path], None], tmp_path: Path) -> None:
+    target, complete = tmp_path / "target", {"sub/file": "new", "new": "new"}
+    for _ in kill_at_each_call(work, tmp_path):
+        assert contents(target) in ({}, complete), "a folder is complete or missing"
         files.remove_abandoned(tmp_path)
-        assert contents() in ({b"old"}, {b"new"} if work is replace_folder else set())
-        with files.atomic_folder(target) as path:
-            (path / "sub").mkdir()
-            (path / "sub" / "file").write_bytes(b"old")
-        assert [path.name for path in tmp_path.iterdir()] == ["target"]
+        assert {path.name for path in tmp_path.iterdir()} <= {"target"}
+        if target.exists() != (work is remove):
+            files.remove_folder(target) if work is new_folder else new_folder(tmp_path)
 
 
 def test_a_lock_of_a_folder_is_held_by_one_and_never_stale(tmp_path: Path) -> None:
@@ -210,6 +266,29 @@ def test_a_lock_of_a_folder_is_held_by_one_and_never_stale(tmp_path: Path) -> No
     with locked_folder(tmp_path, ".lock", lines.append):
         pass
     assert lines == []
+
+
+@pytest.mark.parametrize("thing", ["link", "chain", "pipe", "folder", "text", "hard"])
+def test_what_has_the_name_of_a_lock_is_not_touched(thing: str, tmp_path: Path) -> None:
+    lock, mine = tmp_path / "run" / ".lock", tmp_path / "mine"
+    lock.parent.mkdir()
+    mine.write_text("process of writing a thesis" if thing == "hard" else "mine")
+    if thing == "pipe":
+        os.mkfifo(lock)
+    elif thing == "folder":
+        lock.mkdir()
+    elif thing == "hard":
+        lock.hardlink_to(mine)
+    elif thing == "text":
+        lock.write_text("mine")
+    else:
+        lock.symlink_to(mine if thing == "link" else tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"\.lock"), locked_folder(lock.parent, ".lock", print):
+        pass
+    assert (lock.is_symlink(), lock.is_dir()) == (thing in ("link", "chain"), thing == "folder")
+    assert mine.read_text() == ("process of writing a thesis" if thing == "hard" else "mine")
+    assert thing != "text" or lock.read_text() == "mine"
+    assert not (tmp_path / "none").exists()
 
 
 def test_without_locks_the_work_goes_on_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,10 +373,28 @@ def test_an_output_is_no_input_under_any_name(tmp_path: Path, monkeypatch: pytes
     for name in ("input", "./input", "folder/../input", "aside/../input", "link", "chain", "hard"):
         for other in ("input", "chain", "hard"):
             with pytest.raises(ConfigError, match=f"{name} would destroy .*{other}"):
-                files.require_output(name, [tmp_path / "unrelated", tmp_path / other])
+                files.require_output(name, [tmp_path / "unrelated", tmp_path / other], overwrite=True)
     with pytest.raises(ConfigError, match="would destroy"):  # a file that both names will create
         files.require_output("aside/new", [tmp_path / "folder" / "new"])
     assert files.require_output("aside/new", [tmp_path / "input", "new"]) == Path("aside/new")
+
+
+def test_an_output_replaces_its_own_kind_and_nothing_else(tmp_path: Path) -> None:
+    kind = files.Kind("a page", b"<html>")
+    for name, text in (("page", "<html>…"), ("empty", ""), ("thesis", "mine")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / f"link to {name}").symlink_to(tmp_path / name)
+    for name in ("page", "empty", "none"):
+        assert files.require_output(tmp_path / name, kind=kind) == tmp_path / name
+    for name in ("thesis", "link to page", "link to thesis"):
+        with pytest.raises(OutputError, match=r"overwrite|link"):
+            files.require_output(tmp_path / name, kind=kind)
+        asked = files.require_output(tmp_path / name, kind=kind, overwrite=True)
+        assert asked == tmp_path / name.removeprefix("link to ")
+    with pytest.raises(OutputError, match="exists"):
+        files.require_output(tmp_path / "page")
+    with pytest.raises(ConfigError, match="NUL"):
+        files.require_output("a\0b")
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO, StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ from birdie.compress.tensors import rows_columns
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import Source, require_output, write_bytes
+from birdie.runtime.files import Kind, Source, require_output, write_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,6 +41,7 @@ BITS = (2.0, 3.0, 4.0, 8.0)
 _NOISE, _LEAST_NOISE = 2.0**-5, 2.0**-12  # deviations of the noise, in root mean squares of each matrix
 _SMALL = 0.02  # difference up to which it grows with the square of the noise
 _WIDTH = 240  # letters of a line: names are not cut
+_IMAGE = Kind("an image", rb"\x89PNG|%PDF|<\?xml|<svg|\xff\xd8|%!PS")
 _HEIGHT, _TALLEST = 0.22, 60.0  # inches of a row of the figure, and of the figure
 
 
@@ -120,14 +122,19 @@ class SensitivityTable:
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in lines)
 
-    def plot(self, path: Source) -> None:
+    def plot(self, path: Source, *, overwrite: bool = False) -> None:
         """Draw the increases, one row for each matrix, into an image: .png, .svg, .pdf.
+
+        Args:
+            path: the file to write, also in place of another image.
+            overwrite: replace a file of another kind, too.
 
         Raises:
             ConfigError: matplotlib is not installed, or does not know the kind of image.
             OutputError: the file cannot be written.
         """
-        suffix = require_output(path).suffix[1:]
+        suffix = Path(path).suffix[1:]
+        path = require_output(path, kind=_IMAGE, overwrite=overwrite)
         try:
             from matplotlib.figure import Figure
         except ModuleNotFoundError as error:

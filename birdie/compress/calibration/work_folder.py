@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_folder, require_writable, write_bytes
+from birdie.runtime.files import atomic_folder, require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.mapped import release
 
@@ -61,16 +61,16 @@ class WorkFolder:
             world: the ranks.
 
         Raises:
-            ConfigError: the folder is of another calibration, of none, or in use; or a rank does not see it.
-            DataError: a file in it is damaged.
-            OutputError: the folder cannot be written.
+            ConfigError: the folder is of another calibration, or in use; or a rank does not see it.
+            DataError: a file in it is damaged, or is a link.
+            OutputError: the folder cannot be written, or is of something else.
         """
         folder = cls(root, world)
         identities = [json.loads(text) for text in world.all_gather_strings(json.dumps(dict(identity)))]
 
         def claim() -> None:
             if world.is_main:
-                require_writable(root)
+                require_writable(require_own_folder(root, _IDENTITY, beside=[LOCK]))
                 stack.enter_context(locked_folder(root, LOCK, no_message))
                 folder._identify(identities)
 
@@ -97,7 +97,7 @@ class WorkFolder:
     @contextmanager
     def committed(self, path: Path) -> Iterator[Path]:
         """Yield an empty folder; at the end it becomes `path` as a unit, with checksums of its files."""
-        with atomic_folder(path) as part:
+        with atomic_folder(path, replace=True) as part:  # a step that was stopped is done again
             yield part
             sums = {file.name: _checksum(file) for file in sorted(part.iterdir())}
             (part / _CHECKSUMS).write_bytes(_json(sums))
@@ -106,14 +106,10 @@ class WorkFolder:
         """Write whose folder this is, or compare.
 
         Raises:
-            ConfigError: it is of another calibration, or of none.
+            ConfigError: it is of another calibration.
         """
         path = self.root / _IDENTITY
         if not path.exists():
-            if strangers := sorted(file.name for file in self.root.iterdir() if not file.name.startswith(".")):
-                raise ConfigError(
-                    f"{self.root} holds {strangers[0]!r} and no calibration; choose an empty folder for it"
-                )
             write_bytes(path, _json(identities))
             return
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -134,10 +130,12 @@ class WorkFolder:
 
         Raises:
             ConfigError: this rank does not see the folder.
-            DataError: a file is damaged.
+            DataError: a file is damaged, or is a link.
         """
         if not (self.root / _IDENTITY).exists():
             raise ConfigError(f"rank {self.world.rank} does not see {self.root}; choose a folder that all ranks share")
+        if links := [path for path in (self.rank, *self.rank.rglob("*")) if path.is_symlink()]:
+            raise DataError(f"{links[0]} is a link, which no calibration makes; remove {self.root} and calibrate again")
         for sums in self.rank.glob(f"*/*/{_CHECKSUMS}"):
             for name, checksum in json.loads(sums.read_text(encoding="utf-8")).items():
                 file = sums.parent / name

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from birdie.data.hub.repository import RemoteFile, is_inside
+from birdie.data.hub.repository import RemoteFile
 from birdie.data.shards import HEADER_BYTES, Split
 from birdie.errors import ConfigError, DataError
+from birdie.runtime.names import is_name
 
 MANIFEST = "manifest.json"
 DEFAULT_ROOT = "datasets/"  # root of the export in the challenge's repository, which has older exports as well
@@ -217,7 +218,7 @@ def read_manifest(data: bytes, dataset: str) -> Manifest:
     stats = stats if isinstance(stats, dict) else {}
     tokenizer = _entry(manifest, "tokenizers", entry.get("tokenizer_name")) or {}
     model = tokenizer.get("model_path")
-    if model is not None and (not isinstance(model, str) or not is_inside(model)):
+    if model is not None and (not is_name(model)):
         raise DataError(
             f"{MANIFEST} names the tokenizer {model!r}, which leads out of the repository; nothing was downloaded"
         )

@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
+from birdie.runtime.names import is_name
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes of the file that are read or received so far."""
@@ -158,17 +159,11 @@ def _checked(sibling: Any) -> RemoteFile:
     """
     path, size = str(sibling.rfilename), sibling.size
     digest = str(sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id)
-    if not is_inside(path):
+    if not is_name(path):
         raise DataError(f"the repository lists the file {path!r}, which leads out of it; nothing was downloaded")
     if type(size) is not int or size < 0 or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest):
         raise DataError(f"the hub lists {path} without a size or a digest; nothing was downloaded")
     return RemoteFile(path, size, digest)
-
-
-def is_inside(path: str) -> bool:
-    """Return whether `path`, relative to a folder, cannot lead out of that folder on any system."""
-    parts = path.split("/")
-    return not ({"", ".", ".."} & set(parts)) and "\\" not in path and ":" not in parts[0] and path.isprintable()
 
 
 def _byte_counter(file: RemoteFile, on_bytes: OnBytes | None) -> type:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from birdie.errors import ConfigError
+from birdie.runtime.files import Kind
 
 PACKAGE = Path(__file__).resolve().parents[2]
+SCRIPT = Kind("a script that birdie writes", rb"# ?birdie ")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 

@@ -16,7 +16,7 @@ from birdie.compress.calibration.interception import Interception
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.calibration.work_folder import WorkFolder, digest_of
 from birdie.compress.scheme import Sensitivity
-from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.errors import ConfigError, DataError, OutputError, WeightsError
 from birdie.runtime.distributed import World
 from tests.compress.calibration.block_models import (
     CASES,
@@ -245,7 +245,7 @@ def test_the_folder_of_another_calibration_is_refused(
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"thesis\.tex"):
+    with pytest.raises(OutputError, match=r"thesis\.tex"):
         calibrate_blockwise(*chain(), tmp_path)
 
 

@@ -7,15 +7,9 @@ import pytest
 
 from birdie.data.hub import repository
 from birdie.data.hub.download import Source, download
-from birdie.data.hub.repository import is_inside
 from birdie.errors import BirdieError, DataError
 from tests.data.hub.published import FOLDER, MANIFEST, MODEL, get, shard
 from tests.data.hub.server import REPO, Fault, Hub, disconnect, send, status
-
-
-@pytest.mark.parametrize("path", ["a", "a/b.bin", ".gitattributes", "a/..b", "a/b c.bin"])
-def test_ordinary_paths_are_inside_the_repository(path: str) -> None:
-    assert is_inside(path)
 
 
 def test_an_interrupted_transfer_resumes_where_it_broke(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Coded tensors on disk: a compression that was killed goes on from them, and nothing stays when it is complete."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from torch import Tensor
 
 import birdie
 from birdie.artifact import save as saving
-from birdie.artifact.spool import Spool
+from birdie.artifact.container import Entry, Stream, to_bytes
+from birdie.artifact.resume import Resume
 from birdie.artifact.writer import Writer
 from birdie.compress.scheme import Encoded
 from birdie.errors import OutputError
@@ -30,7 +33,7 @@ def weights(count: int = 6) -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep coded tensors of small models on disk, too."""
-    monkeypatch.setattr(saving, "_SPOOLED", 1)
+    monkeypatch.setattr(saving, "_ON_DISK", 1)
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_a_complete_file_leaves_no_folder_and_has_the_bytes_of_one_in_memory(
     tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "plain.birdie"]
-    monkeypatch.setattr(saving, "_SPOOLED", 1 << 40)
+    monkeypatch.setattr(saving, "_ON_DISK", 1 << 40)
     birdie.save(weights(), tmp_path / "x.birdie", bits=4.0, coder="fast")
     assert (tmp_path / "x.birdie").read_bytes() == plain
 
@@ -68,16 +71,16 @@ from pathlib import Path
 from safetensors.torch import load_file
 import birdie
 from birdie.artifact import save
-from birdie.artifact.spool import Spool
-save._SPOOLED = 1
-put, left = Spool.put, [int(sys.argv[3])]
-def killed(self, key, about, payloads):
+from birdie.artifact.resume import Resume
+save._ON_DISK = 1
+keep, left = Resume.keep, [int(sys.argv[3])]
+def killed(self, key, entry):
     left[0] -= 1
     if not left[0]:
-        os.write(self._file, b"half a record")
+        self._path(key).write_bytes(b"half a record")
         os.kill(os.getpid(), getattr(signal, sys.argv[4]))
-    return put(self, key, about, payloads)
-Spool.put = killed
+    return keep(self, key, entry)
+Resume.keep = killed
 birdie.save(load_file(sys.argv[1]), Path(sys.argv[2]), bits=4.0, coder="fast", workers=1)
 """
 
@@ -113,15 +116,15 @@ def test_after_a_kill_the_same_command_goes_on(
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Let the fourth record raise an error."""
-    put, left = Spool.put, [4]
+    keep, left = Resume.keep, [4]
 
-    def fail(self: Spool, *arguments: Any) -> Any:
+    def fail(self: Resume, *arguments: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
             raise error
-        return put(self, *arguments)
+        return keep(self, *arguments)
 
-    monkeypatch.setattr(Spool, "put", fail)
+    monkeypatch.setattr(Resume, "keep", fail)
 
 
 def test_an_interruption_says_where_the_tensors_are(
@@ -145,63 +148,98 @@ def test_errors_that_would_come_again_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def record(text: bytes) -> Entry:
+    return Entry("int8", 1, 0, (len(text),), (7,), (Stream(0, text), Stream(2, b"more")))
+
+
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    with Spool(tmp_path / "x.birdie") as spool:
-        monkeypatch.setattr(os, "pwrite", full)
+    with Resume(tmp_path / "x.birdie") as resume:
+        monkeypatch.setattr(Path, "write_bytes", full)
         with pytest.raises(OutputError, match="no space left on device"):
-            spool.put("key", {}, [b"payload"])
+            resume.keep("key", record(b"payload"))
 
 
 def put_two(output: Path) -> None:
     """Leave the records "a" and "b"."""
-    with suppress(KeyboardInterrupt), Spool(output) as spool:
-        spool.put("a", {"number": 1}, [b"first", b"second"])
-        spool.put("b", {"number": 2}, [b"third"])
+    with suppress(KeyboardInterrupt), Resume(output) as resume:
+        resume.keep("a", record(b"first"))
+        resume.keep("b", record(b"second"))
         raise KeyboardInterrupt
+
+
+def payloads(entry: Entry | None) -> list[bytes]:
+    assert entry is not None
+    return [b"".join(stream.pieces()) for stream in entry.streams]
 
 
 def test_records_come_back_by_their_keys(tmp_path: Path) -> None:
     put_two(tmp_path / "x")
-    with Spool(tmp_path / "x") as spool:
-        record = spool.recall("a")
-        assert record is not None
-        assert record.about == {"number": 1}
-        assert [b"".join(payload.pieces()) for payload in record.payloads] == [b"first", b"second"]
-        assert spool.recall("c") is None
-        third = spool.put("c", {}, [b"fourth"])
-        assert [b"".join(payload.pieces()) for payload in third.payloads] == [b"fourth"]
-        assert spool.recall("b") is not None
+    with Resume(tmp_path / "x") as resume:
+        entry = resume.recall("a")
+        assert payloads(entry) == [b"first", b"more"]
+        assert entry is not None
+        assert (entry.name, entry.shape, entry.params) == ("int8", (5,), (7,))
+        assert resume.recall("c") is None
+        assert payloads(resume.keep("c", record(b"third"))) == [b"third", b"more"]
+        assert payloads(resume.recall("b")) == [b"second", b"more"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def flip(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-@pytest.mark.parametrize("damage", [flip, lambda data: data[:-1], lambda data: data[:20], lambda _: b""])
+def of_two(_: bytes) -> bytes:
+    return to_bytes([record(b"one"), replace(record(b"two"), name="int4")])
+
+
+@pytest.mark.parametrize("damage", [flip, lambda data: data[:-1], lambda data: data[:20], lambda _: b"", of_two])
 def test_a_damaged_record_is_not_used(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     put_two(tmp_path / "x")
-    file = folder_of(tmp_path / "x") / "0"
-    file.write_bytes(damage(file.read_bytes()))
-    with Spool(tmp_path / "x") as spool:
-        assert spool.recall("b") is None
-        spool.put("b", {"number": 3}, [b"again"])
+    for file in folder_of(tmp_path / "x").iterdir():
+        file.write_bytes(damage(file.read_bytes()))
+    with Resume(tmp_path / "x") as resume:
+        assert resume.recall("b") is None
+        assert payloads(resume.keep("b", record(b"again"))) == [b"again", b"more"]
+
+
+def test_a_folder_that_somebody_prepared_is_not_believed(tmp_path: Path) -> None:
+    """Neither records that were copied, nor links, nor files of other names are read, written or removed."""
+    put_two(tmp_path / "x")
+    shutil.copytree(folder_of(tmp_path / "x"), folder_of(tmp_path / "y"))
+    (folder_of(tmp_path / "y") / "0").symlink_to(tmp_path / "thesis")
+    (tmp_path / "thesis").write_text("mine")
+    with Resume(tmp_path / "y") as resume:
+        assert resume.recall("a") is None
+        resume._path("c").symlink_to(tmp_path / "thesis")
+        assert resume.recall("c") is None
+        with pytest.raises(OutputError, match="link to"):
+            resume.keep("c", record(b"third"))
+    assert (tmp_path / "thesis").read_text() == "mine"
+    assert [path.name for path in folder_of(tmp_path / "y").iterdir()] == ["0"]
+    folder_of(tmp_path / "z").symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="link to"):
+        Resume(tmp_path / "z")
+    folder_of(tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="it is a file"):
+        Resume(tmp_path / "file")
 
 
 def test_a_second_process_on_the_same_output_is_refused(tmp_path: Path) -> None:
     with (
-        Spool(tmp_path / "x"),
+        Resume(tmp_path / "x"),
         pytest.raises(OutputError, match="written by another process"),
-        Spool(tmp_path / "x"),
+        Resume(tmp_path / "x"),
     ):
         pass
 
 
-def spooling_command(folder: str, *tokens: str) -> None:
+def resuming_command(folder: str, *tokens: str) -> None:
     """Run the command line with coded tensors on disk, ranks above 0 in folders of their own if `folder` is given."""
-    saving._SPOOLED = 1
+    saving._ON_DISK = 1
     if folder and os.environ["RANK"] != "0":
         disk = Path(folder + os.environ["RANK"])
         disk.mkdir()
@@ -214,7 +252,7 @@ def test_rank_0_collects_what_the_ranks_coded(own_disks: bool, tmp_path: Path, p
     save_file(weights(), tmp_path / "x.safetensors")
     command = ("compress", str(tmp_path / "x.safetensors"), "--bits", "4", "--coder", "fast", "-o", "x.birdie")
     ranks = tmp_path / "ranks"
-    run_as_ranks(spooling_command, (str(tmp_path / "rank ") if own_disks else "", *command), 3, ranks, {})
+    run_as_ranks(resuming_command, (str(tmp_path / "rank ") if own_disks else "", *command), 3, ranks, {})
     assert (ranks / "x.birdie").read_bytes() == plain
     assert not folder_of(ranks / "x.birdie").exists()
     if own_disks:
@@ -224,22 +262,22 @@ def test_rank_0_collects_what_the_ranks_coded(own_disks: bool, tmp_path: Path, p
 DYING = """
 import os, signal, sys
 from birdie.artifact import save
-from birdie.artifact.spool import Spool
+from birdie.artifact.resume import Resume
 from birdie.cli import main
-save._SPOOLED = 1
-put, left = Spool.put, [2]
-def killed(self, key, about, payloads):
+save._ON_DISK = 1
+keep, left = Resume.keep, [2]
+def killed(self, key, entry):
     left[0] -= 1
     if not left[0] and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    return put(self, key, about, payloads)
-recall = Spool.recall
+    return keep(self, key, entry)
+recall = Resume.recall
 def seen(self, key):
     record = recall(self, key)
     if record is not None:
         print("rank", os.environ["RANK"], "recalled", file=sys.stderr)
     return record
-Spool.put, Spool.recall = killed, seen
+Resume.keep, Resume.recall = killed, seen
 main()
 """
 

@@ -1,0 +1,32 @@
+"""Names that come from a file: of a tensor's shard, of a file that is kept, of a file in a repository.
+
+Whoever wrote the file chose them, so a name is checked before it is joined to a folder: it has to mean a file in that
+folder, the same one on every system.
+"""
+
+import os
+import re
+from pathlib import PurePosixPath
+
+_MOST_NAME, _MOST_PART = 1 << 10, 255  # bytes
+_SPECIAL = frozenset('\\:*?"<>|')
+_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(\..*)?", re.IGNORECASE)
+
+
+def is_name(name: object) -> bool:
+    """Return whether a value is the relative name of a file in a folder, with / between its parts, on any system."""
+    if not isinstance(name, str) or not name.isprintable() or set(name) & _SPECIAL:
+        return False
+    parts = name.split("/")
+    return (
+        0 < len(os.fsencode(name)) <= _MOST_NAME
+        and str(PurePosixPath(name)) == name
+        and all(part and part not in (".", "..") and len(os.fsencode(part)) <= _MOST_PART for part in parts)
+        and not any(part[-1] in ". " or _DEVICE.fullmatch(part) for part in parts)
+        and not any(part.lower() in (".git", "git~1") for part in parts)
+    )
+
+
+def is_part(name: object) -> bool:
+    """Return whether a value is a name without folders."""
+    return is_name(name) and "/" not in str(name)
