@@ -5,8 +5,10 @@ metrics.jsonl        one JSON object a line for each logged step: {"step", "trai
 float.safetensors    the weights before the export, with the last validation: export and scoring can be repeated
 """
 
+import errno
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -108,10 +110,21 @@ class Metrics:
             rewrite_steps(self._path, LOGGED, step, notify)
 
     def record(self, step: Step) -> None:
-        """Append the line of `step`."""
+        """Append the line of `step`; if that fails, the file ends with the line before.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         values = {name: getattr(step, name) for name in ("train_ms", "loss", "lr_multiplier")}
+        line = (json.dumps({"step": step.number, **values}) + "\n").encode()
         with open_append(self._path) as file:
-            file.write((json.dumps({"step": step.number, **values}) + "\n").encode())
+            end = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            except OSError:
+                file.truncate(end)
+                raise
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

@@ -23,11 +23,12 @@ from birdie.model.gpt import GPTConfig
 from birdie.run.events import Event, Saved, Started
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe, RunSettings
-from birdie.run.run_folder import read_metrics
+from birdie.run.run_folder import Metrics, read_metrics
 from birdie.runtime.distributed import World
 from birdie.runtime.structured import read_steps
 from birdie.score.settings import ValidationSettings
 from birdie.train.checkpoint import FILES, SUMS, checkpoint_paths, load_checkpoint
+from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
 from tests.ranks import run_in_process_group
 
@@ -300,6 +301,24 @@ def test_a_full_disk_under_the_float_weights_leaves_the_last_checkpoint(recipe: 
     assert not (tmp_path / "float.safetensors").exists()
     assert load_checkpoint(tmp_path / "checkpoints").step == 9
     assert run.export().bytes
+
+
+def test_a_line_that_does_not_fit_on_the_disk_damages_no_other(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, -1, lambda _: None)
+    step = Step(1, 2.0, 3.0, 1.0, 0.9, 64, 1.0, stopping=False)
+    metrics.record(step)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            metrics.record(dataclasses.replace(step, number=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    metrics.record(dataclasses.replace(step, number=3))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
 
 
 def rewritten(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
