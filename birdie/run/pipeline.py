@@ -424,9 +424,9 @@ class Run:
                 self.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
             return None
 
-        def require(found: Checkpoint) -> None:
-            if resume or found.about.get("job") == job:
-                self._require_resumable(found)
+        def require(newest: Checkpoint) -> None:
+            if resume or newest.about.get("job") == job:
+                self._require_resumable(newest)
 
         checkpoint = None
         if resume or restarted:

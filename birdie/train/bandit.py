@@ -131,8 +131,8 @@ class Bandit:
             self._squares, self._losses = state["squares"], list(state["losses"])
             self._previous_mean = state["before"]
             self._previous_arm, self._arm = state["arms"]
-            before = [] if self._previous_mean is None else [self._previous_mean]
-            numbers = (*self.counts, *self._weight, *self._sum, self._squares, *self._losses, *before)
+            means = [] if self._previous_mean is None else [self._previous_mean]
+            numbers = (*self.counts, *self._weight, *self._sum, self._squares, *self._losses, *means)
             arms = range(len(self.settings.factors))
             if (
                 not all(map(is_number, numbers))

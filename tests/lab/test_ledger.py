@@ -173,12 +173,12 @@ def test_names_hide_no_run(tmp_path: Path) -> None:
 
 
 def test_deep_folders_are_searched(tmp_path: Path) -> None:
-    here = os.open(tmp_path, os.O_RDONLY)
+    folder = os.open(tmp_path, os.O_RDONLY)
     for _ in range(1300):
-        os.mkdir("d", dir_fd=here)
-        here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
+        os.mkdir("d", dir_fd=folder)
+        folder, above = os.open("d", os.O_RDONLY, dir_fd=folder), folder
         os.close(above)
-    os.close(here)
+    os.close(folder)
     write_run(tmp_path / "run")
     assert [record.name for record in find_runs_and_logs(tmp_path)] == ["run"]
 

@@ -286,14 +286,14 @@ def test_a_full_disk_under_the_float_weights_leaves_the_last_checkpoint(recipe: 
     """A limit on the size of files stands for the disk; it is set for the last file alone."""
     run, log = Run(recipe, tmp_path), list[str]()
     run.notify = log.append
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         for event in run.train():
             if isinstance(event, Saved) and event.step == 9:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     (line,) = [line for line in log if "float.safetensors" in line]
     assert "goes on without a file of its folder: cannot write" in line
@@ -308,14 +308,14 @@ def test_a_line_that_does_not_fit_on_the_disk_damages_no_other(tmp_path: Path) -
     step = Step(1, 2.0, 3.0, 1.0, 0.9, 64, 1.0, stopping=False)
     metrics.record(step)
     size = (tmp_path / "metrics.jsonl").stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, limits[1]))
     try:
         with pytest.raises(OSError, match="No space left"):
             metrics.record(dataclasses.replace(step, number=2))
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     metrics.record(dataclasses.replace(step, number=3))
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]

@@ -21,14 +21,14 @@ def test_tensors_that_share_memory_are_written(tmp_path: Path) -> None:
 
 
 def test_a_file_that_grows_too_large_is_an_output_error(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(OutputError, match=r"cannot write model: .*file too large") as caught:
             write_tensors(tmp_path / "x", {"a": torch.zeros(4096)}, target=Path("model"))
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert "\n" not in str(caught.value)
 
