@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import find_runs_and_logs
 from birdie.lab.selection import by_recipe
 from birdie.runtime.files import Kind, require_output, write_bytes
@@ -38,11 +38,18 @@ def command(
     logs = [record.log for record in records.values() if record.log is not None]
     read = [*logs, *(file for folder in folders for file in folder.iterdir())]
     output = require_output(output, read, kind=_PAGE, overwrite=overwrite)
+    for folder, record in list(records.items()):
+        for problem in record.problems:
+            log(f"warning: {problem}" + ("; the run is left out" if record.damage else ""))
+        if record.damage:
+            del records[folder]
+    if not records:
+        raise DataError("all these runs are damaged; name others, or restore their files")
     log(f"reading {len(records)} run{'s' * (len(records) != 1)}")
     subject = Subject(by_recipe(list(records.values())), samples)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     subtitle = f"{len(records)} run{'s' * (len(records) != 1)}, {date}"
-    page = render(title, subtitle, sections(subject)).encode()
+    page = render(title, subtitle, sections(subject)).encode(errors="backslashreplace")  # file names that are not UTF-8
     write_bytes(output, page)
     if json:
         print_json(

@@ -37,7 +37,7 @@ def command(
         Parameter(
             negative=(),
             consume_multiple=True,
-            help="Only runs with this setting or column: state=complete, model.num_layers=9, 'bpb_artifact<1.2'.",
+            help="Only runs with this setting or column: state=complete, 'bytes<140kB', 'started>2026-01-31'.",
         ),
     ] = (),
     sort_by: Annotated[
@@ -60,7 +60,7 @@ def command(
     """List runs with their bytes and scores; compare their recipes and scores; plot their curves.
 
     Logs of the challenge's scripts are runs as well. "bpb artifact" is the score of the decoded artifact by the
-    recipe's own evaluation. docs/lab.md explains the columns and the test.
+    recipe's own evaluation. A damaged run is listed with what is wrong with it. docs/lab.md explains columns and test.
     """
     if compare:
         groups = group(compare, root)
@@ -78,6 +78,9 @@ def command(
             print_json({"runs": [_run_json(record, curves=curves) for record in records]})
         else:
             print_table(runs_table(records, str(root)))
+            for record in records:
+                for problem in record.problems:
+                    stdout.print(plain(f"{record.name}: {problem}"), soft_wrap=True)
     if curves and not json:
         _plot(records, x)
 
@@ -110,7 +113,8 @@ def cell(column: str, value: Any) -> str:
 
 def _run_json(record: RunRecord, *, curves: bool) -> dict[str, Any]:
     curve = {"metrics": record.metrics, "history": record.history} if curves else {}
-    return {"folder": str(record.folder), **record.columns, "settings": record.settings, **curve}
+    values = {"folder": str(record.folder), **record.columns, "settings": record.settings}
+    return {**values, "damage": list(record.problems), **curve}
 
 
 def _group_json(one: Group, reference: Group) -> dict[str, Any]:

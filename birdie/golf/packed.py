@@ -251,9 +251,13 @@ def pack(recipe: Recipe) -> Packed:
     """
     cut, schemes = sorted({*_NEVER, *unused(recipe)}), sorted(schemes_of(recipe))
     replaced = _REPLACED | ({} if features(recipe)["calibration.data"] == "none" else _REPLACED_IF_CALIBRATED)
-    kept = user_cache() / "packed" / f"{_key(cut, replaced, schemes)}.modules"
+    key = _key(cut, replaced, schemes)
+    kept = user_cache() / "packed" / f"{key}.modules"
     try:
-        line, _, content = read_trusted(kept).partition(b"\n")
+        digest, _, content = read_trusted(kept).partition(b"\n")
+        if digest != _digest(key, content):  # damaged, or under another's name
+            raise ValueError
+        line, _, content = content.partition(b"\n")
         size, *messages = json.loads(line)
         modules = Modules(content[:size], content[size:], tuple(messages))
     except (OSError, ValueError):
@@ -263,7 +267,8 @@ def pack(recipe: Recipe) -> Packed:
         )
         with suppress(OSError):
             line = json.dumps([len(modules.data), *modules.messages]).encode()
-            write_trusted(kept, b"\n".join((line, modules.data + modules.coded)))
+            content = b"\n".join((line, modules.data + modules.coded))
+            write_trusted(kept, b"\n".join((_digest(key, content), content)))
     return assemble(modules, _START, to_toml(changed_settings(recipe)))
 
 
@@ -311,6 +316,11 @@ def _key(cut: Sequence[tuple[str, str]], replaced: Mapping[tuple[str, str], str]
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    """Return what a kept file begins with: a digest of its content and of whose it is."""
+    return hashlib.sha256(key.encode() + content).hexdigest().encode()
 
 
 def schemes_of(recipe: Recipe) -> set[str]:

@@ -66,7 +66,7 @@ def _typed(key: str, value: Any) -> Any:
     if isinstance(value, str):
         readings = [None] if value.lower() in ("none", "null") else []
         for toml in (value, value.lower(), f"[{value}]"):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 readings.append(tomllib.loads(f"value = {toml}")["value"])
         readings += [value, value.split(",")]
     for reading in readings:

@@ -2,18 +2,20 @@
 
 Every run of `birdie train` and `train_gpt.py` leaves a folder with recipe, environment, metrics, log, weights, artifact
 and scores (`birdie.run.pipeline`). Nothing else is kept about runs, so the ledger cannot disagree with them.
+
+A damaged run is listed with what is wrong with it: it hides no other run. Values are checked here, at the door.
 """
 
-import json
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from birdie.errors import DataError
 from birdie.lab.logs import MAX_WEIGHT, TrainingLog, read_log
+from birdie.runtime.structured import StepLines, is_number, read_json, read_steps, read_toml
 
 RECIPE = "recipe.toml"
 COLUMNS = (
@@ -21,6 +23,8 @@ COLUMNS = (
     *("bpb_float", "bpb_artifact", "train_seconds"),
 )
 """Keys of `RunRecord.columns`."""
+_TEMPORARY = ".birdie-"
+"""Beginning of the names of birdie's temporary folders, which may hold a recipe that is being written."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,19 @@ class RunRecord:
         recipe: resolved settings, in nested tables.
         environment: versions, commit, machine, seed, command, starts (`environment.json`).
         summary: bytes and scores of a finished run (`summary.json`).
+        damage: what is wrong with the files of these three, one sentence each; such a file counts as empty.
     """
 
     folder: Path
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]
     summary: Mapping[str, Any]
+    damage: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
-        return self.folder.name
+        """Name of the folder, as `printable` returns it."""
+        return printable(self.folder.name)
 
     @property
     def seed(self) -> int:
@@ -51,7 +57,9 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """One of: complete (scored), trained (not exported or not scored), stopped (has a checkpoint), begun."""
+        """One of: damaged, complete (scored), trained (not scored), stopped (has a checkpoint), begun."""
+        if self.damage:
+            return "damaged"
         if self.summary:
             return "complete"
         if (self.folder / "float.safetensors").is_file():
@@ -102,14 +110,31 @@ class RunRecord:
         return dict(zip(COLUMNS, values, strict=True))
 
     @cached_property
+    def _steps(self) -> tuple[StepLines, StepLines]:
+        return (
+            read_steps(self.folder / "metrics.jsonl", ("train_ms", "loss")),
+            read_steps(self.folder / "history.jsonl", ("train_ms", "bpb")),
+        )
+
+    @property
     def metrics(self) -> list[dict[str, float]]:
         """Logged steps: step, train_ms, loss, lr_multiplier."""
-        return _lines(self.folder / "metrics.jsonl")
+        return self._steps[0].lines
 
-    @cached_property
+    @property
     def history(self) -> list[dict[str, float]]:
         """Validations: step, train_ms, bpb."""
-        return _lines(self.folder / "history.jsonl")
+        return self._steps[1].lines
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The damage, and that of the curves, of which the lines before it are used."""
+        return (*self.damage, *(log.damage for log in self._steps if log.damage))
+
+
+def printable(name: str) -> str:
+    """Return the name of a file with whatever is no text escaped: bytes that are not UTF-8, control characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -119,14 +144,72 @@ def read_run(folder: Path) -> RunRecord:
         DataError: the folder holds no run, or a file of it is damaged.
     """
     folder = Path(folder)
-    path = folder / RECIPE
-    if not path.is_file():
+    if not os.path.lexists(folder / RECIPE):
         raise DataError(f"{folder} holds no run (no {RECIPE}); give a run folder, as `birdie train` prints it")
-    try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}; restore it, or delete the run") from error
-    return RunRecord(folder, recipe, _object(folder / "environment.json"), _object(folder / "summary.json"))
+    return _sound(_read_run(folder))
+
+
+def _sound(record: RunRecord) -> RunRecord:
+    if record.damage:
+        raise DataError(f"{record.damage[0]}; restore the file, or delete the run")
+    return record
+
+
+def _read_run(folder: Path) -> RunRecord:
+    """Return the run in `folder`, whatever its files hold."""
+    damage: list[str] = []
+
+    def read(name: str, load: Callable[[Path], dict[str, Any]], check: Callable[[dict[str, Any]], None]) -> Any:
+        path = folder / name
+        try:
+            values = load(path)
+            check(values)
+        except FileNotFoundError:
+            return {}
+        except DataError as error:
+            damage.append(str(error))
+        except (ValueError, RecursionError) as error:
+            damage.append(f"{path} is damaged ({error})")
+        else:
+            return values
+        return {}
+
+    recipe = read(RECIPE, read_toml, _check_recipe)
+    environment = read("environment.json", read_json, _check_environment)
+    summary = read("summary.json", read_json, _check_summary)
+    return RunRecord(folder, recipe, environment, summary, damage=tuple(damage))
+
+
+def _check_recipe(recipe: Mapping[str, Any]) -> None:
+    for key, value in flat(recipe).items():
+        if isinstance(value, int) and abs(value) >= 2**64:
+            raise ValueError(f"{key[:40]} has more than 64 bits")
+    train = recipe.get("train", {})
+    if not isinstance(train, dict) or not is_number(train.get("seed", 0)):
+        raise ValueError("train.seed is no number")
+
+
+def _check_environment(environment: Mapping[str, Any]) -> None:
+    starts = environment.get("starts", [])
+    if not isinstance(starts, list) or not all(isinstance(start, str) for start in starts):
+        raise ValueError("starts is no list of times")
+    for key in ("log", "commit"):
+        if not isinstance(environment.get(key), str | None):
+            raise ValueError(f"{key} is no text")
+    if not is_number(environment.get("ranks", 1)):
+        raise ValueError("ranks is no number")
+
+
+def _check_summary(summary: Mapping[str, Any]) -> None:
+    numbers = {key: summary.get(key) for key in COLUMNS[4:]}
+    for key in ("evaluation", "evaluation_asked"):
+        score = summary.get(key)
+        if not isinstance(score, dict | None):
+            raise ValueError(f"{key} is no object")
+        numbers[f"{key}.bpb"] = (score or {}).get("bpb")
+    for key, value in numbers.items():
+        if not (value is None or isinstance(value, float) or is_number(value)):
+            raise ValueError(f"{key} is no number")
 
 
 def find_runs(root: Path) -> Iterator[RunRecord]:
@@ -135,13 +218,36 @@ def find_runs(root: Path) -> Iterator[RunRecord]:
     Raises:
         DataError: there is none, or one is damaged.
     """
-    root = Path(root)
-    folders = [path.parent for path in sorted(root.rglob(RECIPE)) if ".part" not in str(path)]
+    yield from map(_sound, _find_runs(Path(root)))
+
+
+def _find_runs(root: Path) -> list[RunRecord]:
+    """Return the runs in `root` and in folders below it, damaged ones as well, the oldest first.
+
+    Raises:
+        DataError: there is none.
+    """
+    folders = sorted(path.parent for path in _files(root) if path.name == RECIPE)
     above = {parent for folder in folders for parent in folder.parents}  # a recipe there is that of several runs
-    records = [read_run(folder) for folder in folders if folder not in above]
+    records = [_read_run(folder) for folder in folders if folder not in above]
     if not records:
         raise DataError(f"{root} holds no runs; train one with `birdie train`, or give the folder that holds them")
-    yield from sorted(records, key=lambda record: (record.started, str(record.folder)))
+    return sorted(records, key=lambda record: (record.started, str(record.folder)))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yield what is no folder below `root`; links to folders are not followed, nor is nesting limited."""
+    folders = [root]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield Path(entry.path)
+                    elif not entry.name.startswith(_TEMPORARY):
+                        folders.append(Path(entry.path))
+        except OSError:  # what cannot be looked into
+            continue
 
 
 @dataclass(frozen=True)
@@ -157,7 +263,7 @@ class LogRecord(RunRecord):
     @property
     def name(self) -> str:
         """Name of the file without its ending."""
-        return self.folder.stem
+        return printable(self.folder.stem)
 
     @property
     def state(self) -> str:
@@ -174,12 +280,12 @@ class LogRecord(RunRecord):
         """Path of the log."""
         return self.folder
 
-    @cached_property
+    @property
     def metrics(self) -> list[dict[str, float]]:
         """Losses of training batches: step, train_ms if the log has it, loss."""
         return [_point(p.step, p.ms, "loss", p.loss) for p in self.parsed.curve if p.loss is not None]
 
-    @cached_property
+    @property
     def history(self) -> list[dict[str, float]]:
         """Validations: step, train_ms if the log has it, bpb."""
         return [_point(p.step, p.ms, "bpb", p.bpb) for p in self.parsed.curve if p.bpb is not None]
@@ -215,34 +321,39 @@ def read_log_run(path: Path) -> LogRecord | None:
     return LogRecord(path, recipe, {}, summary, log)
 
 
-def find_logs(root: Path, runs: Sequence[RunRecord] = ()) -> Iterator[LogRecord]:
-    """Yield the runs of the logs (`.log`, `.txt`) at or below `root`; those of the folders of `runs` are left out.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+def find_logs(root: Path, runs: Sequence[RunRecord] = ()) -> Iterator[RunRecord]:
+    """Yield the runs of the logs (`.log`, `.txt`) at or below `root`; those of the folders of `runs` are left out."""
     folders = {run.folder.resolve() for run in runs}
     logs = {run.log.resolve() for run in runs if run.log is not None}
-    for path in [root] if root.is_file() else sorted(root.rglob("*")):
+    for path in [root] if root.is_file() else sorted(_files(root)):
         if path.suffix not in (".log", ".txt") or not path.is_file() or path.stat().st_size > MAX_WEIGHT:
             continue
         if path.resolve() in logs or folders.intersection(path.resolve().parents):
             continue
-        data = path.read_bytes()  # most text files are no logs, and this finds out faster than reading their lines
-        if (b"val_bpb" in data or b"train_time" in data) and (record := read_log_run(path)) is not None:
-            yield record
+        try:
+            data = path.read_bytes()  # most text files are no logs, and this is faster than reading their lines
+            if (b"val_bpb" in data or b"train_time" in data) and (record := read_log_run(path)) is not None:
+                yield record
+        except DataError as error:
+            yield RunRecord(path, {}, {}, {}, damage=(str(error),))
+        except OSError as error:
+            yield RunRecord(path, {}, {}, {}, damage=(f"{path} cannot be read ({error.strerror})",))
 
 
 def find_runs_and_logs(root: Path) -> list[RunRecord]:
-    """Return the runs at or below `root`, those of the challenge's logs last.
+    """Return the runs at or below `root`, damaged ones as well, those of the challenge's logs last.
 
     Raises:
-        DataError: there is none, or one is damaged.
+        DataError: there is none.
     """
     root = Path(root)
-    runs = list(find_runs(root)) if root.is_dir() and next(root.rglob(RECIPE), None) is not None else []
-    logs = list(find_logs(root, runs))
-    return [*runs, *logs] if logs else runs or list(find_runs(root))
+    try:
+        runs = _find_runs(root)
+    except DataError:
+        if not (logs := list(find_logs(root))):
+            raise
+        return logs
+    return [*runs, *find_logs(root, runs)]
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -251,32 +362,3 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return table
-
-
-def _object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("not an object")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}; delete it, and score the run again") from error
-    return values
-
-
-def _lines(path: Path) -> list[dict[str, float]]:
-    """Return the objects of a JSON-lines file; a last line that a killed process left unfinished is left out."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return []
-    lines = []
-    for line in text.splitlines():
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict) and "step" in values:
-            lines.append(values)
-    return lines

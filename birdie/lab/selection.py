@@ -4,15 +4,18 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
-from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat
+from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat, printable
 from birdie.lab.significance import Test, compare
 
 SEED = "train.seed"
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 _CONDITION = re.compile(r"([\w.-]+?)(<=|>=|!=|=|<|>)(.*)")
 
 
@@ -40,7 +43,9 @@ def full_key(name: str, keys: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on a setting or column, as in "model.num_layers=9" or "bpb_artifact<1.2".
+    """A condition on a setting or column, as in "model.num_layers=9", "started>2026-01-31" or "bytes<140kB".
+
+    Values are compared as what they are: numbers, sizes, times (a day is all of it, in UTC), or else text.
 
     Attributes:
         key: as the user writes it.
@@ -66,24 +71,71 @@ class Condition:
 
     def holds(self, value: Any) -> bool:
         """Return whether the condition holds for `value`; None, a value that a run lacks, equals only "none"."""
+        pair = self._pair(value)
+        if pair is None:
+            return self.sign == "!="
+        left, right = pair
         if self.sign in ("=", "!="):
-            return _same(value, self.value) == (self.sign == "=")
-        try:
-            left, right = float(value), float(self.value)
-        except (TypeError, ValueError):
-            return False
-        return {"<": left < right, ">": left > right, "<=": left <= right, ">=": left >= right}[self.sign]
+            return bool(left == right) == (self.sign == "=")
+        return bool({"<": left < right, ">": left > right, "<=": left <= right, ">=": left >= right}[self.sign])
+
+    def require_comparable(self, values: Sequence[Any]) -> None:
+        """Check that any of `values` can be compared with the condition's, unless no run has one.
+
+        Raises:
+            ConfigError: none can.
+        """
+        values = [value for value in values if value is not None]
+        if values and all(self._pair(value) is None for value in values):
+            raise ConfigError(
+                f"{self.key}{self.sign}{self.value}: {self.key} is {str(values[0])[:100]!r}, which {self.value!r} "
+                f"cannot be compared with by {self.sign}; give a value of that kind, such as 1.2, 140kB or 2026-01-31"
+            )
+
+    def _pair(self, value: Any) -> tuple[Any, Any] | None:
+        """Return what to compare of a run's value and the condition's; None if they cannot be compared."""
+        text = self.value
+        if value is None or isinstance(value, bool | list) or text.lower() == "none":
+            if self.sign not in ("=", "!="):
+                return None
+            if isinstance(value, list):
+                return ",".join(map(str, value)), text.strip("[]").replace(" ", "")
+            fits = not isinstance(value, bool) or text.lower() in ("true", "false", "none")
+            return (str(value).lower(), text.lower()) if fits else None
+        if isinstance(value, int | float):
+            number = _number(text)
+            return None if number is None else (value, number)
+        value = str(value)
+        if _DATE.fullmatch(value) and (times := _times(value, text)) is not None:
+            return times
+        if _DATE.fullmatch(value) and self.sign not in ("=", "!="):
+            return None
+        sizes = _number(value), _number(text)
+        return (value, text) if None in sizes else sizes
 
 
-def _same(value: Any, text: str) -> bool:
-    if value is None or isinstance(value, bool):
-        return str(value).lower() == text.lower()
-    if isinstance(value, list):
-        return ",".join(map(str, value)) == text.strip("[]").replace(" ", "")
+def _number(text: str) -> float | None:
+    """Return the number or size that `text` states, or None."""
     try:
-        return float(value) == float(text)
+        return float(text)
     except ValueError:
-        return str(value) == text
+        pass
+    try:
+        return parse_size(text)
+    except ConfigError:
+        return None
+
+
+def _times(value: str, text: str) -> tuple[date, date] | None:
+    """Return two times, or two days if `text` is one, in UTC; None if a text is neither."""
+    try:
+        left, right = (
+            time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC)
+            for time in map(datetime.fromisoformat, (value, text))
+        )
+    except (ValueError, OverflowError):
+        return None
+    return (left.date(), right.date()) if len(text) <= len("2026-01-31") else (left, right)
 
 
 def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
@@ -108,11 +160,12 @@ def select(records: Sequence[RunRecord], conditions: Sequence[str]) -> list[RunR
     """Return the runs for which all conditions hold.
 
     Raises:
-        ConfigError: a text is no condition, or names no setting or column.
+        ConfigError: a text is no condition, names no setting or column, or has a value of another kind.
     """
     chosen = list(records)
     for condition in map(Condition.parse, conditions):
         values = values_of(chosen, condition.key) if chosen else []
+        condition.require_comparable(values)
         chosen = [record for record, value in zip(chosen, values, strict=True) if condition.holds(value)]
     return chosen
 
@@ -180,14 +233,16 @@ def group(names: Sequence[str], root: Path) -> list[Group]:
         names: a run folder, a log, or a folder with the runs of several seeds.
 
     Raises:
-        DataError: a name leads to no run, or the runs in one folder differ in more than their seeds.
+        DataError: a name leads to no run or a damaged one, or the runs in one folder differ in more than their seeds.
     """
     groups: list[Group] = []
     for name in names:
         path = next((path for path in (Path(name), root / name) if path.exists()), None)
         if path is None:
             raise DataError(f"there is no run {name!r}, neither as a path nor in {root}; `birdie runs` lists the names")
-        new = Group(path.name or str(path), tuple(find_runs_and_logs(path)))
+        new = Group(printable(path.name or str(path)), tuple(find_runs_and_logs(path)))
+        for problem in (problem for record in new.records for problem in record.damage):
+            raise DataError(f"{problem}; restore the file, or leave the run out")
         for record in new.records[1:]:
             if differing := _differences(new.settings, record.settings):
                 raise DataError(
@@ -222,7 +277,7 @@ def by_recipe(records: Sequence[RunRecord]) -> list[Group]:
         parents = {record.folder.resolve().parent for record in known}
         others = {record.folder.resolve().parent for other in groups if other is not known for record in other}
         shared = len(known) > 1 and len(parents) == 1 and not parents & others
-        named.append(Group(parents.pop().name if shared else known[0].name, tuple(known)))
+        named.append(Group(printable(parents.pop().name) if shared else known[0].name, tuple(known)))
     return named
 
 

@@ -134,7 +134,7 @@ def read_sweep(path: Path, trials: int | None = None) -> Sweep:
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"{path} cannot be read: {reason}; give a sweep file, such as examples/learning_rate.toml"

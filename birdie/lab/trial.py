@@ -15,7 +15,6 @@ cannot change a score, and finished runs can be used again. *Equal bytes*: both 
     LAB/runs/DIGEST/      run folders
 """
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -40,6 +39,7 @@ from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.structured import is_number, keep_damaged, parse_json, read_bytes, read_json
 
 _STATE = "incumbent.json"
 By = Literal["time", "steps"]
@@ -252,9 +252,11 @@ class Lab:
         """
         path = self.folder / "results.jsonl"
         try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-            return [Result.from_dict(json.loads(line)) for line in lines if line.strip()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            lines = read_bytes(path).splitlines()
+            return [Result.from_dict(parse_json(line)) for line in lines if line.strip()]
+        except FileNotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(
                 f"{path} cannot be read ({error}); restore it, or delete it to start a new table"
             ) from error
@@ -341,8 +343,15 @@ class Lab:
         """Return the measured costs of incumbent and candidate, measured once."""
         path, key = self.folder / "step_times.json", f"{incumbent.recipe.digest} {recipe.digest}"
         known: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            known = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            known = read_json(path)
+            if not all(map(_are_costs, known.values())):
+                raise DataError(f"{path} is damaged (an entry is no pair of costs)")
+        except FileNotFoundError:
+            pass
+        except DataError as error:
+            keep_damaged(path, str(error), self.notify)
+            known = {}
         if key not in known:
             self.notify("measuring step times by turns")
             recipes = [of_length(side, incumbent.steps, side.train.seed) for side in (incumbent.recipe, recipe)]
@@ -362,11 +371,17 @@ class Lab:
         return steps
 
     def _state(self) -> dict[str, Any]:
+        path = self.folder / "incumbent.json"
         try:
-            state = json.loads((self.folder / "incumbent.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            state = read_json(path)
+            if not is_number(state.get("steps")):
+                raise DataError(f"{path} is damaged (steps is no number)")
+        except FileNotFoundError:
             return {}
-        return state if isinstance(state, dict) else {}
+        except DataError as error:
+            self.notify(f"warning: {error}; what it says of the incumbent is lost")
+            return {}
+        return state
 
     def _write_incumbent(self, recipe: Recipe, steps: int, origin: str) -> None:
         state = {"digest": recipe.digest, "steps": steps, "origin": origin}
@@ -497,6 +512,16 @@ def diary_entry(result: Result) -> str:
             "",
         )
     )
+
+
+def _are_costs(values: object) -> bool:
+    """Return whether `values` are the costs of two recipes, as JSON has them."""
+    names = {field.name for field in dataclasses.fields(Cost)}
+    if not isinstance(values, list) or len(values) != 2:
+        return False
+    if not all(isinstance(cost, dict) and cost.keys() == names for cost in values):
+        return False
+    return all(is_number(n) and n >= 0 for cost in values for n in cost.values()) and all(c["step_ms"] for c in values)
 
 
 def _append(path: Path, text: str) -> None:

@@ -6,15 +6,17 @@ A new entry replaces all entries of the same or a later step, so that a run resu
 entry per step.
 """
 
-import itertools
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from birdie.errors import DataError
+from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import write_bytes
+from birdie.runtime.structured import read_steps, rewrite_steps
 
 NAME = "history.jsonl"
+VALUES = ("train_ms", "bpb")
+"""Names that every line has beside the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,44 +40,37 @@ def read(folder: Path) -> list[Entry]:
     Raises:
         DataError: the file is not a history.
     """
-    path = folder / NAME
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        entries = [
-            Entry(int(values["step"]), float(values["train_ms"]), float(values["bpb"]))
-            for values in map(json.loads, lines)
-        ]
-    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{path} cannot be read ({error}); delete it, and the run starts a new history") from error
-    if any(entry.step >= following.step for entry, following in itertools.pairwise(entries)):
-        raise DataError(f"the steps in {path} do not increase; delete it, and the run starts a new history")
-    return entries
+    lines, damage = read_steps(folder / NAME, VALUES)
+    if damage:
+        raise DataError(f"{damage}; delete it, and the run starts a new history")
+    return [Entry(int(line["step"]), float(line["train_ms"]), float(line["bpb"])) for line in lines]
 
 
-def record(folder: Path, entry: Entry) -> None:
+def record(folder: Path, entry: Entry, notify: Notify = no_message) -> None:
     """Add `entry`, and drop all entries of the same or a later step.
 
-    Raises:
-        DataError: the file exists and is not a history.
-        OutputError: the file cannot be written.
-    """
-    _write(folder, [*(earlier for earlier in read(folder) if earlier.step < entry.step), entry])
-
-
-def truncate(folder: Path, step: int) -> None:
-    """Drop all entries later than `step`, from which a run starts or resumes.
+    Args:
+        notify: called with a warning if the file is damaged; what is damaged is kept in a copy.
 
     Raises:
+        DataError: what has the name of the file is no regular file.
         OutputError: the file cannot be written.
     """
-    if not (folder / NAME).is_file():
+    rewrite_steps(folder / NAME, VALUES, entry.step - 1, notify, [asdict(entry)])
+
+
+def truncate(folder: Path, step: int, notify: Notify = no_message) -> None:
+    """Drop all entries later than `step`, from which a run starts or resumes; a run that does not resume gives -1.
+
+    Args:
+        notify: as for `record`.
+
+    Raises:
+        DataError, OutputError: as `record`.
+    """
+    if not (folder / NAME).exists():
         return
-    try:
-        entries = [entry for entry in read(folder) if entry.step <= step]
-    except DataError:  # a damaged history must not stop the run
-        entries = []
-    _write(folder, entries)
-
-
-def _write(folder: Path, entries: list[Entry]) -> None:
-    write_bytes(folder / NAME, "".join(json.dumps(asdict(entry)) + "\n" for entry in entries).encode())
+    if step < 0:
+        write_bytes(folder / NAME, b"")
+    else:
+        rewrite_steps(folder / NAME, VALUES, step, notify)

@@ -27,7 +27,7 @@ from birdie.artifact.summary import Summary
 from birdie.compress.fake_quantization import FakeQuantization, storage_rules
 from birdie.compress.rate.size import parse_size
 from birdie.data.batches import Batches
-from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
+from birdie.errors import BirdieError, ConfigError, DataError, OutputError, WeightsError
 from birdie.model.attention_kernels import best_kernels
 from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT
@@ -47,10 +47,11 @@ from birdie.runtime.distributed import World
 from birdie.runtime.files import remove_abandoned, remove_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.startup import StartupTimer
+from birdie.runtime.structured import is_number, keep_damaged, read_toml
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import (
     Checkpoint,
-    checkpoint_paths,
+    candidate_paths,
     load_checkpoint,
     remove_newer,
     require_same_checkpoint,
@@ -60,6 +61,7 @@ from birdie.train.fp8 import Float8, remove_fp8
 from birdie.train.loop import Fit, fit
 from birdie.train.profile import Profile, profile
 from birdie.train.protocols import StepHook
+from birdie.train.resuming import require_resumable
 from birdie.train.settings import FP8_MULTIPLE
 
 
@@ -232,10 +234,16 @@ class Run:
                     remove_newer(checkpoint)
                 elif self.checkpoints.exists():  # a replaced run must not be resumed later
                     remove_folder(self.checkpoints)
-                write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+                recipe = self.folder / "recipe.toml"
+                if checkpoint is not None and recipe.exists():
+                    try:
+                        read_toml(recipe)
+                    except DataError as error:
+                        keep_damaged(recipe, str(error), self.notify)
+                write_bytes(recipe, self.recipe.to_toml().encode())
                 step = loop.step if checkpoint is not None else -1
-                history.truncate(self.folder, step)
-                self._metrics = Metrics(self.folder, step)
+                history.truncate(self.folder, step, self.notify)
+                self._metrics = Metrics(self.folder, step, self.notify)
                 write_environment(
                     self.folder,
                     self.recipe.digest,
@@ -244,6 +252,7 @@ class Run:
                     self.world,
                     resumed=checkpoint is not None,
                     log=self._log,
+                    notify=self.notify,
                 )
             yield from self._follow(loop)
             if loop.float8 is not None and not loop.interrupted:
@@ -310,8 +319,8 @@ class Run:
         """Call `write`; training must not end because of a file that it does not need."""
         try:
             write()
-        except (OSError, OutputError) as error:
-            self.notify(f"the run goes on without a file of its folder: {error}")
+        except (OSError, BirdieError) as error:
+            self.notify(f"warning: the run goes on without a file of its folder: {error}")
 
     def restore(self) -> None:
         """Load the weights of the folder's finished run, as if it had been trained now: for another export.
@@ -386,7 +395,8 @@ class Run:
         with loop.average.in_model():
             score = self.score(self.model)
         if self.world.is_main:
-            history.record(self.folder, history.Entry(loop.step, loop.train_ms, score.bpb))
+            entry = history.Entry(loop.step, loop.train_ms, score.bpb)
+            self._keep(partial(history.record, self.folder, entry, self.notify))
         self.last = Validated(loop.step, loop.train_ms, score, str(loop.average))
         return self.last
 
@@ -409,22 +419,50 @@ class Run:
         Raises:
             ConfigError: the folder holds another run that may not be replaced, or one with another model or other data.
         """
-        if not checkpoint_paths(self.checkpoints):
+        if not candidate_paths(self.checkpoints):
             if resume:
                 self.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
             return None
-        checkpoint = load_checkpoint(self.checkpoints, notify=self.notify) if resume or restarted else None
+
+        def require(newest: Checkpoint) -> None:
+            if resume or newest.about.get("job") == job:
+                self._require_resumable(newest)
+
+        checkpoint = None
+        if resume or restarted:
+            checkpoint = load_checkpoint(self.checkpoints, notify=self.notify, require=require)
         if checkpoint is None or not (resume or checkpoint.about.get("job") == job):
             if not self.replace:
                 raise ConfigError(
                     f"{self.folder} already holds a run; continue it with --resume, or choose another --folder"
                 )
             return None
-        for name, value in self._identity().items():
-            saved = checkpoint.about.get(name, value)
-            if saved != value:
-                raise ConfigError(f"cannot resume: {name} is {value}, but the run in {self.folder} has {saved}")
         return checkpoint
+
+    def _require_resumable(self, checkpoint: Checkpoint) -> None:
+        """Check that this run can go on from `checkpoint`, whatever its files hold.
+
+        Raises:
+            ConfigError: it is of a run with another model or other data.
+            WeightsError: its contents are not what a run leaves.
+        """
+        recipe, about = self.recipe, checkpoint.about
+        for name, value in self._identity().items():
+            saved = about.get(name, value)
+            if saved != value:
+                raise ConfigError(
+                    f"cannot resume: {name} is {value}, but the run in {self.folder} has {str(saved)[:200]}"
+                )
+        try:
+            require_resumable(checkpoint, self.model, recipe.optimizer, recipe.average, recipe.bandit)
+            chunks, most = checkpoint.loader.get("spans"), checkpoint.step * recipe.train.accumulation
+            if type(chunks) is not int or not checkpoint.step <= chunks <= most:
+                raise WeightsError(f"its data are at chunk {str(chunks)[:40]} after {checkpoint.step} steps")
+            calibration = about.get("calibration", {})
+            if calibration and not (isinstance(calibration, dict) and is_number(calibration.get("reserved"))):
+                raise WeightsError("its calibration time budget is no number of seconds")
+        except WeightsError as error:
+            raise WeightsError(f"checkpoint {checkpoint.path} cannot be resumed: {error}") from error
 
     def _reserve(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Set the calibration time budget; return it for the checkpoint, so that a resumed run has the same budget."""

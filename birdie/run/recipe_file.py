@@ -75,7 +75,7 @@ def read_recipe_file(file: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot read recipe {file}: {reason}; give a .toml file or leave it out") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not a recipe: {error}; a recipe is a TOML file") from error
     for key, value in content.items():
         if key not in (*SETTINGS, ABOUT, PROGRAM):

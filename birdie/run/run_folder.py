@@ -5,10 +5,12 @@ metrics.jsonl        one JSON object a line for each logged step: {"step", "trai
 float.safetensors    the weights before the export, with the last validation: export and scoring can be repeated
 """
 
+import errno
+import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,36 +18,49 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.errors import WeightsError
+from birdie.errors import DataError, WeightsError
 from birdie.run.events import Validated
 from birdie.runtime import provenance
+from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_path, write_bytes
+from birdie.runtime.files import atomic_path, open_append, write_bytes
+from birdie.runtime.regular import require_regular
+from birdie.runtime.structured import is_number, keep_damaged, parse_json, read_json, read_steps, rewrite_steps
+from birdie.runtime.tensor_files import write_tensors
 from birdie.score.accumulator import Score
 from birdie.train.loop import Step
 
 ENVIRONMENT, METRICS, FLOAT = "environment.json", "metrics.jsonl", "float.safetensors"
+LOGGED = ("train_ms", "loss")
+"""Names that every line of the metrics has."""
 
 
 def write_environment(
-    folder: Path, digest: str, seed: int, device: torch.device, world: World, *, resumed: bool, log: Path | None
+    folder: Path,
+    digest: str,
+    seed: int,
+    device: torch.device,
+    world: World,
+    *,
+    resumed: bool,
+    log: Path | None,
+    notify: Notify,
 ) -> None:
     """Write where and how a run was started; a resumed run keeps the times of its earlier starts.
 
     Args:
         digest: of the recipe.
         log: of the run, if it is not `log.txt` in the folder.
+        notify: called with a warning if the earlier starts cannot be read.
 
     Raises:
+        DataError: what has the name of the file is no regular file.
         OutputError: the file cannot be written.
     """
-    path, starts = folder / ENVIRONMENT, []
-    if resumed:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            starts = list(json.loads(path.read_text(encoding="utf-8"))["starts"])
+    path = folder / ENVIRONMENT
+    starts = _starts(path, notify) if resumed else []
     values = {
         "starts": [*starts, datetime.now(UTC).isoformat(timespec="seconds")],
         "command": sys.argv,
@@ -61,43 +76,60 @@ def write_environment(
     write_bytes(path, json.dumps(values, indent=1).encode() + b"\n")
 
 
+def _starts(path: Path, notify: Notify) -> list[str]:
+    try:
+        starts = read_json(path).get("starts")
+        if not isinstance(starts, list) or not all(isinstance(start, str) for start in starts):
+            raise DataError(f"{path} is damaged (it has no list of starts)")
+    except FileNotFoundError:
+        return []
+    except DataError as error:
+        keep_damaged(path, str(error), notify)
+        return []
+    return starts
+
+
 class Metrics:
     """The file of metrics of a run.
 
     Args:
         folder: of the run.
         step: lines of later steps are dropped; a run that does not resume gives -1.
+        notify: called with a warning if the file is damaged.
 
     Raises:
-        OSError: the file cannot be written.
+        DataError: what has the name of the file is no regular file.
+        OutputError: the file cannot be written.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, notify: Notify) -> None:
         self._path = folder / METRICS
-        lines = [json.dumps(line) + "\n" for line in read_metrics(folder) if line["step"] <= step]
-        write_bytes(self._path, "".join(lines).encode())
+        if step < 0:
+            write_bytes(self._path, b"")
+        else:
+            rewrite_steps(self._path, LOGGED, step, notify)
 
     def record(self, step: Step) -> None:
-        """Append the line of `step`."""
+        """Append the line of `step`; if that fails, the file ends with the line before.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         values = {name: getattr(step, name) for name in ("train_ms", "loss", "lr_multiplier")}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step.number, **values}) + "\n")
+        line = (json.dumps({"step": step.number, **values}) + "\n").encode()
+        with open_append(self._path) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            except OSError:
+                file.truncate(end)
+                raise
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics of a run by step; lines that a killed process left unfinished are left out."""
-    lines = []
-    try:
-        text = (folder / METRICS).read_text(encoding="utf-8")
-    except OSError:
-        return []
-    for line in text.splitlines():
-        try:
-            values = json.loads(line)
-            lines.append({"step": int(values["step"]), **{name: float(values[name]) for name in values}})
-        except (ValueError, KeyError, TypeError):
-            continue
-    return lines
+    """Return the metrics of a run by step, up to the first line that is damaged or that was left unfinished."""
+    return read_steps(folder / METRICS, LOGGED).lines
 
 
 def save_float(folder: Path, state: Mapping[str, Tensor], last: Validated | None, steps: int, weights: str) -> None:
@@ -109,12 +141,22 @@ def save_float(folder: Path, state: Mapping[str, Tensor], last: Validated | None
     Raises:
         OutputError: the file cannot be written.
     """
-    about: dict[str, Any] = {"steps": steps, "weights": weights}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    about: dict[str, Any] = {"steps": steps, "weights": weights, "sha256": _digest(tensors)}
     if last is not None:
         about |= {"train_ms": last.train_ms, "score": asdict(last.score)}
     with atomic_path(folder / FLOAT) as path:
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        save_file(tensors, path, {"birdie": json.dumps(about)})
+        write_tensors(path, tensors, {"birdie": json.dumps(about)}, target=folder / FLOAT)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of names, kinds and values of tensors on the CPU."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, Validated | None]:
@@ -125,14 +167,19 @@ def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, Validated | N
     """
     path = folder / FLOAT
     try:
+        require_regular(path)
         with safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["birdie"])
+            about = parse_json(file.metadata()["birdie"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        if about.get("sha256", (digest := _digest(state))) != digest:  # earlier versions wrote none
+            raise ValueError("its weights are not those that were written")
         steps, weights = int(about["steps"]), str(about["weights"])
         score = about.get("score")
+        if not all(isinstance(value, float) or is_number(value) for value in (score or {}).values()):
+            raise ValueError("its score is no number")
         last = None if score is None else Validated(steps, float(about["train_ms"]), Score(**score), weights)
     except FileNotFoundError as error:
         raise WeightsError(f"{path} does not exist: the run has not finished training; finish it first") from error
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise WeightsError(f"{path} cannot be read ({error}); train again, or resume from a checkpoint") from error
     return state, steps, weights, last

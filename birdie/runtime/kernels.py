@@ -2,10 +2,11 @@
 
 A kernel is compiled on first use, which takes seconds, and kept on disk, one file for each kernel and argument types:
 
-    SHA-256 of the rest │ pickle of (stamp of the sources, numba's compiled kernel)
+    SHA-256 of the rest │ pickle of ((stamp of the sources, name of the file), numba's compiled kernel)
 
 Unpickling runs code, and so does the kernel. Files are therefore read from folders alone that no other user but root
-can write to, and only with a matching digest; numba's own files have neither. Three folders are read, in this order:
+can write to, and only with a matching digest; numba's own files have neither. The name of a file says which kernel it
+is, for which types and processor, so a file under another's name is not used. Three folders are read, in this order:
 
     1. a folder in `NUMBA_CACHE_DIR`, if that is set
     2. `__pycache__` beside the source
@@ -82,8 +83,8 @@ class KernelCache(NullCache):
                 content = read_trusted(path)
                 if hashlib.sha256(content[32:]).digest() != content[:32]:
                     raise ValueError("it is damaged")
-                stamp, reduced = pickle.loads(content[32:])
-                if stamp == self._stamp:
+                identity, reduced = pickle.loads(content[32:])
+                if identity == (self._stamp, path.name):
                     return CompileResult._rebuild(context, *reduced)  # type: ignore[no-untyped-call]
             except Exception as error:  # whatever unpickling raises, in this or another version of numba
                 if not isinstance(error, OSError) or error.errno == errno.EPERM:  # else it cannot be opened: no file
@@ -98,9 +99,10 @@ class KernelCache(NullCache):
         try:
             if result.library.has_dynamic_globals:  # addresses of this process
                 return
-            payload = dumps((self._stamp, result._reduce()))  # type: ignore[no-untyped-call]
+            paths = list(islice(self.paths(signature, result.codegen), len(self.folders)))  # of one name
+            payload = dumps(((self._stamp, paths[0].name), result._reduce()))  # type: ignore[no-untyped-call]
             content = hashlib.sha256(payload).digest() + payload
-            for path in islice(self.paths(signature, result.codegen), len(self.folders)):
+            for path in paths:
                 try:
                     write_trusted(path, content, private=self.folders[path.parent])
                     return

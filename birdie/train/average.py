@@ -183,8 +183,7 @@ class Average:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state`; without an average of this kind in it, start anew with the weights as they are.
 
-        Raises:
-            WeightsError: it belongs to another model.
+        Whoever reads it from a file has called `require_state`.
         """
         kind = self.settings.kind
         if kind == "none":
@@ -199,13 +198,7 @@ class Average:
         for number in range(count if kind == "lawa" else 1):
             slot = self._copies()
             for name, tensor in zip(self._names, slot, strict=True):
-                saved = state.get(f"{kind}/{number}/{name}")
-                if saved is None or saved.shape != tensor.shape:
-                    raise WeightsError(
-                        f"the average of {name!r} in the checkpoint does not fit this model; resume with the model "
-                        "that was saved"
-                    )
-                tensor.copy_(saved)
+                tensor.copy_(state[f"{kind}/{number}/{name}"])
             loaded.append(slot)
         self.terms = int(terms)
         self._slots = loaded[-self.settings.copies :]
@@ -219,6 +212,49 @@ class Average:
 
     def _copies(self) -> list[Tensor]:
         return [weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True) for weight in self._weights]
+
+
+def require_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], step: int) -> None:
+    """Check that `state` is the average of some kind of these weights after `step` steps.
+
+    Args:
+        state: of `Average.state`.
+        tensors: parameters and buffers of the model by name.
+        step: finished steps.
+
+    Raises:
+        WeightsError: a tensor is missing, belongs to another model, or is no average.
+    """
+    kinds = {key.partition("/")[0] for key in state}
+    kind = next(iter(kinds), "")
+    terms = state.get(f"{kind}/{_TERMS}")
+    if len(kinds) != 1 or terms is None or terms.shape or terms.dtype != torch.int64 or not 0 <= int(terms) <= step:
+        raise WeightsError(f"its average of the weights has no number of terms from 0 to {step}")
+    slots: dict[str, set[str]] = {}
+    for key, value in state.items():
+        if key == f"{kind}/{_TERMS}":
+            continue
+        _, number, name = [*key.split("/", 2), "", ""][:3]
+        tensor = tensors.get(name)
+        if tensor is None or value.shape != tensor.shape or not number.isdecimal():
+            raise WeightsError(
+                f"the average of {name!r} in the checkpoint does not fit this model; resume with the model that was "
+                "saved"
+            )
+        if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
+            raise WeightsError(f"the average of {name!r} in the checkpoint has values that are no average")
+        slots.setdefault(number, set()).add(name)
+    averaged = {
+        name for name, t in tensors.items() if t.is_floating_point() and bool(torch.isfinite(t).all())
+    }  # as `Average` chooses them
+    count = min(int(terms), len(slots)) if kind == "lawa" else 1
+    for number in [*map(str, range(count)), *slots]:
+        for name in sorted(averaged ^ slots.get(number, set())):
+            raise WeightsError(
+                f"the average of {name!r} in the checkpoint does not fit this model; it has other tensors"
+            )
+    if len(slots) != count:
+        raise WeightsError(f"its average of the weights has {len(slots)} copies, not {count}")
 
 
 def _relative_distance(tensors: Sequence[Tensor], reference: Sequence[Tensor]) -> float:

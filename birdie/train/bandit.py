@@ -28,6 +28,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.structured import is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,17 @@ class Bandit:
             self._squares, self._losses = state["squares"], list(state["losses"])
             self._previous_mean = state["before"]
             self._previous_arm, self._arm = state["arms"]
+            means = [] if self._previous_mean is None else [self._previous_mean]
+            numbers = (*self.counts, *self._weight, *self._sum, self._squares, *self._losses, *means)
+            arms = range(len(self.settings.factors))
+            if (
+                not all(map(is_number, numbers))
+                or not all(type(count) is int and count >= 0 for count in self.counts)
+                or min(*self._weight, self._squares) < 0
+                or {len(self.counts), len(self._weight), len(self._sum)} != {len(arms)}
+                or not all(type(arm) is int and arm in arms for arm in (self._previous_arm, self._arm))
+            ):
+                raise ValueError("a value is out of range")
         except (KeyError, TypeError, ValueError) as error:
             raise WeightsError(
                 "the learning-rate bandit in the checkpoint cannot be read; resume from another checkpoint"

@@ -11,15 +11,15 @@
         └── SHA256SUMS              digest of every file above, as `sha256sum -c` reads it
 
 A checkpoint appears under its name when it is complete, and only then are older ones removed: a process that is killed
-at any moment leaves one that loads. No byte is used before the digests were compared.
+at any moment leaves one that loads. No byte is used before the digests were compared, and no value before it was
+checked: its form here, and by `birdie.train.resuming` whether it is what the run needs.
 """
 
 import hashlib
 import json
-import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,18 +27,23 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from birdie.errors import ConfigError, OutputError, WeightsError
+from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.distributed import World
 from birdie.runtime.files import atomic_folder, remove_folder
+from birdie.runtime.regular import open_regular
+from birdie.runtime.structured import is_number, parse_json, read_bytes, unused_path
+from birdie.runtime.tensor_files import write_tensors
 
-FORMAT = 2
+FORMAT = 3
+"""Of format 2, the optimizer state lacks parameters that had no gradient yet; format 1 has no digests either."""
 SUMS = "SHA256SUMS"
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "average.safetensors", "state.json")
-_NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+_NAME = re.compile(r"step-([0-9]{8,20})(?:-([0-9]{1,9}))?")
+_LONGEST = 1000  # characters of a setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Checkpoint:
         average: state of the average of the weights.
         bandit: state of the learning-rate bandit, as JSON can hold it; empty without one.
         path: folder that it was read from, if any.
+        format: of the files that it was read from.
     """
 
     step: int
@@ -72,6 +78,7 @@ class Checkpoint:
     average: dict[str, Tensor] = field(default_factory=dict)
     bandit: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    format: int = FORMAT
 
 
 def require_same_checkpoint(checkpoint: Checkpoint | None, folder: Path, world: World) -> None:
@@ -91,7 +98,12 @@ def require_same_checkpoint(checkpoint: Checkpoint | None, folder: Path, world: 
 
 def checkpoint_paths(folder: str | os.PathLike[str]) -> list[Path]:
     """Return the checkpoints in `folder`, newest first, unread; an empty list if there are none."""
-    names = ((_NAME.fullmatch(path.name), path) for path in Path(folder).glob("step-*") if path.is_dir())
+    return [path for path in candidate_paths(folder) if os.path.isdir(path)]  # noqa: PTH112 (False where it cannot look)
+
+
+def candidate_paths(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return whatever has the name of a checkpoint, newest first; a file or a link to nowhere is a damaged one."""
+    names = ((_NAME.fullmatch(path.name), path) for path in Path(folder).glob("step-*"))
     numbered = [(int(name[1]), int(name[2] or 0), path) for name, path in names if name]
     return [path for _, _, path in sorted(numbered, reverse=True)]
 
@@ -105,7 +117,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, k
         OutputError: it could not be written; the previous ones are untouched.
     """
     folder = Path(folder)
-    target = _unused_path(folder / f"step-{checkpoint.step:08d}")
+    target = unused_path(folder / f"step-{checkpoint.step:08d}")  # a complete checkpoint is never overwritten
     state = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -122,7 +134,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, k
         if checkpoint.average:
             files["average"] = checkpoint.average
         for name, tensors in files.items():
-            _save_tensors(tensors, temporary / f"{name}.safetensors", target)
+            write_tensors(temporary / f"{name}.safetensors", tensors, target=target)
         (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
         (temporary / SUMS).write_text("".join(_digests(temporary)), encoding="utf-8")
     earlier = [path for path in checkpoint_paths(folder) if _step_of(path) < checkpoint.step]
@@ -146,25 +158,38 @@ def remove_newer(checkpoint: Checkpoint) -> None:
             remove_folder(path)
 
 
-def load_checkpoint(folder: str | os.PathLike[str], *, notify: Notify = no_message) -> Checkpoint:
-    """Return the newest undamaged checkpoint in `folder`; each damaged one before it is a warning to `notify`.
+def load_checkpoint(
+    folder: str | os.PathLike[str],
+    *,
+    notify: Notify = no_message,
+    require: Callable[[Checkpoint], None] = lambda _checkpoint: None,
+) -> Checkpoint:
+    """Return the newest usable checkpoint in `folder`; each damaged one before it is a warning to `notify`.
+
+    Args:
+        notify: called with the warnings.
+        require: raises a WeightsError or ConfigError if the run cannot resume from a checkpoint; an older one is tried.
 
     Raises:
         WeightsError: there is none.
+        ConfigError: the run cannot resume from the newest one for its settings, nor from an older one.
     """
-    paths = checkpoint_paths(folder)
+    paths = candidate_paths(folder)
     if not paths:
         raise WeightsError(f"there is no checkpoint in {folder}; give the folder of a run that saved one")
-    damaged: list[WeightsError] = []
+    damaged: list[BirdieError] = []
     for path in paths:
         try:
             checkpoint = _read(path, notify)
-        except WeightsError as error:
+            require(checkpoint)
+        except (WeightsError, ConfigError) as error:
             damaged.append(error)
         else:
             for damage in damaged:
                 notify(f"warning: {damage}; going back to {path.name}")
             return checkpoint
+    if isinstance(damaged[0], ConfigError):
+        raise damaged[0]
     raise WeightsError(f"{damaged[0]}; {folder} has no other that can, so start a new run") from damaged[0]
 
 
@@ -175,22 +200,26 @@ def _read(source: Path, notify: Notify) -> Checkpoint:
         WeightsError: a file is damaged or missing, or its values contradict each other.
     """
     try:
-        if (source / SUMS).exists():
-            written, lines = (source / SUMS).read_bytes(), _digests(source)
-            if written != "".join(lines).encode():
-                changed = [line.split()[1] for line in lines if line.encode() not in written]
-                what = f"{changed[0]} has changed" if changed else f"its files are not those that {SUMS} lists"
-                raise WeightsError(f"checkpoint {source} is damaged: {what}")
-        state = json.loads((source / "state.json").read_text(encoding="utf-8"))
-        if state["format"] not in (1, FORMAT):
-            raise WeightsError(f"{source} has checkpoint format {state['format']!r}; this version reads {FORMAT}")
-        if not (source / SUMS).exists():
-            if state["format"] != 1:
+        if not os.path.isdir(source):  # noqa: PTH112 (False where it cannot look)
+            raise WeightsError(f"checkpoint {source} is damaged: it is no folder")
+        lines = _digests(source)
+        has_digests = os.path.lexists(source / SUMS)
+        if has_digests and (written := read_bytes(source / SUMS)) != "".join(lines).encode():
+            changed = [line.split()[1] for line in lines if line.encode() not in written]
+            what = f"{changed[0]} has changed" if changed else f"its files are not those that {SUMS} lists"
+            raise WeightsError(f"checkpoint {source} is damaged: {what}")
+        state = parse_json(read_bytes(source / "state.json"))
+        number = state["format"]
+        if type(number) is not int or not 1 <= number <= FORMAT:
+            raise WeightsError(f"{source} has checkpoint format {number!r}; this version reads {FORMAT}")
+        if not has_digests:
+            if number != 1:
                 raise WeightsError(f"checkpoint {source} is damaged: {SUMS} is missing")
             notify(f"warning: {source} is of an earlier version and has no digests; damage would not be noticed")
         step, clock = state["step"], state["clock_ms"]
-        if type(step) is not int or step != _step_of(source) or not 0 <= clock < math.inf:
+        if type(step) is not int or step != _step_of(source) or not (is_number(clock) and clock >= 0):
             raise WeightsError(f"checkpoint {source} contradicts itself: it says step {step!r} at {clock!r} ms")
+        _require_plain(state["settings"])
         return Checkpoint(
             step=step,
             clock_ms=float(clock),
@@ -204,19 +233,36 @@ def _read(source: Path, notify: Notify) -> Checkpoint:
             average=load_file(source / "average.safetensors") if state.get("averaged") else {},
             bandit=dict(state.get("bandit", {})),
             path=source,
+            format=number,
         )
     except WeightsError:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"checkpoint {source} cannot be read ({error})") from error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise WeightsError(f"checkpoint {source} is damaged: it cannot be read ({reason})") from error
+
+
+def _require_plain(settings: object) -> None:
+    """Raise a ValueError if a setting is nothing that a run writes: they are compared and shown."""
+    if not isinstance(settings, dict):
+        raise ValueError("the settings are no table")
+    for name, value in settings.items():
+        for one in value if isinstance(value, list) else [value]:
+            if not (one is None or isinstance(one, str | bool | int | float)) or len(str(one)) > _LONGEST:
+                raise ValueError(f"setting {name[:40]!r} is no plain value")
 
 
 def _digests(source: Path) -> list[str]:
-    """Return the lines of SHA256SUMS for the files of a checkpoint that exist."""
+    """Return the lines of SHA256SUMS for the files of a checkpoint that exist.
+
+    Raises:
+        DataError: one is no regular file; a named pipe is never opened.
+        OSError: one cannot be read.
+    """
     lines = []
     for name in FILES:
-        if (source / name).exists():
-            with (source / name).open("rb") as file:
+        if os.path.lexists(source / name):
+            with open_regular(source / name) as file:
                 lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
     return lines
 
@@ -236,24 +282,27 @@ def rng_state() -> dict[str, Tensor]:
     return states
 
 
+def require_rng_state(states: Mapping[str, Tensor]) -> None:
+    """Check that `set_rng_state` can restore `states`.
+
+    Raises:
+        WeightsError: a state is missing, unknown, or not that of a generator.
+    """
+    if "cpu" not in states or not states.keys() <= {"cpu", "cuda"}:
+        raise WeightsError(f"it has random states of {sorted(states)}, not of cpu and cuda")
+    for name, state in states.items():
+        if state.dtype != torch.uint8 or state.ndim != 1:
+            raise WeightsError(f"its random state of {name} is {state.dtype} of shape {tuple(state.shape)}, not bytes")
+        if name == "cpu" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            try:
+                torch.Generator(name).set_state(state)
+            except (RuntimeError, TypeError) as error:
+                reason = str(error).splitlines()[0]
+                raise WeightsError(f"its random state of {name} is none of a generator ({reason})") from error
+
+
 def set_rng_state(states: Mapping[str, Tensor]) -> None:
     """Restore states from `rng_state`; those of CUDA are ignored where this process does not use it."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def _save_tensors(tensors: Mapping[str, Tensor], path: Path, target: Path) -> None:
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        raise OutputError(f"cannot write {target}: {error}; nothing was changed there") from error
-
-
-def _unused_path(path: Path) -> Path:
-    """Return `path`, with a number appended if it exists: a complete checkpoint is never overwritten."""
-    candidate, number = path, 1
-    while candidate.exists():
-        candidate = path.with_name(f"{path.name}-{number}")
-        number += 1
-    return candidate

@@ -38,6 +38,7 @@ from birdie.train.micro_batches import MicroBatch, MicroBatches
 from birdie.train.optimizers import Optimizers
 from birdie.train.profile import Capture, layer_ranges
 from birdie.train.protocols import Batches, DocumentFinder, StepHook, Trainable
+from birdie.train.resuming import require_resumable
 from birdie.train.schedule import decay_multiplier, fraction_done, muon_momentum, scheduled_lr_multiplier
 from birdie.train.settings import AverageSettings, OptimizerSettings, TrainSettings
 from birdie.train.size_schedule import SizeSchedule, warmup_fractions
@@ -161,6 +162,7 @@ class Fit:
         self._graphs = self._step_graphs(documents)
         self._bandit = Bandit(bandit, settings.seed) if bandit.every else None
         if resume is not None:
+            require_resumable(resume, cast(nn.Module, model), optimizer_settings, average, bandit)
             self._report_changes(resume, notify)
             self._restore(resume)
         for tensor in (*self._tensors().values(), *self.average.tensors()):
@@ -425,19 +427,8 @@ class Fit:
         }
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        tensors = self._tensors()
-        if different := sorted(tensors.keys() ^ checkpoint.weights.keys()):
-            raise WeightsError(
-                f"model and checkpoint differ in tensor {different[0]!r}; resume with the model that was saved"
-            )
-        for name, tensor in tensors.items():
-            saved = checkpoint.weights[name]
-            if saved.shape != tensor.shape:
-                raise WeightsError(
-                    f"tensor {name!r} has shape {tuple(saved.shape)} in the checkpoint and {tuple(tensor.shape)} in "
-                    "the model; resume with the model that was saved"
-                )
-            tensor.copy_(saved)
+        for name, tensor in self._tensors().items():
+            tensor.copy_(checkpoint.weights[name])
         self._optimizers.load_state(checkpoint.optimizer)
         self._batches.load_state_dict(checkpoint.loader)
         self.average.load_state(checkpoint.average)
@@ -494,7 +485,7 @@ def fit(
 
     Raises:
         ConfigError: the ranks do not divide the accumulation, or a parameter is not in exactly one optimizer group.
-        WeightsError: the checkpoint does not fit the model.
+        WeightsError: the run cannot resume from the checkpoint.
     """
     return Fit(
         cast(Trainable, model),

@@ -15,7 +15,7 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.distributed import World
 from birdie.runtime.nvtx import nvtx_range
 from birdie.train.banks import make_banks
-from birdie.train.muon import load_into
+from birdie.train.muon import STATE, load_into
 from birdie.train.parallel_muon import ParallelMuon, Reduction
 from birdie.train.protocols import DeclaresGroups
 from birdie.train.settings import OptimizerSettings
@@ -30,6 +30,9 @@ STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
     "step": lambda _: torch.Size(()),
 }
 """Shape of each tensor of a parameter's optimizer state, as a function of the shape of the parameter."""
+
+_MUON, _ADAM = STATE, ("step", "exp_avg", "exp_avg_sq")
+_SIGNED = ("momentum_buffer", "exp_avg")
 
 Groups = dict[str, dict[str, nn.Parameter]]
 """Parameters by group and name."""
@@ -261,24 +264,8 @@ class Optimizers:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Replace all state by `state`, which `full_state` returned on any number of ranks; zero is what is not in it.
 
-        Raises:
-            WeightsError: a tensor belongs to no parameter of this model, or has another shape.
+        Whoever reads it from a file has called `require_state`.
         """
-        parameters = {name: p for members in self.groups.values() for name, p in members.items()}
-        for key, value in state.items():
-            name, _, entry = key.rpartition("/")
-            p = parameters.get(name)
-            if p is None:
-                raise WeightsError(
-                    f"optimizer tensor {key!r} belongs to no parameter of this model; resume with the model that was "
-                    "saved"
-                )
-            expected = STATE_SHAPES[entry](p.shape) if entry in STATE_SHAPES else value.shape
-            if value.shape != expected:
-                raise WeightsError(
-                    f"optimizer tensor {key!r} has shape {tuple(value.shape)}, but a parameter of shape "
-                    f"{tuple(p.shape)} needs {tuple(expected)}; resume with the model that was saved"
-                )
         if self._muon is not None:
             self._muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
         if self._adam is not None:
@@ -292,10 +279,59 @@ class Optimizers:
                     load_into(self._adam.state[p], entry, value, p.device)
 
     def _adam_state(self) -> dict[str, Tensor]:
-        if self._adam is None:
+        """Return the state of all parameters or, before the first step, of none."""
+        if self._adam is None or not self._adam.state:
             return {}
         return {
             f"{name}/{key}": value.detach().clone()
             for name, p in self._adam_parameters.items()
-            for key, value in self._adam.state.get(p, {}).items()
+            for key, value in (self._adam.state.get(p) or _first_state(p)).items()
         }
+
+
+def _first_state(p: nn.Parameter) -> dict[str, Tensor]:
+    """Return AdamW's state of a parameter that had no gradient yet."""
+    step = torch.zeros((), dtype=torch.float32, device=p.device)
+    return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+
+def require_state(groups: Groups, state: Mapping[str, Tensor], step: int, *, row_square: bool, every: bool) -> None:
+    """Check that `state` is the optimizer state of these parameters after `step` steps.
+
+    Args:
+        groups: the parameters, from `split_parameters`.
+        state: of `Optimizers.full_state`.
+        step: finished steps.
+        row_square: whether the state has that tensor of Muon's.
+        every: whether parameters have a state that had no gradient yet.
+
+    Raises:
+        WeightsError: a tensor is missing, belongs to no parameter, or is not what an optimizer can hold.
+    """
+    parameters = {name: p for members in groups.values() for name, p in members.items()}
+    for key, value in state.items():
+        name, _, entry = key.rpartition("/")
+        if name not in parameters or entry not in (_MUON if name in groups.get("matrices", {}) else _ADAM):
+            raise WeightsError(
+                f"optimizer tensor {key!r} belongs to no parameter of this model; resume with the model that was saved"
+            )
+        p = parameters[name]
+        expected = STATE_SHAPES[entry](p.shape)
+        if value.shape != expected:
+            raise WeightsError(
+                f"optimizer tensor {key!r} has shape {tuple(value.shape)}, but a parameter of shape "
+                f"{tuple(p.shape)} needs {tuple(expected)}; resume with the model that was saved"
+            )
+        if value.dtype not in (p.dtype, torch.float32):
+            raise WeightsError(f"optimizer tensor {key!r} is {value.dtype}, not {p.dtype}")
+        if not bool(torch.isfinite(value).all()) or (entry not in _SIGNED and bool((value < 0).any())):
+            raise WeightsError(f"optimizer tensor {key!r} has values that no optimizer computes")
+        if entry == "step" and value.item() > step:
+            raise WeightsError(f"optimizer tensor {key!r} is {value.item():g} after {step} steps")
+    for name in parameters:
+        matrix = name in groups.get("matrices", {})
+        needed = (_MUON[: 1 + row_square] if matrix else _ADAM) if step else ()
+        present = [entry for entry in (_MUON if matrix else _ADAM) if f"{name}/{entry}" in state]
+        missing = [entry for entry in needed if entry not in present]
+        if missing and (matrix or every or present or not state):
+            raise WeightsError(f"the optimizer state of {name!r} lacks {missing[0]} after {step} steps")

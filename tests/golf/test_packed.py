@@ -114,11 +114,16 @@ def test_a_feature_that_is_off_in_the_packed_recipe_is_refused() -> None:
 def test_the_same_recipe_gives_the_same_bytes(
     baseline: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the modules that an earlier packing has left in the cache folder, too."""
+    """Without the modules that an earlier packing has left in the cache folder, or with damaged ones, too."""
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     recipe = find("baseline").recipe()
     assert pack(recipe) == baseline
+    assert pack(recipe) == baseline
+    (kept,) = (tmp_path / "birdie" / "packed").iterdir()
+    damaged = bytearray(kept.read_bytes())
+    damaged[-1] ^= 1
+    kept.write_bytes(damaged)
     assert pack(recipe) == baseline
 
 

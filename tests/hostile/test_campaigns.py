@@ -27,7 +27,7 @@ def test_a_killed_command_goes_on_when_it_is_started_again() -> None:
 
 @pytest.mark.slow
 def test_a_flipped_bit_in_a_checkpoint_changes_no_result() -> None:
-    require_clean(flips.campaign(1, files="optimizer.safetensors"), 4)
+    require_clean(flips.campaign(1, files="optimizer.safetensors"), 2)
 
 
 @needs_compiler
@@ -48,7 +48,7 @@ def test_thirty_kills_lose_nothing(target: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
 def test_flipped_bits_in_every_file_of_a_run() -> None:
-    require_clean(flips.campaign(20), 300)
+    require_clean(flips.campaign(20), 700)
 
 
 @needs_compiler

@@ -151,7 +151,7 @@ def forked(tokens: list[str], arm: Callable[[], object] = int, measure: Callable
             arm()
             end = call(tokens)
         finally:
-            fields = [end.code, end.message[-4000:], end.answer[-8000:], measure()]
+            fields = [end.code, end.message[-4000:], end.answer[-40000:], measure()]
             os.write(sink, json.dumps(fields).encode())
             os._exit(0)
     os.close(sink)

@@ -1,5 +1,6 @@
 """The ledger reads run folders and logs as they are, and says what is damaged."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,104 @@ def test_what_holds_no_run_or_a_damaged_one_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "run" / "summary.json").write_text("{")
     with pytest.raises(DataError, match=r"summary\.json"):
-        find_runs_and_logs(tmp_path)
+        list(find_runs(tmp_path))
+    with pytest.raises(DataError, match=r"summary\.json"):
+        read_run(tmp_path / "run")
+
+
+DAMAGE: dict[str, tuple[str, bytes | None]] = {
+    "cut TOML": ("recipe.toml", b"[train"),
+    "deep TOML": ("recipe.toml", b"a = " + b"[" * 9000),
+    "deep tables": ("recipe.toml", b".".join([b"a"] * 9000) + b" = 1"),
+    "a recipe that is not UTF-8": ("recipe.toml", b"\xff"),
+    "a recipe with a value for a table": ("recipe.toml", b"train = 3"),
+    "a seed of text": ("recipe.toml", b"[train]\nseed = 'x'"),
+    "an endless number": ("recipe.toml", b"[train]\niterations = 1" + b"0" * 400),
+    "a pipe for a recipe": ("recipe.toml", None),
+    "cut JSON": ("summary.json", b'{"bytes": 90'),
+    "deep JSON": ("summary.json", b"[" * 100_000),
+    "a list": ("summary.json", b"[]"),
+    "null": ("summary.json", b"null"),
+    "NUL": ("summary.json", b"\0\0"),
+    "bytes of text": ("summary.json", b'{"bytes": "many"}'),
+    "endless bytes": ("summary.json", b'{"bytes": 1' + b"0" * 400 + b"}"),
+    "an evaluation that is a list": ("summary.json", b'{"evaluation": [1]}'),
+    "bpb of text": ("summary.json", b'{"evaluation_asked": {"bpb": "1.2"}}'),
+    "a pipe for a summary": ("summary.json", None),
+    "starts of numbers": ("environment.json", b'{"starts": [1]}'),
+    "starts in an object": ("environment.json", b'{"starts": {"a": 1}}'),
+    "a log that is a number": ("environment.json", b'{"log": 7}'),
+    "a commit in a list": ("environment.json", b'{"commit": []}'),
+}
+
+
+def put(path: Path, content: bytes | None) -> None:
+    """Replace a file; None: by a named pipe."""
+    path.unlink()
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_run_is_listed_with_its_reason_and_hides_no_other(case: str, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / name)
+    name, content = DAMAGE[case]
+    put(tmp_path / "b" / name, content)
+    records = {record.name: record for record in find_runs_and_logs(tmp_path)}
+    assert records.keys() == {"a", "b", "c"}
+    damaged = records.pop("b")
+    assert damaged.state == "damaged"
+    (problem,) = damaged.problems
+    assert str(tmp_path / "b" / name) in problem
+    assert "\n" not in problem
+    assert all((record.state, record.problems) == ("complete", ()) for record in records.values())
+    assert all(isinstance(value, int | float | str | None) for value in damaged.columns.values())
+    with pytest.raises(DataError, match=name):
+        read_run(tmp_path / "b")
+
+
+def test_nothing_and_null_are_values_that_a_run_lacks(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    content = '{"bytes": null, "steps": null, "evaluation": null, "bpb_float": NaN}'
+    (tmp_path / "run" / "summary.json").write_text(content)
+    (tmp_path / "run" / "environment.json").unlink()
+    (record,) = find_runs_and_logs(tmp_path)
+    assert (record.state, record.problems, record.columns["bytes"], record.started) == ("complete", (), None, "")
+
+
+def test_damaged_curves_are_used_as_far_as_they_go_and_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", None)
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b'{"step": 1, "train_ms": 5, "loss": 3}\n\xff\n')
+    put(tmp_path / "run" / "history.jsonl", None)
+    (record,) = find_runs_and_logs(tmp_path)
+    assert (record.state, record.columns["steps"], len(record.problems)) == ("begun", 1, 2)
+
+
+def test_names_hide_no_run(tmp_path: Path) -> None:
+    """Names that are not UTF-8, names like those of temporary files, and nesting beyond Python's."""
+    for name in (os.fsdecode(b"caf\xe9"), "my.part", "x\n\x1b[2J"):
+        write_run(tmp_path / name)
+    (tmp_path / ".birdie-abcdefgh.part" / "new").mkdir(parents=True)
+    (tmp_path / ".birdie-abcdefgh.part" / "new" / "recipe.toml").write_text("[trai")
+    inside = tmp_path.with_name(f"{tmp_path.name}.part") / "run"
+    write_run(inside)
+    names = [record.name for record in find_runs_and_logs(tmp_path)]
+    assert sorted(names) == ["caf\\udce9", "my.part", "x\\n\\x1b[2J"]
+    assert [record.name for record in find_runs_and_logs(inside.parent)] == ["run"]
+
+
+def test_deep_folders_are_searched(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1300):
+        os.mkdir("d", dir_fd=folder)
+        folder, above = os.open("d", os.O_RDONLY, dir_fd=folder), folder
+        os.close(above)
+    os.close(folder)
+    write_run(tmp_path / "run")
+    assert [record.name for record in find_runs_and_logs(tmp_path)] == ["run"]
 
 
 def test_recipe_above_runs_is_no_run(tmp_path: Path) -> None:

@@ -34,10 +34,41 @@ def root(tmp_path: Path) -> Path:
         (["model.tied=True", "mixing=1,2", "model.num_layers>=4"], ["last"]),
         (["export.budget=none", "steps>1", "matrix_lr=2e-2", "seed=2"], ["n2", "o2"]),
         (["model.tied=false"], []),
+        (["started>2026-01-01"], ["last"]),
+        (["started<=2026-01-01", "seed=1"], ["n1", "o1"]),
+        (["started=2027-01-01"], ["last"]),
+        (["started<2026-01-01T11:00+01:00"], []),
+        (["started<2026-01-01 10:01", "seed=1"], ["n1", "o1"]),
+        (["bytes<140kB", "seed=1"], ["n1", "o1"]),
+        (["bytes>=1kB"], []),
+        (["bytes=0.9kB", "seed=1"], ["n1", "o1"]),
+        (["name>=o1"], ["o1", "o2"]),
+        (["state<d"], ["n0", "n1", "n2", "o0", "o1", "o2", "last"]),
+        (["seed!=none", "seed!=1", "num_layers=3"], ["n0", "n2"]),
     ],
 )
 def test_conditions_on_settings_and_columns(conditions: list[str], names: list[str], root: Path) -> None:
     assert [record.name for record in select(find_runs_and_logs(root), conditions)] == names
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *("started>tomorrow", "started>2026-13-01", "started<140kB", "bytes<2026-01-01", "bytes<many", "bytes=many"),
+        *("seed<one", "model.tied<1", "model.tied=1", "mixing>1", "bytes<none", "bpb_artifact>=1,2x"),
+    ],
+)
+def test_a_value_of_another_kind_is_an_error_that_names_it(condition: str, root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(tomorrow|13-01|140kB|2026|many|one|1|none|1,2x)' cannot be compared"):
+        select(find_runs_and_logs(root), [condition])
+
+
+def test_a_damaged_run_is_selected_by_its_state_and_never_compared(root: Path) -> None:
+    (root / "last" / "recipe.toml").write_text("[")
+    assert [record.name for record in select(find_runs_and_logs(root), ["state=damaged"])] == ["last"]
+    assert len(select(find_runs_and_logs(root), ["num_layers=3"])) == 3
+    with pytest.raises(DataError, match=r"recipe\.toml is damaged .*leave the run out"):
+        group(["old", "last"], root)
 
 
 @pytest.mark.parametrize(

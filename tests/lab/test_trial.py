@@ -237,6 +237,34 @@ def test_a_damaged_table_is_named(lab: Lab) -> None:
         lab.trial("a hypothesis", ["matrix_lr=0.0001"])
 
 
+@pytest.mark.parametrize("content", [b"[" * 9000, b"\xff", b"\0", b'{"step": 1}', b"3"])
+def test_a_damaged_table_in_any_way_is_named(content: bytes, lab: Lab) -> None:
+    (lab.folder / "results.jsonl").write_bytes(content + b"\n")
+    with pytest.raises(DataError, match=r"results\.jsonl cannot be read"):
+        lab.results()
+
+
+@pytest.mark.parametrize(
+    "content", ['{"a b": 3}', '{"a b": [{"step_ms": 0, "calibration_s": 0}]}', "[", "[]", '{"a": [[], []]}']
+)
+def test_damaged_step_times_are_kept_and_measured_anew(content: str, lab: Lab) -> None:
+    lines: list[str] = []
+    lab.notify = lines.append
+    (lab.folder / "step_times.json").write_text(content)
+    lab.trial("nearer to the best rate", ["matrix_lr=0.05"])
+    assert [line for line in lines if "step_times.json is damaged" in line]
+    assert "measuring step times by turns" in lines
+    assert (lab.folder / "step_times.json.damaged").read_text() == content
+
+
+def test_a_damaged_state_of_the_incumbent_is_told(lab: Lab) -> None:
+    lines: list[str] = []
+    lab.notify = lines.append
+    (lab.folder / "incumbent.json").write_text('{"digest": 1}')
+    assert lab.incumbent().steps
+    assert [line for line in lines if "incumbent.json is damaged (steps is no number)" in line]
+
+
 def test_one_lab_is_used_by_one_process(lab: Lab) -> None:
     with lab.locked(), pytest.raises(ConfigError, match=str(lab.folder)), Lab(lab.folder).locked():
         pass

@@ -218,7 +218,7 @@ def test_a_history_has_one_entry_per_step(tmp_path: Path) -> None:
     assert history.read(tmp_path)[-1] == Entry(250, 2600, 2.6)
     for line in ("{}", "[1]", '{"step": Infinity, "train_ms": 1, "bpb": 2}', '{"step": 3'):
         (tmp_path / history.NAME).write_text(line + "\n")
-        with pytest.raises(DataError, match=r"history.jsonl cannot be read"):
+        with pytest.raises(DataError, match=r"history.jsonl is damaged from line 1 on"):
             history.read(tmp_path)
     history.truncate(tmp_path, 10)  # a damaged history does not stop the run
     assert history.read(tmp_path) == []

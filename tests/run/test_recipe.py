@@ -189,3 +189,12 @@ def test_packed_rows_and_a_rotary_base_that_depends_on_the_length_exclude_each_o
     assert load_recipe(flags=packed).data.order == "packed"
     with pytest.raises(ConfigError, match="rope_train_seq_len 2048 would rotate packed rows"):
         load_recipe(flags=[*packed, "--model.rope-train-seq-len", "2048"])
+
+
+@pytest.mark.parametrize("content", [b"a = " + b"[" * 9000, b"\xff", b"\0", b"[train", b"a = " + b"9" * 5000])
+def test_a_damaged_recipe_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"recipe\.toml is not a recipe") as caught:
+        load_recipe(path)
+    assert "\n" not in str(caught.value)

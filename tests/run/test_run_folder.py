@@ -1,26 +1,34 @@
 """A run folder belongs to one process at a time, and a damaged checkpoint costs a run no more than its interval."""
 
 import dataclasses
+import hashlib
+import itertools
 import json
 import multiprocessing
 import os
+import resource
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPTConfig
 from birdie.run.events import Event, Saved, Started
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe, RunSettings
-from birdie.run.run_folder import read_metrics
+from birdie.run.run_folder import Metrics, read_metrics
 from birdie.runtime.distributed import World
+from birdie.runtime.structured import read_steps
 from birdie.score.settings import ValidationSettings
-from birdie.train.checkpoint import checkpoint_paths
+from birdie.train.checkpoint import FILES, SUMS, checkpoint_paths, load_checkpoint
+from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
 from tests.ranks import run_in_process_group
 
@@ -202,11 +210,179 @@ def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_stopped(recipe: 
     assert environment["seed"] == recipe.train.seed
 
 
+@pytest.fixture(scope="module")
+def stopped(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with validations that was stopped after step 5."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    train(validating(recipe), folder, [], stop_after=5)
+    (folder / "log.txt").write_text("a log\n")
+    return folder
+
+
+def validating(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, validation=ValidationSettings(every=2, max_tokens=100))
+
+
+def copied(folder: Path, target: Path) -> Path:
+    return Path(shutil.copytree(folder, target / "run"))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "kept"),
+    [
+        ("metrics.jsonl", lambda data: data.replace(b'{"step": 3', b'{"step": \xff'), [1, 2, 6]),
+        ("metrics.jsonl", lambda data: data.replace(b'{"step": 3', b'{"step": 2'), [1, 2, 6]),
+        ("metrics.jsonl", lambda data: bytes(len(data)), [6]),
+        ("history.jsonl", lambda data: data.replace(b'"step": 2', b'"step"; 2'), [0]),
+        ("history.jsonl", lambda _: b"[" * 9000, []),
+        ("environment.json", lambda data: data.replace(b"starts", b"st\xe1rts"), None),
+        ("environment.json", lambda _: b"[]", None),
+        ("recipe.toml", lambda data: data.replace(b"[train]", b"[train\x00"), None),
+    ],
+)
+def test_a_damaged_text_file_costs_its_lines_and_is_kept(
+    name: str, damage: Callable[[bytes], bytes], kept: list[int] | None, stopped: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    """The run goes on, and whoever wants to repair the file still has it."""
+    folder, log = copied(stopped, tmp_path), list[str]()
+    damaged = damage((folder / name).read_bytes())
+    (folder / name).write_bytes(damaged)
+    train(validating(recipe), folder, log, resume=True, stop_after=6)
+    (warning,) = [line for line in log if name in line and line.startswith("warning: ")]
+    assert "is damaged" in warning
+    assert warning.endswith(f"the damaged file is kept as {name}.damaged")
+    assert (folder / f"{name}.damaged").read_bytes() == damaged
+    if kept is not None:
+        required = ("train_ms", "loss") if name == "metrics.jsonl" else ("train_ms", "bpb")
+        lines, problem = read_steps(folder / name, required)
+        assert ([line["step"] for line in lines], problem) == (kept, "")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "history.jsonl", "environment.json", "recipe.toml"])
+def test_a_pipe_in_a_run_folder_ends_a_resumed_run_in_one_sentence(
+    name: str, stopped: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = copied(stopped, tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(BirdieError, match=rf"{name} is|{name}: it is not a regular file"):
+        train(validating(recipe), folder, [], resume=True)
+
+
+def test_a_history_that_cannot_be_written_does_not_end_the_training(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OutputError("no space left on device")
+
+    monkeypatch.setattr("birdie.run.history.record", full)
+    log: list[str] = []
+    train(validating(recipe), tmp_path, log)
+    assert sum("goes on without a file of its folder: no space left" in line for line in log) == 6
+    assert checkpoint_paths(tmp_path / "checkpoints")[0].name == "step-00000009"
+
+
+def test_a_full_disk_under_the_float_weights_leaves_the_last_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk; it is set for the last file alone."""
+    run, log = Run(recipe, tmp_path), list[str]()
+    run.notify = log.append
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for event in run.train():
+            if isinstance(event, Saved) and event.step == 9:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    (line,) = [line for line in log if "float.safetensors" in line]
+    assert "goes on without a file of its folder: cannot write" in line
+    assert "\n" not in line
+    assert not (tmp_path / "float.safetensors").exists()
+    assert load_checkpoint(tmp_path / "checkpoints").step == 9
+    assert run.export().bytes
+
+
+def test_a_line_that_does_not_fit_on_the_disk_damages_no_other(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, -1, lambda _: None)
+    step = Step(1, 2.0, 3.0, 1.0, 0.9, 64, 1.0, stopping=False)
+    metrics.record(step)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            metrics.record(dataclasses.replace(step, number=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    metrics.record(dataclasses.replace(step, number=3))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
+
+
+def rewritten(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the state of a checkpoint and write its digests anew."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    change(state)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    names = sorted(path.name for path in checkpoint.iterdir() if path.name != SUMS)
+    lines = {name: f"{hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()}  {name}\n" for name in names}
+    (checkpoint / SUMS).write_text("".join(lines[name] for name in FILES if name in lines))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["loader"].update(spans=10**30),
+        lambda state: state["loader"].update(spans=-8),
+        lambda state: state["loader"].update(spans=True),
+        lambda state: state["loader"].update(spans="8"),
+        lambda state: state["loader"].clear(),
+        lambda state: state["about"].update(calibration=[1]),
+        lambda state: state["about"].update(calibration={"reserved": "soon"}),
+        lambda state: state["about"].update({"train.seed": "x" * 9999}),
+    ],
+)
+def test_a_checkpoint_of_absurd_values_costs_its_interval(
+    change: Callable[[dict[str, Any]], object], stopped: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    folder, log = copied(stopped, tmp_path), list[str]()
+    rewritten(folder / "checkpoints" / "step-00000005", change)
+    begun = Run(validating(recipe), folder, notify=log.append).train(resume=True)
+    assert [event.resumed_at for event in itertools.islice(begun, 2) if isinstance(event, Started)] == [4]
+    begun.close()
+    (warning,) = [line for line in log if "going back to step-00000004" in line]
+    assert len(warning) < 1000
+
+
+def test_the_only_checkpoint_is_not_removed_for_being_no_folder(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000009").write_text("mine")
+    with pytest.raises(WeightsError, match=r"step-00000009 is damaged: it is no folder"):
+        train(recipe, tmp_path, [], resume=True)
+    assert (tmp_path / "checkpoints" / "step-00000009").read_text() == "mine"
+
+
 def test_unfinished_line_of_metrics_is_left_out(recipe: Recipe, tmp_path: Path) -> None:
     train(recipe, tmp_path, [])
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 9))
+
+
+def test_a_flipped_bit_in_the_float_weights_is_found(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path, [], stop_after=0)
+    path = tmp_path / "float.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=r"float\.safetensors cannot be read \(its weights are not those"):
+        Run(recipe, tmp_path).restore()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(WeightsError, match="named pipe"):
+        Run(recipe, tmp_path).restore()
 
 
 @pytest.mark.parametrize("damaged", [False, True])

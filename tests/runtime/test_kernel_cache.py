@@ -100,6 +100,37 @@ def test_damage_is_noticed_and_repaired(probe: Probe) -> None:
 
 
 @pytest.mark.slow
+def test_a_file_under_the_name_of_another_kernel_is_not_used(probe: Probe) -> None:
+    """It costs a compilation, not a wrong result or an error at every call."""
+    double = MODULE + MODULE.split("\n", 1)[1].replace("double", "treble").replace("value + value", "3 * value")
+    (probe.root / "probe.py").write_text(double + "treble(21)\n")
+    assert probe.run() == (False, "")
+    first, second = sorted(probe.cache.rglob("*.kernel"))
+    assert (first.name.split(".")[1], second.name.split(".")[1]) == ("double", "treble")
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    assert not probe.run()[0]
+    assert probe.run()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_not_opened_and_another_folder_takes_the_kernel(kind: str, probe: Probe) -> None:
+    probe.run()
+    path = probe.file()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    assert not probe.run()[0]
+    assert probe.run()[0]
+
+
+@pytest.mark.slow
 def test_code_that_another_user_could_have_written_does_not_run(probe: Probe, tmp_path: Path) -> None:
     probe.run()
     path, mark = probe.file(), tmp_path / "ran"

@@ -22,7 +22,7 @@ from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.runtime.distributed import World
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import ValidationSettings
-from birdie.train.average import Average
+from birdie.train.average import Average, require_state
 from birdie.train.checkpoint import Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import AverageSettings, TrainSettings
@@ -193,7 +193,7 @@ def test_an_average_of_another_model_is_refused(average: AverageSettings) -> Non
     name = next(key for key in state if key.endswith("tok_emb.weight"))
     for wrong in ({**state, name: state[name][1:]}, {key: value for key, value in state.items() if key != name}):
         with pytest.raises(WeightsError, match=r"average of 'tok_emb.weight'"):
-            Average(average, dict(run._model.named_parameters())).load_state(wrong)
+            require_state(wrong, dict(run._model.named_parameters()), 12)
 
 
 def test_views_stay_views_and_integers_are_not_averaged() -> None:

@@ -176,7 +176,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatc
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("birdie.train.checkpoint.save_file", no_space)
+    monkeypatch.setattr("birdie.runtime.tensor_files.save_file", no_space)
     with pytest.raises(OutputError, match="no space left"):
         run.save(tmp_path)
     assert load_checkpoint(tmp_path).step == 1

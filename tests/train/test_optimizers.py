@@ -9,7 +9,7 @@ from torch import nn
 from birdie.errors import ConfigError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
-from birdie.train.optimizers import Optimizers, split_parameters
+from birdie.train.optimizers import Optimizers, require_state, split_parameters
 from birdie.train.settings import OptimizerSettings
 
 
@@ -126,7 +126,7 @@ def test_state_round_trips() -> None:
 )
 def test_state_of_another_model_is_refused(key: str, value: torch.Tensor, values: str) -> None:
     with pytest.raises(WeightsError, match=values):
-        optimizers_of(small()).load_state({key: value})
+        require_state(split_parameters(small()), {key: value}, 1, row_square=False, every=True)
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,13 @@ from birdie.compress.calibration.stored import (
     StoredSensitivities,
     read_tensors,
     write_sensitivity,
-    write_tensors,
 )
 from birdie.compress.calibration.units import Call, Units, find_units
 from birdie.compress.calibration.work_folder import WorkFolder, digest_of, digest_of_module, together
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners
 from birdie.runtime.mapped import release
+from birdie.runtime.tensor_files import write_tensors
 
 _FORMAT = 1  # of the folder
 _OUTPUTS, _STEPS = "outputs", "steps"

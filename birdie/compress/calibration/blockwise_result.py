@@ -24,7 +24,7 @@ from birdie.compress.calibration.mapped_module import MappedHeldOut
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, require_match, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.shrinkage import floored, shrunk
-from birdie.compress.calibration.stored import SUFFIX, StoredFactors, StoredSensitivities, read_tensors, write_tensors
+from birdie.compress.calibration.stored import SUFFIX, StoredFactors, StoredSensitivities, read_tensors
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.calibration.symmetry_units import Symmetry
@@ -37,6 +37,7 @@ from birdie.errors import ConfigError
 from birdie.runtime.distributed import World, owners
 from birdie.runtime.files import Source, require_writable, temporary_folder
 from birdie.runtime.mapped import release
+from birdie.runtime.tensor_files import write_tensors
 
 _INDEX = "sorted.json"
 

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from birdie.compress.calibration.sensitivity import PRODUCTS, Key, Recorder, argument
-from birdie.compress.calibration.stored import SUFFIX, read_tensors, write_tensors
+from birdie.compress.calibration.stored import SUFFIX, read_tensors
 from birdie.compress.calibration.units import Call, Forward, Units, replaced_forwards
 from birdie.errors import ConfigError
 from birdie.runtime.mapped import release
+from birdie.runtime.tensor_files import write_tensors
 
 Run = Callable[[], Any]
 _DIFFERENCE = 0.05  # most relative difference of a repeated output: anything above is another computation

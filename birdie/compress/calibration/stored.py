@@ -13,34 +13,15 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from birdie.compress.feedback import BlockFeedback, DenseFeedback, Feedback, NoFeedback, TapFeedback
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
-from birdie.errors import DataError, OutputError
+from birdie.errors import DataError
 from birdie.runtime.files import atomic_path
+from birdie.runtime.tensor_files import write_tensors
 
 SUFFIX = ".safetensors"
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
-    """Write tensors, and texts that describe them, into a file in a folder that is not complete yet.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    memory: set[int] = set()
-    dense = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        pointer = tensor.untyped_storage().data_ptr()
-        dense[name] = tensor.clone() if pointer in memory else tensor  # safetensors refuses tensors that share memory
-        memory.add(pointer)
-    try:
-        save_file(dense, path, dict(facts or {}) or None)
-    except (SafetensorError, OSError) as error:
-        raise OutputError(f"cannot write {path}: {error}; free some space, or choose another folder") from error
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -27,6 +27,7 @@ from birdie.runtime.distributed import World
 from birdie.runtime.files import atomic_folder, require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.mapped import release
+from birdie.runtime.structured import parse_json, read_bytes, read_json
 
 T = TypeVar("T")
 _CHECKSUMS, _IDENTITY, _PROGRESS = "checksums.json", "calibration.json", "progress.json"
@@ -80,9 +81,15 @@ class WorkFolder:
             yield folder
 
     def progress(self) -> dict[str, Any]:
-        """Return what `save_progress` saved last; an empty dict at the beginning."""
-        path = self.root / _PROGRESS
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        """Return what `save_progress` saved last; an empty dict at the beginning.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        try:
+            return read_json(self.root / _PROGRESS)
+        except FileNotFoundError:
+            return {}
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
         """Save what is finished, once all ranks have reached this call; they go on when it is saved."""
@@ -107,12 +114,18 @@ class WorkFolder:
 
         Raises:
             ConfigError: it is of another calibration.
+            DataError: the file that says so is damaged.
         """
         path = self.root / _IDENTITY
         if not path.exists():
             write_bytes(path, _json(identities))
             return
-        known = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            known = parse_json(read_bytes(path))
+            if not isinstance(known, list) or not all(isinstance(theirs, dict) for theirs in known):
+                raise ValueError("no list of objects")
+        except ValueError as error:
+            raise DataError(f"{path} is damaged ({error}); remove {self.root} and calibrate again") from error
         if len(known) != len(identities):
             raise ConfigError(
                 f"{self.root} holds a calibration on {len(known)} ranks, not on {len(identities)}; use as many ranks, "
@@ -137,8 +150,8 @@ class WorkFolder:
         if links := [path for path in (self.rank, *self.rank.rglob("*")) if path.is_symlink()]:
             raise DataError(f"{links[0]} is a link, which no calibration makes; remove {self.root} and calibrate again")
         for sums in self.rank.glob(f"*/*/{_CHECKSUMS}"):
-            for name, checksum in json.loads(sums.read_text(encoding="utf-8")).items():
-                file = sums.parent / name
+            for name, checksum in read_json(sums).items():
+                file = sums.parent / Path(name).name
                 if file.exists() and _checksum(file) != checksum:  # what is not needed any more is removed
                     raise DataError(f"{file} is damaged; remove {self.root} and calibrate again")
 

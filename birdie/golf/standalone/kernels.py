@@ -13,6 +13,8 @@ from typing import Any
 import numba
 from numba.core.serialize import dumps
 
+from birdie.runtime.reading import require_regular
+
 
 def njit(*, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`numba.njit` with `options`; with `cache` a compiled kernel is kept on disk, if that is possible."""
@@ -39,11 +41,15 @@ def _keep_verified(cache: Any) -> None:
         key = repr((numba.__version__, cache._cache_file._source_stamp, cache._index_key(signature, codegen)))
         return folder / f"{cache._impl.filename_base}.{sha256(key.encode()).hexdigest()}"
 
+    def digest(file: Path, content: bytes) -> bytes:  # a file under another kernel's name does not have it
+        return sha256(file.name.encode() + content).digest()
+
     def read(signature: Any, context: Any) -> Any:
         context.refresh()
         try:
-            content = path(signature, context.codegen()).read_bytes()
-            if sha256(content[32:]).digest() == content[:32]:
+            file = require_regular(path(signature, context.codegen()))
+            content = file.read_bytes()
+            if digest(file, content[32:]) == content[:32]:
                 return cache._impl.rebuild(context, pickle.loads(content[32:]))
         except Exception:  # whatever unpickling raises
             pass
@@ -52,7 +58,7 @@ def _keep_verified(cache: Any) -> None:
         try:
             target, content = path(signature, result.codegen), dumps(cache._impl.reduce(result))  # type: ignore[no-untyped-call]
             temporary = Path(f"{target}.{os.getpid()}")
-            temporary.write_bytes(sha256(content).digest() + content)
+            temporary.write_bytes(digest(target, content) + content)
             temporary.replace(target)
         except Exception:  # a full disk, or a kernel that cannot be pickled
             pass

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.errors import OutputError, WeightsError
+from birdie.errors import WeightsError
 from birdie.runtime.files import atomic_path
+from birdie.runtime.tensor_files import write_tensors
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring
 from birdie.score.windows import Windows
@@ -90,11 +90,7 @@ def save_state(
             "ledger": json.dumps(ledger),
         }
         with atomic_path(path) as temporary:
-            try:
-                contents = {name: tensor.cpu().contiguous() for name, tensor in {**tensors, **sums}.items()}
-                save_file(contents, temporary, metadata)
-            except SafetensorError as error:
-                raise OutputError(f"cannot write {path}: {error}; nothing was changed there") from error
+            write_tensors(temporary, {**tensors, **sums}, metadata, target=path)
     scoring.world.barrier()  # a rank that ended, or resumed, before the file exists would start without it
 
 

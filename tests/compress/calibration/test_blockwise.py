@@ -249,7 +249,13 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
         calibrate_blockwise(*chain(), tmp_path)
 
 
-@pytest.mark.parametrize("pattern", ["outputs/1/2.safetensors", "outputs/0/calls.json", "gradients-2-*.safetensors"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("outputs/1/2.safetensors", "outputs/0/calls.json", "gradients-2-*.safetensors"),
+        *("calibration.json", "progress.json", "checksums.json"),
+    ],
+)
 def test_a_damaged_file_is_noticed_when_a_calibration_resumes(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

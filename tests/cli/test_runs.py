@@ -1,0 +1,60 @@
+"""`birdie runs` and `birdie report` in folders with damaged runs and odd names."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.console import run
+from tests.lab.run_folders import write_run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A sound run whose name is not UTF-8, one with damaged curves, a damaged one, and one with a pipe."""
+    write_run(tmp_path / os.fsdecode(b"caf\xe9\x1b"))
+    write_run(tmp_path / "curves")
+    (tmp_path / "curves" / "metrics.jsonl").write_bytes(b"\xff\n")
+    write_run(tmp_path / "cut")
+    (tmp_path / "cut" / "recipe.toml").write_text("[trai")
+    write_run(tmp_path / "pipe")
+    (tmp_path / "pipe" / "environment.json").unlink()
+    os.mkfifo(tmp_path / "pipe" / "environment.json")
+    return tmp_path
+
+
+def test_the_list_has_all_runs_and_says_what_is_damaged(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app, ["runs", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert "4 runs" in shown
+    assert "curves: " in shown
+    assert "metrics.jsonl is damaged from line 1 on" in shown
+    assert "recipe.toml is damaged" in shown
+    assert "environment.json is a named pipe" in shown
+    assert "\x1b" not in shown
+    assert run(build_app, ["runs", str(root), "--json", "--plot"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert sorted(record["state"] for record in runs) == ["complete", "complete", "damaged", "damaged"]
+    assert sorted(len(record["damage"]) for record in runs) == [0, 1, 1, 1]
+
+
+def test_a_condition_that_compares_nothing_is_an_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app, ["runs", str(root), "--where", "started>soon"]) == 1
+    assert "'soon' cannot be compared" in capsys.readouterr().err
+    assert run(build_app, ["runs", str(root), "--where", "started>2025-12-31", "bytes<140kB", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
+
+
+@pytest.mark.slow
+def test_a_report_leaves_damaged_runs_out_and_says_so(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert run(build_app, ["report", str(root), "-o", str(page), "--no-samples"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sum(line.endswith("the run is left out") for line in lines) == 2
+    assert "caf\\udce9\\x1b" in page.read_text()
+    assert run(build_app, ["report", str(root / "cut"), "-o", str(page)]) == 1
+    assert "all these runs are damaged" in capsys.readouterr().err
