@@ -62,7 +62,10 @@ def rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 def to_bits(weight: Tensor) -> Bits:
     """Return the bit patterns of `weight`, (rows, columns · words), unsigned integers of the word's width."""
     rows, columns = rows_columns(tuple(weight.shape))
-    flat = weight.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    plain = weight.detach().cpu().resolve_conj().resolve_neg()
+    if plain.itemsize == 1:
+        plain = plain.view(torch.uint8)  # torch cannot copy every dtype of a byte
+    flat = plain.contiguous().reshape(-1)
     words = flat.view(torch.uint8).numpy().view(word_dtype(FORMATS[weight.dtype][0]))
     return words.reshape(rows, columns * FORMATS[weight.dtype][1])
 
