@@ -165,6 +165,7 @@ _REPLACED = DECODING | {
     ("birdie.runtime.files", "_copy_permissions"): "pass",
     ("birdie.runtime.kernels", "njit"): FEWER_KERNEL_FILES,
     ("birdie.runtime.mapped", "release"): "pass",
+    ("birdie.runtime.mapped", "require_complete"): "pass",
     ("birdie.runtime.nvtx", "next_range"): "pass",
     ("birdie.runtime.nvtx", "next_range_on_gradient"): "pass",
     ("birdie.runtime.nvtx", "nvtx_range"): "return _NULL",
