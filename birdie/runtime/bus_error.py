@@ -1,6 +1,6 @@
 """A note instead of death by SIGBUS where a mapped file is cut.
 
-    read beyond the new end ──SIGBUS──► native handler: a page of zeros in its place, and Python is told
+    read beyond the new end ──SIGBUS──► native handler: a page of zeros instead, and Python is told
                                         └─► Python's handler, in the main thread: `faults`
 
 A handler in Python alone cannot do that: the instruction that failed would run again before it. The native one calls
@@ -48,7 +48,7 @@ _guards = 0
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Put zeros in place of the pages of mapped files that cannot be read, and count them in `faults`.
+    """Put zeros instead of the pages of mapped files that cannot be read, and count them in `faults`.
 
     Whoever reads mapped files looks at `faults` before anything that was computed is kept, in the main thread, where
     Python runs handlers of signals. In other threads than that, a guard does nothing.
@@ -58,10 +58,10 @@ def guarded() -> Iterator[None]:
     if not (main and sys.platform.startswith("linux") and sys.maxsize > 1 << 32) or _guards:
         yield
         return
-    before, native = _Action(), _Action(_handler().address, flags=_SA_SIGINFO)
+    former, native = _Action(), _Action(_handler().address, flags=_SA_SIGINFO)
     sigaction = ctypes.CDLL(None).sigaction
     faults.clear()
-    sigaction(signal.SIGBUS, None, ctypes.byref(before))
+    sigaction(signal.SIGBUS, None, ctypes.byref(former))
     handler = signal.signal(signal.SIGBUS, lambda number, _: faults.append(number))
     sigaction(signal.SIGBUS, ctypes.byref(native), None)
     _guards += 1
@@ -70,7 +70,7 @@ def guarded() -> Iterator[None]:
     finally:
         _guards -= 1
         signal.signal(signal.SIGBUS, signal.SIG_DFL if handler is None else handler)
-        sigaction(signal.SIGBUS, ctypes.byref(before), None)
+        sigaction(signal.SIGBUS, ctypes.byref(former), None)
 
 
 @functools.cache

@@ -105,7 +105,7 @@ def decode_artifact(data: bytes, path: Path) -> Content:
 
 
 def _decoded_alone(data: bytes) -> Content:
-    """What the one-file decoder makes of a file; None where it refuses."""
+    """Return the tensors that the one-file decoder decodes; None where it refuses the file."""
     try:
         return {name: _bits(tensor) for name, tensor in decode.load(data, max_bytes=MAX_BYTES).items()}
     except ArtifactError:

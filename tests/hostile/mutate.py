@@ -139,7 +139,7 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
 
 
 def links(seed: Seed, rng: random.Random) -> bytes:
-    """What one entry says of others: its scheme, the target of an alias, its name; or the entry is left out."""
+    """Change what one entry says of others: its scheme, the target of an alias, its name; or leave it out."""
     entries = list(seed.entries)
     at, other = rng.randrange(len(entries)), rng.choice(entries)
     entry, kind = entries[at], rng.randrange(5)

@@ -224,8 +224,8 @@ def artifacts() -> list[Seed]:
         (real, {"scheme": "bf16"}),
         *((real, {"scheme": [("[abct]*", spec), ("*", "fp16")]}) for spec in (*_SPECS, *_examples())),
     ]
-    whole = [_written(partial(save_file, some, workers=1, **how)) for some, how in options]
-    return [*whole, *in_blocks()]
+    saved = [_written(partial(save_file, some, workers=1, **how)) for some, how in options]
+    return [*saved, *in_blocks()]
 
 
 def _examples() -> Iterator[str]:

@@ -63,7 +63,7 @@ def test_a_boolean_is_zero_or_one() -> None:
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 4)], ids=str)
 def test_booleans_of_other_bytes_are_refused_by_name(shape: tuple[int, ...]) -> None:
-    """torch takes them for True, but a file would have 1 in their place."""
+    """torch takes them for True, but a file would have 1 instead."""
     for byte in (2, 3, 128, 255):
         weight = torch.ones(shape, dtype=torch.uint8)
         weight.view(-1)[-1] = byte
