@@ -186,7 +186,8 @@ def _head(entries: Iterable[Entry], metadata: bytes) -> tuple[bytes, list[Stream
 class Reader:
     """A .birdie file opened for reading. The constructor reads and checks the header; `read` reads payloads.
 
-    Threads may share a reader. It is a context manager: a file opened by path stays open until `close`.
+    Threads and forked processes may share a reader. It is a context manager: a file opened by path stays open until
+    `close`.
 
     Attributes:
         where: the file, for messages.
@@ -228,6 +229,9 @@ class Reader:
         )
         self._index = {name: index for index, name in enumerate(names)}
         self._names = tuple(name for name in names if "\0" not in name)
+        for name, scheme in zip(names, self.schemes, strict=True):
+            if scheme == BLOCKS and "\0" not in name:
+                self._require_blocks(name)
         if (end := self._offsets[-1]) != self._size:
             raise ArtifactError(
                 f"{self.where} has {self._size:,} bytes, its header describes {end:,}; it is cut or has bytes added"
@@ -259,10 +263,15 @@ class Reader:
         """Return `length` bytes at `offset`; the caller has checked both against the size."""
         if self._file is None:
             return self._data[offset : offset + length]
+        data = b""
         try:
-            with self._lock:
-                self._file.seek(offset)
-                data = self._file.read(length)
+            if hasattr(os, "pread"):  # by position: threads and forked processes share the file's own
+                while piece := os.pread(self._file.fileno(), length - len(data), offset + len(data)):
+                    data += piece  # the system returns less than 2 GiB at a time
+            else:  # Windows, where no process is forked either
+                with self._lock:
+                    self._file.seek(offset)
+                    data = self._file.read(length)
         except (OSError, ValueError) as error:
             raise ArtifactError(f"cannot read {self.where} at byte {offset:,}: {error}; open it again") from error
         if len(data) != length:
@@ -299,6 +308,23 @@ class Reader:
             return (name,)
         names = (block_name(name, index) for index in count())
         return tuple(takewhile(self._index.__contains__, names))
+
+    def _require_blocks(self, name: str) -> None:
+        """Check that the blocks of a tensor that is cut make it up."""
+        entry = self.entry(name)
+        blocks = [self.entry(block) for block in self.blocks(name)]
+        last = blocks[0].shape[1:] if blocks else ()
+        cut = len(entry.shape) - len(last)
+        alike = {(one.shape[:1] > (0,), one.shape[1:], one.dtype, one.scheme in (ALIAS, BLOCKS)) for one in blocks}
+        if (
+            entry.params
+            or entry.streams
+            or cut < 1
+            or entry.shape[cut:] != last
+            or alike != {(True, last, entry.dtype, False)}
+            or sum(block.shape[0] for block in blocks) != math.prod(entry.shape[:cut])
+        ):
+            raise ArtifactError(f"the blocks of tensor {name!r} of {self.where} do not make it up; the file is damaged")
 
     def read(self, name: str) -> Entry:
         """Return the entry with its payloads; reads only the bytes of this entry and checks their CRC-32.
@@ -356,7 +382,7 @@ def _resolved(ordered: list[Entry]) -> list[Entry]:
     for entry in ordered:
         if entry.scheme == ALIAS:
             target = None if entry.target is None else index.get(entry.target)
-            if target is None or ordered[target].scheme == ALIAS:
+            if target is None or ordered[target].scheme == ALIAS or "\0" in ordered[target].name:
                 raise ConfigError(f"alias {entry.name!r} points to {entry.target!r}, which is not a stored tensor")
             entry = replace(entry, params=(target,), streams=())
         if problem := _over_limit(entry):
@@ -522,8 +548,15 @@ def _decode_header(
     for i, name in enumerate(names):
         if schemes[i] != ALIAS:
             continue
-        if len(params[i]) != 1 or coders[i] or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
-            raise cursor.fail(f"alias {name!r} points to no stored tensor")
+        if (
+            len(params[i]) != 1
+            or coders[i]
+            or not 0 <= (target := params[i][0]) < count
+            or schemes[target] == ALIAS
+            or "\0" in names[target]  # a block, or the files beside the tensors
+            or (shapes[i], dtypes[i]) != (shapes[target], dtypes[target])
+        ):
+            raise cursor.fail(f"alias {name!r} points to no stored tensor of its shape and dtype")
 
     @functools.cache
     def header_at(i: int) -> EntryHeader:

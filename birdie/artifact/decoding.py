@@ -6,7 +6,7 @@ The caller passes the look-up of decoders (`decoder_of`): the one-file decoder h
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
@@ -56,15 +56,9 @@ def stored_name(reader: Reader, name: str) -> str:
     """Return `name`, or the name it is an alias of.
 
     Raises:
-        ArtifactError: there is no such entry, or the alias disagrees with its target.
+        ArtifactError: there is no such entry.
     """
-    entry = reader.entry(name)
-    if entry.scheme != ALIAS or entry.target is None:
-        return name
-    target = reader.entry(entry.target)
-    if (entry.shape, entry.dtype) != (target.shape, target.dtype):
-        raise ArtifactError(f"tensor {name!r} of {reader.where} differs in shape from {entry.target!r}, its tied twin")
-    return entry.target
+    return reader.entry(name).target or name
 
 
 def decoded_bytes(entry: Entry) -> int:
@@ -82,7 +76,9 @@ def require_limits(
     decoder_of: DecoderOf,
     max_bytes: int | None,
     max_operations: int | None = None,
-    names: Iterable[str] | None = None,
+    names: Collection[str] | None = None,
+    *,
+    shared: bool = False,
 ) -> None:
     """Check what decoding a file takes at most, from its header alone and before anything is allocated.
 
@@ -95,6 +91,7 @@ def require_limits(
         max_bytes: most bytes to decode to; None: `default_limit`.
         max_operations: most operations; None: 2 for each byte that may be decoded, and 65,536 for each of payload.
         names: the entries that will be decoded; None: all.
+        shared: the names of tied tensors share one in memory; False: each has a copy, as in most files, which counts.
 
     Raises:
         ArtifactError: decoding takes more, or an entry's parameters are impossible.
@@ -108,11 +105,12 @@ def require_limits(
         _require(
             reader, OPERATIONS_PER_TENSOR * stored, max_operations, "operations", "max_operations (--max-operations)"
         )
-    entries = [reader.entry(name) for name in (reader.names if names is None else names)]
-    stored_names = [entry.name for entry in entries if entry.scheme != ALIAS]
+    named = [reader.entry(name) for name in (reader.names if names is None else names)]
+    stored_names = [entry.name for entry in named if entry.scheme != ALIAS]
     entries = [reader.entry(block) for name in stored_names for block, _ in blocks_of(reader, name)]
     total = sum(map(decoded_bytes, entries))
-    _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
+    copies = 0 if shared else sum(decoded_bytes(entry) for entry in named if entry.scheme == ALIAS)
+    _require(reader, total + copies, limit, "bytes", "max_bytes (--max-size)")
     operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
     for entry in entries:
         cost = _cost(reader, entry, decoder_of(entry))
@@ -210,21 +208,10 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
 
 
 def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
-    """Return the entries that a stored tensor consists of, each with its part of the elements in row-major order.
-
-    Raises:
-        ArtifactError: they do not make up the tensor.
-    """
-    entry = reader.entry(name)
-    if entry.scheme != BLOCKS:
+    """Return the entries that a stored tensor consists of, each with its part of the elements in row-major order."""
+    if reader.entry(name).scheme != BLOCKS:
         return [(name, slice(None))]
     blocks = [reader.entry(block) for block in reader.blocks(name)]
-    last = blocks[0].shape[1:] if blocks else ()
-    cut = len(entry.shape) - len(last)
-    alike = {(block.shape[:1] > (0,), block.shape[1:], block.dtype) for block in blocks} == {(True, last, entry.dtype)}
-    fits = alike and sum(block.shape[0] for block in blocks) == math.prod(entry.shape[:cut])
-    if cut < 1 or entry.shape[cut:] != last or not fits:
-        raise ArtifactError(f"the blocks of tensor {name!r} of {reader.where} do not make it up; the file is damaged")
     ends = accumulate(math.prod(block.shape) for block in blocks)
     return [(block.name, slice(end - math.prod(block.shape), end)) for block, end in zip(blocks, ends, strict=True)]
 

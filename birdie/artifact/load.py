@@ -134,7 +134,7 @@ def load(
         if max_bytes is None and into is not None:
             max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
         decoders = decoders_of(reader)
-        require_limits(reader, decoders, max_bytes, max_operations)
+        require_limits(reader, decoders, max_bytes, max_operations, shared=True)
         tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
@@ -178,7 +178,7 @@ def _load_lazily(
     reader = Reader(path)
     try:
         decoders = decoders_of(reader)
-        require_limits(reader, decoders, *limits)
+        require_limits(reader, decoders, *limits, shared=True)
         entries = {name: reader.entry(stored_name(reader, name)) for name in reader.names}
         stored = {name: Stored(entry.name, entry.shape, dtype_of(entry)) for name, entry in entries.items()}
         target = target_of(settings["device"], unwrapped(into))
@@ -208,7 +208,7 @@ def decode_tensor(
     _require_arguments(path)
     with Reader(path) as reader:
         stored, decoders = stored_name(reader, name), decoders_of(reader)
-        require_limits(reader, decoders, max_bytes, max_operations, [stored])
+        require_limits(reader, decoders, max_bytes, max_operations, [stored], shared=True)
         return decode_entry(reader, stored, decoders)
 
 

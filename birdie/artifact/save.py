@@ -44,6 +44,7 @@ from birdie.runtime.blas import one_thread
 from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main, share_out
 from birdie.runtime.files import Source, require_output, require_path, require_writable
+from birdie.runtime.mapped import require_complete
 
 _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
@@ -165,7 +166,13 @@ def save(
         }
         resume = None if calibrated is not None else _resume(path, assignment.weights, world)
         with one_thread(), resume or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-            meter = Meter(update, _ROUNDS if target.searched and calibrated is not None else 1)
+
+            def coded(done: float, total: float | None) -> None:
+                require_complete()
+                if update is not None:
+                    update(done, total)
+
+            meter = Meter(coded, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
             writer = Writer(pool, coder, fields, meter, resume, hidden)
             in_files = calibrated is None or calibrated.factors is not None
@@ -189,6 +196,7 @@ def save(
             if calibrated is not None and calibrated.synthetic and target.searched and target.quality is None:
                 encoded = closer(calibrated, encoded, encode(None))
             encoded = writer.collected(encoded, world)
+            require_complete()
             run_on_main(world, torch.device("cpu"), lambda: writer.write(path, encoded))
             meter.finish()
         summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))

@@ -13,6 +13,7 @@ in the last pass is started. It is held beside the cache until it is read, or un
 """
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -87,6 +88,7 @@ class Store:
     ) -> None:
         self._decode, self._start = decode, start
         self._lock = threading.RLock()
+        _stores.add(self)
         self._recent: dict[Slot, Tensor] = {}  # the oldest first
         self._settled: dict[Slot, Tensor] = {}  # evicted from the window, kept for good
         self._changed: dict[Slot, Tensor] = {}
@@ -229,6 +231,29 @@ class Store:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return this very cache: copies of a module share it."""
         return self
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_held: list[Store] = []
+_forking = threading.Lock()  # two threads may fork
+
+
+def _before_fork() -> None:
+    """Wait until no other thread is inside of a cache: the child has only the thread that forks."""
+    _forking.acquire()
+    _held[:] = list(_stores)
+    for store in _held:
+        store._lock.acquire()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._lock.release()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _finish(started: dict[Slot, Pending], close: Callable[[], None]) -> None:

@@ -166,6 +166,7 @@ def command(
     from birdie.run.dataset import data_files
     from birdie.runtime.device import choose_device
     from birdie.runtime.distributed import process_group, world_from_environment
+    from birdie.runtime.mapped import complete as complete_files
     from birdie.runtime.mapped import releasing
 
     if calibrate is not None and not calibrate.exists():
@@ -216,6 +217,7 @@ def command(
     require_writable(output.parent)  # before a calibration
     with (
         process_group(torch.device("cpu")) as world,
+        complete_files(files),
         releasing(files),
         work_folder(output, calibration_folder or blockwise, world) as work,
     ):

@@ -70,7 +70,7 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, SimpleNamespa
     """
     with Reader(path) as reader:
         fields = file_metadata.parse(bytes(reader.metadata), reader.where).get("metadata", {})
-        require_limits(reader, decoder_of, None)
+        require_limits(reader, decoder_of, None, shared=True)
         tensors = decode_all(reader, decoder_of, os.cpu_count() or 1)
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
     try:

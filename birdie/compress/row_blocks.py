@@ -40,8 +40,10 @@ def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> 
     Args:
         weight: the tensor; a stack as one matrix (`birdie.compress.stacks.as_matrix`).
         shape: of the tensor itself.
-        by_rows: whether rows are encoded without regard to others, so that large tensors are cut.
+        by_rows: whether rows are encoded without regard to others, so that large tensors are cut; vectors likewise.
     """
+    if weight.ndim == 1 and weight.numel() > LARGE and by_rows:  # as optimizers and sharded models keep them
+        return [slice(start, start + _BLOCK) for start in range(0, weight.numel(), _BLOCK)]
     if weight.ndim == len(shape):
         return row_blocks(weight) if by_rows else [slice(None)]
     height = shape[1] * max(1, -(-_MATRICES // (shape[1] * shape[2])))

@@ -10,7 +10,7 @@ from torch import Tensor
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import REAL_DTYPES
+from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts
 
 SMALL = 4096  # elements below which a tensor is not worth quantizing by a scheme of any precision
 SMALL_DEFAULT = 1024  # elements below which a matrix is not worth the default's eight bits
@@ -34,11 +34,15 @@ def small_scheme(weight: Tensor) -> Scheme:
     Integers stay as they are, and so does a tensor with a value that float16 cannot reach or would make zero or
     subnormal: a variance of 1e-9 counts, however large its neighbors are.
     """
-    if weight.dtype not in (torch.float32, torch.float64) or not bool(torch.isfinite(weight).all()):
+    if weight.dtype not in (torch.float32, torch.float64) or has_nonfinite(weight):
         return Lossless() if weight.dtype not in REAL_DTYPES else Cast()
-    rounded = weight.detach().to(torch.float16).double().abs()
+    return Cast() if all(map(_fits_float16, parts(weight))) else Lossless()
+
+
+def _fits_float16(weight: Tensor) -> bool:
+    rounded = weight.to(torch.float16).double().abs()
     normal = (rounded >= torch.finfo(torch.float16).tiny) & rounded.isfinite()
-    return Cast() if bool((normal | (weight == 0)).all()) else Lossless()
+    return bool((normal | (weight == 0)).all())
 
 
 def applicable(scheme: Scheme, weight: Tensor) -> Scheme:

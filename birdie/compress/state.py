@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.tensors import FORMATS, REAL_DTYPES, has_nonfinite
+from birdie.compress.tensors import FORMATS, REAL_DTYPES, has_nonfinite, parts
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
@@ -154,11 +154,13 @@ def _is_mask(weight: Tensor) -> bool:
     """Return whether real floats are nothing but 0 and −inf, both of them, as in a causal mask."""
     if weight.dtype not in REAL_DTYPES or not weight.numel():
         return False
-    for part in (weight[(0,) * max(weight.ndim - 1, 0)], weight):  # the first row is enough to tell most weights
-        zero, blocked = part == 0, part == -torch.inf
-        if not bool((zero | blocked).all()):
+    zeros = masked = 0
+    for part in parts(weight):  # the first is enough to tell most weights
+        zeros += (some := int((part == 0).sum()))
+        masked += part.numel() - some
+        if not bool(((part == 0) | (part == -torch.inf)).all()):
             return False
-    return bool(zero.any()) and bool(blocked.any())
+    return zeros > 0 and masked > 0
 
 
 def _problem(weight: Tensor) -> str | None:

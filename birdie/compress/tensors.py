@@ -4,7 +4,7 @@ Rows are the first dimension and columns everything else, flattened; vectors and
 coding and quantization work on this form only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from birdie.compress.scheme import BLOCK
 from birdie.entropy.planes import Block, blocks, word_dtype
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.kernels import njit
+from birdie.runtime.mapped import release
 
 Bits = NDArray[np.unsignedinteger[Any]]
 
@@ -46,6 +47,7 @@ FORMATS: dict[torch.dtype, tuple[str, int]] = {
     torch.float4_e2m1fn_x2: ("float4_e2m1fn_x2", 1),
 }
 
+_PART = 1 << 22
 REAL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -62,7 +64,10 @@ def rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 def to_bits(weight: Tensor) -> Bits:
     """Return the bit patterns of `weight`, (rows, columns · words), unsigned integers of the word's width."""
     rows, columns = rows_columns(tuple(weight.shape))
-    flat = weight.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    plain = weight.detach().cpu().resolve_conj().resolve_neg()
+    if plain.itemsize == 1:
+        plain = plain.view(torch.uint8)  # torch cannot copy every dtype of a byte
+    flat = plain.contiguous().reshape(-1)
     words = flat.view(torch.uint8).numpy().view(word_dtype(FORMATS[weight.dtype][0]))
     return words.reshape(rows, columns * FORMATS[weight.dtype][1])
 
@@ -89,9 +94,17 @@ def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
     return (shape[2], shape[3]) if len(shape) == 4 else (1, shape[2])
 
 
+def parts(weight: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor in parts of about 4 M elements, for checks that make copies; mapped pages are released."""
+    flat = weight.detach().reshape(-1) if weight.is_contiguous() else weight.detach()
+    for part in torch.split(flat, max(1, _PART * len(flat) // max(flat.numel(), 1))):
+        yield part
+        release(part)
+
+
 def has_nonfinite(weight: Tensor) -> bool:
     """Return whether real floats hold NaN or infinite values; every other dtype is stored losslessly anyway."""
-    return weight.dtype in REAL_DTYPES and not bool(torch.isfinite(weight).all())
+    return weight.dtype in REAL_DTYPES and not all(bool(part.isfinite().all()) for part in parts(weight))
 
 
 def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:

@@ -95,6 +95,7 @@ FEWER_KERNEL_FILES = """from birdie.golf.standalone.kernels import njit as compi
 return compiled(cache=cache, **options)"""
 # Scripts read files of their own, which have neither blocks of rows nor lanes, and are not larger than they say.
 DECODING = {
+    ("birdie.artifact.container", "Reader._require_blocks"): "pass",
     ("birdie.artifact.decoding", "blocks_of"): "return [(name, slice(None))]",
     ("birdie.artifact.decoding", "decode_all"): _DECODE_ALL,
     ("birdie.artifact.decoding", "require_limits"): "pass",
@@ -164,6 +165,7 @@ _REPLACED = DECODING | {
     ("birdie.runtime.files", "_copy_permissions"): "pass",
     ("birdie.runtime.kernels", "njit"): FEWER_KERNEL_FILES,
     ("birdie.runtime.mapped", "release"): "pass",
+    ("birdie.runtime.mapped", "require_complete"): "pass",
     ("birdie.runtime.nvtx", "next_range"): "pass",
     ("birdie.runtime.nvtx", "next_range_on_gradient"): "pass",
     ("birdie.runtime.nvtx", "nvtx_range"): "return _NULL",

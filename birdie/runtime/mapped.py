@@ -12,11 +12,14 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
 
+from birdie.errors import WeightsError
+
+_sizes: dict[Path, os.stat_result] = {}  # of mapped files, as they were at first
 _ranges: list[tuple[int, int]] = []  # of addresses that may be released, rising
 
 
@@ -29,6 +32,47 @@ def releasing(files: Iterable[Path]) -> Iterator[None]:
         yield
     finally:
         _ranges[:] = outer
+
+
+@contextmanager
+def complete(files: Iterable[Path]) -> Iterator[None]:
+    """Let `require_complete` tell whether one of these files, mapped by this process, was cut in the meantime.
+
+    Without it the process would die of SIGBUS; or, of a page that is cut in part, read zeros in silence.
+    """
+    from birdie.runtime.bus_error import guarded  # late, because it needs numba
+
+    _sizes.update((file, file.stat()) for file in files if _mapped([file]))
+    try:
+        with guarded():
+            yield
+    except Exception:
+        require_complete()  # of what followed from zeros it is the cause
+        raise
+    finally:
+        _sizes.clear()
+
+
+def require_complete() -> None:
+    """Check that the files of `complete` are as they were. Only then may be kept what was read of them.
+
+    Raises:
+        WeightsError: one is not.
+    """
+    if not _sizes:
+        return
+    from birdie.runtime.bus_error import faults
+
+    for file, first in _sizes.items():
+        with suppress(OSError):  # one that was removed or replaced stays mapped as it was
+            now = file.stat()
+            if (now.st_dev, now.st_ino) == (first.st_dev, first.st_ino) and now.st_size != first.st_size:
+                raise WeightsError(
+                    f"{file} had {first.st_size:,} bytes and has {now.st_size:,} now: another process changed it while "
+                    "it was read; copy it again, then run this again"
+                )
+    if faults:
+        raise WeightsError(f"{next(iter(_sizes))} or a file beside it cannot be read as a whole; check the disk")
 
 
 def release(tensor: Tensor) -> None:

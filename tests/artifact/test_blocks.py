@@ -81,6 +81,21 @@ def test_the_bytes_depend_on_neither_threads_nor_the_order(state: dict[str, Tens
     assert files[0] == files[1]
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("settings", [{"lossless": True}, {"scheme": "int6"}, {"scheme": "bf16"}], ids=str)
+def test_a_long_vector_is_cut_where_its_numbers_are_kept(settings: dict[str, Any], tmp_path: Path) -> None:
+    """As in the state of optimizers and of sharded models."""
+    vector = torch.randn(600 * COLUMNS, generator=torch.Generator().manual_seed(0))
+    matrix = vector[: 64 * COLUMNS].view(64, COLUMNS)
+    birdie.save({"vector": vector, "matrix": matrix.clone()}, tmp_path / "x", coder="fast", **settings)
+    with Reader(tmp_path / "x") as reader:
+        shapes = [reader.entry(name).shape for name in reader.blocks("vector")]
+    assert shapes == [(256 * COLUMNS,), (256 * COLUMNS,), (88 * COLUMNS,)]
+    loaded = birdie.load(tmp_path / "x")["vector"]
+    assert loaded.shape == vector.shape
+    assert torch.equal(loaded, vector) if settings.get("lossless") else torch.allclose(loaded, vector, rtol=0.01)
+
+
 def test_blocks_take_hardly_more_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = trellis.CHUNK // 256
     large = torch.randn(600, columns, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -2,8 +2,11 @@
 is noticed."""
 
 import dataclasses
+import os
 import struct
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.artifact import container
-from birdie.artifact.container import ALIAS, Entry, Reader, Stream
+from birdie.artifact.container import ALIAS, BLOCKS, FILES, Entry, Reader, Stream, block_name
+from birdie.artifact.inspect import inspect
+from birdie.artifact.load import load
+from birdie.artifact.repack import load_object
+from birdie.artifact.to_safetensors import to_safetensors
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError, ConfigError
+from birdie.golf.standalone import decode
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 STREAMS = st.builds(Stream, st.integers(0, 255), st.binary(max_size=20))
@@ -21,7 +29,7 @@ ENTRIES = st.lists(
     st.builds(
         Entry,
         st.text(max_size=12).filter(lambda text: text.isprintable()),
-        st.integers(1, 255),
+        st.integers(1, 255).filter(lambda code: code != BLOCKS),
         st.integers(0, 255),
         st.lists(st.integers(0, 1000), max_size=4).map(tuple),
         st.lists(INT64, max_size=3).map(tuple),
@@ -201,3 +209,96 @@ def test_more_fields_than_any_model_has_are_refused() -> None:
         container.to_bytes(entries)
     reader = Reader(container.to_bytes(entries[:256]))
     assert reader.entry("00ff").params == (1 << 62,) * 4096
+
+
+HIDDEN: dict[str, list[Entry]] = {
+    "a block": [
+        Entry("w", BLOCKS, 1, (2, 3)),
+        Entry(block_name("w", 0), 1, 1, (2, 3), (), (Stream(1, bytes(6)),)),
+        Entry("x", ALIAS, 1, (2, 3), (1,)),
+    ],
+    "a block of no tensor": [
+        Entry("v\0a", 1, 1, (2, 3), (), (Stream(1, bytes(6)),)),
+        Entry("x", ALIAS, 1, (2, 3), (0,)),
+    ],
+    "kept files": [Entry("\0files", FILES, 1, (2, 3), (), (Stream(0, b"abc"),)), Entry("x", ALIAS, 1, (2, 3), (0,))],
+    "another shape": [Entry("w", 1, 1, (2, 3), (), (Stream(1, bytes(6)),)), Entry("x", ALIAS, 1, (3, 2), (0,))],
+    "another dtype": [Entry("w", 1, 1, (2, 3), (), (Stream(1, bytes(6)),)), Entry("x", ALIAS, 2, (2, 3), (0,))],
+    "itself": [Entry("x", ALIAS, 1, (2, 3), (0,))],
+    "no blocks": [Entry("x", BLOCKS, 1, (2, 3))],
+    "blocks with a parameter": [
+        Entry("x", BLOCKS, 1, (2, 3), (1,)),
+        Entry(block_name("x", 0), 1, 1, (2, 3), (), (Stream(1, bytes(6)),)),
+    ],
+    "blocks with a stream": [
+        Entry("x", BLOCKS, 1, (2, 3), (), (Stream(0, b""),)),
+        Entry(block_name("x", 0), 1, 1, (2, 3), (), (Stream(1, bytes(6)),)),
+    ],
+    "blocks that are blocks": [
+        Entry("x", BLOCKS, 1, (2, 3)),
+        Entry(block_name("x", 0), BLOCKS, 1, (2, 3)),
+        Entry(block_name(block_name("x", 0), 0), 1, 1, (2, 3), (), (Stream(1, bytes(6)),)),
+    ],
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "Reader": Reader,
+    "inspect": inspect,
+    "load": load,
+    "load_object": load_object,
+    "to_safetensors": lambda path: to_safetensors(path, path.with_suffix(".safetensors")),
+    "one-file decoder": decode.load_object,
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("entries", HIDDEN.values(), ids=HIDDEN)
+def test_entries_that_refer_to_wrong_ones_are_refused_when_the_file_is_opened(
+    entries: list[Entry], read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "_resolved", list)  # the writer would refuse them, too
+    container.write(tmp_path / "x.birdie", entries, b"{}")
+    with pytest.raises(ArtifactError, match="'x'"):
+        read(tmp_path / "x.birdie")
+
+
+def test_a_tensor_in_blocks_may_have_an_alias(tmp_path: Path) -> None:
+    tied = [*HIDDEN["a block"][:2], Entry("x", ALIAS, 1, (2, 3), target="w")]
+    container.write(tmp_path / "x.birdie", tied)
+    loaded = load(tmp_path / "x.birdie")
+    assert loaded["x"] is loaded["w"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("by_position", [True, False])
+def test_threads_and_processes_may_share_a_reader(
+    by_position: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_position:
+        monkeypatch.delattr(os, "pread")  # as on Windows, where processes are not forked
+    names = [f"{index:02}" for index in range(16)]
+    content = {name: os.urandom(40_000) for name in names}
+    entries = [Entry(name, 1, 1, (40_000,), (), (Stream(1, content[name]),)) for name in names]
+    container.write(tmp_path / "x.birdie", entries)
+    with Reader(tmp_path / "x.birdie") as reader:
+
+        def read(name: str) -> bool:
+            return reader.read(name).streams[0].payload == content[name]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(read, 10 * names))
+        if by_position:
+            children = [pid for _ in range(3) if (pid := _forked(lambda: all(map(read, 20 * names))))]
+            assert all(map(read, 20 * names))
+            assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+
+
+def _forked(work: Callable[[], bool]) -> int:
+    """Start a process that exits with status 0 if `work` returns True; return its number."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = not work()
+        finally:
+            os._exit(status)
+    return pid

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import birdie
 from benchmarks import lazy as benchmark
@@ -455,3 +456,41 @@ def test_a_lazy_module_can_be_saved_over_its_own_file(tmp_path: Path) -> None:
         torch.equal(saved[name], weight) and torch.equal(lazy.state_dict()[name], weight)
         for name, weight in weights.items()
     )
+
+
+class Rows(Dataset[Tensor]):
+    """Outputs of a model, computed in the workers of a DataLoader."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, _: int) -> Tensor:
+        return self.model(IDS)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_workers_of_a_data_loader_may_share_a_model_that_a_thread_reads(tmp_path: Path) -> None:
+    """They are forked while the thread is inside of the cache."""
+    path = saved(gpt(), tmp_path)
+    lazy, expected = birdie.load(path, into=gpt(), lazy=True, cache_bytes=60_000), birdie.load(path, into=gpt())(IDS)
+    done, wrong = threading.Event(), []
+
+    def work() -> None:
+        while not done.is_set():
+            if not same(lazy(IDS), expected):
+                wrong.append(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        loader = DataLoader(Rows(lazy), batch_size=None, num_workers=2, timeout=60, multiprocessing_context="fork")
+        rows = list(loader)
+    finally:
+        done.set()
+        thread.join()
+    assert wrong == []
+    assert len(rows) == 8
+    assert all(torch.equal(row, expected[0]) for row in rows)

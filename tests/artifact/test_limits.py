@@ -1,5 +1,6 @@
 """Limits on what decoding takes: bytes, memory and operations, checked from the header before anything is decoded."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Stream
 from birdie.artifact.decoding import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
+from birdie.artifact.folders import write_folder
 from birdie.artifact.load import decode_tensor
 from birdie.artifact.repack import load_object
+from birdie.artifact.to_safetensors import to_safetensors
+from birdie.cli import build_app
+from birdie.cli.console import run
 from birdie.compress import registry
 from birdie.errors import ArtifactError
 from birdie.golf.standalone import decode
@@ -105,3 +110,43 @@ def test_impossible_parameters_are_refused_with_the_name_of_the_tensor() -> None
     data = container.to_bytes([Entry("w", 2, FLOAT, (4, 4), (5,), (ZERO, ZERO))])
     with pytest.raises(ArtifactError, match=r"'w'.*a group of 5 columns"):
         decode.load(data)
+
+
+def aliases(path: Path, count: int) -> int:
+    """Write one constant tensor with so many aliases; return the bytes of the tensor."""
+    named = [Entry(f"w{index:02}", container.ALIAS, FLOAT, (64, 64), target="w") for index in range(count)]
+    container.write(path, [Entry("w", 1, FLOAT, (64, 64), (), (ZERO,) * 4), *named], b"{}")
+    return 4 * 64 * 64
+
+
+@pytest.mark.parametrize("writer", [to_safetensors, write_folder])
+def test_what_is_written_under_each_name_counts_under_each_name(
+    writer: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = aliases(tmp_path / "x.birdie", 40)
+    assert (tmp_path / "x.birdie").stat().st_size < 120
+    writer(tmp_path / "x.birdie", tmp_path / "sound", max_bytes=41 * size)
+    monkeypatch.setattr("birdie.entropy.coder.decode", None)
+    with pytest.raises(ArtifactError, match=f"{41 * size:,} bytes .* {41 * size - 1:,} allowed"):
+        writer(tmp_path / "x.birdie", tmp_path / "refused", max_bytes=41 * size - 1)
+    assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".ptz", ".safetensors"])
+def test_a_converted_file_stays_within_the_limit(suffix: str, tmp_path: Path) -> None:
+    """In a .pt file the names of tied tensors share one."""
+    size = aliases(tmp_path / "x.birdie", 20)
+    arguments = ["decompress", str(tmp_path / "x.birdie"), "-o", str(tmp_path / f"x{suffix}"), "--max-size", str(size)]
+    status = run(build_app, arguments)
+    if suffix == ".safetensors":
+        assert status != 0
+    else:
+        assert status == 0
+        assert (tmp_path / f"x{suffix}").stat().st_size < 2 * size
+
+
+@pytest.mark.parametrize("load", [birdie.load, load_object, decode.load], ids=["load", "load_object", "one file"])
+def test_tied_tensors_share_memory_and_count_once(load: Any, tmp_path: Path) -> None:
+    size = aliases(tmp_path / "x.birdie", 20)
+    loaded = load(tmp_path / "x.birdie", max_bytes=size)
+    assert len({tensor.data_ptr() for tensor in loaded.values()}) == 1

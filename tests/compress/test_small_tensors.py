@@ -1,5 +1,7 @@
 """Small tensors keep about ten bits of every value, and quantizers get only what gains from them."""
 
+import math
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import SMALL, applicable, small_scheme
+from birdie.compress.tensors import has_nonfinite, parts
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,28 @@ def test_a_scheme_that_loses_nothing_for_size_takes_any_tensor() -> None:
     assert applicable(Lossless(), torch.arange(3)) == Lossless()
     assert applicable(Cast("bf16"), torch.ones(3)) == Cast("bf16")
     assert applicable(Cast("bf16"), torch.arange(3)) == Lossless()
+
+
+SHAPES = [(), (0,), (0, 3), (3, 0), (1,), (5_000_000,), (2, 2_500_000), (2_500_000, 2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_are_the_tensor(shape: tuple[int, ...], transposed: bool) -> None:
+    """Checks look at a few million elements at a time: of one tensor of 4 GB they made three more."""
+    weight = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    weight = weight.T if transposed and weight.ndim == 2 else weight
+    pieces = list(parts(weight))
+    assert all(piece.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr() for piece in pieces)
+    assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), weight.reshape(-1))
+    assert max(piece.numel() for piece in pieces) <= 1 << 22
+
+
+def test_one_value_in_any_part_decides() -> None:
+    weight = torch.ones(5_000_000)
+    assert isinstance(small_scheme(weight), Cast)
+    assert not has_nonfinite(weight)
+    weight[-1] = 1e-9
+    assert isinstance(small_scheme(weight), Lossless)
+    weight[-1] = torch.inf
+    assert has_nonfinite(weight)

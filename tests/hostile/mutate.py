@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -121,7 +122,7 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
     shape, streams = list(entry.shape), list(entry.streams)
     kind = rng.randrange(6)
     if kind == 0:
-        entry = dataclasses.replace(entry, scheme=rng.randrange(1, 5))
+        entry = dataclasses.replace(entry, scheme=rng.randrange(1, container.FILES + 1))
     elif kind == 1:
         entry = dataclasses.replace(entry, dtype=rng.randrange(24))
     elif kind == 2 and shape:
@@ -135,6 +136,29 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
         rng.shuffle(streams)
     entries[at] = dataclasses.replace(entry, shape=tuple(shape), streams=tuple(streams))
     return container.to_bytes(entries, seed.reader.metadata)
+
+
+def links(seed: Seed, rng: random.Random) -> bytes:
+    """Change what one entry says of others: its scheme, the target of an alias, its name; or leave it out."""
+    entries = list(seed.entries)
+    at, other = rng.randrange(len(entries)), rng.choice(entries)
+    entry, kind = entries[at], rng.randrange(5)
+    if kind == 0:
+        entries[at] = dataclasses.replace(other, name=entry.name)
+    elif kind == 1:
+        index = (rng.randrange(len(entries)),)
+        entries[at] = Entry(entry.name, container.ALIAS, other.dtype, other.shape, index)
+    elif kind == 2:
+        entries[at] = dataclasses.replace(entry, scheme=rng.choice([container.BLOCKS, container.FILES]))
+    elif kind == 3:
+        hidden = rng.choice(["files", "0", "1", "2", "00", "-1", "0\0" + "0"])
+        name = rng.choice([other.name, container.block_name(other.name, 0)[:-1] + hidden, "\0" + hidden])
+        if all(one.name != name for one in entries):
+            entries[at] = dataclasses.replace(entry, name=name)
+    else:
+        del entries[at]
+    with mock.patch.object(container, "_resolved", list):  # aliases point to where they did, checked or not
+        return container.to_bytes(entries, seed.reader.metadata)
 
 
 def tree(seed: Seed, rng: random.Random) -> bytes:
@@ -231,4 +255,5 @@ REPAIRED: dict[str, Callable[[Seed, random.Random], bytes]] = {
     "numbers": numbers,
     "header": header,
     "shapes": shapes,
+    "links": links,
 }

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from birdie.artifact import container, repack
 from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.artifact.save import save as save_file
+from birdie.compress import registry, row_blocks
 from birdie.entropy import coder, mixed, numbers, raw, side_information, static, trellis
 from birdie.entropy import payload as payloads
 from birdie.entropy.varint import varint
 
-_SPECS = (
+_SPECS = (  # features that the examples of the registry lack
     *(
         "trellis:states=8,sigma=0.3",
         "ternary:group_size=7",
@@ -70,8 +71,8 @@ class Seed:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """Everything in it."""
-        return tuple(self.reader.read(name) for name in self.reader.names)
+        """Everything in it, blocks and kept files included."""
+        return tuple(self.reader.read(name) for name in self.reader._index)
 
 
 @contextmanager
@@ -182,7 +183,7 @@ def _written(save: Callable[[Path], object]) -> Seed:
         save(path)
         reader = container.Reader(path.read_bytes())
         sides = {}
-        for at, name in enumerate(reader.names):
+        for at, name in enumerate(reader._index):
             for index, stream in enumerate(reader.read(name).streams):
                 side = _side(stream.coder, stream.payload, known)
                 if side is not None:
@@ -213,7 +214,7 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def artifacts() -> list[Seed]:
-    """Whole files: lossless in all forms, every scheme, casts, aliases, a convolution."""
+    """Whole files: lossless in all forms, every scheme of the registry, casts, aliases, blocks, kept files."""
     tensors = state()
     real = {name: tensor for name, tensor in tensors.items() if tensor.dtype in (torch.float32, torch.bfloat16)}
     options: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = [
@@ -221,9 +222,28 @@ def artifacts() -> list[Seed]:
         (tensors, {"lossless": True, "coder": "fast"}),
         (real, {"scheme": [("[abct]*", "int6"), ("*", "fp16")]}),
         (real, {"scheme": "bf16"}),
-        *((real, {"scheme": [("[abct]*", spec), ("*", "fp16")]}) for spec in _SPECS),
+        *((real, {"scheme": [("[abct]*", spec), ("*", "fp16")]}) for spec in (*_SPECS, *_examples())),
     ]
-    return [_written(partial(save_file, some, workers=1, **how)) for some, how in options]
+    saved = [_written(partial(save_file, some, workers=1, **how)) for some, how in options]
+    return [*saved, *in_blocks()]
+
+
+def _examples() -> Iterator[str]:
+    """Yield a spec of every word of the registry, so that a new scheme has a seed."""
+    for word in registry.words().values():
+        yield word.example
+
+
+def in_blocks() -> list[Seed]:
+    """Files of tensors in blocks of 12 rows (in short chunks), one of them under two names, beside kept files."""
+    large = torch.randn(30, 20, generator=torch.Generator().manual_seed(4))
+    tensors = {"large": large, "small": large[:3], "stack": large.reshape(3, 10, 20).int(), "tied": large}
+    files = {"config.json": b'{"a": 1}', "tokenizer/vocab.txt": b"a b c " * 20}
+    with mock.patch.object(row_blocks, "LARGE", 300), mock.patch.object(row_blocks, "_BLOCK", CHUNK):
+        return [
+            _written(partial(save_file, tensors, workers=1, files=files, **how))
+            for how in ({"lossless": True}, {"scheme": "int6", "coder": "fast"})
+        ]
 
 
 def trees() -> list[Seed]:

@@ -10,11 +10,11 @@ from birdie.artifact import container
 from birdie.compress import registry
 from birdie.entropy import coder
 from birdie.errors import ArtifactError
-from tests.hostile import bombs, fuzz
+from tests.hostile import bombs, fuzz, seeds
 
 KINDS = (
     *("streams, payload", "streams, numbers", "streams, header", "streams, shapes", "streams, made"),
-    *("artifact, payload", "artifact, shapes", "tree, tree", "tree, shapes"),
+    *("artifact, payload", "artifact, shapes", "artifact, links", "tree, tree", "tree, shapes"),
 )
 
 
@@ -65,3 +65,13 @@ def test_there_is_a_bomb_for_every_scheme_and_every_coder() -> None:
                 coders |= {stream.coder for stream in reader.entry(name).streams}
     assert schemes >= set(registry.own_names_by_code())
     assert coders >= set(coder.NAMES)
+
+
+def test_the_fuzzer_has_a_seed_for_every_scheme_and_every_coder() -> None:
+    schemes, coders = set(), set()
+    with seeds.short_chunks():
+        for seed in (*seeds.streams(), *seeds.artifacts()):
+            schemes |= {entry.scheme for entry in seed.entries}
+            coders |= {stream.coder for entry in seed.entries for stream in entry.streams}
+    assert schemes == {container.ALIAS, container.BLOCKS, container.FILES, *registry.own_names_by_code()}
+    assert coders == set(coder.NAMES)

@@ -14,6 +14,8 @@ import torch
 import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.compress import row_blocks
+from birdie.entropy import trellis
 from birdie.errors import ArtifactError
 from birdie.lab.report.page import Section, render, table, text
 from birdie.lab.report.sizes import sizes_of
@@ -241,3 +243,15 @@ def test_nothing_is_clipped_in_a_browser(width: int, runs: Path, tmp_path: Path)
     assert match, dom[-2000:]
     assert int(match[1]) > 100
     assert match[2] == ""
+
+
+def test_a_tensor_in_blocks_has_the_bytes_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_blocks, "LARGE", 1 << 15)
+    monkeypatch.setattr(row_blocks, "_BLOCK", 1 << 14)
+    monkeypatch.setattr(trellis, "CHUNK", 1 << 14)
+    state = {"large": torch.randn(300, 128, generator=torch.Generator().manual_seed(0))}
+    birdie.save(state, tmp_path / "x", scheme="int5", coder="fast")
+    sizes = sizes_of(tmp_path / "x")
+    assert [(one.name, one.scheme, one.shape) for one in sizes.tensors] == [("large", "grid", (300, 128))]
+    assert sizes.tensors[0].bytes == birdie.inspect(tmp_path / "x").tensors[0].bytes
+    assert [one.name for one in sizes.histograms] == ["large"]

@@ -296,8 +296,9 @@ class Allocation:
         """Encode each named tensor by its scheme."""
 
         def by_rows(name: str) -> bool:
-            sensitivity = self.sensitivities.get(name)
-            return schemes[name].by_rows and (sensitivity is None or sensitivity.output is None)
+            sensitivity, scheme = self.sensitivities.get(name), schemes[name]
+            alone = scheme.by_rows and (tensors[name].ndim > 1 or not scheme.quantizes)  # a vector is one row
+            return alone and (sensitivity is None or sensitivity.output is None)
 
         def encode(name: str, rows: slice) -> Encoded:
             weight = _rows_of(tensors[name], rows)

@@ -82,7 +82,7 @@ def load_object(source: Source, max_bytes: int | None = None, max_operations: in
 
 
 def _tensors(reader: Reader, max_bytes: int | None, max_operations: int | None) -> dict[str, Tensor]:
-    require_limits(reader, decoder_of, max_bytes, max_operations)
+    require_limits(reader, decoder_of, max_bytes, max_operations, shared=True)
     tensors = decode_all(reader, decoder_of, os.cpu_count() or 1)
     return {name: tensors[stored_name(reader, name)] for name in reader.names}
 

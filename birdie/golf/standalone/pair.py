@@ -158,7 +158,7 @@ def load(path: Source | bytes) -> dict[str, Tensor]:
         ArtifactError: the file is missing, damaged, or uses a scheme that `export` does not.
     """
     with Reader(path) as reader:
-        require_limits(reader, decoder_of, None)
+        require_limits(reader, decoder_of, None, shared=True)
         tensors = decode_all(reader, decoder_of, os.cpu_count() or 1)
         return {name: tensors[stored_name(reader, name)] for name in reader.names}
 

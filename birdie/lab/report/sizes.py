@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +9,9 @@ from numpy.typing import NDArray
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import registered_decoders
 from birdie.artifact.container import ALIAS, Reader
-from birdie.artifact.decoding import default_limit, dtype_of, require_limits
+from birdie.artifact.decoding import blocks_of, default_limit, dtype_of, require_limits
 from birdie.artifact.inspect import stored_as
+from birdie.compress.scheme import StreamLayout
 from birdie.entropy import coder, mixed
 
 _MOST_SYMBOLS = 512  # of a histogram: more are no bars that can be seen
@@ -51,7 +51,7 @@ class Histogram:
     """Quantized weights of a tensor.
 
     Attributes:
-        name: of the tensor.
+        name: of the tensor; of one in blocks, the histogram is that of the first.
         values: (n,) the integers that occur, or may occur.
         shares: (n,) fraction of the weights.
         probabilities: (n,) that context mixing starts from; None for other coders, and for values coded as differences.
@@ -94,33 +94,37 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
     with Reader(path) as reader:
         foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})
         decoder_of = registered_decoders(foreign)
-        require_limits(reader, decoder_of, default_limit(reader))
-        tensors, layouts = [], {}
+        require_limits(reader, decoder_of, default_limit(reader), shared=True)
+        tensors: list[TensorSize] = []
+        firsts: dict[str, tuple[str, tuple[StreamLayout, ...]]] = {}  # name → its first block, and the layout of that
         for name in reader.names:
             entry = reader.entry(name)
             if entry.scheme == ALIAS:
                 continue
-            lengths = reader.header(name).lengths
-            layout = layouts[name] = decoder_of(entry).layout(entry.shape, dtype_of(entry), entry.params)
-            symbols = sum(
-                length
-                for length, one in zip(lengths, layout, strict=True)
-                if len(layout) == 1 or one.hints.role == "symbols"
-            )
+            symbols = side = 0
+            for block, _ in blocks_of(reader, name):
+                part = reader.entry(block)
+                layout = decoder_of(part).layout(part.shape, dtype_of(part), part.params)
+                firsts.setdefault(name, (block, layout))
+                for length, stream in zip(reader.header(block).lengths, layout, strict=True):
+                    if len(layout) == 1 or stream.hints.role == "symbols":
+                        symbols += length
+                    else:
+                        side += length
             weights = int(np.prod(entry.shape, dtype=np.int64))
-            side = sum(lengths) - symbols
-            tensors.append(TensorSize(name, stored_as(entry, foreign), entry.shape, weights, symbols, side))
+            scheme = stored_as(reader.entry(firsts[name][0]), foreign)
+            tensors.append(TensorSize(name, scheme, entry.shape, weights, symbols, side))
         counted: list[Histogram] = []
         for tensor in sorted(tensors, key=lambda one: -one.weights):
-            if len(counted) < histograms and (one := _histogram(reader, tensor, layouts[tensor.name])) is not None:
+            if len(counted) < histograms and (one := _histogram(reader, tensor.name, *firsts[tensor.name])) is not None:
                 counted.append(one)
         header = reader.size - sum(tensor.bytes for tensor in tensors)
         return Sizes(tuple(tensors), header, tuple(counted))
 
 
-def _histogram(reader: Reader, tensor: TensorSize, layout: Any) -> Histogram | None:
-    """Return the histogram of the largest stream of symbols; None if the tensor has none with few values."""
-    streams = reader.read(tensor.name).streams
+def _histogram(reader: Reader, name: str, block: str, layout: tuple[StreamLayout, ...]) -> Histogram | None:
+    """Return the histogram of the largest stream of symbols of a tensor's block; None if none has few values."""
+    streams = reader.read(block).streams
     rows = [index for index, one in enumerate(layout) if one.hints.role == "symbols"]
     if not rows:
         return None
@@ -137,8 +141,8 @@ def _histogram(reader: Reader, tensor: TensorSize, layout: Any) -> Histogram | N
     if stream.coder == coder.MIXED:
         start = mixed.starting_probabilities(stream.payload, one.rows, one.columns)
     if start is None:
-        return Histogram(tensor.name, symbols.astype(np.int64), shares, None, entropy, bits)
+        return Histogram(name, symbols.astype(np.int64), shares, None, entropy, bits)
     possible, probabilities = start
     full = np.zeros(possible.size)
     full[np.searchsorted(possible, symbols)] = shares
-    return Histogram(tensor.name, possible, full, probabilities, entropy, bits)
+    return Histogram(name, possible, full, probabilities, entropy, bits)

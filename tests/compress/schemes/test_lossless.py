@@ -61,6 +61,24 @@ def test_a_boolean_is_zero_or_one() -> None:
         from_bits(np.array([[2]], dtype=np.uint8), (1,), torch.bool)
 
 
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4)], ids=str)
+def test_booleans_of_other_bytes_are_refused_by_name(shape: tuple[int, ...]) -> None:
+    """torch takes them for True, but a file would have 1 instead."""
+    for byte in (2, 3, 128, 255):
+        weight = torch.ones(shape, dtype=torch.uint8)
+        weight.view(-1)[-1] = byte
+        with pytest.raises(WeightsError, match="'mask'"):
+            Lossless().encode("mask", weight.view(torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in FORMATS if dtype.itemsize == 1], ids=str)
+def test_transposed_bytes_come_back(dtype: torch.dtype) -> None:
+    data = torch.arange(24, dtype=torch.uint8).remainder(2 if dtype is torch.bool else 24).view(4, 6)
+    decoded = decode(Lossless().encode("w", data.view(dtype).t()))
+    assert decoded.dtype is dtype
+    assert torch.equal(decoded.view(torch.uint8), data.t())
+
+
 @pytest.mark.parametrize(("to", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 @pytest.mark.parametrize("source", [torch.float32, torch.float64])
 def test_a_cast_rounds_once(to: str, dtype: torch.dtype, source: torch.dtype) -> None:
