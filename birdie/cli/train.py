@@ -29,8 +29,8 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.errors import ConfigError
-from birdie.run.recipe import FLAT, Recipe
-from birdie.run.recipe_file import configuration, sources
+from birdie.run.recipe import FLAT, Recipe, configuration
+from birdie.run.recipe_file import sources
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.files import require_output, write_bytes
 from birdie.score.request import EvaluationRequest

@@ -8,7 +8,9 @@ from typing import Any, get_type_hints
 from birdie.errors import ConfigError
 from birdie.lab.ledger import flat
 from birdie.lab.selection import full_key
-from birdie.run.recipe import Recipe, fits
+from birdie.run.recipe import Recipe
+from birdie.run.values import fits, parsed
+from birdie.run.values import typed as typed_value
 
 
 def parse(texts: Sequence[str], recipe: Recipe) -> dict[str, Any]:
@@ -62,16 +64,21 @@ def kind_of(key: str) -> Any:
 
 
 def _typed(key: str, value: Any) -> Any:
-    kind, readings = kind_of(key), [value]
-    if isinstance(value, str):
-        readings = [None] if value.lower() in ("none", "null") else []
-        for toml in (value, value.lower(), f"[{value}]"):
-            with contextlib.suppress(ValueError):
-                readings.append(tomllib.loads(f"value = {toml}")["value"])
-        readings += [value, value.split(",")]
-    for reading in readings:
-        one = float(reading) if type(reading) is int and fits(float(reading), kind) else reading
-        if fits(tuple(one) if isinstance(one, list) else one, kind):
-            return one
-    wanted = str(getattr(kind, "__name__", kind)).replace("typing.", "")
-    raise ConfigError(f"{key} is of type {wanted}, which {value!r} is not; correct it")
+    kind = kind_of(key)
+    try:
+        result = parsed(_unquoted(value), kind) if isinstance(value, str) else typed_value(value, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{key} is {value!r}; {error}") from None
+    if type(result) is int and fits(float(result), kind):
+        return float(result)
+    return list(result) if isinstance(result, tuple) else result
+
+
+def _unquoted(text: str) -> str:
+    """Return the text that a quoted string of TOML is; another text as it is."""
+    if text[:1] not in ("'", '"'):
+        return text
+    with contextlib.suppress(ValueError):
+        value = tomllib.loads(f"value = {text}")["value"]
+        return value if isinstance(value, str) else text
+    return text

@@ -7,13 +7,14 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
-from cyclopts import CycloptsError
+from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Token
 from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
-from birdie.run.environment import settings
+from birdie.run.environment import settings, variables_of
+from birdie.run.values import is_plain, parsed
 from birdie.runtime.reading import require_regular
 
 TABLES = (
@@ -32,19 +33,6 @@ ABOUT = "about"  # table that describes the recipe and sets nothing
 PROGRAM = "program"  # settings of a program other than `birdie train`; [about] then names the program in `runs`
 
 
-def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
-    """Return cyclopts configuration sources for `file`: joint environment variables first, then the recipe file.
-
-    Raises:
-        ConfigError: the file does not exist, is not TOML or is for another program, or a variable has a wrong value.
-    """
-    content = {} if file is None else read_recipe_file(file)
-    about = content.pop(ABOUT, {})
-    if "runs" in about:
-        raise wrong_program(str(file), about["runs"])
-    return sources(content, str(file))
-
-
 def sources(content: Mapping[str, Any], name: str) -> tuple[Dict, ...]:
     """Return cyclopts configuration sources for settings `content`, which errors refer to as `name`.
 
@@ -57,6 +45,52 @@ def sources(content: Mapping[str, Any], name: str) -> tuple[Dict, ...]:
         for source, values in tables.items()
         if values
     )
+
+
+def read_arguments(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Replace what was given for each flag by the value that it is, in the spelling that cyclopts reads; it goes last
+    among the sources of a configuration.
+
+    Raises:
+        ConfigError: a text is no value of its flag; the message names the flag, variable or key.
+    """
+    for argument in arguments:
+        hint = argument.field_info.annotation
+        hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if argument.parameter.converter or not argument.tokens or not is_plain(hint):
+            continue
+        many = get_origin(hint) is tuple
+        tokens: list[Token] = []
+        for token in argument.tokens:
+            if token.keys or token.implicit_value is not UNSET:
+                tokens.append(token)
+                continue
+            try:
+                value = parsed(token.value, hint)
+            except ConfigError as error:
+                raise ConfigError(f"{spelling(token, argument.name)} is {token.value[:80]!r}; {error}") from None
+            values = value if many else (value,)
+            tokens += [token.evolve(value=_spelled(item), index=len(tokens) + i) for i, item in enumerate(values)]
+        argument.tokens = tokens
+
+
+def _spelled(value: Any) -> str:
+    return repr(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+def spelling(token: Token, name: str) -> str:
+    """Return how the flag, variable or key of a file is written that gave a value to the flag `name`."""
+    setting = setting_of(name)
+    if token.source == "environment":
+        return ", ".join(variables_of(setting)) or setting
+    if token.source in ("cli", "env"):
+        return token.keyword or name
+    return f"{token.source}: {setting}"
+
+
+def setting_of(name: str) -> str:
+    """Return the full name of the setting that a flag sets: `--train.warmdown-iters` → `train.warmdown_iters`."""
+    return name.lstrip("-").replace("-", "_")
 
 
 def wrong_program(file: str, runs: str) -> ConfigError:
