@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError
-from birdie.run.recipe_file import explain, read_arguments
+from birdie.run.recipe_file import Source, explain, read_arguments
 from birdie.runtime import progress
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import require_output
@@ -37,9 +37,6 @@ Output = Annotated[
     Path, Parameter(name=["-o", "--output"], converter=lambda _, tokens: require_output(tokens[0].value))
 ]
 """A file to write; `Annotated[Output, Parameter(help=…)]` describes it."""
-
-Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]
-"""A source of settings: it adds values to arguments that have none, or reads those that they have."""
 
 RENAMED = {
     "--scale": "--preset",

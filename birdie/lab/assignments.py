@@ -3,12 +3,14 @@
 import contextlib
 import tomllib
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from birdie.errors import ConfigError
 from birdie.lab.ledger import flat
 from birdie.lab.selection import full_key
 from birdie.run.recipe import Recipe
+from birdie.run.recipe_file import OVERRIDES
 from birdie.run.values import fits, parsed
 from birdie.run.values import typed as typed_value
 
@@ -40,13 +42,14 @@ def typed(values: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def with_settings(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Return `recipe` with the settings `values`, which `typed` returned.
+    """Return `recipe` with the settings `values`, which `typed` returned; they override as a later source does.
 
     Raises:
         ConfigError: a value is out of range, or the settings contradict one another.
     """
     tables = recipe.to_dict()
-    for key, value in values.items():
+    rivals = {rival: attrgetter(rival)(Recipe()) for key in values for rival in OVERRIDES.get(key, ())}
+    for key, value in (rivals | dict(values)).items():
         *path, last = key.split(".")
         table: Any = tables
         for part in path:

@@ -213,7 +213,8 @@ def variables_of(setting: str) -> list[str]:
     """Return the variables of this module that are set and may have set `setting`, as TABLE.SETTING."""
     switches = [name for name, (model_setting, _) in CHOICES.items() if f"model.{model_setting}" == setting]
     joint = [name for rule in RULES if setting in rule.settings for name in rule.variables]
-    return [name for name in dict.fromkeys([*switches, *joint]) if name in os.environ]
+    names = [name for name in dict.fromkeys([*switches, *joint]) if name in os.environ]
+    return [name for name in names if name.lower() == setting.rpartition(".")[2]] or names
 
 
 def _merge(tables: dict[str, Any], more: Mapping[str, Any]) -> None:

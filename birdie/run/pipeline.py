@@ -74,6 +74,8 @@ class Run:
         world: this rank and its peers.
         notify: called with one-line messages for the log (fallbacks, warnings about the data, active techniques).
         log: file of the log, if it is not `log.txt` in the folder.
+        origins: settings that somebody chose, as TABLE.SETTING → flag, variable or key of a file; None: those unlike
+            their defaults. The preflight check names those that have no effect.
 
     Attributes:
         training: training settings; once training has begun, with the cap reduced by the calibration time budget.
@@ -101,9 +103,10 @@ class Run:
         world: World | None = None,
         notify: Notify = no_message,
         log: Path | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
-        self.profiled, self._log = profiled, log
+        self.profiled, self._log, self._origins = profiled, log, origins
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = StartupTimer()
@@ -344,7 +347,7 @@ class Run:
             facts = preflight.collect_facts(
                 self.recipe, self.folder, self.dataset.train, self.dataset.train_tokens, self.device, self.world
             )
-            self.checks = preflight.run_checks(self.recipe, facts)
+            self.checks = preflight.run_checks(self.recipe, facts, self._origins)
             failed = any(check.state == "fail" for check in self.checks)
             if self.world.any(failed, self.device):
                 preflight.require_no_failure(self.checks)

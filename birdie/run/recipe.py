@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Dict
 
 from birdie.compress.qat import Qat
 from birdie.compress.rate.size import parse_size
@@ -27,7 +26,7 @@ from birdie.data.order import Order, unknown_order
 from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
-from birdie.run.recipe_file import ABOUT, explain, read_arguments, read_recipe_file, sources, wrong_program
+from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
 from birdie.run.values import typed
 from birdie.score.settings import EvaluationSettings, ValidationSettings
 from birdie.train.bandit import BanditSettings
@@ -366,8 +365,11 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
+def configuration(file: str | os.PathLike[str] | None, origins: dict[str, str] | None = None) -> tuple[Source, ...]:
     """Return cyclopts configuration sources for `file`: joint environment variables first, then the recipe file.
+
+    Args:
+        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
 
     Raises:
         ConfigError: the file does not exist, is not TOML or is for another program, or a variable or a setting of the
@@ -381,16 +383,41 @@ def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
         content = typed_tables(content)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    return sources(content, str(file))
+    # a file that states everything is the record of a run: nobody chose each of its settings
+    recorded = _names(without_none(Recipe().to_dict())) <= _names(content)
+    return sources(content, str(file), origins, chosen=not recorded)
 
 
-def load_recipe(file: str | os.PathLike[str] | None = None, flags: Sequence[str] = ()) -> Recipe:
+def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested table without values None, which a cyclopts configuration cannot hold."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _names(tables: Mapping[str, Any], path: str = "") -> set[str]:
+    """Return the full names of the settings in nested tables."""
+    return {
+        name
+        for key, value in tables.items()
+        for name in (_names(value, f"{path}{key}.") if isinstance(value, Mapping) else (path + key,))
+    }
+
+
+def load_recipe(
+    file: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), origins: dict[str, str] | None = None
+) -> Recipe:
     """Resolve a recipe: defaults, then `file`, then the environment, then `flags` (`["--model.num-layers", "4"]`).
+
+    Args:
+        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
 
     Raises:
         ConfigError: a key is unknown (the message names the nearest one), or a value has the wrong type or range.
     """
-    app = App(name="recipe", config=(*configuration(file), read_arguments), help_flags=[], version_flags=[])
+    app = App(name="recipe", config=(*configuration(file, origins), read_arguments), help_flags=[], version_flags=[])
 
     @app.default
     def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:

@@ -6,7 +6,7 @@ This module is separate from `recipe` so that `birdie --help` does not import to
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args, get_origin
 
 from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Token
@@ -33,18 +33,54 @@ ABOUT = "about"  # table that describes the recipe and sets nothing
 PROGRAM = "program"  # settings of a program other than `birdie train`; [about] then names the program in `runs`
 
 
-def sources(content: Mapping[str, Any], name: str) -> tuple[Dict, ...]:
+Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]
+"""A source of settings: it adds values to arguments that have none, or changes those that they have."""
+
+OVERRIDES = {
+    "data.path": ("data.train", "data.val"),
+    "train.warmdown_iters": ("train.warmdown_fraction",),
+    "train.iterations": ("train.force_stop_step",),
+    "train.max_wallclock_seconds": ("train.force_stop_step",),
+}
+"""Setting → others that would make it one without effect: given by a later source, it takes them to their defaults."""
+
+
+def sources(
+    content: Mapping[str, Any], name: str, origins: dict[str, str] | None = None, *, chosen: bool = False
+) -> tuple[Source, ...]:
     """Return cyclopts configuration sources for settings `content`, which errors refer to as `name`.
+
+    Args:
+        origins: takes the settings that flags and variables give, as TABLE.SETTING → flag or variable.
+        chosen: whether somebody chose the settings in `content`, so that `origins` takes them as well.
 
     Raises:
         ConfigError: an environment variable has a wrong value.
     """
+
+    def settle(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        present = {setting_of(argument.name): argument for argument in arguments if argument.tokens}
+        order = {setting: _order(argument.tokens[0]) for setting, argument in present.items()}
+        for setting, others in OVERRIDES.items():
+            for other in others:
+                if order.get(setting, 0) > order.get(other, 2):
+                    present[other].tokens = []
+        for setting, argument in present.items():
+            if origins is not None and argument.tokens and (chosen or order[setting]):
+                origins[setting] = spelling(argument.tokens[0], argument.name)
+
     tables = {"environment": settings(os.environ, content), name: dict(content)}
-    return tuple(
+    dicts = (
         Dict(values, use_commands_as_keys=False, allow_unknown=False, source=source)
         for source, values in tables.items()
         if values
     )
+    return (*dicts, settle)
+
+
+def _order(token: Token) -> int:
+    """Return 2 for a value of a flag, 1 for one of a variable, 0 for one of a recipe file or a preset."""
+    return {"cli": 2, "env": 1, "environment": 1}.get(token.source, 0)
 
 
 def read_arguments(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

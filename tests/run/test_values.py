@@ -183,9 +183,7 @@ def test_a_sweep_refuses_a_fraction_of_an_integer(tmp_path: Path) -> None:
     "tokens",
     [("sweep", "x.toml", "--trials", "2.5"), ("demo", "--seed", "0.5"), ("compress", "x", "-o", "y", "--refit", "1.5")],
 )
-def test_flags_of_other_commands_are_read_so(
-    tokens: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_of_other_commands_are_read_so(tokens: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app, [*tokens, "--json"]) == 1
     output = capsys.readouterr().out
     assert repr(tokens[-1]) in output
