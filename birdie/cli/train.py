@@ -151,6 +151,8 @@ def command(
     with process_group(device) as world:
         notify = log if world.is_main else no_message
         work = Run(recipe, folder, profiled=profile, world=world, notify=notify, origins=origins)
+        if resume:
+            work.require_unchanged()  # before a line is added to the log
         with work.locked(), log_file(folder / "log.txt"):
             if preset is not None:
                 notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")

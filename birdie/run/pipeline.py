@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ from birdie.run.calibration import Calibration, calibrate_gpt
 from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
-from birdie.run.recipe import Recipe
-from birdie.run.run_folder import Metrics, load_float, save_float, write_environment
+from birdie.run.recipe import Recipe, setting_names
+from birdie.run.recipe_file import read_recipe_file
+from birdie.run.run_folder import RECIPE, Metrics, finished_steps, load_float, save_float, write_environment
 from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
@@ -54,6 +56,7 @@ from birdie.train.checkpoint import (
     load_checkpoint,
     remove_newer,
     require_same_checkpoint,
+    step_of,
 )
 from birdie.train.compilation import CompileReport, compile_cache, saves_graphs
 from birdie.train.fp8 import Float8, remove_fp8
@@ -61,6 +64,14 @@ from birdie.train.loop import Fit, fit
 from birdie.train.profile import Profile, profile
 from birdie.train.protocols import StepHook
 from birdie.train.settings import FP8_MULTIPLE
+
+AFTER_TRAINING = frozenset(
+    (
+        *("data.path", "data.train", "data.val", "data.tokenizer", "validation.batch_tokens", "validation.max_tokens"),
+        *("calibration", "export", "evaluation", "run", "device"),
+    )
+)
+"""Settings and tables that may differ where a finished run is resumed: they do not say how it was trained."""
 
 
 class Run:
@@ -235,7 +246,11 @@ class Run:
                     remove_newer(checkpoint)
                 elif self.checkpoints.exists():  # a replaced run must not be resumed later
                     remove_folder(self.checkpoints)
-                write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+                different = [] if checkpoint is None else self._changes()
+                for name, old, new in different:
+                    if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):  # `fit` reports those
+                        self.notify(f"resuming with {name} = {new}; the checkpoint was trained with {old}")
+                write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
                 step = loop.step if checkpoint is not None else -1
                 history.truncate(self.folder, step)
                 self._metrics = Metrics(self.folder, step)
@@ -245,7 +260,8 @@ class Run:
                     settings.seed,
                     self.device,
                     self.world,
-                    resumed=checkpoint is not None,
+                    resumed_at=None if checkpoint is None else loop.step,
+                    changes=different,
                     log=self._log,
                 )
             yield from self._follow(loop)
@@ -423,11 +439,41 @@ class Run:
                     f"{self.folder} already holds a run; continue it with --resume, or choose another --folder"
                 )
             return None
+        self.require_unchanged()
         for name, value in self._identity().items():
             saved = checkpoint.about.get(name, value)
             if saved != value:
                 raise ConfigError(f"cannot resume: {name} is {value}, but the run in {self.folder} has {saved}")
         return checkpoint
+
+    def require_unchanged(self) -> None:
+        """Raise an error if the folder holds a finished run that was trained with other settings than the recipe's.
+
+        To resume it would claim these settings for weights that were trained without them. Those of the export and of
+        scoring may differ: both happen again.
+
+        Raises:
+            ConfigError: a setting differs; the message names all that do.
+        """
+        paths = checkpoint_paths(self.checkpoints)
+        finished = bool(paths) and finished_steps(self.folder) == step_of(paths[0])
+        if finished and (different := self._changes()):
+            names = ", ".join(f"{name} {new}, not {old}" for name, old, new in different)
+            raise ConfigError(
+                f"cannot resume: the run in {self.folder} is finished, and the recipe differs from its own: {names}; "
+                "choose another --folder, or leave that out"
+            )
+
+    def _changes(self) -> list[tuple[str, Any, Any]]:
+        """Return (setting, value in the folder's recipe, value now) of settings of training that differ."""
+        path = self.folder / RECIPE
+        if not path.is_file():
+            return []
+        stored = Recipe.from_dict(read_recipe_file(path))
+        after = AFTER_TRAINING if not self.recipe.qat.budget else AFTER_TRAINING - {"export", "calibration"}
+        names = [name for name in setting_names(self.recipe.to_dict()) if not {name, name.partition(".")[0]} & after]
+        rows = ((name, attrgetter(name)(stored), attrgetter(name)(self.recipe)) for name in sorted(names))
+        return [row for row in rows if row[1] != row[2]]
 
     def _reserve(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Set the calibration time budget; return it for the checkpoint, so that a resumed run has the same budget."""

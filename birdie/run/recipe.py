@@ -384,7 +384,7 @@ def configuration(file: str | os.PathLike[str] | None, origins: dict[str, str] |
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     # a file that states everything is the record of a run: nobody chose each of its settings
-    recorded = _names(without_none(Recipe().to_dict())) <= _names(content)
+    recorded = setting_names(without_none(Recipe().to_dict())) <= setting_names(content)
     return sources(content, str(file), origins, chosen=not recorded)
 
 
@@ -397,12 +397,12 @@ def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _names(tables: Mapping[str, Any], path: str = "") -> set[str]:
+def setting_names(tables: Mapping[str, Any], path: str = "") -> set[str]:
     """Return the full names of the settings in nested tables."""
     return {
         name
         for key, value in tables.items()
-        for name in (_names(value, f"{path}{key}.") if isinstance(value, Mapping) else (path + key,))
+        for name in (setting_names(value, f"{path}{key}.") if isinstance(value, Mapping) else (path + key,))
     }
 
 

@@ -7,7 +7,7 @@ float.safetensors    the weights before the export, with the last validation: ex
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -27,28 +27,42 @@ from birdie.runtime.files import atomic_path, write_bytes
 from birdie.score.accumulator import Score
 from birdie.train.loop import Step
 
-ENVIRONMENT, METRICS, FLOAT = "environment.json", "metrics.jsonl", "float.safetensors"
+ENVIRONMENT, METRICS, FLOAT, RECIPE = "environment.json", "metrics.jsonl", "float.safetensors", "recipe.toml"
 
 
 def write_environment(
-    folder: Path, digest: str, seed: int, device: torch.device, world: World, *, resumed: bool, log: Path | None
+    folder: Path,
+    digest: str,
+    seed: int,
+    device: torch.device,
+    world: World,
+    *,
+    resumed_at: int | None,
+    changes: Sequence[tuple[str, Any, Any]] = (),
+    log: Path | None,
 ) -> None:
-    """Write where and how a run was started; a resumed run keeps the times of its earlier starts.
+    """Write where and how a run was started; a resumed run keeps the times and the changes of its earlier starts.
 
     Args:
         digest: of the recipe.
+        resumed_at: step from which the run goes on; None: it starts.
+        changes: (setting, value up to that step, value from now on) of each setting of training that differs.
         log: of the run, if it is not `log.txt` in the folder.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    path, starts = folder / ENVIRONMENT, []
-    if resumed:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            starts = list(json.loads(path.read_text(encoding="utf-8"))["starts"])
+    path, earlier = folder / ENVIRONMENT, dict[str, Any]()
+    if resumed_at is not None:
+        with suppress(OSError, ValueError, TypeError):
+            earlier = dict(json.loads(path.read_text(encoding="utf-8")))
+    lists = (earlier.get(key) for key in ("starts", "changed"))
+    starts, changed = (list(value) if isinstance(value, list) else [] for value in lists)
+    changed += [{"after_step": resumed_at, "setting": name, "from": old, "to": new} for name, old, new in changes]
     values = {
         "starts": [*starts, datetime.now(UTC).isoformat(timespec="seconds")],
         "command": sys.argv,
+        **({"changed": changed} if changed else {}),
         "recipe_digest": digest,
         "seed": seed,
         "versions": provenance.versions(),
@@ -115,6 +129,15 @@ def save_float(folder: Path, state: Mapping[str, Tensor], last: Validated | None
     with atomic_path(folder / FLOAT) as path:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
         save_file(tensors, path, {"birdie": json.dumps(about)})
+
+
+def finished_steps(folder: Path) -> int | None:
+    """Return the steps of the finished run in `folder`; None if no run finished there."""
+    try:
+        with safe_open(folder / FLOAT, "pt") as file:
+            return int(json.loads(file.metadata()["birdie"])["steps"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return None
 
 
 def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, Validated | None]:

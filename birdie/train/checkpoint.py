@@ -96,6 +96,13 @@ def checkpoint_paths(folder: str | os.PathLike[str]) -> list[Path]:
     return [path for _, _, path in sorted(numbered, reverse=True)]
 
 
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint that `checkpoint_paths` returned."""
+    name = _NAME.fullmatch(path.name)
+    assert name is not None
+    return int(name[1])
+
+
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     """Write `checkpoint` into `folder` as the newest one, remove all but `keep`, and return its path.
 
