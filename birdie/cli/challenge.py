@@ -381,6 +381,7 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
             "bpb_artifact": new.bpb,
             "steps": last.step,
             "train_seconds": last.train_ms / 1000,
+            "never_began": run.not_begun,
             "evaluation": asdict(new),
             "evaluation_asked": asdict(scored),
         }

@@ -300,6 +300,7 @@ def run_json(
         "train_seconds": 0.0 if last is None else last.train_ms / 1000,
         "calibration": calibration_json(work),
         "startup": startup_json(work),
+        "never_began": work.not_begun,
         "preflight": [asdict(check) for check in work.checks],
         "profile": None if work.profile is None else work.profile.to_dict(),
         "evaluation": evaluation_json(result),

@@ -38,9 +38,10 @@ from birdie.run.calibration import Calibration, calibrate_gpt
 from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe, setting_names
 from birdie.run.recipe_file import read_recipe_file
-from birdie.run.run_folder import RECIPE, Metrics, finished_steps, load_float, save_float, write_environment
+from birdie.run.run_folder import RECIPE, Metrics, length_of, load_float, save_float, write_environment
 from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
@@ -74,6 +75,10 @@ AFTER_TRAINING = frozenset(
 """Settings and tables that may differ where a finished run is resumed: they do not say how it was trained."""
 
 
+LENGTHS = {"train.iterations", "train.max_wallclock_seconds", "train.force_stop_step"}
+"""Settings by which a finished run may be made longer."""
+
+
 class Run:
     """A training run on this rank: its data, its model and its folder.
 
@@ -98,6 +103,7 @@ class Run:
         startup: time spent before the training clock started.
         compiling: report on torch.compile, if it is used.
         checks: results of the preflight checks.
+        not_begun: a sentence for each technique that the finished run had not begun.
 
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
@@ -141,6 +147,7 @@ class Run:
         self.profile: Profile | None = None
         self.weights = "the last weights"
         self.last: Validated | None = None
+        self.not_begun: list[str] = []
         self._metrics: Metrics | None = None
 
     @property
@@ -299,7 +306,10 @@ class Run:
         if loop.step == 0 and validate_every and not loop.interrupted:
             validated = 0
             yield self._validated(loop)
+        # when the last step began; where none follows a resumed run's, at its mean pace
+        began_ms, ended_ms = loop.train_ms * max(0, loop.step - 1) / max(1, loop.step), loop.train_ms
         for step in loop:
+            began_ms, ended_ms = ended_ms, step.train_ms
             self.steps = step.number
             if self._metrics is not None and (self.recipe.run.logs(step.number) or step.stopping):
                 self._keep(partial(self._metrics.record, step))
@@ -319,6 +329,10 @@ class Run:
             self.weights = str(loop.average)
             for line in (*loop.finish(), *self.model.diagnostics()):
                 self.notify(f"active: {line}")
+            averaged = self.weights != "the last weights"
+            self.not_begun = list(not_begun(self.recipe, self.training, self.steps, began_ms, averaged=averaged))
+            for line in self.not_begun:
+                self.notify(f"never began: {line}")
             if self.compiling is not None:
                 self.compiling.end_run()
             if self.world.is_main:
@@ -450,14 +464,18 @@ class Run:
         """Raise an error if the folder holds a finished run that was trained with other settings than the recipe's.
 
         To resume it would claim these settings for weights that were trained without them. Those of the export and of
-        scoring may differ: both happen again.
+        scoring may differ, because both happen again; a longer run may go on with the training.
 
         Raises:
             ConfigError: a setting differs; the message names all that do.
         """
         paths = checkpoint_paths(self.checkpoints)
-        finished = bool(paths) and finished_steps(self.folder) == step_of(paths[0])
-        if finished and (different := self._changes()):
+        steps, train_ms = length_of(self.folder) or (-1, 0.0)
+        if not paths or steps != step_of(paths[0]):
+            return
+        different, train = self._changes(), self.recipe.train
+        goes_on = steps < train.last_step and (train.cap_ms is None or train_ms < train.cap_ms)
+        if different and not (goes_on and {name for name, _, _ in different} <= LENGTHS):
             names = ", ".join(f"{name} {new}, not {old}" for name, old, new in different)
             raise ConfigError(
                 f"cannot resume: the run in {self.folder} is finished, and the recipe differs from its own: {names}; "

@@ -131,11 +131,12 @@ def save_float(folder: Path, state: Mapping[str, Tensor], last: Validated | None
         save_file(tensors, path, {"birdie": json.dumps(about)})
 
 
-def finished_steps(folder: Path) -> int | None:
-    """Return the steps of the finished run in `folder`; None if no run finished there."""
+def length_of(folder: Path) -> tuple[int, float] | None:
+    """Return steps and milliseconds of the finished run in `folder`; None if no run finished there."""
     try:
         with safe_open(folder / FLOAT, "pt") as file:
-            return int(json.loads(file.metadata()["birdie"])["steps"])
+            about = json.loads(file.metadata()["birdie"])
+            return int(about["steps"]), float(about.get("train_ms", 0.0))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
 

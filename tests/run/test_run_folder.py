@@ -233,7 +233,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "train.iterations": {"train": {"iterations": 12}},
+    "train.iterations": {"train": {"iterations": 5}},
+    "train.max_wallclock_seconds": {"train": {"max_wallclock_seconds": 1e-3, "iterations": 20}},
     "train.warmdown_iters": {"train": {"warmdown_iters": 3}},
     "optimizer.matrix_lr": {"optimizer": {"matrix_lr": 0.5}},
     "average.kind": {"average": {"kind": "ema"}},
@@ -272,6 +273,16 @@ def test_a_finished_run_can_be_exported_and_scored_anew(recipe: Recipe, finished
     train(other, folder, [], resume=True)
     assert load_recipe(folder / "recipe.toml") == other
     assert "changed" not in json.loads((folder / "environment.json").read_text())
+
+
+def test_a_finished_run_can_be_made_longer_and_says_so(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    longer = changed(recipe, {"train": {"iterations": 11}})
+    with pytest.raises(ConfigError, match=r"optimizer\.matrix_lr"):
+        train(changed(longer, CHANGES["optimizer.matrix_lr"]), folder, [], resume=True)
+    train(longer, folder, [], resume=True)
+    changes = json.loads((folder / "environment.json").read_text())["changed"]
+    assert changes == [{"after_step": 9, "setting": "train.iterations", "from": 9, "to": 11}]
 
 
 def test_the_command_leaves_a_finished_run_as_it_is(finished: Path) -> None:
