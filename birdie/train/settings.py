@@ -19,6 +19,10 @@ FP8_MULTIPLE = 16
 """Number that every dimension of an fp8 product must be a multiple of in hardware, the number of tokens included."""
 
 
+RATES = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
+"""Learning rates of `OptimizerSettings`."""
+
+
 def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
     """Split a list as the challenge's environment variables write it: "9,10"."""
     return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
@@ -305,9 +309,8 @@ class OptimizerSettings:
     ] = 0.0
 
     def __post_init__(self) -> None:
-        rates = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
         decays = ("muon_weight_decay", "adam_weight_decay", "embed_weight_decay")
-        for name in (*rates, *decays, "adam_eps", "grad_clip_norm"):
+        for name in (*RATES, *decays, "adam_eps", "grad_clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} is {value}; it must be a finite number of at least 0")
