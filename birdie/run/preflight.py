@@ -113,10 +113,10 @@ def _memory_estimate(recipe: Recipe, facts: Facts) -> estimate.Memory:
 
 def _ranks(recipe: Recipe, facts: Facts) -> Check:
     accumulation = recipe.train.accumulation
-    if accumulation % facts.ranks:
-        return Check(
-            "ranks", "fail", f"{facts.ranks} ranks do not divide accumulation {accumulation}; choose a divisor"
-        )
+    try:
+        recipe.train.check_ranks(facts.ranks)
+    except ConfigError as error:
+        return Check("ranks", "fail", str(error))
     says = f"{facts.ranks} rank(s) × {accumulation // facts.ranks} accumulation chunk(s) per step on {facts.device}"
     if facts.device == "cpu" and facts.local_ranks > facts.cores:
         return Check("ranks", "warn", f"{says}, but only {facts.cores} core(s): ranks wait for one another")

@@ -207,6 +207,18 @@ class TrainSettings:
                 f"{self.train_seq_len} that divide a chunk, or whole chunks"
             )
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError unless `ranks` divide the chunks of a step."""
+        if self.accumulation % ranks:
+            sequences = self.train_batch_tokens // self.train_seq_len
+            fitting = [chunks for chunks in range(ranks, sequences + 1, ranks) if sequences % chunks == 0]
+            chunks = min(fitting, key=lambda chunks: abs(chunks - self.accumulation), default=None)
+            flag = "" if chunks is None else f"give --train.accumulation {chunks}, or "
+            raise ConfigError(
+                f"{ranks} ranks do not divide accumulation {self.accumulation}, the chunks of a step; {flag}choose "
+                "another number of ranks"
+            )
+
     @property
     def chunk_tokens(self) -> int:
         """Tokens of a gradient-accumulation chunk."""
