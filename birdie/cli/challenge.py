@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -104,7 +104,8 @@ def main(*packed: Path) -> None:
 
 
 def _main(script: Script | None) -> None:
-    recipe = load_recipe(None if script is None else script.recipe)
+    origins: dict[str, str] = {}
+    recipe = load_recipe(None if script is None else script.recipe, origins=origins)
     if script is not None:
         require_same(recipe, Recipe.from_dict(read_recipe_file(script.recipe)))
         if _is_on("PROFILE"):
@@ -115,7 +116,7 @@ def _main(script: Script | None) -> None:
         if path := os.environ.get("EVAL_ONLY_PATH"):
             score_only(recipe, run_id, world, Path(path), script)
         else:
-            train_and_score(recipe, run_id, world, script)
+            train_and_score(recipe, run_id, world, script, origins)
 
 
 def _is_on(variable: str) -> bool:
@@ -134,7 +135,9 @@ def score_only(recipe: Recipe, run_id: str, world: World, path: Path, script: Sc
     _final(log, recipe, path, world, score, code)
 
 
-def train_and_score(recipe: Recipe, run_id: str, world: World, script: Script | None = None) -> None:
+def train_and_score(
+    recipe: Recipe, run_id: str, world: World, script: Script | None = None, origins: Mapping[str, str] | None = None
+) -> None:
     """Train, export, score and log as the challenge's script does.
 
     Raises:
@@ -151,6 +154,7 @@ def train_and_score(recipe: Recipe, run_id: str, world: World, script: Script | 
         world=world,
         notify=lambda line: log(f"birdie:{line}"),
         log=log.path,
+        origins=origins,
     )
     for line in remarks(os.environ):
         log(f"birdie:{line}")
@@ -377,6 +381,7 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
             "bpb_artifact": new.bpb,
             "steps": last.step,
             "train_seconds": last.train_ms / 1000,
+            "never_began": run.not_begun,
             "evaluation": asdict(new),
             "evaluation_asked": asdict(scored),
         }

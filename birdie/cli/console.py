@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError, OutputError
-from birdie.run.recipe_file import explain
+from birdie.run.recipe_file import Source, explain, read_arguments
 from birdie.runtime import progress
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import open_append, require_file_name
@@ -106,9 +106,18 @@ class CommandApp(App):
 
 
 def new_app(
-    name: str, *, kind: type[App] = CommandApp, version: Callable[[], str] | None = None, **options: Any
+    name: str,
+    *,
+    kind: type[App] = CommandApp,
+    version: Callable[[], str] | None = None,
+    config: Sequence[Source] = (),
+    **options: Any,
 ) -> App:
-    """Return a cyclopts application that leaves results, errors and Ctrl-C to `run`."""
+    """Return a cyclopts application that leaves results, errors and Ctrl-C to `run`.
+
+    Args:
+        config: sources of settings below flags and environment variables, the first one first.
+    """
     return kind(
         name=name,
         version=version,
@@ -116,6 +125,7 @@ def new_app(
         group_commands=Group("Options", sort_key=100),  # --help and --version, below all other panels
         result_action="return_value",
         suppress_keyboard_interrupt=False,
+        config=(*config, read_arguments),
         **options,
     )
 

@@ -6,13 +6,14 @@ The text is the source of Python's standard library, which every machine has. It
 import dataclasses
 import zlib
 from io import BytesIO
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_notice, log, print_json, print_line, print_table, progress_bar
+from birdie.cli.console import Json, compiling_notice, log, log_file, print_json, print_line, print_table, progress_bar
 from birdie.cli.prepare import prepare_with_bar
 from birdie.compress.rate.size import parse_size
 from birdie.data.corpus import stdlib_corpus
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from birdie.run.recipe import Recipe
 
 GROUP = "Train"
+FEW_STEPS = 200
+"""Steps below which the model has learned little."""
 
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> "Recipe":
@@ -49,18 +52,21 @@ def command(
     *,
     budget: Annotated[str, Parameter(help="Largest size of the artifact: 450kB, 1MiB.")] = "450kB",
     seconds: Annotated[float, Parameter(help="Training time.")] = 60.0,
-    folder: Annotated[Path, Parameter(help="Folder for data, run and artifact.")] = Path("runs/demo"),
+    folder: Annotated[Path, Parameter(help="Folder for data and run; the artifact is run/model.birdie in it.")] = Path(
+        "runs/demo"
+    ),
     seed: Annotated[int, Parameter(help="Seed of the initial weights and of the data order.")] = 0,
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
     json: Json = False,
 ) -> None:
     """Train a small GPT on the sources of Python's standard library, compress it under a budget, score the file."""
-    allowed = parse_size(budget)
+    parse_size(budget)
     if not seconds > 0:
         raise ConfigError(f"--seconds is {seconds}; give a positive number of seconds")
-    from birdie.cli.train import calibrate, follow
+    from birdie.cli.train import calibrate, follow, run_json
     from birdie.run.evaluation import evaluate
     from birdie.run.pipeline import Run
+    from birdie.runtime.files import write_bytes
     from birdie.score.request import EvaluationRequest
 
     data = folder / "data"
@@ -68,25 +74,25 @@ def command(
     if not (Path(recipe.data.path) / "dataset.json").is_file():
         prepare_with_bar(stdlib_corpus(), vocab_size=recipe.model.vocab_size, root=data)
     run = Run(recipe, folder / "run", replace=True, notify=log)
-    with run.locked():
+    with run.locked(), log_file(run.folder / "log.txt"):
         last, interrupted = follow(run)
         if interrupted is not None or last is None:
             raise KeyboardInterrupt
+        if last.step < FEW_STEPS:
+            log(
+                f"only {last.step:,} steps in {seconds:g} s, too few for a good model; a quieter machine, or a larger "
+                "--seconds, gives more"
+            )
         calibrate(run)
         with progress_bar("compressing", "tensors") as update:
-            summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
+            summary = run.export(progress=update)
         with progress_bar("scoring the file", "tokens") as update:
             result = evaluate(summary.path, EvaluationRequest(device=device), progress=update)
+        answer = run_json(run, last, summary, result)
+        write_bytes(run.folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
     float_bytes, int8_bytes, int8_bpb = _baselines(run)
-    answer: dict[str, Any] = {
-        "bytes": summary.bytes,
-        "budget": allowed,
-        "bpb_float": last.score.bpb,
-        "bpb_artifact": result.score.bpb,
-        "train_seconds": last.train_ms / 1000,
-        "steps": last.step,
+    answer |= {
         "weights": summary.weights,
-        "bits_per_weight": summary.bits_per_weight,
         "float_bytes": float_bytes,
         "int8_zlib_bytes": int8_bytes,
         "bpb_int8_zlib": int8_bpb,

@@ -114,7 +114,9 @@ def command(
         corpus = stdlib_corpus()
     else:
         corpus = file_corpus(source, validation=validation, documents=documents)
-    result = prepare_with_bar(corpus, tokenizer=tokenizer, vocab_size=vocab_size or 1024, root=output, caseops=caseops)
+    result = prepare_with_bar(
+        corpus, tokenizer=tokenizer, vocab_size=1024 if vocab_size is None else vocab_size, root=output, caseops=caseops
+    )
     if json:
         print_json({"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)})
         return
@@ -132,7 +134,7 @@ def prepare_with_bar(
     result: PreparedDataset | None = None
     stage = ""
     with progress_bar(f"preparing {corpus.name}", "B") as update:
-        for event in prepare(corpus, tokenizer or vocab_size, root, caseops=caseops):
+        for event in prepare(corpus, vocab_size if tokenizer is None else tokenizer, root, caseops=caseops):
             if isinstance(event, PreparedDataset):
                 result = event
                 continue

@@ -28,8 +28,7 @@ from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.lab.ledger import RECIPE, RunRecord, find_runs
-from birdie.run.recipe import FLAT, Recipe
-from birdie.run.recipe_file import configuration
+from birdie.run.recipe import FLAT, Recipe, configuration
 
 if TYPE_CHECKING:
     from birdie.golf.submission import Submission

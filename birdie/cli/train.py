@@ -3,7 +3,7 @@
 The run folder gets checkpoints, the artifact `model.birdie` and `summary.json`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
 from json import dumps
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
-from cyclopts.config import Dict
 from rich.table import Table
 
 from birdie.artifact.summary import Summary
@@ -29,8 +28,8 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.errors import ConfigError
-from birdie.run.recipe import FLAT, Recipe
-from birdie.run.recipe_file import configuration, sources
+from birdie.run.recipe import FLAT, Recipe, configuration, without_none
+from birdie.run.recipe_file import Source, sources
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.files import require_output, write_bytes
 from birdie.score.request import EvaluationRequest
@@ -54,13 +53,14 @@ def build_app(tokens: Sequence[str]) -> App:
     application of its own: beside other commands cyclopts would take the recipe's table [train] for a command.
     """
     recipe, preset = recipe_and_preset(tokens)
-    app = new_app("birdie train", config=configuration_of(recipe, preset))
+    origins: dict[str, str] = {}
+    app = new_app("birdie train", config=configuration_of(recipe, preset, origins))
 
     @wraps(command)
     def checked(recipe_file: str | None = None, /, **flags: Any) -> None:
         if recipe_file != recipe:  # its settings were not read
             raise ConfigError(f"name the recipe first: birdie train {recipe_file} …")
-        command(recipe_file, **flags)
+        command(recipe_file, **flags, origins=origins)
 
     app.default(checked)
     return app
@@ -78,10 +78,12 @@ def recipe_and_preset(tokens: Sequence[str]) -> tuple[str | None, str | None]:
     return recipe, preset
 
 
-def configuration_of(recipe: str | None, preset: str | None) -> tuple[Dict, ...]:
+def configuration_of(
+    recipe: str | None, preset: str | None, origins: dict[str, str] | None = None
+) -> tuple[Source, ...]:
     """Return the settings of a recipe (a registered name or a file), shrunk by a preset unless that is None.
 
-    Flags and environment variables override them.
+    Flags and environment variables override them, and `origins` takes those that they give.
 
     Raises:
         ConfigError: there is no such recipe or preset, or the file is not a recipe of `birdie train`.
@@ -91,18 +93,9 @@ def configuration_of(recipe: str | None, preset: str | None) -> tuple[Dict, ...]
 
     known = None if recipe is None else find(recipe)
     if preset is None:
-        return configuration(None if known is None else known.path)
+        return configuration(None if known is None else known.path, origins)
     settings = apply_preset(Recipe(), preset) if known is None else known.recipe(preset)
-    return sources(_without_none(settings.to_dict()), preset)
-
-
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested table without values None, which a cyclopts configuration cannot hold."""
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }
+    return sources(without_none(settings.to_dict()), preset, origins)
 
 
 @compiling_notice()
@@ -134,6 +127,7 @@ def command(
         bool, Parameter(negative=(), help="Also write loss, rates and validations to tensorboard/ in the run folder.")
     ] = False,
     json: Json = False,
+    origins: Annotated[Mapping[str, str] | None, Parameter(parse=False)] = None,
 ) -> None:
     """Train a GPT by a recipe, compress it and score the file.
 
@@ -156,7 +150,9 @@ def command(
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         notify = log if world.is_main else no_message
-        work = Run(recipe, folder, profiled=profile, world=world, notify=notify)
+        work = Run(recipe, folder, profiled=profile, world=world, notify=notify, origins=origins)
+        if resume:
+            work.require_unchanged()  # before a line is added to the log
         with work.locked(), log_file(folder / "log.txt"):
             if preset is not None:
                 notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")
@@ -304,6 +300,7 @@ def run_json(
         "train_seconds": 0.0 if last is None else last.train_ms / 1000,
         "calibration": calibration_json(work),
         "startup": startup_json(work),
+        "never_began": work.not_begun,
         "preflight": [asdict(check) for check in work.checks],
         "profile": None if work.profile is None else work.profile.to_dict(),
         "evaluation": evaluation_json(result),

@@ -6,17 +6,21 @@ stays there when files are added. The exception is a corpus so small that one do
 splits. Copies of a held-out document are not trained on.
 """
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import math
 import os
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.regular import files_below
@@ -49,11 +53,13 @@ class TextFile:
     def documents(self) -> Iterator[str]:
         """Yield the documents that are more than whitespace; line ends become "\\n".
 
+        A file that gzip, bzip2 or xz compressed, whatever its name, is decompressed.
+
         Raises:
             DataError: the file cannot be read, is not UTF-8, or a JSON line is malformed; names the file and line.
         """
         try:
-            with self.path.open(encoding="utf-8-sig") as file:
+            with _open_text(self.path) as file:
                 if self.unit == "file":
                     texts: Iterator[str] = iter([file.read()])
                 else:
@@ -63,8 +69,9 @@ class TextFile:
             if self.skip_undecodable:
                 return
             raise DataError(f"{self.path} is not UTF-8 text; convert it or leave it out of the pattern") from error
-        except OSError as error:
-            raise DataError(f"cannot read {self.path}: {(error.strerror or str(error)).lower()}") from error
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # the last three: compressed and damaged
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise DataError(f"cannot read {self.path}: {reason.lower()}") from error
 
     def _records(self, file: TextIO) -> Iterator[str]:
         for number, line in enumerate(file, 1):
@@ -78,6 +85,38 @@ class TextFile:
                     f'{self.path}, line {number} is not a JSON object with a string "text"; fix or remove the line'
                 ) from error
             yield text
+
+
+_REFUSED = {
+    b"\x28\xb5\x2f\xfd": "compressed by zstd; decompress it first (zstd -d)",
+    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"PAR1": "a Parquet file; write its texts as .jsonl first",
+    b"\xff\xfe": "UTF-16; convert it to UTF-8 first",
+    b"\xfe\xff": "UTF-16; convert it to UTF-8 first",
+}
+"""First bytes of a file → what it is, whatever its name."""
+_COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
+
+
+def _open_text(path: Path) -> TextIO:
+    """Open a file of text, which may be compressed.
+
+    Raises:
+        DataError: by its first bytes, the file is something else.
+    """
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
+        return bz2.open(path, "rt", encoding="utf-8-sig")
+    for magic, opened in ((b"\x1f\x8b", gzip.open), (b"\xfd7zXZ\x00", lzma.open)):
+        if head.startswith(magic):
+            return cast(TextIO, opened(path, "rt", encoding="utf-8-sig"))
+    for magic, kind in _REFUSED.items():
+        if head.startswith(magic):
+            raise DataError(f"{path} is {kind}")
+    if 10 * head.count(0) > len(head):  # so does UTF-16 look without a mark at its beginning
+        raise DataError(f"{path} is not text but binary, or UTF-16; convert it to UTF-8 or leave it out of the pattern")
+    return path.open(encoding="utf-8-sig")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +269,7 @@ def file_corpus(
 
     A `.jsonl` file has one document per line, in field "text". In text files a document is the entire file or a line,
     as `documents` says; "auto" takes files, or lines if there is only one text file, which could not be split
-    otherwise.
+    otherwise. Files that gzip, bzip2 or xz compressed are read as what they hold.
 
     Args:
         patterns: training text; unless `validation` is given, some of its documents are held out.
@@ -252,7 +291,7 @@ def file_corpus(
     held_out = _find_files(validation) if validation else {}
     unit = documents
     if unit == "auto":
-        unit = "line" if sum(path.suffix != ".jsonl" for path in keys) == 1 else "file"
+        unit = "line" if sum(not _is_jsonl(path) for path in keys) == 1 else "file"
     train = _text_files({path: key for path, key in keys.items() if path not in held_out}, unit)
     if not train:
         raise DataError("every training file is a validation file as well; nothing is left to train on")
@@ -266,9 +305,13 @@ def file_corpus(
 def _text_files(keys: dict[Path, str], unit: Literal["file", "line"]) -> tuple[TextFile, ...]:
     """Return the files of `keys` (path → key), sorted by key."""
     return tuple(
-        TextFile(path, key, "jsonl" if path.suffix == ".jsonl" else unit)
+        TextFile(path, key, "jsonl" if _is_jsonl(path) else unit)
         for path, key in sorted(keys.items(), key=lambda item: (item[1], item[0]))
     )
+
+
+def _is_jsonl(path: Path) -> bool:
+    return (path.with_suffix("") if path.suffix in _COMPRESSED_SUFFIXES else path).suffix == ".jsonl"
 
 
 def _find_files(patterns: Sequence[str | Path]) -> dict[Path, str]:

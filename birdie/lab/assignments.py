@@ -3,12 +3,16 @@
 import contextlib
 import tomllib
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from birdie.errors import ConfigError
 from birdie.lab.ledger import flat
 from birdie.lab.selection import full_key
-from birdie.run.recipe import Recipe, fits
+from birdie.run.recipe import Recipe
+from birdie.run.recipe_file import OVERRIDES
+from birdie.run.values import fits, parsed
+from birdie.run.values import typed as typed_value
 
 
 def parse(texts: Sequence[str], recipe: Recipe) -> dict[str, Any]:
@@ -38,13 +42,14 @@ def typed(values: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def with_settings(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Return `recipe` with the settings `values`, which `typed` returned.
+    """Return `recipe` with the settings `values`, which `typed` returned; they override as a later source does.
 
     Raises:
         ConfigError: a value is out of range, or the settings contradict one another.
     """
     tables = recipe.to_dict()
-    for key, value in values.items():
+    rivals = {rival: attrgetter(rival)(Recipe()) for key in values for rival in OVERRIDES.get(key, ())}
+    for key, value in (rivals | dict(values)).items():
         *path, last = key.split(".")
         table: Any = tables
         for part in path:
@@ -62,16 +67,21 @@ def kind_of(key: str) -> Any:
 
 
 def _typed(key: str, value: Any) -> Any:
-    kind, readings = kind_of(key), [value]
-    if isinstance(value, str):
-        readings = [None] if value.lower() in ("none", "null") else []
-        for toml in (value, value.lower(), f"[{value}]"):
-            with contextlib.suppress(ValueError, RecursionError):
-                readings.append(tomllib.loads(f"value = {toml}")["value"])
-        readings += [value, value.split(",")]
-    for reading in readings:
-        one = float(reading) if type(reading) is int and fits(float(reading), kind) else reading
-        if fits(tuple(one) if isinstance(one, list) else one, kind):
-            return one
-    wanted = str(getattr(kind, "__name__", kind)).replace("typing.", "")
-    raise ConfigError(f"{key} is of type {wanted}, which {value!r} is not; correct it")
+    kind = kind_of(key)
+    try:
+        result = parsed(_unquoted(value), kind) if isinstance(value, str) else typed_value(value, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{key} is {value!r}; {error}") from None
+    if type(result) is int and fits(float(result), kind):
+        return float(result)
+    return list(result) if isinstance(result, tuple) else result
+
+
+def _unquoted(text: str) -> str:
+    """Return the text that a quoted string of TOML is; another text as it is."""
+    if text[:1] not in ("'", '"'):
+        return text
+    with contextlib.suppress(ValueError, RecursionError):
+        value = tomllib.loads(f"value = {text}")["value"]
+        return value if isinstance(value, str) else text
+    return text

@@ -31,8 +31,9 @@ from optuna.trial import Trial
 from birdie.errors import ConfigError
 from birdie.lab.assignments import kind_of, typed, with_settings
 from birdie.lab.ledger import flat
-from birdie.run.recipe import Recipe, fits, to_toml
+from birdie.run.recipe import Recipe, to_toml
 from birdie.run.registry import find
+from birdie.run.values import fits
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["median", "hyperband", "none"]

@@ -39,7 +39,8 @@ from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
-from birdie.runtime.structured import is_number, keep_damaged, parse_json, read_bytes, read_json
+from birdie.runtime.parsing import parse_object
+from birdie.runtime.structured import is_number, keep_damaged, read_bytes, read_json
 
 _STATE = "incumbent.json"
 By = Literal["time", "steps"]
@@ -253,7 +254,7 @@ class Lab:
         path = self.folder / "results.jsonl"
         try:
             lines = read_bytes(path).splitlines()
-            return [Result.from_dict(parse_json(line)) for line in lines if line.strip()]
+            return [Result.from_dict(parse_object(line)) for line in lines if line.strip()]
         except FileNotFoundError:
             return []
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -7,11 +7,13 @@ They have the precedence of other variables: below flags, above the recipe file.
 ignored, because an environment holds variables of many programs.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from birdie.errors import ConfigError
+from birdie.run.values import parsed
 
 Environment = Mapping[str, str]
 Tables = dict[str, dict[str, Any]]
@@ -207,6 +209,14 @@ def settings(environ: Environment, content: Mapping[str, Any]) -> Tables:
     return tables
 
 
+def variables_of(setting: str) -> list[str]:
+    """Return the variables of this module that are set and may have set `setting`, as TABLE.SETTING."""
+    switches = [name for name, (model_setting, _) in CHOICES.items() if f"model.{model_setting}" == setting]
+    joint = [name for rule in RULES if setting in rule.settings for name in rule.variables]
+    names = [name for name in dict.fromkeys([*switches, *joint]) if name in os.environ]
+    return [name for name in names if name.lower() == setting.rpartition(".")[2]] or names
+
+
 def _merge(tables: dict[str, Any], more: Mapping[str, Any]) -> None:
     """Add the settings `more` to `tables`, in place."""
     for name, value in more.items():
@@ -250,10 +260,22 @@ def _switch(environ: Environment, name: str) -> bool:
 
 
 def _number(environ: Environment, name: str, default: float) -> float:
+    value: float = _read(environ, name, float, default)
+    return value
+
+
+def _integer(environ: Environment, name: str, default: int) -> int:
+    value: int = _read(environ, name, int, default)
+    return value
+
+
+def _read(environ: Environment, name: str, hint: Any, default: Any) -> Any:
+    if name not in environ:
+        return default
     try:
-        return float(environ.get(name, default))
-    except ValueError:
-        raise ConfigError(f"{name} is {environ[name]!r}; give a number") from None
+        return parsed(environ[name], hint)
+    except ConfigError as error:
+        raise ConfigError(f"{name} is {environ[name]!r}; {error}") from None
 
 
 def _choices(environ: Environment, content: Mapping[str, Any]) -> Tables:
@@ -275,10 +297,7 @@ def _value_embedding(environ: Environment, content: Mapping[str, Any]) -> Tables
     if "VE_ENABLED" in environ and not _switch(environ, "VE_ENABLED"):
         return {"model": {"value_embed_layers": []}}
     if "VE_LAYERS" in environ:
-        layers = [part.strip() for part in environ["VE_LAYERS"].split(",") if part.strip()]
-        if not all(layer.isdecimal() for layer in layers):
-            raise ConfigError(f"VE_LAYERS is {environ['VE_LAYERS']!r}; give numbers of layers: 9,10")
-        return {"model": {"value_embed_layers": [int(layer) for layer in layers]}}
+        return {"model": {"value_embed_layers": list(_read(environ, "VE_LAYERS", tuple[int, ...], ()))}}
     in_file = content.get("model", {}).get("value_embed_layers")
     return {} if in_file else {"model": {"value_embed_layers": [int(layer) for layer in VALUE_LAYERS.split(",")]}}
 
@@ -321,7 +340,7 @@ def _average(environ: Environment, content: Mapping[str, Any]) -> Tables:
 
 
 def _ternary(environ: Environment, _: Mapping[str, Any]) -> Tables:
-    group = int(_number(environ, "BITNET_GROUP_SIZE", 0))
+    group = _integer(environ, "BITNET_GROUP_SIZE", 0)
     if group < 1:
         return {}
     return {"qat": {"levels": "ternary", "group_size": group, "tensors": ["blocks.*"]}}
@@ -338,7 +357,7 @@ def _sliding(environ: Environment, content: Mapping[str, Any]) -> Tables:
         return {"evaluation": {"stride": 0}}
     strides = [name for name in ("EVAL_STRIDE", "SLIDING_EVAL_STRIDE") if name in environ]
     in_file = content.get("evaluation", {}).get("stride") or STRIDE
-    return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else in_file}}
+    return {"evaluation": {"stride": _integer(environ, strides[0], STRIDE) if strides else in_file}}
 
 
 def _scoring_mode(environ: Environment, content: Mapping[str, Any]) -> Tables:
@@ -370,7 +389,6 @@ def _renamed(variable: str, table: str, setting: str) -> Rule:
     """Return the rule of a variable that is one setting of a mode's table."""
 
     def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
-        _number(environ, variable, 0)  # so that an error names the variable
         return {"evaluation": {table: {setting: environ[variable]}}}
 
     return Rule((variable,), (f"evaluation.{table}.{setting}",), read)
@@ -380,15 +398,15 @@ def _gptq(setting: str, bits: str, sigmas: str) -> Callable[[Environment, Mappin
     """Return a reader of the variables `bits` and `sigmas`, which make the GPTQ spec of an export setting."""
 
     def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
-        width = _number(environ, bits, BITS.get(setting, 6))
+        width = _integer(environ, bits, BITS.get(setting, 6))
         clip = _number(environ, sigmas, CLIP_SIGMAS.get(setting, 12.85))
-        return {"export": {setting: f"gptq:bits={width:g},clip_sigmas={clip:g}"}}
+        return {"export": {setting: f"gptq:bits={width},clip_sigmas={clip:g}"}}
 
     return read
 
 
 def _calibration(environ: Environment, _: Mapping[str, Any]) -> Tables:
-    return {"calibration": {"data": "train"}} if _number(environ, "GPTQ_CALIBRATION_BATCHES", 0) > 0 else {}
+    return {"calibration": {"data": "train"}} if _integer(environ, "GPTQ_CALIBRATION_BATCHES", 0) > 0 else {}
 
 
 def _reserve(environ: Environment, _: Mapping[str, Any]) -> Tables:
@@ -401,8 +419,8 @@ def _fp16_embedding(environ: Environment, _: Mapping[str, Any]) -> Tables:
 
 def _mlp_width(environ: Environment, content: Mapping[str, Any]) -> Tables:
     """Return the width of the MLP as a multiple of the model's, which another variable or the file may set."""
-    hidden = _number(environ, "MLP_HIDDEN", 0)
-    width = _number(environ, "MODEL_DIM", content.get("model", {}).get("model_dim", MODEL_DIM))
+    hidden = _integer(environ, "MLP_HIDDEN", 0)
+    width = _integer(environ, "MODEL_DIM", content.get("model", {}).get("model_dim", MODEL_DIM))
     return {"model": {"mlp_mult": hidden / width}} if hidden > 0 < width else {}
 
 

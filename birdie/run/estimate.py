@@ -27,7 +27,6 @@ from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.small_tensors import can_quantize
 from birdie.entropy import coder as entropy
-from birdie.errors import ConfigError
 from birdie.model.config import GPTConfig
 from birdie.model.cost import Cost, moved_bytes, training_cost
 from birdie.model.gpt import GPT
@@ -217,8 +216,7 @@ def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, depth_recurrence: 
         ConfigError: the ranks do not divide the batch.
     """
     train, config = recipe.train, recipe.model
-    if train.accumulation % devices:
-        raise ConfigError(f"{devices} ranks do not divide accumulation {train.accumulation}; choose a divisor")
+    train.check_ranks(devices)
     members = split_parameters(_meta(config))
     counts = Counter(p.shape for p in members.get("matrices", {}).values())
     banks = sorted((torch.Size((n, *shape)) for shape, n in counts.items()), key=lambda bank: -bank.numel())

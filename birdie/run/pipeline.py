@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ from birdie.run.calibration import Calibration, calibrate_gpt
 from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
-from birdie.run.recipe import Recipe
-from birdie.run.run_folder import Metrics, load_float, save_float, write_environment
+from birdie.run.onset import not_begun
+from birdie.run.recipe import Recipe, setting_names
+from birdie.run.run_folder import RECIPE, Metrics, length_of, load_float, save_float, write_environment
 from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
@@ -52,9 +54,11 @@ from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import (
     Checkpoint,
     candidate_paths,
+    checkpoint_paths,
     load_checkpoint,
     remove_newer,
     require_same_checkpoint,
+    step_of,
 )
 from birdie.train.compilation import CompileReport, compile_cache, saves_graphs
 from birdie.train.fp8 import Float8, remove_fp8
@@ -63,6 +67,18 @@ from birdie.train.profile import Profile, profile
 from birdie.train.protocols import StepHook
 from birdie.train.resuming import require_resumable
 from birdie.train.settings import FP8_MULTIPLE
+
+AFTER_TRAINING = frozenset(
+    (
+        *("data.path", "data.train", "data.val", "data.tokenizer", "validation.batch_tokens", "validation.max_tokens"),
+        *("calibration", "export", "evaluation", "run", "device"),
+    )
+)
+"""Settings and tables that may differ where a finished run is resumed: they do not say how it was trained."""
+
+
+LENGTHS = {"train.iterations", "train.max_wallclock_seconds", "train.force_stop_step"}
+"""Settings by which a finished run may be made longer."""
 
 
 class Run:
@@ -76,6 +92,8 @@ class Run:
         world: this rank and its peers.
         notify: called with one-line messages for the log (fallbacks, warnings about the data, active techniques).
         log: file of the log, if it is not `log.txt` in the folder.
+        origins: settings that somebody chose, as TABLE.SETTING → flag, variable or key of a file; None: those unlike
+            their defaults. The preflight check names those that have no effect.
 
     Attributes:
         training: training settings; once training has begun, with the cap reduced by the calibration time budget.
@@ -87,6 +105,7 @@ class Run:
         startup: time spent before the training clock started.
         compiling: report on torch.compile, if it is used.
         checks: results of the preflight checks.
+        not_begun: a sentence for each technique that the finished run had not begun.
 
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
@@ -103,9 +122,10 @@ class Run:
         world: World | None = None,
         notify: Notify = no_message,
         log: Path | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
-        self.profiled, self._log = profiled, log
+        self.profiled, self._log, self._origins = profiled, log, origins
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = StartupTimer()
@@ -129,6 +149,7 @@ class Run:
         self.profile: Profile | None = None
         self.weights = "the last weights"
         self.last: Validated | None = None
+        self.not_begun: list[str] = []
         self._metrics: Metrics | None = None
 
     @property
@@ -234,13 +255,11 @@ class Run:
                     remove_newer(checkpoint)
                 elif self.checkpoints.exists():  # a replaced run must not be resumed later
                     remove_folder(self.checkpoints)
-                recipe = self.folder / "recipe.toml"
-                if checkpoint is not None and recipe.exists():
-                    try:
-                        read_toml(recipe)
-                    except DataError as error:
-                        keep_damaged(recipe, str(error), self.notify)
-                write_bytes(recipe, self.recipe.to_toml().encode())
+                different = self._stored_changes() if checkpoint is not None else []
+                for name, old, new in different:
+                    if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):  # `fit` reports those
+                        self.notify(f"resuming with {name} = {new}; the checkpoint was trained with {old}")
+                write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
                 step = loop.step if checkpoint is not None else -1
                 history.truncate(self.folder, step, self.notify)
                 self._metrics = Metrics(self.folder, step, self.notify)
@@ -250,7 +269,8 @@ class Run:
                     settings.seed,
                     self.device,
                     self.world,
-                    resumed=checkpoint is not None,
+                    resumed_at=None if checkpoint is None else loop.step,
+                    changes=different,
                     log=self._log,
                     notify=self.notify,
                 )
@@ -289,7 +309,10 @@ class Run:
         if loop.step == 0 and validate_every and not loop.interrupted:
             validated = 0
             yield self._validated(loop)
+        # when the last step began; where none follows a resumed run's, at its mean pace
+        began_ms, ended_ms = loop.train_ms * max(0, loop.step - 1) / max(1, loop.step), loop.train_ms
         for step in loop:
+            began_ms, ended_ms = ended_ms, step.train_ms
             self.steps = step.number
             if self._metrics is not None and (self.recipe.run.logs(step.number) or step.stopping):
                 self._keep(partial(self._metrics.record, step))
@@ -309,6 +332,10 @@ class Run:
             self.weights = str(loop.average)
             for line in (*loop.finish(), *self.model.diagnostics()):
                 self.notify(f"active: {line}")
+            averaged = self.weights != "the last weights"
+            self.not_begun = list(not_begun(self.recipe, self.training, self.steps, began_ms, averaged=averaged))
+            for line in self.not_begun:
+                self.notify(f"never began: {line}")
             if self.compiling is not None:
                 self.compiling.end_run()
             if self.world.is_main:
@@ -353,7 +380,7 @@ class Run:
             facts = preflight.collect_facts(
                 self.recipe, self.folder, self.dataset.train, self.dataset.train_tokens, self.device, self.world
             )
-            self.checks = preflight.run_checks(self.recipe, facts)
+            self.checks = preflight.run_checks(self.recipe, facts, self._origins)
             failed = any(check.state == "fail" for check in self.checks)
             if self.world.any(failed, self.device):
                 preflight.require_no_failure(self.checks)
@@ -437,6 +464,7 @@ class Run:
                     f"{self.folder} already holds a run; continue it with --resume, or choose another --folder"
                 )
             return None
+        self.require_unchanged()
         return checkpoint
 
     def _require_resumable(self, checkpoint: Checkpoint) -> None:
@@ -463,6 +491,54 @@ class Run:
                 raise WeightsError("its calibration time budget is no number of seconds")
         except WeightsError as error:
             raise WeightsError(f"checkpoint {checkpoint.path} cannot be resumed: {error}") from error
+
+    def require_unchanged(self) -> None:
+        """Raise an error if the folder holds a finished run that was trained with other settings than the recipe's.
+
+        To resume it would claim these settings for weights that were trained without them. Those of the export and of
+        scoring may differ, because both happen again; a longer run may go on with the training.
+
+        Raises:
+            ConfigError: a setting differs; the message names all that do.
+        """
+        paths = checkpoint_paths(self.checkpoints)
+        steps, train_ms = length_of(self.folder) or (-1, 0.0)
+        if not paths or steps != step_of(paths[0]):
+            return
+        try:
+            different, train = self._changes(), self.recipe.train
+        except (DataError, ConfigError):  # a damaged recipe, of which a copy is kept
+            return
+        goes_on = steps < train.last_step and (train.cap_ms is None or train_ms < train.cap_ms)
+        if different and not (goes_on and {name for name, _, _ in different} <= LENGTHS):
+            names = ", ".join(f"{name} {new}, not {old}" for name, old, new in different)
+            raise ConfigError(
+                f"cannot resume: the run in {self.folder} is finished, and the recipe differs from its own: {names}; "
+                "choose another --folder, or leave that out"
+            )
+
+    def _changes(self) -> list[tuple[str, Any, Any]]:
+        """Return (setting, value in the folder's recipe, value now) of settings of training that differ.
+
+        Raises:
+            DataError, ConfigError: the folder's recipe is damaged.
+        """
+        path = self.folder / RECIPE
+        if not path.exists():
+            return []
+        stored = Recipe.from_dict(read_toml(path))
+        after = AFTER_TRAINING if not self.recipe.qat.budget else AFTER_TRAINING - {"export", "calibration"}
+        names = [name for name in setting_names(self.recipe.to_dict()) if not {name, name.partition(".")[0]} & after]
+        rows = ((name, attrgetter(name)(stored), attrgetter(name)(self.recipe)) for name in sorted(names))
+        return [row for row in rows if row[1] != row[2]]
+
+    def _stored_changes(self) -> list[tuple[str, Any, Any]]:
+        """Return the changes of a run that goes on; a damaged recipe is kept in a copy, and tells none."""
+        try:
+            return self._changes()
+        except (DataError, ConfigError) as error:
+            keep_damaged(self.folder / RECIPE, str(error), self.notify)
+            return []
 
     def _reserve(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Set the calibration time budget; return it for the checkpoint, so that a resumed run has the same budget."""

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from birdie.data.shards import read_shard
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.attention_kernels import best_kernels
 from birdie.run import estimate
+from birdie.run.effect import no_effect
 from birdie.run.events import Check
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
@@ -74,8 +75,13 @@ class Facts:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def run_checks(recipe: Recipe, facts: Facts) -> list[Check]:
-    """Return the results of all checks of `recipe` against `facts`."""
+def run_checks(recipe: Recipe, facts: Facts, origins: Mapping[str, str] | None = None) -> list[Check]:
+    """Return the results of all checks of `recipe` against `facts`.
+
+    Args:
+        origins: settings that somebody chose, as TABLE.SETTING → flag, variable or key; None: those unlike their
+            defaults.
+    """
     checks = [_ranks(recipe, facts)]
     if checks[0].state != "fail":  # an estimate of memory needs ranks that divide the batch
         memory = _memory_estimate(recipe, facts)
@@ -83,7 +89,8 @@ def run_checks(recipe: Recipe, facts: Facts) -> list[Check]:
     checks += [_text(recipe, facts), _attention(recipe, facts), _coder(facts), _versions(facts)]
     if facts.compiles and facts.device == "cpu":
         checks.append(_compiler(facts))
-    return [*checks, *_network(facts)]
+    dead = (Check("settings", "warn", line) for line in no_effect(recipe, origins))
+    return [*checks, *_network(facts), *dead]
 
 
 def require_no_failure(checks: Sequence[Check]) -> None:
@@ -106,10 +113,10 @@ def _memory_estimate(recipe: Recipe, facts: Facts) -> estimate.Memory:
 
 def _ranks(recipe: Recipe, facts: Facts) -> Check:
     accumulation = recipe.train.accumulation
-    if accumulation % facts.ranks:
-        return Check(
-            "ranks", "fail", f"{facts.ranks} ranks do not divide accumulation {accumulation}; choose a divisor"
-        )
+    try:
+        recipe.train.check_ranks(facts.ranks)
+    except ConfigError as error:
+        return Check("ranks", "fail", str(error))
     says = f"{facts.ranks} rank(s) × {accumulation // facts.ranks} accumulation chunk(s) per step on {facts.device}"
     if facts.device == "cpu" and facts.local_ranks > facts.cores:
         return Check("ranks", "warn", f"{says}, but only {facts.cores} core(s): ranks wait for one another")

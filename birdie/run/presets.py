@@ -4,7 +4,8 @@
 
 Fractions stay the same: of the layers and of a head (each setting of the model declares how it scales,
 `GPTConfig.resized`), of the run (warmdown, momentum warm-up, memory of an average), and bits per weight under a budget.
-Learning rates stay, because the size of Muon's updates does not depend on the width. Vocabulary and tokenizer stay,
+Learning rates stay, because the size of Muon's updates does not depend on the width; `smoke` halves them for its small
+batches. Vocabulary and tokenizer stay,
 because they belong to the data.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.run.recipe import Recipe
+from birdie.train.settings import RATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Preset:
         steps: expected number of steps in that time; settings that a recipe counts in steps are converted by it.
         iterations: maximum number of steps; None: that of the recipe.
         val_tokens: maximum number of validation tokens.
+        rates: factor on the learning rates, for batches whose gradients are mostly noise.
     """
 
     width: float
@@ -41,11 +44,12 @@ class Preset:
     steps: int
     iterations: int | None
     val_tokens: int
+    rates: float = 1.0
 
 
 PRESETS = {
     "cpu": Preset(3 / 8, 1 / 2, 4096, 256, 600.0, 800, None, 131_072),  # ten minutes on two cores
-    "smoke": Preset(1 / 8, 1 / 3, 512, 64, 60.0, 4, 4, 4096),  # a few steps, to test that a recipe runs
+    "smoke": Preset(1 / 8, 1 / 3, 2048, 64, 60.0, 4, 4, 4096, rates=0.5),  # a few steps: a recipe runs and learns
 }
 
 
@@ -124,7 +128,11 @@ def _schedule(recipe: Recipe, preset: Preset, step_ms: float | None) -> dict[str
             mixed_seq_lens=(),
             batch_tokens_start=0,  # the schedule of the batch size needs several accumulation chunks
         ),
-        "optimizer": dataclasses.replace(optimizer, muon_momentum_warmup_steps=math.ceil(momentum_steps * shortening)),
+        "optimizer": dataclasses.replace(
+            optimizer,
+            muon_momentum_warmup_steps=math.ceil(momentum_steps * shortening),
+            **{name: preset.rates * getattr(optimizer, name) for name in RATES},
+        ),
         "average": dataclasses.replace(
             average,
             ema_decay=average.ema_decay ** (1 / shortening),  # the same memory, as a fraction of the run

@@ -16,8 +16,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -27,7 +26,8 @@ from birdie.data.order import Order, unknown_order
 from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
-from birdie.run.recipe_file import configuration, explain
+from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
+from birdie.run.values import typed
 from birdie.score.settings import EvaluationSettings, ValidationSettings
 from birdie.train.bandit import BanditSettings
 from birdie.train.settings import AverageSettings, OptimizerSettings, TrainSettings, comma_separated
@@ -287,7 +287,7 @@ class Recipe:
         Raises:
             ConfigError: a key is unknown or a value out of range.
         """
-        return _build(cls, values)
+        return _build(cls, values, "")
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, which `load_recipe` reads back to an equal recipe."""
@@ -304,7 +304,31 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _build(kind: type[R], values: Any) -> R:
+def typed_tables(content: Mapping[str, Any], kind: Any = Recipe, path: str = "") -> dict[str, Any]:
+    """Return the tables of a file with each value as its setting has it; unknown keys stay, for others to name.
+
+    Raises:
+        ConfigError: a value is of another type than its setting; the message names the setting.
+    """
+    hints = get_type_hints(kind)
+    return {
+        key: value
+        if key not in hints
+        else typed_tables(value, hints[key], f"{path}{key}.")
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
+        else _typed(value, hints[key], f"{path}{key}")
+        for key, value in content.items()
+    }
+
+
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    try:
+        return typed(value, hint)
+    except ConfigError as error:
+        raise ConfigError(f"{name} is {repr(value)[:80]}; {error}") from None
+
+
+def _build(kind: type[R], values: Any, path: str) -> R:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{kind.__name__} is {repr(values)[:80]}, not a table of settings; give one")
     hints = get_type_hints(kind)
@@ -316,35 +340,10 @@ def _build(kind: type[R], values: Any) -> R:
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
             raise ConfigError(f"{kind.__name__} has no setting {key[:80]!r}{hint}")
         if dataclasses.is_dataclass(hints[key]):
-            arguments[key] = _build(hints[key], value)
-            continue
-        arguments[key] = _to_tuples(value)
-        if not fits(arguments[key], hints[key]):
-            wanted = str(getattr(hints[key], "__name__", hints[key])).replace("typing.", "")
-            raise ConfigError(
-                f"{kind.__name__} has {key} {repr(value)[:80]}, which is not of type {wanted}; correct it"
-            )
+            arguments[key] = _build(hints[key], value, f"{path}{key}.")
+        else:
+            arguments[key] = _typed(value, hints[key], path + key)
     return kind(**arguments)
-
-
-def _to_tuples(value: Any) -> Any:
-    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether `value` has the type that a setting is annotated with; integers fit in 64 bits, NaN never fits."""
-    kind, options = get_origin(hint), get_args(hint)
-    if hint in (int, float) and type(value) is int:
-        return -(2**63) <= value < 2**63
-    if hint is float:
-        return type(value) is float and not math.isnan(value)
-    if kind is Literal:
-        return isinstance(value, str) and value in options
-    if kind in (Union, UnionType):
-        return any(fits(value, option) for option in options)
-    if kind is tuple:
-        return isinstance(value, tuple) and all(fits(item, options[0]) for item in value)
-    return type(value) is hint
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
@@ -366,13 +365,59 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def load_recipe(file: str | os.PathLike[str] | None = None, flags: Sequence[str] = ()) -> Recipe:
+def configuration(file: str | os.PathLike[str] | None, origins: dict[str, str] | None = None) -> tuple[Source, ...]:
+    """Return cyclopts configuration sources for `file`: joint environment variables first, then the recipe file.
+
+    Args:
+        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
+
+    Raises:
+        ConfigError: the file does not exist, is not TOML or is for another program, or a variable or a setting of the
+            file has a wrong value.
+    """
+    content = {} if file is None else read_recipe_file(file)
+    about = content.pop(ABOUT, {})
+    if "runs" in about:
+        raise wrong_program(str(file), about["runs"])
+    try:
+        content = typed_tables(content)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    # a file that states everything is the record of a run: nobody chose each of its settings
+    recorded = setting_names(without_none(Recipe().to_dict())) <= setting_names(content)
+    return sources(content, str(file), origins, chosen=not recorded)
+
+
+def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested table without values None, which a cyclopts configuration cannot hold."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def setting_names(tables: Mapping[str, Any], path: str = "") -> set[str]:
+    """Return the full names of the settings in nested tables."""
+    return {
+        name
+        for key, value in tables.items()
+        for name in (setting_names(value, f"{path}{key}.") if isinstance(value, Mapping) else (path + key,))
+    }
+
+
+def load_recipe(
+    file: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), origins: dict[str, str] | None = None
+) -> Recipe:
     """Resolve a recipe: defaults, then `file`, then the environment, then `flags` (`["--model.num-layers", "4"]`).
+
+    Args:
+        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
 
     Raises:
         ConfigError: a key is unknown (the message names the nearest one), or a value has the wrong type or range.
     """
-    app = App(name="recipe", config=configuration(file), help_flags=[], version_flags=[])
+    app = App(name="recipe", config=(*configuration(file, origins), read_arguments), help_flags=[], version_flags=[])
 
     @app.default
     def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:

@@ -6,14 +6,15 @@ This module is separate from `recipe` so that `birdie --help` does not import to
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, get_args, get_origin
 
-from cyclopts import CycloptsError
+from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Token
 from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
-from birdie.run.environment import settings
+from birdie.run.environment import settings, variables_of
+from birdie.run.values import is_plain, parsed
 from birdie.runtime.reading import require_regular
 
 TABLES = (
@@ -32,31 +33,100 @@ ABOUT = "about"  # table that describes the recipe and sets nothing
 PROGRAM = "program"  # settings of a program other than `birdie train`; [about] then names the program in `runs`
 
 
-def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
-    """Return cyclopts configuration sources for `file`: joint environment variables first, then the recipe file.
+Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]
+"""A source of settings: it adds values to arguments that have none, or changes those that they have."""
 
-    Raises:
-        ConfigError: the file does not exist, is not TOML or is for another program, or a variable has a wrong value.
-    """
-    content = {} if file is None else read_recipe_file(file)
-    about = content.pop(ABOUT, {})
-    if "runs" in about:
-        raise wrong_program(str(file), about["runs"])
-    return sources(content, str(file))
+OVERRIDES = {
+    "data.path": ("data.train", "data.val"),
+    "train.warmdown_iters": ("train.warmdown_fraction",),
+    "train.iterations": ("train.force_stop_step",),
+    "train.max_wallclock_seconds": ("train.force_stop_step",),
+}
+"""Setting → others that would make it one without effect: given by a later source, it takes them to their defaults."""
 
 
-def sources(content: Mapping[str, Any], name: str) -> tuple[Dict, ...]:
+def sources(
+    content: Mapping[str, Any], name: str, origins: dict[str, str] | None = None, *, chosen: bool = False
+) -> tuple[Source, ...]:
     """Return cyclopts configuration sources for settings `content`, which errors refer to as `name`.
+
+    Args:
+        origins: takes the settings that flags and variables give, as TABLE.SETTING → flag or variable.
+        chosen: whether somebody chose the settings in `content`, so that `origins` takes them as well.
 
     Raises:
         ConfigError: an environment variable has a wrong value.
     """
+
+    def settle(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        present = {setting_of(argument.name): argument for argument in arguments if argument.tokens}
+        order = {setting: _order(argument.tokens[0]) for setting, argument in present.items()}
+        for setting, others in OVERRIDES.items():
+            for other in others:
+                if order.get(setting, 0) > order.get(other, 2):
+                    present[other].tokens = []
+        for setting, argument in present.items():
+            if origins is not None and argument.tokens and (chosen or order[setting]):
+                origins[setting] = spelling(argument.tokens[0], argument.name)
+
     tables = {"environment": settings(os.environ, content), name: dict(content)}
-    return tuple(
+    dicts = (
         Dict(values, use_commands_as_keys=False, allow_unknown=False, source=source)
         for source, values in tables.items()
         if values
     )
+    return (*dicts, settle)
+
+
+def _order(token: Token) -> int:
+    """Return 2 for a value of a flag, 1 for one of a variable, 0 for one of a recipe file or a preset."""
+    return {"cli": 2, "env": 1, "environment": 1}.get(token.source, 0)
+
+
+def read_arguments(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Replace what was given for each flag by the value that it is, in the spelling that cyclopts reads; it goes last
+    among the sources of a configuration.
+
+    Raises:
+        ConfigError: a text is no value of its flag; the message names the flag, variable or key.
+    """
+    for argument in arguments:
+        hint = argument.field_info.annotation
+        hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if argument.parameter.converter or not argument.tokens or not is_plain(hint):
+            continue
+        many = get_origin(hint) is tuple
+        tokens: list[Token] = []
+        for token in argument.tokens:
+            if token.keys or token.implicit_value is not UNSET:
+                tokens.append(token)
+                continue
+            try:
+                value = parsed(token.value, hint)
+            except ConfigError as error:
+                raise ConfigError(f"{spelling(token, argument.name)} is {token.value[:80]!r}; {error}") from None
+            values = value if many else (value,)
+            tokens += [token.evolve(value=_spelled(item), index=len(tokens) + i) for i, item in enumerate(values)]
+        argument.tokens = tokens
+
+
+def _spelled(value: Any) -> str:
+    return repr(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+def spelling(token: Token, name: str) -> str:
+    """Return how the flag, variable or key of a file is written that gave a value to the flag `name`."""
+    setting = setting_of(name)
+    if token.source == "environment":
+        return ", ".join(variables_of(setting)) or setting
+    if token.source in ("cli", "env"):
+        return token.keyword or name
+    return f"{token.source}: {setting}"
+
+
+def setting_of(name: str) -> str:
+    """Return the full name of the setting that a flag sets: `--train.warmdown-iters` → `train.warmdown_iters`."""
+    return name.lstrip("-").replace("-", "_")
 
 
 def wrong_program(file: str, runs: str) -> ConfigError:

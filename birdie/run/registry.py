@@ -17,7 +17,7 @@ from typing import Any
 
 from birdie.errors import ConfigError
 from birdie.run.presets import apply_preset
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.recipe import Recipe
 from birdie.run.recipe_file import ABOUT, PROGRAM, read_recipe_file, wrong_program
 
 
@@ -85,9 +85,8 @@ class RegisteredRecipe:
         try:
             values = {key: value for key, value in read_recipe_file(self.path).items() if key != ABOUT}
             recipe = Recipe.from_dict(values)
-        except (TypeError, ValueError) as error:
-            load_recipe(self.path)  # raises an error that names the setting with the wrong type
-            raise ConfigError(f"{self.path} has a value of the wrong type: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from None
         return recipe if preset is None else apply_preset(recipe, preset, self.about.step_ms)
 
     def settings(self) -> dict[str, Any]:

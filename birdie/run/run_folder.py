@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,13 +26,14 @@ from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
 from birdie.runtime.files import atomic_path, open_append, write_bytes
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import require_regular
-from birdie.runtime.structured import is_number, keep_damaged, parse_json, read_json, read_steps, rewrite_steps
+from birdie.runtime.structured import is_number, keep_damaged, read_json, read_steps, rewrite_steps
 from birdie.runtime.tensor_files import write_tensors
 from birdie.score.accumulator import Score
 from birdie.train.loop import Step
 
-ENVIRONMENT, METRICS, FLOAT = "environment.json", "metrics.jsonl", "float.safetensors"
+ENVIRONMENT, METRICS, FLOAT, RECIPE = "environment.json", "metrics.jsonl", "float.safetensors", "recipe.toml"
 LOGGED = ("train_ms", "loss")
 """Names that every line of the metrics has."""
 
@@ -44,14 +45,17 @@ def write_environment(
     device: torch.device,
     world: World,
     *,
-    resumed: bool,
+    resumed_at: int | None,
+    changes: Sequence[tuple[str, Any, Any]] = (),
     log: Path | None,
     notify: Notify,
 ) -> None:
-    """Write where and how a run was started; a resumed run keeps the times of its earlier starts.
+    """Write where and how a run was started; a resumed run keeps the times and the changes of its earlier starts.
 
     Args:
         digest: of the recipe.
+        resumed_at: step from which the run goes on; None: it starts.
+        changes: (setting, value up to that step, value from now on) of each setting of training that differs.
         log: of the run, if it is not `log.txt` in the folder.
         notify: called with a warning if the earlier starts cannot be read.
 
@@ -60,10 +64,12 @@ def write_environment(
         OutputError: the file cannot be written.
     """
     path = folder / ENVIRONMENT
-    starts = _starts(path, notify) if resumed else []
+    starts, changed = ([], []) if resumed_at is None else _earlier(path, notify)
+    changed += [{"after_step": resumed_at, "setting": name, "from": old, "to": new} for name, old, new in changes]
     values = {
         "starts": [*starts, datetime.now(UTC).isoformat(timespec="seconds")],
         "command": sys.argv,
+        **({"changed": changed} if changed else {}),
         "recipe_digest": digest,
         "seed": seed,
         "versions": provenance.versions(),
@@ -76,17 +82,21 @@ def write_environment(
     write_bytes(path, json.dumps(values, indent=1).encode() + b"\n")
 
 
-def _starts(path: Path, notify: Notify) -> list[str]:
+def _earlier(path: Path, notify: Notify) -> tuple[list[str], list[Any]]:
+    """Return the times of the earlier starts of a run, and the changes of its settings; none if they are damaged."""
     try:
-        starts = read_json(path).get("starts")
+        values = read_json(path)
+        starts, changed = values.get("starts"), values.get("changed", [])
         if not isinstance(starts, list) or not all(isinstance(start, str) for start in starts):
             raise DataError(f"{path} is damaged (it has no list of starts)")
+        if not isinstance(changed, list):
+            raise DataError(f"{path} is damaged (its changes are no list)")
     except FileNotFoundError:
-        return []
+        return [], []
     except DataError as error:
         keep_damaged(path, str(error), notify)
-        return []
-    return starts
+        return [], []
+    return starts, changed
 
 
 class Metrics:
@@ -159,6 +169,17 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def length_of(folder: Path) -> tuple[int, float] | None:
+    """Return steps and milliseconds of the finished run in `folder`; None if no run finished there."""
+    try:
+        require_regular(folder / FLOAT)
+        with safe_open(folder / FLOAT, "pt") as file:
+            about = parse_object(file.metadata()["birdie"])
+            return int(about["steps"]), float(about.get("train_ms", 0.0))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, DataError):
+        return None
+
+
 def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, Validated | None]:
     """Return state, steps, name of the weights, and the last validation, as `save_float` took them.
 
@@ -169,7 +190,7 @@ def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, Validated | N
     try:
         require_regular(path)
         with safe_open(path, "pt") as file:
-            about = parse_json(file.metadata()["birdie"])
+            about = parse_object(file.metadata()["birdie"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         if about.get("sha256", (digest := _digest(state))) != digest:  # earlier versions wrote none
             raise ValueError("its weights are not those that were written")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from birdie.errors import DataError
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.files import write_bytes
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import open_regular
 
 _MOST = 2**53
@@ -22,18 +23,6 @@ _MOST = 2**53
 _BEGIN = b'{"step": '
 _UNREADABLE = (ValueError, RecursionError)
 """Raised by parsers: wrong syntax, text that is not UTF-8, integers of thousands of digits; nesting."""
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text; NaN and infinity, which Python writes, are numbers.
-
-    Raises:
-        ValueError: it is not JSON, not UTF-8, or nested too deeply.
-    """
-    try:
-        return json.loads(text if isinstance(text, str) else text.decode())
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def read_bytes(path: Path) -> bytes:
@@ -59,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: it is no regular file, cannot be read, or holds no JSON object.
         FileNotFoundError: there is none.
     """
-    return _parsed(path, parse_json)
+    return _parsed(path, parse_object)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -72,15 +61,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     return _parsed(path, lambda data: tomllib.loads(data.decode()))
 
 
-def _parsed(path: Path, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+def _parsed(path: Path, parse: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
     data = read_bytes(path)
     try:
-        values = parse(data)
-        if not isinstance(values, dict):
-            raise ValueError("not an object")
+        return parse(data)
     except _UNREADABLE as error:
         raise DataError(f"{path} is damaged ({_reason(error)})") from error
-    return values
 
 
 def _reason(error: Exception) -> str:
@@ -116,7 +102,7 @@ def read_steps(path: Path, required: Sequence[str]) -> StepLines:
     *texts, unfinished = data.split(b"\n")
     for number, text in enumerate([*texts, unfinished] if unfinished else texts, 1):
         try:
-            line = _step_line(parse_json(text), required)
+            line = _step_line(parse_object(text), required)
             if lines and line["step"] <= lines[-1]["step"]:
                 raise ValueError(f"step {line['step']} follows step {lines[-1]['step']}")
         except ValueError as error:
@@ -132,9 +118,7 @@ def _is_cut(text: bytes) -> bool:
     return text[: len(_BEGIN)] == _BEGIN[: len(text)] and text.isascii() and text.decode().isprintable()
 
 
-def _step_line(values: object, required: Sequence[str]) -> dict[str, float]:
-    if not isinstance(values, dict):
-        raise ValueError("not an object")
+def _step_line(values: dict[str, Any], required: Sequence[str]) -> dict[str, float]:
     for name in ("step", *required):
         if name not in values:
             raise ValueError(f"{name} is missing")

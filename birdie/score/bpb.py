@@ -16,7 +16,7 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator, BytesPerToken, Score
 from birdie.score.mode import Scoring
-from birdie.score.windows import LanguageModel, check_text_length, non_overlapping, score_windows
+from birdie.score.windows import LanguageModel, non_overlapping, require_target, score_windows, sliding
 
 __all__ = ["Score", "bits_per_byte"]
 
@@ -39,7 +39,7 @@ def bits_per_byte(
         model: in evaluation mode.
         tokens: of the stream.
         table: byte table of the tokenizer the stream was made with, or the bytes of every token (N,).
-        seq_len: targets in a window.
+        seq_len: targets in a window; a shorter text is one window.
         batch_tokens: targets in a batch over all ranks; at least one window a rank.
         bos_id: token that begins a document.
         device: of the model.
@@ -47,11 +47,12 @@ def bits_per_byte(
         progress: called with (targets done, total) of this rank after each batch.
 
     Raises:
-        DataError: the stream is shorter than one window, the byte counts are for another number of tokens, or the loss
+        DataError: the stream has no target, the byte counts are for another number of tokens, or the loss
             is not finite.
     """
-    check_text_length(len(tokens), seq_len)
-    windows = non_overlapping(len(tokens) - 1, seq_len)
+    require_target(len(tokens))
+    targets = len(tokens) - 1
+    windows = non_overlapping(targets, seq_len) if targets >= seq_len else sliding(targets, seq_len, seq_len)
     accumulator, world = Accumulator(tokens, table, bos_id), world or World()
     gpt = cast(GPT, model)  # of which windows need the losses alone
     scoring = Scoring(gpt, tokens, accumulator, seq_len, bos_id, device, batch_tokens=batch_tokens, world=world)

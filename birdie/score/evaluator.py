@@ -19,7 +19,7 @@ from birdie.score.accumulator import Accumulator, BytesPerToken, Score
 from birdie.score.mode import Scoring, ScoringMode, TrainingReport
 from birdie.score.ngram import NgramBias
 from birdie.score.settings import EvaluationSettings
-from birdie.score.windows import non_overlapping
+from birdie.score.windows import non_overlapping, require_target
 
 
 def prepare(
@@ -39,7 +39,7 @@ def prepare(
 
     Args:
         model: in evaluation mode, on `device`.
-        tokens: (at least 2,) of the stream.
+        tokens: of the stream.
         table: bytes per token, or the bytes of every token of the stream.
         settings: of the evaluation.
         mode: that is going to score.
@@ -49,7 +49,9 @@ def prepare(
 
     Raises:
         ConfigError: the settings do not fit the mode, or the length of windows.
+        DataError: the stream has no target.
     """
+    require_target(len(tokens))
     length = settings.seq_len or train_seq_len
     settings.check(length, mode)
     tokens = common_targets(tokens, length, train_seq_len)
@@ -96,7 +98,7 @@ def score(mode: ScoringMode, scoring: Scoring) -> tuple[Score, TrainingReport | 
 
     Raises:
         KeyboardInterrupt, RuleError, ConfigError, OutputError, WeightsError: as `record`; a target was never scored.
-        DataError: the loss is not finite, or the text is shorter than one window.
+        DataError: the loss is not finite.
     """
     seconds, report = record(mode, scoring)
     targets = len(scoring.tokens) - 1

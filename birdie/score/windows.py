@@ -168,12 +168,11 @@ def _check_stride(length: int, stride: int) -> None:
         raise ConfigError(f"stride {stride} does not fit windows of {length} tokens; give 1 to {length}")
 
 
-def check_text_length(tokens: int, length: int) -> None:
-    """Raise DataError unless a stream of `tokens` has one window of `length` inputs and their targets."""
-    if tokens - 1 < length:
+def require_target(tokens: int) -> None:
+    """Raise DataError unless a stream of `tokens` has one to score; a text may be shorter than a window."""
+    if tokens < 2:
         raise DataError(
-            f"validation has {tokens:,} tokens, fewer than one window of {length} + 1; "
-            "score more tokens, or choose shorter windows"
+            f"the text has {tokens} token{'s' * (tokens != 1)}, and the first is not scored; give at least 2"
         )
 
 
@@ -192,8 +191,6 @@ def windows_of(scoring: Scoring) -> Windows:
     if settings.documents:
         begins = document_begins(scoring.tokens, scoring.bos_id)
         return per_document(begins, targets, scoring.length, stride)
-    if not settings.stride:  # as in the challenge, there must be one window
-        check_text_length(len(scoring.tokens), scoring.length)
     return sliding(targets, scoring.length, stride)
 
 

@@ -131,7 +131,7 @@ class Average:
 
     @torch.no_grad()
     def finish(self) -> str | None:
-        """Put the average into the model for good; return a line about the difference, or None without an average.
+        """Put the average into the model for good; return a line about the difference, or None without a term.
 
         Raises:
             WeightsError: it was done before.
@@ -139,8 +139,8 @@ class Average:
         if self.settings.kind == "none":
             return None
         self.require_last("finish with its average")
-        if not self.terms:
-            return f"average of weights: {self.settings.kind.upper()} took no term, so the last weights are the result"
+        if not self.terms:  # the run says so: `birdie.run.onset`
+            return None
         last = self._apply()
         distance = _relative_distance(self._weights, last)  # measured on what the model holds now
         return f"average of weights: {self}, {distance:.2%} of their norm from the last weights, is the result"

@@ -34,8 +34,9 @@ from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.distributed import World
 from birdie.runtime.files import atomic_folder, remove_folder
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import open_regular
-from birdie.runtime.structured import is_number, parse_json, read_bytes, unused_path
+from birdie.runtime.structured import is_number, read_bytes, unused_path
 from birdie.runtime.tensor_files import write_tensors
 
 FORMAT = 3
@@ -106,6 +107,13 @@ def candidate_paths(folder: str | os.PathLike[str]) -> list[Path]:
     names = ((_NAME.fullmatch(path.name), path) for path in Path(folder).glob("step-*"))
     numbered = [(int(name[1]), int(name[2] or 0), path) for name, path in names if name]
     return [path for _, _, path in sorted(numbered, reverse=True)]
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint that `checkpoint_paths` returned."""
+    name = _NAME.fullmatch(path.name)
+    assert name is not None
+    return int(name[1])
 
 
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, keep: int = 2) -> Path:
@@ -208,7 +216,7 @@ def _read(source: Path, notify: Notify) -> Checkpoint:
             changed = [line.split()[1] for line in lines if line.encode() not in written]
             what = f"{changed[0]} has changed" if changed else f"its files are not those that {SUMS} lists"
             raise WeightsError(f"checkpoint {source} is damaged: {what}")
-        state = parse_json(read_bytes(source / "state.json"))
+        state = parse_object(read_bytes(source / "state.json"))
         number = state["format"]
         if type(number) is not int or not 1 <= number <= FORMAT:
             raise WeightsError(f"{source} has checkpoint format {number!r}; this version reads {FORMAT}")

@@ -99,10 +99,7 @@ class Fit:
         bandit: BanditSettings,
         documents: DocumentFinder | None,
     ) -> None:
-        if settings.accumulation % world.size:
-            raise ConfigError(
-                f"{world.size} ranks do not divide accumulation {settings.accumulation}; choose a divisor"
-            )
+        settings.check_ranks(world.size)
         self._model, self._batches, self._world, self._device = model, batches, world, device
         self._settings, self._optimizer_settings = settings, optimizer_settings
         self._about, self._stop, self._on_warmup, self._hooks = dict(about), stop, on_warmup, tuple(hooks)

@@ -19,6 +19,10 @@ FP8_MULTIPLE = 16
 """Number that every dimension of an fp8 product must be a multiple of in hardware, the number of tokens included."""
 
 
+RATES = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
+"""Learning rates of `OptimizerSettings`."""
+
+
 def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
     """Split a list as the challenge's environment variables write it: "9,10"."""
     return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
@@ -203,6 +207,18 @@ class TrainSettings:
                 f"{self.train_seq_len} that divide a chunk, or whole chunks"
             )
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError unless `ranks` divide the chunks of a step."""
+        if self.accumulation % ranks:
+            sequences = self.train_batch_tokens // self.train_seq_len
+            fitting = [chunks for chunks in range(ranks, sequences + 1, ranks) if sequences % chunks == 0]
+            chunks = min(fitting, key=lambda chunks: abs(chunks - self.accumulation), default=None)
+            flag = "" if chunks is None else f"give --train.accumulation {chunks}, or "
+            raise ConfigError(
+                f"{ranks} ranks do not divide accumulation {self.accumulation}, the chunks of a step; {flag}choose "
+                "another number of ranks"
+            )
+
     @property
     def chunk_tokens(self) -> int:
         """Tokens of a gradient-accumulation chunk."""
@@ -305,9 +321,8 @@ class OptimizerSettings:
     ] = 0.0
 
     def __post_init__(self) -> None:
-        rates = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
         decays = ("muon_weight_decay", "adam_weight_decay", "embed_weight_decay")
-        for name in (*rates, *decays, "adam_eps", "grad_clip_norm"):
+        for name in (*RATES, *decays, "adam_eps", "grad_clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} is {value}; it must be a finite number of at least 0")

@@ -1,7 +1,11 @@
 """Text sources: the same documents in the same order, and a held-out split that never changes."""
 
+import bz2
+import gzip
 import json
+import lzma
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,6 +172,55 @@ def test_malformed_json_lines_are_located(tmp_path: Path, line: str) -> None:
     write(tmp_path, {"a.jsonl": json.dumps({"text": "ok"}) + "\n" + line})
     with pytest.raises(DataError, match=r"a.jsonl, line 2"):
         both(file_corpus([tmp_path / "a.jsonl"]))
+
+
+TEXTS = "".join(json.dumps({"text": f"document {number} é"}) + "\n" for number in range(30))
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_compressed_text_is_read_as_what_it_holds(tmp_path: Path, suffix: str, name: str) -> None:
+    data = COMPRESS[suffix](TEXTS.encode())
+    plain = both(file_corpus([write(tmp_path / "plain", {name: TEXTS}) / name]))
+    assert both(file_corpus([write(tmp_path / "packed", {f"{name}.{suffix}": data}) / f"{name}.{suffix}"])) == plain
+    assert both(file_corpus([write(tmp_path / "other", {name: data}) / name])) == plain, "by content, whatever its name"
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_damaged_compressed_text_is_one_sentence(tmp_path: Path, suffix: str) -> None:
+    data = COMPRESS[suffix](TEXTS.encode())
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 0xFF
+    for content in (data[: len(data) // 2], bytes(damaged)):
+        path = write(tmp_path, {"a.txt": content}) / "a.txt"
+        with pytest.raises(DataError, match=r"a\.txt") as error:
+            both(file_corpus([path]))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"\x28\xb5\x2f\xfd" + bytes(range(1, 99)), "zstd"),
+        (b"PK\x03\x04" + bytes(range(1, 99)), "zip archive"),
+        (b"PAR1" + bytes(99), "Parquet"),
+        ("text é".encode("utf-16"), "UTF-16"),
+        (b"\xfe\xff" + "text é".encode("utf-16-be"), "UTF-16"),
+        ("plain text".encode("utf-16-le"), "UTF-16"),
+        (b"\x7fELF" + bytes(99), "binary"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_kind(tmp_path: Path, content: bytes, kind: str) -> None:
+    path = write(tmp_path, {"a.txt": content}) / "a.txt"
+    with pytest.raises(DataError, match=rf"a\.txt is .*{kind}"):
+        both(file_corpus([path]))
+
+
+def test_text_that_begins_like_an_archive_is_text(tmp_path: Path) -> None:
+    text = "BZh is how a bzip2 file begins\nand this is a line\nwith a \0 in it"
+    train, held_out = both(file_corpus([write(tmp_path, {"a.txt": text}) / "a.txt"]))
+    assert sorted(train + held_out) == sorted(text.split("\n"))
 
 
 def test_text_that_is_not_utf8_is_located(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_a_variable_changes_its_setting(
         ("EMA_ENABLED=1 BITNET_GROUP_SIZE=128", "average ema of weights that train on ternary levels"),
         ("FORCE_STOP_STEP=30000", "force_stop_step 30000 is beyond the 20000 iterations"),
         ("MIN_LR=2", "min_lr is 2.0"),
-        ("EMBED_BITS=seven", "EMBED_BITS is 'seven'; give a number"),
+        ("EMBED_BITS=seven", "EMBED_BITS is 'seven'; give an integer"),
         ("EMBED_BITS=12", "grid width 12 is out of range"),
         ("VE_LAYERS=last", "VE_LAYERS is 'last'"),
         ("VE_ENABLED=1", "layer 9, but the model has layers 0 to 8"),

@@ -93,9 +93,10 @@ def test_a_text_shorter_than_a_window_is_scored_completely(file: Path, settings:
 
 
 @pytest.mark.parametrize("mode", ["windows", "ttt-sgd"])
-def test_non_overlapping_windows_need_one_window(file: Path, mode: str) -> None:
-    with pytest.raises(DataError, match=f"{LENGTH} tokens"):
-        scored(file, {"mode": mode}, max_tokens=LENGTH - 1)
+def test_non_overlapping_windows_score_a_shorter_text_as_one_window(file: Path, mode: str) -> None:
+    result = scored(file, {"mode": mode}, max_tokens=LENGTH - 2)
+    assert result.score.tokens == LENGTH - 2
+    assert result.score.val_loss == scored(file, {"stride": 1}, max_tokens=LENGTH - 2).score.val_loss
 
 
 AUDITED = {

@@ -23,6 +23,7 @@ from birdie.run.preflight import (
     warm_up_coder,
 )
 from birdie.run.recipe import Recipe, RunSettings
+from birdie.run.registry import find
 from birdie.runtime.distributed import World
 
 CPU = torch.device("cpu")
@@ -221,3 +222,13 @@ def test_the_page_cache_counts_as_free_memory_in_a_container(tmp_path: Path) -> 
     assert preflight._control_group_memory(10**6, tmp_path) == 750
     (tmp_path / "memory.max").write_text("max")
     assert preflight._control_group_memory(10**6, tmp_path) == 10**6
+
+
+def test_ranks_that_do_not_divide_a_step_are_told_the_flag() -> None:
+    """The preset `smoke` of most recipes has one chunk, which two ranks cannot share."""
+    train = find("baseline").recipe("smoke").train
+    with pytest.raises(ConfigError, match=r"2 ranks do not divide accumulation 1.*give --train\.accumulation 2"):
+        train.check_ranks(2)
+    replace(train, accumulation=2).check_ranks(2)
+    with pytest.raises(ConfigError, match="the chunks of a step; choose another number of ranks"):
+        train.check_ranks(7)

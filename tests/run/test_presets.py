@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
 from birdie.run.estimate import parameters
+from birdie.run.events import Validated
 from birdie.run.pipeline import Run
 from birdie.run.presets import PRESETS, apply_preset
 from birdie.run.recipe import CalibrationSettings, DataSettings, Recipe
@@ -111,6 +113,21 @@ def test_every_record_trains_under_the_smallest_preset(
     steps = [event for event in run.train() if isinstance(event, Step)]
     assert len(steps) == PRESETS["smoke"].iterations
     assert steps[-1].loss < steps[0].loss
+
+
+@pytest.mark.slow
+def test_the_smallest_preset_of_the_baseline_learns_on(text: list[str], tmp_path: Path) -> None:
+    """Its learning rates are those of batches that are 256 times as large, so they must be lower."""
+    recipe = find("baseline").recipe("smoke")
+    recipe = dataclasses.replace(
+        recipe,
+        data=DataSettings(path=text[1], tokenizer="bytes"),
+        model=dataclasses.replace(recipe.model, vocab_size=int(text[-1])),
+        train=dataclasses.replace(recipe.train, iterations=40),
+        device="cpu",
+    )
+    (score,) = [event.score.val_loss for event in Run(recipe, tmp_path).train() if isinstance(event, Validated)]
+    assert score < 0.5 * math.log(recipe.model.vocab_size), "nats of a model that knows nothing"
 
 
 def test_flags_override_the_preset_and_the_preset_overrides_the_recipe(

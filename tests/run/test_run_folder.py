@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 import torch
 
+from birdie.cli import build_app
+from birdie.cli.console import run as run_command
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPTConfig
 from birdie.run.events import Event, Saved, Started
 from birdie.run.pipeline import Run
-from birdie.run.recipe import DataSettings, Recipe, RunSettings
+from birdie.run.recipe import DataSettings, Recipe, RunSettings, load_recipe
 from birdie.run.run_folder import Metrics, read_metrics
 from birdie.runtime.distributed import World
 from birdie.runtime.structured import read_steps
@@ -398,3 +400,82 @@ def test_weights_of_another_model_are_refused(recipe: Recipe, tmp_path: Path) ->
     wider = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, model_dim=64))
     with pytest.raises(WeightsError, match="another model"):
         Run(wider, tmp_path).restore()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "train.iterations": {"train": {"iterations": 5}},
+    "train.max_wallclock_seconds": {"train": {"max_wallclock_seconds": 1e-3, "iterations": 20}},
+    "train.warmdown_iters": {"train": {"warmdown_iters": 3}},
+    "optimizer.matrix_lr": {"optimizer": {"matrix_lr": 0.5}},
+    "average.kind": {"average": {"kind": "ema"}},
+    "qat.bits": {"qat": {"bits": 6}},
+    "validation.every": {"validation": {"every": 3}},
+    "model.logit_softcap": {"model": {"logit_softcap": 5.0}},
+}
+
+
+def changed(recipe: Recipe, tables: dict[str, dict[str, Any]]) -> Recipe:
+    values = recipe.to_dict()
+    for table, settings in tables.items():
+        values[table] |= settings
+    return Recipe.from_dict(values)
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    train(recipe, folder, [])
+    return folder
+
+
+@pytest.mark.parametrize("setting", CHANGES)
+def test_a_finished_run_claims_no_other_settings(recipe: Recipe, finished: Path, setting: str) -> None:
+    state, other = contents(finished), changed(recipe, CHANGES[setting])
+    with pytest.raises(ConfigError, match=f"the run in .* is finished.*{setting} ") as error:
+        train(other, finished, [], resume=True)
+    assert "\n" not in str(error.value)
+    assert contents(finished) == state
+
+
+def test_a_finished_run_can_be_exported_and_scored_anew(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    other = changed(recipe, {"export": {"scheme": "int4"}, "evaluation": {"stride": 4}, "run": {"log_every": 1}})
+    train(other, folder, [], resume=True)
+    assert load_recipe(folder / "recipe.toml") == other
+    assert "changed" not in json.loads((folder / "environment.json").read_text())
+
+
+def test_a_finished_run_can_be_made_longer_and_says_so(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    longer = changed(recipe, {"train": {"iterations": 11}})
+    with pytest.raises(ConfigError, match=r"optimizer\.matrix_lr"):
+        train(changed(longer, CHANGES["optimizer.matrix_lr"]), folder, [], resume=True)
+    train(longer, folder, [], resume=True)
+    changes = json.loads((folder / "environment.json").read_text())["changed"]
+    assert changes == [{"after_step": 9, "setting": "train.iterations", "from": 9, "to": 11}]
+
+
+def test_the_command_leaves_a_finished_run_as_it_is(finished: Path) -> None:
+    state = contents(finished)
+    tokens = ["train", str(finished / "recipe.toml"), "--folder", str(finished), "--resume"]
+    assert run_command(build_app, [*tokens, "--optimizer.matrix-lr", "0.5"]) == 1
+    assert contents(finished) == state
+
+
+def test_a_run_that_goes_on_with_other_settings_says_so_for_good(recipe: Recipe, tmp_path: Path) -> None:
+    log: list[str] = []
+    train(recipe, tmp_path, [], stop_after=4)
+    train(changed(recipe, CHANGES["optimizer.matrix_lr"]), tmp_path, log, resume=True, stop_after=6)
+    assert "resuming with matrix_lr = 0.5; the checkpoint was trained with 0.04" in log
+    train(changed(recipe, CHANGES["qat.bits"]), tmp_path, log, resume=True)
+    assert "resuming with qat.bits = 6; the checkpoint was trained with None" in log
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert [(row["after_step"], row["setting"], row["to"]) for row in environment["changed"]] == [
+        (4, "optimizer.matrix_lr", 0.5),
+        (6, "optimizer.matrix_lr", recipe.optimizer.matrix_lr),
+        (6, "qat.bits", 6),
+    ]

@@ -143,9 +143,11 @@ def test_progress_ends_at_the_total() -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_a_stream_shorter_than_a_window_is_refused() -> None:
-    with pytest.raises(DataError, match="8 tokens"):
-        score(stream(8))
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_stream_shorter_than_a_window_is_one_window(count: int) -> None:
+    assert score(stream(count)).tokens == count - 1
+    with pytest.raises(DataError, match="the text has 1 token, and the first is not scored"):
+        score(stream(1))
 
 
 def test_a_loss_that_is_not_finite_is_refused() -> None:

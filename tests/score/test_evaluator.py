@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from birdie.errors import DataError
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.evaluator import prepare
+from birdie.score.evaluator import prepare, score
 from birdie.score.mode import Scoring
 from birdie.score.modes import LoRAMode, MultiPhaseMode, StreamingMode
 from birdie.score.request import EvaluationRequest
@@ -73,3 +75,31 @@ def test_all_modes_score_the_same_targets(tokens: int, bos: list[int], changes: 
     for first, stop in ranges:
         times[first:stop] += 1
     assert (times == 1).all()
+
+
+@pytest.mark.parametrize("count", [2, 3, LENGTH - 1, LENGTH, LENGTH + 1])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_mode_scores_a_text_that_is_shorter_than_a_window(name: str, count: int) -> None:
+    """Up to one window, modes predict from the same context, unless windows are shorter or adapters were trained."""
+    torch.manual_seed(0)
+    text = np.random.default_rng(count).integers(0, 4, count, dtype=np.uint16)
+    text[0] = BOS
+    text[1:][text[1:] == BOS] = 2  # one document
+    scoring, mode = prepared(text, SETTINGS[name])
+    result, _ = score(mode, scoring)
+    ids = torch.from_numpy(text.astype(np.int64))[None]
+    with torch.inference_mode():
+        expected = float(MODEL.eval().loss(ids[:, :-1], ids[:, 1:], reduction="mean"))
+    assert result.tokens == count - 1
+    trains = isinstance(mode, LoRAMode | MultiPhaseMode) and count > 8
+    if trains or "shorter" in name or "sliding" in name:
+        assert np.isfinite(result.val_loss)
+    else:
+        assert result.val_loss == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("count", [0, 1])
+def test_every_mode_refuses_a_text_without_a_target_by_the_same_sentence(name: str, count: int) -> None:
+    with pytest.raises(DataError, match=rf"the text has {count} tokens?, and the first is not scored"):
+        prepared(np.ones(count, np.uint16), SETTINGS[name])

@@ -27,7 +27,8 @@ from birdie.runtime.distributed import World
 from birdie.runtime.files import atomic_folder, require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.mapped import release
-from birdie.runtime.structured import parse_json, read_bytes, read_json
+from birdie.runtime.parsing import parse_json
+from birdie.runtime.structured import read_bytes, read_json
 
 T = TypeVar("T")
 _CHECKSUMS, _IDENTITY, _PROGRESS = "checksums.json", "calibration.json", "progress.json"

@@ -1,0 +1,30 @@
+"""The demo leaves a run like any other, and says when it had too few steps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.data.corpus import file_corpus
+from birdie.lab.ledger import find_runs
+
+
+@pytest.mark.slow
+def test_the_demo_leaves_a_run_like_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Path(__file__).resolve().parents[2] / "birdie" / "cli" / "*.py"
+    monkeypatch.setattr("birdie.cli.demo.stdlib_corpus", lambda: file_corpus([sources]))
+    assert run(build_app, ["demo", "--folder", str(tmp_path), "--seconds", "0.1", "--json"]) == 0
+    output = capsys.readouterr()
+    answer = json.loads(output.out)
+    assert "steps in 0.1 s, too few for a good model" in output.err
+    (record,) = find_runs(tmp_path)
+    assert record.summary.items() <= answer.items()
+    assert Path(answer["path"]) == record.folder / "model.birdie"
+    assert record.columns["bytes"] == (record.folder / "model.birdie").stat().st_size == answer["bytes"]
+    assert (answer["bpb_artifact"], answer["budget"]) == (record.score["bpb"] if record.score else None, 450_000)
+    for command in (["runs", tmp_path], ["report", record.folder, "-o", tmp_path / "report.html"]):
+        assert run(build_app, list(map(str, command))) == 0
