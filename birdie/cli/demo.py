@@ -66,6 +66,7 @@ def command(
     from birdie.cli.train import calibrate, follow, run_json
     from birdie.run.evaluation import evaluate
     from birdie.run.pipeline import Run
+    from birdie.run.run_folder import require_run_folder
     from birdie.runtime.files import write_bytes
     from birdie.score.request import EvaluationRequest
 
@@ -73,6 +74,7 @@ def command(
     recipe = demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device)
     if not (Path(recipe.data.path) / "dataset.json").is_file():
         prepare_with_bar(stdlib_corpus(), vocab_size=recipe.model.vocab_size, root=data)
+    require_run_folder(folder / "run")
     run = Run(recipe, folder / "run", replace=True, notify=log)
     with run.locked(), log_file(run.folder / "log.txt"):
         last, interrupted = follow(run)

@@ -138,11 +138,13 @@ def command(
     from birdie.cli.tensorboard_events import Board
     from birdie.run.pipeline import Run
     from birdie.run.registry import find
+    from birdie.run.run_folder import require_run_folder
     from birdie.runtime.device import choose_device
     from birdie.runtime.distributed import process_group, run_on_main, world_from_environment
 
     recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
+    require_run_folder(folder)
     if recipe_file is not None and not (folder / "checkpoints").is_dir():  # else recipe.toml is that of a run
         file = find(recipe_file).path
         if file.read_bytes() != recipe.to_toml().encode():

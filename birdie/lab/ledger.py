@@ -80,7 +80,10 @@ class RunRecord:
     @property
     def log(self) -> Path | None:
         """File of the log, if there is one."""
-        paths = [self.folder / "log.txt", *([Path(path)] if (path := self.environment.get("log")) else [])]
+        folder = self.folder.absolute()
+        paths = [folder / "log.txt"]
+        if self.environment.get("log") and len(folder.parents) > 1:  # train_gpt.py has it beside, whatever is written
+            paths.append(folder.parents[1] / "logs" / f"{folder.name}.txt")
         return next((path for path in paths if path.is_file()), None)
 
     @property

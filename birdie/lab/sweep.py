@@ -40,8 +40,9 @@ from birdie.lab.process import Watch, resolved, train
 from birdie.lab.space import Sweep
 from birdie.run.dataset import open_shards
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import remove_folder, require_folder, require_own_folder, require_writable, write_bytes
+from birdie.runtime.files import require_folder, require_own_folder, require_writable, write_bytes
 from birdie.runtime.locks import open_locked
+from birdie.train.checkpoint import remove_checkpoints
 
 SWEEP, JOURNAL = "sweep.toml", "study.log"
 REASON = "reason"
@@ -192,8 +193,7 @@ class SweepRun:
         except BirdieError as error:
             trial.set_user_attr(REASON, str(error))
             study.tell(trial, state=TrialState.FAIL)
-        if (folder / "checkpoints").is_dir():
-            remove_folder(folder / "checkpoints")  # the trial has ended, so nothing continues from them
+        remove_checkpoints(folder / "checkpoints")  # the trial has ended, so nothing continues from them
         return _result(self.storage.get_trial(self._id(number)))
 
     def _watch(self, trial: Trial, folder: Path, stop: threading.Event) -> Watch:

@@ -40,13 +40,13 @@ from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe, setting_names
-from birdie.run.run_folder import RECIPE, Metrics, length_of, load_float, save_float, write_environment
+from birdie.run.run_folder import FOLDERS, RECIPE, Metrics, length_of, load_float, save_float, write_environment
 from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
-from birdie.runtime.files import remove_abandoned, remove_folder, require_writable, write_bytes
+from birdie.runtime.files import remove_abandoned, require_folder, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.startup import StartupTimer
 from birdie.runtime.structured import is_number, keep_damaged, read_toml
@@ -56,6 +56,7 @@ from birdie.train.checkpoint import (
     candidate_paths,
     checkpoint_paths,
     load_checkpoint,
+    remove_checkpoints,
     remove_newer,
     require_same_checkpoint,
     step_of,
@@ -137,6 +138,8 @@ class Run:
         self.val_tokens, self.byte_counts = data.val_tokens, data.byte_counts
         if self.world.is_main:
             require_writable(self.folder)
+            for name in FOLDERS:  # no link leads out of the run
+                require_folder(self.folder / name, overwrite=True)
         torch.manual_seed(recipe.train.seed)
         with self.startup.part("model"):
             self.model = GPT(recipe.model).to(self.device)
@@ -254,15 +257,11 @@ class Run:
                 if checkpoint is not None:
                     remove_newer(checkpoint)
                 elif self.checkpoints.exists():  # a replaced run must not be resumed later
-                    remove_folder(self.checkpoints)
+                    remove_checkpoints(self.checkpoints)
                 different = self._stored_changes() if checkpoint is not None else []
                 for name, old, new in different:
                     if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):  # `fit` reports those
                         self.notify(f"resuming with {name} = {new}; the checkpoint was trained with {old}")
-                write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
-                step = loop.step if checkpoint is not None else -1
-                history.truncate(self.folder, step, self.notify)
-                self._metrics = Metrics(self.folder, step, self.notify)
                 write_environment(
                     self.folder,
                     self.recipe.digest,
@@ -274,6 +273,10 @@ class Run:
                     log=self._log,
                     notify=self.notify,
                 )
+                write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
+                step = loop.step if checkpoint is not None else -1
+                history.truncate(self.folder, step, self.notify)
+                self._metrics = Metrics(self.folder, step, self.notify)
             yield from self._follow(loop)
             if loop.float8 is not None and not loop.interrupted:
                 self._report_fp8(loop.float8, *batches.next())

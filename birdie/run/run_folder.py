@@ -25,7 +25,8 @@ from birdie.run.events import Validated
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_path, open_append, write_bytes
+from birdie.runtime.files import atomic_path, open_append, require_own_folder, write_bytes
+from birdie.runtime.locks import LOCK
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import require_regular
 from birdie.runtime.structured import is_number, keep_damaged, read_json, read_steps, rewrite_steps
@@ -34,8 +35,19 @@ from birdie.score.accumulator import Score
 from birdie.train.loop import Step
 
 ENVIRONMENT, METRICS, FLOAT, RECIPE = "environment.json", "metrics.jsonl", "float.safetensors", "recipe.toml"
+FOLDERS = ("checkpoints", "profile", "tensorboard")
+_BEFORE = {RECIPE, "log.txt", "stderr.txt", LOCK, ".worker"}  # what a run, or the lab that starts it, writes first
 LOGGED = ("train_ms", "loss")
 """Names that every line of the metrics has."""
+
+
+def require_run_folder(folder: Path) -> None:
+    """Check that a run may write into `folder`: a new or empty one, or one of a run.
+
+    Raises:
+        OutputError: it has something else, or a folder in it that a run writes into is a link.
+    """
+    require_own_folder(folder, ENVIRONMENT, beside=_BEFORE, folders=FOLDERS)
 
 
 def write_environment(

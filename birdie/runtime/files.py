@@ -278,9 +278,7 @@ def require_folder(target: Source, *, overwrite: bool = False) -> Path:
     return target
 
 
-def require_own_folder(
-    folder: Source, mark: str, *, beside: Collection[str] = (), folders: Iterable[str] = (), overwrite: bool = False
-) -> Path:
+def require_own_folder(folder: Source, mark: str, *, beside: Collection[str] = (), folders: Iterable[str] = ()) -> Path:
     """Return a folder of results if birdie may write into it: a missing or empty one, or one that it has begun.
 
     Args:
@@ -288,7 +286,6 @@ def require_own_folder(
         mark: name of the file by which birdie knows its folder.
         beside: names that may be there before that file is.
         folders: names of folders in it that birdie writes into, which may not be links.
-        overwrite: let it have other content.
 
     Raises:
         OutputError: it has content that is not birdie's, or one of `folders` is a link or a file.
@@ -299,7 +296,7 @@ def require_own_folder(
             require_folder(folder / name, overwrite=True)
         is_own = _kind_of(folder / mark, stat.S_IFREG) is None and (folder / mark).exists()
         names = {path.name for path in folder.iterdir() if not path.name.startswith(_PREFIX)}
-        if not (is_own or overwrite or names <= {*beside}):
+        if not (is_own or names <= {*beside}):
             other = min(names - {*beside})
             raise OutputError(
                 f"cannot write into {folder}: it has {other!r} and no {mark}, so it is not a folder that birdie began; "

@@ -149,7 +149,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, k
     for old in checkpoint_paths(folder):
         if old not in (target, *earlier[: keep - 1]):
             with suppress(OutputError):  # the next save tries again
-                remove_folder(old)
+                _remove(old)
     return target
 
 
@@ -163,7 +163,30 @@ def remove_newer(checkpoint: Checkpoint) -> None:
         for path in checkpoint_paths(checkpoint.path.parent):
             if path == checkpoint.path:
                 return
-            remove_folder(path)
+            _remove(path)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove all checkpoints in `folder`, and the folder unless something else is in it.
+
+    Raises:
+        OutputError: one cannot be removed.
+    """
+    for path in checkpoint_paths(folder):
+        _remove(path)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint.
+
+    Raises:
+        OutputError: it cannot be removed, or has files that are not a checkpoint's.
+    """
+    if others := sorted({file.name for file in path.iterdir()} - {*FILES, SUMS}):
+        raise OutputError(f"{path} has {others[0]!r}, which is no file of a checkpoint; move it elsewhere")
+    remove_folder(path)
 
 
 def load_checkpoint(
