@@ -218,14 +218,15 @@ def encode_planes(name: str, scheme: str, weight: Tensor, stored: Tensor, params
     """Encode `weight` as the bit planes of `stored`, its numbers in the dtype that is written."""
     if stored.dtype not in FORMATS:
         raise WeightsError(f"tensor {name!r} has dtype {stored.dtype}, which birdie cannot store; convert it first")
+    if not stored.numel():
+        return Encoded(scheme, tuple(weight.shape), weight.dtype, params, ())
     bits = to_bits(stored)
-    if stored.dtype is torch.bool and int(bits.max(initial=0)) > 1:
+    if stored.dtype is torch.bool and int(bits.max()) > 1:
         raise WeightsError(
             f"tensor {name!r} holds a boolean whose byte is neither 0 nor 1, which a file cannot keep; give its bytes, "
             "tensor.view(torch.uint8), or tensor.view(torch.uint8) != 0"
         )
-    streams = split(bits, FORMATS[stored.dtype][0]) if stored.numel() else ()
-    return Encoded(scheme, tuple(weight.shape), weight.dtype, params, tuple(streams))
+    return Encoded(scheme, tuple(weight.shape), weight.dtype, params, tuple(split(bits, FORMATS[stored.dtype][0])))
 
 
 def _halves(weight: Tensor) -> Integers:

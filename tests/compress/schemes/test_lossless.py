@@ -71,6 +71,11 @@ def test_booleans_of_other_bytes_are_refused_by_name(shape: tuple[int, ...]) -> 
             Lossless().encode("mask", weight.view(torch.bool))
 
 
+def test_an_empty_tensor_may_have_any_strides() -> None:
+    weight = torch.empty(0).as_strided((0, 1), (1, 0))
+    assert decode(Lossless().encode("w", weight)).shape == (0, 1)
+
+
 @pytest.mark.parametrize("dtype", [dtype for dtype in FORMATS if dtype.itemsize == 1], ids=str)
 def test_transposed_bytes_come_back(dtype: torch.dtype) -> None:
     data = torch.arange(24, dtype=torch.uint8).remainder(2 if dtype is torch.bool else 24).view(4, 6)
