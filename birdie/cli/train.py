@@ -31,7 +31,7 @@ from birdie.errors import ConfigError
 from birdie.run.recipe import FLAT, Recipe, configuration, without_none
 from birdie.run.recipe_file import Source, sources
 from birdie.runtime.callbacks import no_message
-from birdie.runtime.files import require_output, write_bytes
+from birdie.runtime.files import write_bytes
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
 
@@ -145,10 +145,6 @@ def command(
     recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
     require_run_folder(folder)
-    if recipe_file is not None and not (folder / "checkpoints").is_dir():  # else recipe.toml is that of a run
-        file = find(recipe_file).path
-        if file.read_bytes() != recipe.to_toml().encode():
-            require_output(folder / "recipe.toml", [file])
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         notify = log if world.is_main else no_message

@@ -20,6 +20,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import RECIPE, RunRecord, flat, read_run
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.registry import changes
+from birdie.run.run_folder import begin_folder
 from birdie.runtime.files import open_append, require_writable, write_bytes
 from birdie.runtime.locks import LOCK, open_locked
 
@@ -52,7 +53,7 @@ def train(
         record = read_run(folder)
         if record.state == "complete" and record.score is not None:
             return record
-    require_writable(folder)
+    begin_folder(require_writable(folder))
     write_bytes(folder / RECIPE, recipe.to_toml().encode())
     _wait_for_holder(folder, watch)
     command = ["train", str(folder / RECIPE), "--folder", str(folder), "--resume", "--json"]

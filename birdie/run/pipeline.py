@@ -40,7 +40,16 @@ from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe, setting_names
-from birdie.run.run_folder import FOLDERS, RECIPE, Metrics, length_of, load_float, save_float, write_environment
+from birdie.run.run_folder import (
+    FOLDERS,
+    RECIPE,
+    Metrics,
+    begin_folder,
+    length_of,
+    load_float,
+    save_float,
+    write_environment,
+)
 from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
@@ -187,6 +196,7 @@ class Run:
             if refusal := self.world.broadcast(refusal):
                 raise ConfigError(refusal)
             if self.world.is_main:
+                begin_folder(self.folder)
                 for folder in (self.folder, self.checkpoints, self.profiles):
                     remove_abandoned(folder)
             self._locked = True
@@ -460,6 +470,7 @@ class Run:
 
         checkpoint = None
         if resume or restarted:
+            self.require_unchanged()
             checkpoint = load_checkpoint(self.checkpoints, notify=self.notify, require=require)
         if checkpoint is None or not (resume or checkpoint.about.get("job") == job):
             if not self.replace:
@@ -467,7 +478,6 @@ class Run:
                     f"{self.folder} already holds a run; continue it with --resume, or choose another --folder"
                 )
             return None
-        self.require_unchanged()
         return checkpoint
 
     def _require_resumable(self, checkpoint: Checkpoint) -> None:

@@ -36,7 +36,7 @@ from birdie.train.loop import Step
 
 ENVIRONMENT, METRICS, FLOAT, RECIPE = "environment.json", "metrics.jsonl", "float.safetensors", "recipe.toml"
 FOLDERS = ("checkpoints", "profile", "tensorboard")
-_BEFORE = {RECIPE, "log.txt", "stderr.txt", LOCK, ".worker"}  # what a run, or the lab that starts it, writes first
+_BEFORE = {LOCK, ".worker"}  # what a run, or the sweep that starts it, makes first
 LOGGED = ("train_ms", "loss")
 """Names that every line of the metrics has."""
 
@@ -48,6 +48,16 @@ def require_run_folder(folder: Path) -> None:
         OutputError: it has something else, or a folder in it that a run writes into is a link.
     """
     require_own_folder(folder, ENVIRONMENT, beside=_BEFORE, folders=FOLDERS)
+
+
+def begin_folder(folder: Path) -> None:
+    """Write the file by which a folder is known to be one of a run, before anything else, unless it is there.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    if not os.path.lexists(folder / ENVIRONMENT):
+        write_bytes(folder / ENVIRONMENT, b'{"starts": []}\n')
 
 
 def write_environment(

@@ -137,9 +137,10 @@ def test_train_replaces_no_recipe_that_somebody_wrote(refused: Callable[..., str
     """A run writes recipe.toml into its folder; without the comments of the one that it was started with."""
     (tmp_path / "recipe.toml").write_text(f"# my notes\n[data]\npath = {str(tmp_path / 'none')!r}\n")
     tokens = ("train", tmp_path / "recipe.toml", "--folder", tmp_path)
-    assert "would destroy" in refused(*tokens, kind="ConfigError")
-    assert "would destroy" in refused(*tokens, "--resume", kind="ConfigError")
+    assert "recipe.toml" in refused(*tokens, kind="OutputError")
+    assert "recipe.toml" in refused(*tokens, "--resume", kind="OutputError")
     (tmp_path / "checkpoints").mkdir()  # then the recipe is the run's own
+    (tmp_path / "environment.json").write_text("{}")
     assert "none does not exist" in refused(*tokens, "--resume", kind="DataError")
 
 
