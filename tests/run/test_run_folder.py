@@ -144,7 +144,7 @@ def test_a_second_process_is_refused_until_the_first_ends_in_any_way(recipe: Rec
     next(training)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "environment.json"]
     training.close()
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["environment.json"]
 
 
 def test_a_process_can_train_again_once_the_run_ended_or_was_closed(recipe: Recipe, tmp_path: Path) -> None:
