@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Check the wording of code and docs: `python scripts/words.py [PATH …]`, by default of the whole project.
 
-It reports three habits. A docstring begins with a verb or names its subject, never with "What", "Whether" or "Of".
+It reports four habits. A docstring begins with a verb or names its subject, never with "What", "Whether" or "Of".
 Names are nouns of the field, not participles such as `found` or `told`. Words with several meanings ("place") and words
-that only this project uses ("foretell") are replaced by the terms of the field. The exit code is 1 if it reports any.
+that only this project uses ("foretell") are replaced by the terms of the field. A token such as X_Y or TODO does not stand
+in a page where a figure should. The exit code is 1 if it reports any.
 """
 
 import ast
@@ -23,7 +24,10 @@ FOLDERS = (
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LOG.md",
 )
+DIARIES = {"CHANGELOG.md", "LOG.md"}  # their words are those of their day
 OPENINGS = {"What", "Whether", "Of", "That", "Those", "So", "How", "Where", "Which", "Who", "The way"}
 NAMES = {"found", "told", "said", "asked", "given", "made", "here", "there", "whole", "each", "own", "before", "tells"}
 TERMS = {
@@ -42,6 +46,8 @@ TERMS = {
 }
 WORDS = [(re.compile(rf"\b({pattern})\b", re.IGNORECASE), term) for pattern, term in TERMS.items()]
 ALLOWED = re.compile(r"in place|take place|takes place|placeholder|replace|decimal place|enable_looping_at|LOOPING")
+TOKEN = re.compile(r"(?<![\w`.])([A-Z]{1,2}_[A-Z]{1,2}|[A-Z]\d|TODO|TBD|FIXME|XXX)(?![\w`])")
+NO_TOKENS = {"C1", "C2", "C3", "C4", "T5", "E8"}  # conditions of the challenge, a model, a lattice
 MIN_WORDS = 3
 
 
@@ -78,6 +84,17 @@ def text_problems(source: str) -> Iterator[tuple[int, str]]:
                     yield number, f"word {word[0]!r}; the term of the field is: {term}"
 
 
+def page_problems(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, problem) of a Markdown page."""
+    text = path.read_text(encoding="utf-8")
+    if path.name not in DIARIES:
+        yield from text_problems(text)
+    for number, line in enumerate(text.split("\n"), 1):
+        for token in TOKEN.finditer(line):
+            if token[1] not in NO_TOKENS:
+                yield number, f"token {token[1]!r} in place of a figure; write what was measured"
+
+
 def files(arguments: list[str]) -> Iterator[Path]:
     """Yield the Python and Markdown files below the paths named, or below all that people read."""
     for name in arguments or FOLDERS:
@@ -101,7 +118,7 @@ def main() -> int:
     for path in files(sys.argv[1:]):
         if path.resolve() == Path(__file__).resolve():
             continue
-        problems = python_problems(path) if path.suffix == ".py" else text_problems(path.read_text(encoding="utf-8"))
+        problems = python_problems(path) if path.suffix == ".py" else page_problems(path)
         for line, problem in sorted(set(problems)):
             print(f"{path}:{line}: {problem}")
             count += 1

@@ -48,12 +48,12 @@ Overwrite = Annotated[
 @contextmanager
 def into_folder(folder: Path) -> Iterator[list[str]]:
     """Yield a list that has, after the body has written into `folder`, the names of the files that it left there."""
-    before = {path: path.lstat().st_ino for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    inodes = {path: path.lstat().st_ino for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
     left: list[str] = []
     yield left
     left += [
         path.relative_to(folder).as_posix()
-        for path, number in sorted(before.items())
+        for path, number in sorted(inodes.items())
         if os.path.lexists(path) and path.lstat().st_ino == number
     ]
 

@@ -193,11 +193,11 @@ def test_targets_that_cannot_be_written_are_refused_before_anything_is_lost(take
 
 def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
     sharded(tmp_path / "target")
-    before = sorted(path.name for path in (tmp_path / "target").iterdir())
+    names = sorted(path.name for path in (tmp_path / "target").iterdir())
     birdie.save(tensors(5), tmp_path / "x.birdie", lossless=True, files={"config.json": b"{}"})
     with pytest.raises(OutputError, match="has content"):
         write_folder(tmp_path / "x.birdie", tmp_path / "target")
     write_folder(tmp_path / "x.birdie", tmp_path / "target", overwrite=True)
-    assert sorted(path.name for path in (tmp_path / "target").iterdir()) == sorted({*before, "model.safetensors"})
+    assert sorted(path.name for path in (tmp_path / "target").iterdir()) == sorted({*names, "model.safetensors"})
     (tmp_path / "target" / "model.safetensors.index.json").unlink()
     assert all(torch.equal(read_files(tmp_path / "target")[name], tensor) for name, tensor in tensors(5).items())

@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
-    """What the commands read: a model as a folder, as a .birdie file, a log, a text."""
+    """Inputs of the commands: a model as a folder and as a .birdie file, a log, a text."""
     folder = tmp_path / "in"
     model = folder / "hf"
     model.mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_a_file_replaces_only_its_own_kind(
             target = work / "sub" / f"out{suffix}" if state == "in a new folder" else work / f"out{suffix}"
             prepare(target)
             (work / "thesis").write_bytes(MINE)
-            before = Snapshot(tmp_path)
+            untouched = Snapshot(tmp_path)
             command = [token.replace("{in}", str(inputs)) for token in tokens]
             code = run(build_app, [*command, "-o", str(target), *(["--overwrite"] if overwrite else []), "--json"])
             answer = json.loads(capsys.readouterr().out)
@@ -170,19 +170,21 @@ def test_a_file_replaces_only_its_own_kind(
             accepted = state in ACCEPTED or (overwrite and state in ASKED)
             assert (code == 0) == accepted, case
             if not accepted:
-                assert (before.lost(), before.new()) == ([], []), case
+                assert (untouched.lost(), untouched.new()) == ([], []), case
                 assert answer["error"]["type"] in ("OutputError", "ConfigError"), case
                 continue
-            asked = {"link to the same kind": "aside/same kind", "link to another kind": "aside/file"}.get(state)
-            allowed = {asked or target.relative_to(tmp_path).as_posix()}
-            assert set(before.lost()) <= allowed, case
-            written = {"link to nothing": aside / "none"}.get(state, tmp_path / (asked or target.relative_to(tmp_path)))
+            linked = {"link to the same kind": "aside/same kind", "link to another kind": "aside/file"}.get(state)
+            allowed = {linked or target.relative_to(tmp_path).as_posix()}
+            assert set(untouched.lost()) <= allowed, case
+            written = {"link to nothing": aside / "none"}.get(
+                state, tmp_path / (linked or target.relative_to(tmp_path))
+            )
             assert written.read_bytes()[:2] == kind[:2] or name == "decompress .safetensors", case
-            assert set(before.new()) <= {"work/sub", written.relative_to(tmp_path).as_posix()}, case
+            assert set(untouched.new()) <= {"work/sub", written.relative_to(tmp_path).as_posix()}, case
 
 
 def earlier(command: str, inputs: Path, target: Path) -> None:
-    """Write what the command wrote there before."""
+    """Write what the command wrote there in an earlier call."""
     tokens = [token.replace("{in}", str(inputs)) for token in FOLDERS[command]]
     assert run(build_app, [*tokens, "-o", str(target)]) == 0
 
@@ -259,7 +261,7 @@ def test_a_folder_loses_nothing(
             (aside / "empty").mkdir()
             target = tmp_path / "work" / ("sub/out" if state == "in a new folder" else "out")
             prepare(target)
-            before = Snapshot(tmp_path)
+            untouched = Snapshot(tmp_path)
             command = [token.replace("{in}", str(inputs)) for token in FOLDERS[name]]
             capsys.readouterr()
             code = run(build_app, [*command, "-o", str(target), *(["--overwrite"] if overwrite else []), "--json"])
@@ -269,14 +271,16 @@ def test_a_folder_loses_nothing(
             accepted = state in NEW or (overwrite and state not in NO_FOLDER and not reads_it)
             assert (code == 0) == accepted, case
             if not accepted:
-                assert (before.lost(), before.new()) == ([], []), case
+                assert (untouched.lost(), untouched.new()) == ([], []), case
                 continue
             result = {"config.json", "model.safetensors", "model.birdie", "README.md"}
             root = (target.resolve() if target.is_symlink() else target).relative_to(tmp_path).as_posix()
-            assert set(before.lost()) <= {f"{root}/{name}" for name in result}, case
+            assert set(untouched.lost()) <= {f"{root}/{name}" for name in result}, case
             assert (tmp_path / root / "config.json").is_file(), case
             assert not (tmp_path / root / "config.json").is_symlink(), case
-            stayed = [name for name in before.entries if name.startswith(f"{root}/") and name not in before.lost()]
+            stayed = [
+                name for name in untouched.entries if name.startswith(f"{root}/") and name not in untouched.lost()
+            ]
             files = {name.removeprefix(f"{root}/") for name in stayed if (tmp_path / name).is_file()}
             assert set(answer["left"]) >= files - result, case
 
@@ -303,17 +307,17 @@ def own_folders(inputs: Path, tmp_path: Path) -> dict[str, list[str]]:
 def test_folders_of_results_are_begun_where_nothing_is(
     command: str, thing: str, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder with somebody's files, also of the names that birdie uses, is refused before anything is read."""
+    """A folder with somebody's files, also of the names that birdie uses, is refused untouched anything is read."""
     target = tmp_path / "out"
     folder = target / "datasets" / "fineweb10B_byte260" if command == "prepare" else target
     folder.mkdir(parents=True)
     (folder / thing).mkdir() if thing == "runs" else (folder / thing).write_bytes(MINE)
     tokens = own_folders(inputs, tmp_path)[command]
-    before = Snapshot(tmp_path)
+    untouched = Snapshot(tmp_path)
     capsys.readouterr()
     assert run(build_app, [*tokens, str(target), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"]["type"] in ("OutputError", "ConfigError")
-    assert (before.lost(), before.new()) == ([], [])
+    assert (untouched.lost(), untouched.new()) == ([], [])
 
 
 def test_python_asks_as_the_command_does(inputs: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def names_of(folder: Path, command: Command) -> list[str]:
 
 
 def attack(report: Report, folder: Path, target: str, rng: random.Random, share: float) -> None:
-    """Put each thing in the place of each name, or of a share of them, and run the command again."""
+    """Put each thing where each name is, or of a share of them, and run the command again."""
     command, mine, saved = TARGETS[target], folder / "mine", folder / "saved"
     reset(folder)
     names = names_of(folder, command)
@@ -99,7 +99,7 @@ def attack(report: Report, folder: Path, target: str, rng: random.Random, share:
     for name, thing in _cases(names, rng, share):
         reset(folder, saved)
         prepare_mine(mine)
-        before, path = state_of(mine), folder / "out" / name
+        untouched, path = state_of(mine), folder / "out" / name
         if path.parent.is_symlink() or (path.parent.exists() and not path.parent.is_dir()):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def attack(report: Report, folder: Path, target: str, rng: random.Random, share:
         report.counts[f"{target}, exit code {end.code}"] += 1
         if end.code not in (0, 1) or "Traceback" in end.message or (end.code and not end.message.strip()):
             report.failures.append(f"{where}: exit code {end.code}: {end.message[-300:]}")
-        if state_of(mine) != before:
+        if state_of(mine) != untouched:
             report.failures.append(f"{where}: what is somebody else's has changed")
 
 

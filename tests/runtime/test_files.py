@@ -210,13 +210,13 @@ def test_nothing_of_others_is_taken_for_abandoned(tmp_path: Path) -> None:
     (folder / ".birdie-file.part").write_text("mine")
     os.mkfifo(folder / ".birdie-1-pipe.part")
     (folder / ".birdie-abcdefgh.part" / "old").mkdir(parents=True)
-    before = sorted(path.name for path in folder.rglob("*"))
+    names = sorted(path.name for path in folder.rglob("*"))
     shutil.copytree(folder, copied, symlinks=True, ignore=shutil.ignore_patterns("*pipe*"))
     for one in (folder, copied):
         files.remove_abandoned(one)
         files.write_bytes(one / "new", b"")
-    assert sorted(path.name for path in folder.rglob("*") if path.name != "new") == before
-    assert len(list(copied.rglob("*"))) == len(before)
+    assert sorted(path.name for path in folder.rglob("*") if path.name != "new") == names
+    assert len(list(copied.rglob("*"))) == len(names)
     assert contents(thesis) == {"chapter": "mine"}
 
 
@@ -389,8 +389,8 @@ def test_an_output_replaces_its_own_kind_and_nothing_else(tmp_path: Path) -> Non
     for name in ("thesis", "link to page", "link to thesis"):
         with pytest.raises(OutputError, match=r"overwrite|link"):
             files.require_output(tmp_path / name, kind=kind)
-        asked = files.require_output(tmp_path / name, kind=kind, overwrite=True)
-        assert asked == tmp_path / name.removeprefix("link to ")
+        path = files.require_output(tmp_path / name, kind=kind, overwrite=True)
+        assert path == tmp_path / name.removeprefix("link to ")
     with pytest.raises(OutputError, match="exists"):
         files.require_output(tmp_path / "page")
     with pytest.raises(ConfigError, match="NUL"):
