@@ -3,8 +3,8 @@
 
 It reports four habits. A docstring begins with a verb or names its subject, never with "What", "Whether" or "Of".
 Names are nouns of the field, not participles such as `found` or `told`. Words with several meanings ("place") and words
-that only this project uses ("foretell") are replaced by the terms of the field. A token such as X_Y or TODO does not stand
-in a page where a figure should. The exit code is 1 if it reports any.
+that only this project uses ("foretell") are replaced by the terms of the field. In a page, no token such as X_Y or TODO
+stands for a figure. The exit code is 1 if it reports any.
 """
 
 import ast

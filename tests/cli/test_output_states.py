@@ -307,7 +307,7 @@ def own_folders(inputs: Path, tmp_path: Path) -> dict[str, list[str]]:
 def test_folders_of_results_are_begun_where_nothing_is(
     command: str, thing: str, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder with somebody's files, also of the names that birdie uses, is refused untouched anything is read."""
+    """A folder with somebody's files, also of the names that birdie uses, is refused before anything is read."""
     target = tmp_path / "out"
     folder = target / "datasets" / "fineweb10B_byte260" if command == "prepare" else target
     folder.mkdir(parents=True)
