@@ -13,7 +13,9 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
+from birdie.runtime import provenance
 from tests.hostile.workload import EVERY, End, Report, contents, forked, make_inputs, problem_of, reset, train_tokens
 
 STEPS = 3 * EVERY
@@ -23,7 +25,8 @@ OPTIONS = ["--average.kind", "ema", "--bandit.every", "2"]
 def campaign(count: int, seed: int = 0, files: str = "*") -> Report:
     """Flip `count` bits of each file of a run, one at a time."""
     report, rng = Report(), random.Random(seed)
-    with tempfile.TemporaryDirectory() as name:
+    # an artifact names the commit, which may change while a campaign runs for hours
+    with tempfile.TemporaryDirectory() as name, patch.object(provenance, "commit", lambda: None):
         folder = Path(name).resolve()
         make_inputs(folder)
         run, sound = folder / "out" / "run", folder / "sound"

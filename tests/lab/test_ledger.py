@@ -173,14 +173,15 @@ def test_names_hide_no_run(tmp_path: Path) -> None:
 
 
 def test_deep_folders_are_searched(tmp_path: Path) -> None:
-    folder = os.open(tmp_path, os.O_RDONLY)
+    deep = tmp_path
     for _ in range(1300):
-        os.mkdir("d", dir_fd=folder)
-        folder, above = os.open("d", os.O_RDONLY, dir_fd=folder), folder
-        os.close(above)
-    os.close(folder)
-    write_run(tmp_path / "run")
-    assert [record.name for record in find_runs_and_logs(tmp_path)] == ["run"]
+        deep /= "d"
+        deep.mkdir()
+    try:
+        write_run(tmp_path / "run")
+        assert [record.name for record in find_runs_and_logs(tmp_path)] == ["run"]
+    finally:
+        os.removedirs(deep)  # neither pytest nor shutil can remove what is nested so deeply
 
 
 def test_recipe_above_runs_is_no_run(tmp_path: Path) -> None:
