@@ -162,9 +162,10 @@ def write_folder(
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
     import_schemes(schemes)
     with Reader(file) as reader:
-        require_limits(reader, decoders_of(reader), max_bytes, max_operations)
-        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
         kept = kept_files.read(reader, max_bytes)
+        left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
+        require_limits(reader, decoders_of(reader), left, max_operations)
+        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
         headers = headers_in(fields, reader.where)
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
         with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:

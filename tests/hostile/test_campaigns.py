@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hostile import faults, flips, kills, races
+from tests.hostile import faults, flips, kills, prepared, races
 from tests.hostile.workload import COMMANDS, Report
 
 needs_compiler = pytest.mark.skipif(faults.compiler() is None, reason="no C compiler, or not Linux")
@@ -30,6 +30,13 @@ def test_a_flipped_bit_in_a_checkpoint_changes_no_result() -> None:
     require_clean(flips.campaign(1, files="optimizer.safetensors"), 2)
 
 
+@pytest.mark.parametrize(
+    ("target", "share", "attacks"), [("compress", 1.0, 30), ("decoder", 1.0, 6), ("train --resume", 0.03, 3)]
+)
+def test_nothing_of_somebody_is_touched_in_a_folder_that_was_prepared(target: str, share: float, attacks: int) -> None:
+    require_clean(prepared.campaign((target,), share), attacks)
+
+
 @needs_compiler
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
@@ -49,6 +56,13 @@ def test_thirty_kills_lose_nothing(target: str) -> None:
 @pytest.mark.timeout(0)
 def test_flipped_bits_in_every_file_of_a_run() -> None:
     require_clean(flips.campaign(20), 700)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("target", list(prepared.TARGETS))
+def test_every_name_that_a_command_uses_may_be_somebody_else_s(target: str) -> None:
+    require_clean(prepared.campaign((target,)), 6)
 
 
 @needs_compiler
