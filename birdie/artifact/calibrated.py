@@ -32,8 +32,8 @@ from birdie.entropy import coder as entropy
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World
-from birdie.runtime.files import Source, require_path
 from birdie.runtime.mapped import releasing
+from birdie.runtime.outputs import Source, require_path
 
 
 def calibrate(

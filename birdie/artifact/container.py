@@ -28,12 +28,12 @@ import numpy as np
 
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime import files
+from birdie.runtime import files, outputs
 from birdie.runtime.reading import require_regular
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"
-KIND = files.Kind("a .birdie file", re.escape(MAGIC))
+KIND = outputs.Kind("a .birdie file", re.escape(MAGIC))
 VERSION = 1
 ALIAS = 0
 BLOCKS = 11

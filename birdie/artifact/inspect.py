@@ -9,7 +9,7 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import ALIAS, Entry, Reader
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.errors import ArtifactError
-from birdie.runtime.files import Source, require_path
+from birdie.runtime.outputs import Source, require_path
 
 # The index of a name is the code of the dtype in the file. Never change one; new dtypes go at the end.
 DTYPES = (

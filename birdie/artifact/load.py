@@ -36,7 +36,7 @@ from birdie.compress.state import fill, moved, plain_state
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.runtime.device import dtype_name
-from birdie.runtime.files import Source, require_path
+from birdie.runtime.outputs import Source, require_path
 
 M = TypeVar("M", bound=nn.Module)
 

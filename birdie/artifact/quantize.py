@@ -18,7 +18,7 @@ from birdie.compress.rate.assignment import Schemes
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import Source
+from birdie.runtime.outputs import Source
 
 
 def quantize_(

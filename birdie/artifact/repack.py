@@ -16,7 +16,7 @@ from birdie.entropy.hints import Effort
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.runtime.files import Source
+from birdie.runtime.outputs import Source
 
 _PLAIN_STATE = ["tensors", []]  # the skeleton of what a file without a tree holds: a dict of tensors, sorted by name
 

@@ -24,8 +24,9 @@ from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
 from birdie.errors import ArtifactError, BirdieError, OutputError
 from birdie.runtime.distributed import World, send_to_main
-from birdie.runtime.files import atomic_path, remove_abandoned, require_file, require_folder
+from birdie.runtime.files import atomic_path, remove_abandoned
 from birdie.runtime.locks import open_locked
+from birdie.runtime.outputs import require_file, require_folder
 
 _RECORD = re.compile(r"[0-9a-f]{64}\.birdie")
 _PIECE = 1 << 22  # bytes that are read at a time

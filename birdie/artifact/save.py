@@ -43,8 +43,8 @@ from birdie.errors import ConfigError
 from birdie.runtime.blas import one_thread
 from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main, share_out
-from birdie.runtime.files import Source, require_output, require_path, require_writable
 from birdie.runtime.mapped import require_complete
+from birdie.runtime.outputs import Source, require_output, require_path, require_writable
 
 _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it

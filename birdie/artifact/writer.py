@@ -23,7 +23,7 @@ from birdie.entropy import coder as entropy
 from birdie.entropy.hints import Effort, Hints
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.runtime.files import Source
+from birdie.runtime.outputs import Source
 from birdie.runtime.provenance import versions
 
 _RECORD = 1  # the code of a record's entry, which its name replaces: the container does not interpret it

@@ -42,7 +42,8 @@ from birdie.run.run_folder import read_metrics
 from birdie.run.temperature import stored_evaluation
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
-from birdie.runtime.files import open_append, require_writable, write_bytes
+from birdie.runtime.files import open_append, write_bytes
+from birdie.runtime.outputs import require_writable
 from birdie.score.accumulator import Score
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings

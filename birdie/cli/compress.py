@@ -24,7 +24,7 @@ from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import require_output, require_writable
+from birdie.runtime.outputs import require_output, require_writable
 
 if TYPE_CHECKING:
     from birdie.compress.calibration.result import CalibrationResult

@@ -26,7 +26,8 @@ from birdie.errors import BirdieError, ConfigError, OutputError
 from birdie.run.recipe_file import Source, explain, read_arguments
 from birdie.runtime import progress
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import open_append, require_file_name
+from birdie.runtime.files import open_append
+from birdie.runtime.outputs import require_file_name
 from birdie.runtime.provenance import VERSION
 
 Json = Annotated[

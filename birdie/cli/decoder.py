@@ -9,7 +9,7 @@ from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_l
 from birdie.entropy.hints import Effort
 from birdie.golf.standalone import build, pack
 from birdie.golf.standalone.sources import PACKAGE, SCRIPT
-from birdie.runtime import files
+from birdie.runtime import files, outputs
 
 GROUP = "Compress"
 
@@ -31,7 +31,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Write a decoder of .birdie files as one small .py file that needs numpy, numba and torch."""
-    output = files.require_output(output, PACKAGE.rglob("*.py"), kind=SCRIPT, overwrite=overwrite)
+    output = outputs.require_output(output, PACKAGE.rglob("*.py"), kind=SCRIPT, overwrite=overwrite)
     built = build.build(coder)
     data = f"# {built.title}\n{built.source}".encode() if unpacked else built.packed
     files.write_bytes(output, data)

@@ -19,7 +19,8 @@ from birdie.cli.console import (
 )
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError
-from birdie.runtime.files import Kind, atomic_path, require_output, require_output_folder
+from birdie.runtime.files import atomic_path
+from birdie.runtime.outputs import Kind, require_output, require_output_folder
 
 GROUP = "Compress"
 

@@ -9,7 +9,8 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, Overwrite, into_folder, print_json, print_left, print_line, size
 from birdie.errors import ConfigError
-from birdie.runtime.files import atomic_folder, require_output_folder
+from birdie.runtime.files import atomic_folder
+from birdie.runtime.outputs import require_output_folder
 
 GROUP = "Compress"
 

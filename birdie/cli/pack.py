@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
 from birdie.golf.standalone.sources import PACKAGE, SCRIPT
-from birdie.runtime import files
+from birdie.runtime import files, outputs
 
 GROUP = "Compress"
 
@@ -31,7 +31,7 @@ def command(
     """
     from birdie.golf.pair import build_pair
 
-    output = files.require_output(output, PACKAGE.rglob("*.py"), kind=SCRIPT, overwrite=overwrite)
+    output = outputs.require_output(output, PACKAGE.rglob("*.py"), kind=SCRIPT, overwrite=overwrite)
     pair = build_pair(calibrated=calibrated)
     data = pair.text.encode() if paste else pair.module
     files.write_bytes(output, data)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.golf.standalone.sources import PACKAGE, SCRIPT
-from birdie.runtime import files
+from birdie.runtime import files, outputs
 
 GROUP = "Train"
 
@@ -49,9 +49,10 @@ def command(
     output = output or Path("score_gpt.py" if scoring else "train_gpt.py")
     known = find(recipe)
     inputs = [*PACKAGE.rglob("*.py"), known.path]
-    output = files.require_output(output, inputs, kind=SCRIPT, overwrite=overwrite)
+    output = outputs.require_output(output, inputs, kind=SCRIPT, overwrite=overwrite)
     requirements, messages = (
-        path and files.require_output(path, [*inputs, output], overwrite=overwrite) for path in (requirements, messages)
+        path and outputs.require_output(path, [*inputs, output], overwrite=overwrite)
+        for path in (requirements, messages)
     )
     packed = pack_scoring(known.recipe()) if scoring else pack(known.recipe())
     files.write_bytes(output, packed.script)

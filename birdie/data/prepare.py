@@ -30,7 +30,8 @@ from birdie.data.dataset import INFO_NAME, Dataset, DatasetInfo, SplitTotals
 from birdie.data.shards import SHARD_TOKENS, ShardWriter, Split, read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer, train_caseops, train_sentencepiece
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.runtime.files import atomic_folder, require_file, require_folder, require_writable, write_bytes
+from birdie.runtime.files import atomic_folder, write_bytes
+from birdie.runtime.outputs import require_file, require_folder, require_writable
 
 Stage = Literal["overlap", "vocabulary", "train", "val", "check"]
 

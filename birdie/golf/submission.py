@@ -40,16 +40,9 @@ from birdie.run.recipe import DataSettings, Recipe
 from birdie.run.registry import changes
 from birdie.run.run_folder import FLOAT, METRICS
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import (
-    atomic_folder,
-    atomic_path,
-    require_folder,
-    require_output_folder,
-    require_own_folder,
-    require_writable,
-    write_bytes,
-)
+from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.outputs import require_folder, require_output_folder, require_own_folder, require_writable
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.provenance import versions
 

@@ -22,7 +22,7 @@ from birdie.hub.loading import load_part
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.runtime.files import Source
+from birdie.runtime.outputs import Source
 
 TOKENS = 65_536
 LENGTH = 1024  # tokens of a sequence, if the model takes so many

@@ -18,7 +18,8 @@ from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary
 from birdie.errors import ArtifactError, ConfigError
 from birdie.hub.pretrained import WEIGHTS
-from birdie.runtime.files import Source, atomic_folder
+from birdie.runtime.files import atomic_folder
+from birdie.runtime.outputs import Source
 from birdie.runtime.parsing import parse_object
 
 CARD = "README.md"

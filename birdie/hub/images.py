@@ -21,7 +21,7 @@ from birdie.hub.loading import load_part
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.runtime.files import Source
+from birdie.runtime.outputs import Source
 from birdie.runtime.regular import files_below
 
 IMAGES = 512  # of a larger folder, so many from all over it

@@ -26,7 +26,7 @@ from birdie.artifact.folders import PIPELINE, write_folder
 from birdie.artifact.load import load
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.meta import parameters_on_meta
-from birdie.runtime.files import Source, require_path
+from birdie.runtime.outputs import Source, require_path
 
 WEIGHTS = "model.birdie"  # of a birdie folder
 _ADAPTER = "adapter_config.json"

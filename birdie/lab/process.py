@@ -21,8 +21,9 @@ from birdie.lab.ledger import RECIPE, RunRecord, flat, read_run
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.registry import changes
 from birdie.run.run_folder import begin_folder
-from birdie.runtime.files import open_append, require_writable, write_bytes
+from birdie.runtime.files import open_append, write_bytes
 from birdie.runtime.locks import LOCK, open_locked
+from birdie.runtime.outputs import require_writable
 
 SAVING_S = 120.0
 """Seconds that an interrupted child has to save its checkpoint before it is killed."""

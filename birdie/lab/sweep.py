@@ -40,8 +40,9 @@ from birdie.lab.process import Watch, resolved, train
 from birdie.lab.space import Sweep
 from birdie.run.dataset import open_shards
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import require_folder, require_own_folder, require_writable, write_bytes
+from birdie.runtime.files import write_bytes
 from birdie.runtime.locks import open_locked
+from birdie.runtime.outputs import require_folder, require_own_folder, require_writable
 from birdie.train.checkpoint import remove_checkpoints
 
 SWEEP, JOURNAL = "sweep.toml", "study.log"

@@ -37,8 +37,9 @@ from birdie.run.recipe import Recipe
 from birdie.run.registry import changes, find
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import require_own_folder, require_writable, write_bytes
+from birdie.runtime.files import write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.outputs import require_own_folder, require_writable
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.structured import is_number, keep_damaged, read_bytes, read_json
 

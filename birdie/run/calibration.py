@@ -34,7 +34,7 @@ from birdie.run.dataset import open_shards
 from birdie.run.recipe import CalibrationSettings, Recipe, load_recipe
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.runtime.files import Source
+from birdie.runtime.outputs import Source
 
 _BATCH_TOKENS = 4096  # bounds memory: the activations of one batch are held at a time
 Batch = tuple[Tensor, Tensor]

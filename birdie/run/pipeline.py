@@ -55,8 +55,9 @@ from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
-from birdie.runtime.files import remove_abandoned, require_folder, require_writable, write_bytes
+from birdie.runtime.files import remove_abandoned, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.outputs import require_folder, require_writable
 from birdie.runtime.startup import StartupTimer
 from birdie.runtime.structured import is_number, keep_damaged, read_toml
 from birdie.score.bpb import Score, bits_per_byte

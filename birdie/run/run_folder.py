@@ -25,8 +25,9 @@ from birdie.run.events import Validated
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_path, open_append, require_own_folder, write_bytes
+from birdie.runtime.files import atomic_path, open_append, write_bytes
 from birdie.runtime.locks import LOCK
+from birdie.runtime.outputs import require_own_folder
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import require_regular
 from birdie.runtime.structured import is_number, keep_damaged, read_json, read_steps, rewrite_steps

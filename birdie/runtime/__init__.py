@@ -4,10 +4,14 @@ callbacks      types of progress, message and stop callbacks
 device         choice of device and dtype
 distributed    process group and collectives
 files          atomic writes, and reads of files that only this user can have written
+names          names that come from a file, before they are joined to a folder
+outputs        where a file or folder may be written
 kernels        functions that numba compiles, and their files on disk
+parsing        JSON of others
 nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
 provenance     versions, machine and commit of a result
 reading        the check that what is opened for reading is a regular file
+structured     JSON and TOML files of runs, which may be damaged
 startup        seconds that a run takes before its clock starts
 torch_compile  torch.compile with a fallback to eager mode
 """

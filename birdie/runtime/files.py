@@ -22,24 +22,17 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from birdie.errors import ConfigError, OutputError
+from birdie.errors import OutputError
 from birdie.runtime.locks import NO_LINK, open_locked
+from birdie.runtime.outputs import TEMPORARY, Source, reason_of, require_file, require_folder, require_no_input
 
-_PREFIX, _SUFFIX = ".birdie-", ".part"
-Source = str | os.PathLike[str]
-_START = 64  # bytes that tell the kind of a file
+_SUFFIX = ".part"
 _OWN_NAME = re.compile(r"\.birdie-(\d+)-\w+\.part")
-
-
-def _reason(error: OSError | ValueError) -> str:
-    """Return why a file cannot be written; a ValueError means that its name has a NUL."""
-    return (getattr(error, "strerror", None) or str(error)).lower()
 
 
 @contextmanager
@@ -115,14 +108,14 @@ def _beside(target: Path, *, flush: bool = True) -> Iterator[Path]:
     except OutputError:
         raise
     except OSError as error:
-        raise OutputError(f"cannot write {target}: {_reason(error)}; {advice}") from error
+        raise OutputError(f"cannot write {target}: {reason_of(error)}; {advice}") from error
 
 
 def _merge(new: Path, target: Path, inputs: Iterable[Source]) -> None:
     """Move the files of `new` into `target`, in place of those of the same names; check all before the first."""
     names = [path.relative_to(new) for path in sorted(new.rglob("*")) if not path.is_dir()]
     for name in names:
-        _require_no_input(target / name, inputs)
+        require_no_input(target / name, inputs)
         for folder in name.parents:
             require_folder(target / folder, overwrite=True)
         if (target / name).is_dir() and not (target / name).is_symlink():
@@ -153,9 +146,9 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 def _new_folder(parent: Path) -> tuple[Path, int | None]:
     """Return a temporary folder named by its inode, and its lock; None where the system has no locks."""
     while True:
-        created = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
+        created = Path(tempfile.mkdtemp(prefix=TEMPORARY, suffix=_SUFFIX, dir=parent))
         try:
-            folder = created.with_name(f"{_PREFIX}{created.lstat().st_ino}-{created.name.removeprefix(_PREFIX)}")
+            folder = created.with_name(f"{TEMPORARY}{created.lstat().st_ino}-{created.name.removeprefix(TEMPORARY)}")
             created.replace(folder)
             return folder, open_locked(folder, os.O_RDONLY)
         except (FileNotFoundError, BlockingIOError):  # removed, before it was locked, by one who took it for abandoned
@@ -166,7 +159,7 @@ def _new_folder(parent: Path) -> tuple[Path, int | None]:
 
 def remove_abandoned(parent: Path) -> None:
     """Remove the temporary folders in `parent` that dead processes of this user left; those in use are kept."""
-    for folder in parent.glob(f"{_PREFIX}*{_SUFFIX}"):
+    for folder in parent.glob(f"{TEMPORARY}*{_SUFFIX}"):
         with suppress(OSError):  # in use, gone, or nobody can know
             status = folder.lstat()
             if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
@@ -191,7 +184,7 @@ def remove_folder(folder: Path) -> None:
             folder.replace(temporary / folder.name)
             _flush(folder.parent)
     except OSError as error:
-        raise OutputError(f"cannot remove {folder}: {_reason(error)}; remove it by hand") from error
+        raise OutputError(f"cannot remove {folder}: {reason_of(error)}; remove it by hand") from error
 
 
 def open_append(path: Path) -> BinaryIO:
@@ -204,7 +197,7 @@ def open_append(path: Path) -> BinaryIO:
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {_reason(error)}; remove it, or choose another folder") from error
+        raise OutputError(f"cannot write {path}: {reason_of(error)}; remove it, or choose another folder") from error
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(file)
@@ -247,96 +240,6 @@ def write_bytes(target: Source, data: bytes | memoryview) -> None:
     """
     with atomic_path(target) as path:
         path.write_bytes(data)
-
-
-def require_file(target: Source) -> Path:
-    """Return `target` if a file can be written there; call it before long work.
-
-    Raises:
-        OutputError: `target` exists and is no regular file; a link is none.
-    """
-    target = Path(target)
-    if kind := _kind_of(target, stat.S_IFREG):
-        raise OutputError(f"cannot write {target}: it is {kind}; give the name of a file")
-    return target
-
-
-def require_folder(target: Source, *, overwrite: bool = False) -> Path:
-    """Return `target` if a folder can be written there; call it before long work.
-
-    Raises:
-        OutputError: `target` exists and is no folder, or has content and `overwrite` is False; a link is no folder.
-    """
-    target = Path(target)
-    if kind := _kind_of(target, stat.S_IFDIR):
-        raise OutputError(f"cannot write {target}: it is {kind}; give the name of a folder")
-    if not overwrite and target.is_dir() and any(target.iterdir()):
-        raise OutputError(
-            f"cannot write {target}: the folder has content; give a new one, or --overwrite (overwrite=True) to "
-            "replace the files of the same names in it"
-        )
-    return target
-
-
-def require_own_folder(folder: Source, mark: str, *, beside: Collection[str] = (), folders: Iterable[str] = ()) -> Path:
-    """Return a folder of results if birdie may write into it: a missing or empty one, or one that it has begun.
-
-    Args:
-        folder: the user's; a link to a folder is one.
-        mark: name of the file by which birdie knows its folder.
-        beside: names that may be there before that file is.
-        folders: names of folders in it that birdie writes into, which may not be links.
-
-    Raises:
-        OutputError: it has content that is not birdie's, or one of `folders` is a link or a file.
-    """
-    folder = Path(folder)
-    if folder.is_dir():
-        for name in folders:
-            require_folder(folder / name, overwrite=True)
-        is_own = _kind_of(folder / mark, stat.S_IFREG) is None and (folder / mark).exists()
-        names = {path.name for path in folder.iterdir() if not path.name.startswith(_PREFIX)}
-        if not (is_own or names <= {*beside}):
-            other = min(names - {*beside})
-            raise OutputError(
-                f"cannot write into {folder}: it has {other!r} and no {mark}, so it is not a folder that birdie began; "
-                "choose a new one"
-            )
-    return folder
-
-
-def _kind_of(target: Path, wanted: int) -> str | None:
-    """Return what is at `target`, not through a link, if something is there that is not of the kind wanted.
-
-    Raises:
-        OutputError: nobody can tell.
-    """
-    try:
-        kind = stat.S_IFMT(target.lstat().st_mode)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise OutputError(f"cannot write {target}: {_reason(error)}; choose another name") from error
-    if kind == stat.S_IFLNK:
-        return f"a link to {target.readlink()}"
-    names = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder"}
-    return None if kind == wanted else names.get(kind, "not a regular file")
-
-
-def require_writable(folder: Source) -> Path:
-    """Create `folder` if necessary, check that a file can be written into it, and return it; call it before long work.
-
-    Raises:
-        OutputError: the folder cannot be created or written.
-    """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except (OSError, ValueError) as error:
-        raise OutputError(f"cannot write into {folder}: {_reason(error)}; choose another folder") from error
-    return folder
 
 
 def user_cache() -> Path:
@@ -387,106 +290,3 @@ def _is_private(status: os.stat_result) -> bool:
     """Return whether only this user and root can replace files of a folder; a sticky folder protects others' files."""
     owned = status.st_uid in (0, os.getuid())
     return owned and (not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX))
-
-
-def require_path(path: object) -> None:
-    """Refuse what no file can be called.
-
-    Raises:
-        ConfigError: it is neither text nor path, or has a NUL.
-    """
-    try:
-        if isinstance(path, str | os.PathLike) and b"\0" not in os.fsencode(path):
-            return
-    except (TypeError, ValueError):
-        pass
-    raise ConfigError(f"{path!r} is not a path that a file can have; give a str or Path without NUL")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of files that birdie writes, and replaces without asking.
-
-    Attributes:
-        name: with its article.
-        start: pattern of the first bytes.
-    """
-
-    name: str
-    start: bytes
-
-    def has(self, path: Path) -> bool:
-        """Return whether a regular file is of this kind, or empty."""
-        with path.open("rb") as file:
-            data = file.read(_START)
-        return not data or re.match(self.start, data) is not None
-
-
-_NONE = Kind("", b"$.")
-
-
-def require_output(
-    target: Source, inputs: Iterable[Source] = (), *, kind: Kind | None = None, overwrite: bool = False
-) -> Path:
-    """Return the path to write if the user may name `target` as an output; call it before anything is read.
-
-    Args:
-        target: a file; with `overwrite`, a link to one stands for the file.
-        inputs: files that are read, which it must not replace.
-        kind: of the file that will be written; None: of a kind that replaces none.
-        overwrite: replace a file of any kind.
-
-    Raises:
-        OutputError: `target` has the name of a folder, is a folder, special file or link, or is a file of another kind.
-        ConfigError: `target` is one of `inputs`, under any name, symbolic link or hard link.
-    """
-    path = require_file_name(target)
-    _require_no_input(target, inputs)
-    if overwrite and path.is_symlink():
-        path = Path(os.path.realpath(path))
-    require_file(path)
-    try:
-        if overwrite or not path.exists() or (kind or _NONE).has(path):
-            return path
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {_reason(error)}; choose another name") from error
-    what = "exists" if kind is None else f"exists and is not {kind.name}"
-    raise OutputError(f"cannot write {path}: it {what}; choose another name, or add --overwrite (overwrite=True)")
-
-
-def require_output_folder(target: Source, *, overwrite: bool = False) -> Path:
-    """Return the path to write if the user may name `target` as a folder to write; a link to a folder stands for it.
-
-    Raises:
-        OutputError: as `require_folder`.
-    """
-    require_path(target)
-    path = Path(target)
-    is_link_to_one = path.is_symlink() and path.is_dir()
-    return require_folder(Path(os.path.realpath(path)) if is_link_to_one else path, overwrite=overwrite)
-
-
-def require_file_name(target: Source) -> Path:
-    """Return `target` if its last part can be the name of a file.
-
-    Raises:
-        OutputError: it is the name of a folder.
-        ConfigError: it has a NUL.
-    """
-    require_path(target)
-    if os.path.basename(target) in ("", os.curdir, os.pardir):  # noqa: PTH119 (a Path has lost the slash at the end)
-        raise OutputError(f"cannot write {os.fspath(target)!r}: that is the name of a folder; give the name of a file")
-    return Path(target)
-
-
-def _require_no_input(target: Source, inputs: Iterable[Source]) -> None:
-    for other in inputs:
-        if _is_same_file(target, other):
-            raise ConfigError(f"writing {target} would destroy {other}, which is read; choose another output")
-
-
-def _is_same_file(one: Source, other: Source) -> bool:
-    try:
-        return os.path.samefile(one, other)  # noqa: PTH121 (both may be text)
-    except (OSError, ValueError):  # one of them does not exist yet
-        return os.path.realpath(one) == os.path.realpath(other)

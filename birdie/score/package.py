@@ -39,13 +39,8 @@ from birdie.model.gpt import GPT
 from birdie.model.rotary import Rotary
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.device import dtype_name
-from birdie.runtime.files import (
-    read_trusted,
-    require_file,
-    require_writable,
-    user_cache,
-    write_bytes,
-)
+from birdie.runtime.files import read_trusted, user_cache, write_bytes
+from birdie.runtime.outputs import require_file, require_writable
 from birdie.runtime.reading import require_regular
 from birdie.score.mode import Scoring, ScoringMode
 from birdie.score.windows import max_inputs

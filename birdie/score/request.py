@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.files import Kind, Source, require_output, require_writable
+from birdie.runtime.outputs import Kind, Source, require_output, require_writable
 from birdie.score.mode import ScoringMode
 from birdie.score.settings import MODES, EvaluationSettings, is_read, replaced
 

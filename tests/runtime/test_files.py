@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from birdie.errors import ConfigError, OutputError
-from birdie.runtime import files
+from birdie.runtime import files, outputs
 from birdie.runtime.locks import locked_folder, open_locked
 from birdie.runtime.reading import require_regular
 from tests.kills import kill_at_each_call
@@ -171,7 +171,7 @@ def test_names_of_255_bytes_are_written(name: str, tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from birdie.runtime import files
+from birdie.runtime import files, outputs
 with files.atomic_path(sys.argv[1]) as path:
     path.write_bytes(b"partial")
     print(flush=True)
@@ -316,7 +316,7 @@ def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize("folder", ["/proc/nowhere", os.devnull + "/below"])
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(folder: str) -> None:
     with pytest.raises(OutputError, match=folder):
-        files.require_writable(folder)
+        outputs.require_writable(folder)
 
 
 def test_a_trusted_file_is_one_that_only_this_user_can_write(tmp_path: Path) -> None:
@@ -356,10 +356,10 @@ def test_an_output_has_the_name_of_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder" / "pipe")
     with pytest.raises(OutputError, match="cannot write"):
-        files.require_output(f"{tmp_path}/{name}")
+        outputs.require_output(f"{tmp_path}/{name}")
     for empty in ("", ".", ".."):
         with pytest.raises(OutputError, match="cannot write"):
-            files.require_output(empty)
+            outputs.require_output(empty)
 
 
 def test_an_output_is_no_input_under_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,28 +373,28 @@ def test_an_output_is_no_input_under_any_name(tmp_path: Path, monkeypatch: pytes
     for name in ("input", "./input", "folder/../input", "aside/../input", "link", "chain", "hard"):
         for other in ("input", "chain", "hard"):
             with pytest.raises(ConfigError, match=f"{name} would destroy .*{other}"):
-                files.require_output(name, [tmp_path / "unrelated", tmp_path / other], overwrite=True)
+                outputs.require_output(name, [tmp_path / "unrelated", tmp_path / other], overwrite=True)
     with pytest.raises(ConfigError, match="would destroy"):  # a file that both names will create
-        files.require_output("aside/new", [tmp_path / "folder" / "new"])
-    assert files.require_output("aside/new", [tmp_path / "input", "new"]) == Path("aside/new")
+        outputs.require_output("aside/new", [tmp_path / "folder" / "new"])
+    assert outputs.require_output("aside/new", [tmp_path / "input", "new"]) == Path("aside/new")
 
 
 def test_an_output_replaces_its_own_kind_and_nothing_else(tmp_path: Path) -> None:
-    kind = files.Kind("a page", b"<html>")
+    kind = outputs.Kind("a page", b"<html>")
     for name, text in (("page", "<html>…"), ("empty", ""), ("thesis", "mine")):
         (tmp_path / name).write_text(text)
         (tmp_path / f"link to {name}").symlink_to(tmp_path / name)
     for name in ("page", "empty", "none"):
-        assert files.require_output(tmp_path / name, kind=kind) == tmp_path / name
+        assert outputs.require_output(tmp_path / name, kind=kind) == tmp_path / name
     for name in ("thesis", "link to page", "link to thesis"):
         with pytest.raises(OutputError, match=r"overwrite|link"):
-            files.require_output(tmp_path / name, kind=kind)
-        path = files.require_output(tmp_path / name, kind=kind, overwrite=True)
+            outputs.require_output(tmp_path / name, kind=kind)
+        path = outputs.require_output(tmp_path / name, kind=kind, overwrite=True)
         assert path == tmp_path / name.removeprefix("link to ")
     with pytest.raises(OutputError, match="exists"):
-        files.require_output(tmp_path / "page")
+        outputs.require_output(tmp_path / "page")
     with pytest.raises(ConfigError, match="NUL"):
-        files.require_output("a\0b")
+        outputs.require_output("a\0b")
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

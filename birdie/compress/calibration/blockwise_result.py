@@ -35,8 +35,9 @@ from birdie.compress.state import EncodedState
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.runtime.distributed import World, owners
-from birdie.runtime.files import Source, require_writable, temporary_folder
+from birdie.runtime.files import temporary_folder
 from birdie.runtime.mapped import release
+from birdie.runtime.outputs import Source, require_writable
 from birdie.runtime.tensor_files import write_tensors
 
 _INDEX = "sorted.json"

@@ -32,7 +32,8 @@ from birdie.compress.tensors import rows_columns
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import Kind, Source, require_output, write_bytes
+from birdie.runtime.files import write_bytes
+from birdie.runtime.outputs import Kind, Source, require_output
 
 if TYPE_CHECKING:
     from rich.table import Table

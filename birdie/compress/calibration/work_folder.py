@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_folder, require_own_folder, require_writable, write_bytes
+from birdie.runtime.files import atomic_folder, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.mapped import release
+from birdie.runtime.outputs import require_own_folder, require_writable
 from birdie.runtime.parsing import parse_json
 from birdie.runtime.structured import read_bytes, read_json
 

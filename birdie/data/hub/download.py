@@ -32,7 +32,8 @@ from birdie.data.prepare import Layout, require_matching_bytes
 from birdie.data.shards import HEADER_BYTES, read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.runtime.files import atomic_path, require_folder, require_writable, temporary_folder, write_bytes
+from birdie.runtime.files import atomic_path, temporary_folder, write_bytes
+from birdie.runtime.outputs import require_folder, require_writable
 
 Stage = Literal["check", "download", "count"]
 Report = Callable[[Stage, int, int], None]

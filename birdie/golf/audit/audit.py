@@ -26,7 +26,7 @@ from birdie.run import history
 from birdie.run.preflight import warm_up_coder
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
-from birdie.runtime.files import require_path
+from birdie.runtime.outputs import require_path
 from birdie.runtime.regular import open_regular, read_text, require_regular
 
 README = "README.md"

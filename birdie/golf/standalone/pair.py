@@ -31,7 +31,7 @@ from birdie.compress.schemes import cast, grid, lossless, trellis
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import has_nonfinite
 from birdie.errors import ArtifactError, BudgetError, ConfigError, OutputError, WeightsError
-from birdie.runtime.files import require_path
+from birdie.runtime.outputs import require_path
 
 Source = str | os.PathLike[str]
 DEFAULT = None  # no rule names a scheme

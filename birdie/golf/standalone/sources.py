@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from birdie.errors import ConfigError
-from birdie.runtime.files import Kind
+from birdie.runtime.outputs import Kind
 
 PACKAGE = Path(__file__).resolve().parents[2]
 SCRIPT = Kind("a script that birdie writes", rb"# ?birdie ")
