@@ -32,6 +32,7 @@ from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Calibration, Loss
 from birdie.compress.prior import level, prior, scaled
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.stacks import with_rows
 from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 
@@ -402,7 +403,7 @@ def _moderated(
     sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor], *, gradients: bool
 ) -> dict[str, Sensitivity]:
     """Return sensitivities by made-up inputs, closer to the assumed ones; without `gradients` rows weigh as assumed."""
-    assumed = prior({name: state[name] for name in sensitivities if name in state})
+    assumed = prior({name: with_rows(state[name], item) for name, item in sensitivities.items() if name in state})
     return {
         name: _shrunk(item, assumed[name], gradients=gradients) if name in assumed else item
         for name, item in sensitivities.items()
