@@ -1,4 +1,4 @@
-"""Uses of weights that no recorded product explains: found in the graph of the loss, whatever functions they go through.
+"""Uses of weights that no recorded product explains: found in the graph of the loss, whatever functions it has.
 
     loss ──graph──► recorded product ──► its input ──► …        (its weight is known)
       └───graph──► any other function ──► … ──► weight          ──► gradient of the weight

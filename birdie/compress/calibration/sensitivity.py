@@ -34,7 +34,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibration.modes import differentiable_evaluation
+from birdie.compress.calibration.modes import (
+    differentiable_batch,
+    differentiable_evaluation,
+    differentiable_tensors,
+)
 from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.stacks import used_as_matrix
@@ -55,7 +59,10 @@ PRODUCTS = {F.linear, F.embedding, *_CONVOLUTIONS}
 # A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
 _SPREAD = 2 / 3
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
-_DRAWS = 8  # of signs of the targets of a batch, for gradients of weights: each is one more sample
+_LEAST_SIDE = 8  # rows and columns of a matrix whose gradient is taken
+# Signs of the targets of a batch are drawn so many times, for gradients of weights: each draw is one more sample, and
+# one more backward pass, which few weights are not worth.
+_DRAWS, _WORTH_DRAWS = 8, 1 / 16
 # A batch's gradient of a weight, of a loss without random signs, is a sum that hardly tells how much a weight counts.
 _UNSIGNED_GRADIENTS = 1e-6
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
@@ -92,14 +99,15 @@ def calibrate(
     """
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
-    names = names_by_memory(module)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    recorder = Recorder(names, torch.Generator().manual_seed(seed), temperature, device, gradients)
     with evaluation_mode(module), torch.set_grad_enabled(gradients):
+        recorder = Recorder(
+            names_by_memory(module), torch.Generator().manual_seed(seed), temperature, device, gradients
+        )
         for done, batch in enumerate(batches, start=1):
             with naming_bad_weights(module):
                 with recorder:
-                    nats = loss(module, batch)
+                    nats = loss(module, differentiable_batch(batch))
                 if gradients and not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
                     raise ConfigError("the calibration loss must be one number that depends on the module's weights")
                 if gradients:
@@ -130,15 +138,16 @@ def naming_bad_weights(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode and `requires_grad` of every floating parameter; restore both afterwards."""
-    frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
-    for weight in frozen:
-        weight.requires_grad_(True)
-    try:
-        with differentiable_evaluation(module):
-            yield
-    finally:
+    with differentiable_tensors(module):
+        frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
         for weight in frozen:
-            weight.requires_grad_(False)
+            weight.requires_grad_(True)
+        try:
+            with differentiable_evaluation(module):
+                yield
+        finally:
+            for weight in frozen:
+                weight.requires_grad_(False)
 
 
 def names_by_memory(module: nn.Module) -> dict[Key, str]:
@@ -204,6 +213,7 @@ class Recorder(TorchFunctionMode):
         self.names, self.generator, self.temperature, self.device = names, generator, temperature, device
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
+        self.weights = sum(math.prod(shape) for _, _, shape in names)
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self.sums: dict[str, Sums] = {}
         self.roots: list[GradientEdge] = []
@@ -248,6 +258,14 @@ class Recorder(TorchFunctionMode):
         if cast is not None and cast[0]() is weight:
             return cast[1]
         return self.names.get(_key(weight))
+
+    def _name_of_matrix(self, weight: Tensor) -> str | None:
+        """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
+        return (
+            self._name(weight)
+            if weight.ndim > 1 and min(used_as_matrix(weight).flatten(1).shape) >= _LEAST_SIDE
+            else None
+        )
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
@@ -337,14 +355,15 @@ class Recorder(TorchFunctionMode):
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
-        found = reached_weights(loss, self.products, self._name)
+        found = reached_weights(loss, self.products, self._name_of_matrix)
         for name in found.keys() - self.others.keys():
             self.sums[name] = Sums()  # what single products had is in the gradient of the weight as well
         self.others |= found
         starts = [*self.roots, *self.others.values()]
         if not starts:
             return
-        signed = self.losses if self.others else []
+        share = sum(weight.numel() for weight in self.others.values()) / self.weights
+        signed = self.losses if share >= _WORTH_DRAWS else []
         gradients = torch.autograd.grad(
             loss.reshape(()), [*starts, *signed], allow_unused=True, retain_graph=bool(signed)
         )

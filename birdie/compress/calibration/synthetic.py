@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from birdie.compress.calibration.modes import in_mode
+from birdie.compress.calibration.modes import differentiable_batch, in_mode
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Calibration, Loss
 from birdie.compress.prior import level, prior, scaled
@@ -245,7 +245,9 @@ def _listed(example_inputs: Any, device: torch.device) -> list[Inputs]:
         raise ConfigError(
             "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list of these"
         )
-    batches = [tree_map_only(Tensor, lambda tensor: tensor.to(device), batch) for batch in batches]
+    batches = [
+        differentiable_batch(tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)) for batch in batches
+    ]
     return [
         Inputs(keywords=batch)
         if isinstance(batch, Mapping)
