@@ -12,7 +12,7 @@ from torch import Tensor
 from birdie.compress.scheme import Sensitivity
 
 _LEAST = 64  # rows and columns of a matrix in a stack
-_LEAST_USED = 16  # columns of one that is known not to be a convolution
+_LEAST_USED = 8  # columns of one that is known not to be a convolution
 
 
 def is_stack(shape: tuple[int, ...]) -> bool:

@@ -261,11 +261,8 @@ class Recorder(TorchFunctionMode):
 
     def _name_of_matrix(self, weight: Tensor) -> str | None:
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
-        return (
-            self._name(weight)
-            if weight.ndim > 1 and min(used_as_matrix(weight).flatten(1).shape) >= _LEAST_SIDE
-            else None
-        )
+        is_gate = weight.ndim < 2 or (weight.ndim == 2 and min(weight.shape) < _LEAST_SIDE)
+        return None if is_gate else self._name(weight)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
