@@ -12,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from birdie.artifact.writer import CodedTensor
@@ -36,6 +37,7 @@ from birdie.runtime.mapped import releasing
 from birdie.runtime.outputs import Source, require_path
 
 
+@torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients
 def calibrate(
     module: nn.Module,
     batches: Sequence[Batch],

@@ -50,6 +50,7 @@ _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
+@torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients
 def save(
     model: nn.Module | Mapping[str, Tensor],
     path: Source | BytesIO,
@@ -200,7 +201,10 @@ def save(
             run_on_main(world, torch.device("cpu"), lambda: writer.write(path, encoded))
             meter.finish()
         summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
-        if calibrated is None or calibrated.held_out is None:
+        if calibrated is None:
+            return summary
+        summary = replace(summary, uncalibrated=tuple(calibrated.unreached))
+        if calibrated.held_out is None:
             return summary
         return replace(summary, error=calibrated.divergence(encoded))
 

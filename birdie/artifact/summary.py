@@ -31,6 +31,7 @@ class Summary:
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
         error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
+        uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Summary:
     files: Mapping[str, int] = field(default_factory=dict)
     file_bytes: int = 0
     error: float | None = None
+    uncalibrated: tuple[str, ...] = ()
 
     @property
     def bits_per_weight(self) -> float:
@@ -50,7 +52,7 @@ class Summary:
         return 8 * self.bytes / self.weights if self.weights else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON that `--json` prints: everything but metadata and error."""
+        """Return the JSON that `--json` prints: everything but metadata, and what is known of a calibration."""
         rows = [
             {"name": row.name, "shape": list(row.shape), "dtype": row.dtype, "scheme": row.scheme, "bytes": row.bytes}
             for row in self.tensors

@@ -301,6 +301,8 @@ def command(
         print_line(f"dropped: {_listed(dropped)}")
     if note is not None:
         print_line(note)
+    if summary.uncalibrated:
+        print_line(f"no data reached: {_listed(dict.fromkeys(summary.uncalibrated, 0))}")
     print_line(
         f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
     )

@@ -270,7 +270,9 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
             row_weight = np.ones(rows)
     if known.output is not None and output and rows > BLOCK:
         matrix = _checked(known.output.double().numpy(), (rows, rows), "output covariance")
-        row_factors, row_weight = _blocks(_inverse_root(matrix, OUTPUT_DAMPING))
+        row_factors, row_weight = _blocks(
+            _inverse_root(matrix, INPUT_DAMPING if known.rows_have_inputs else OUTPUT_DAMPING)
+        )
     return Feedback(order, by_column, row_factors, column_weight, row_weight)
 
 

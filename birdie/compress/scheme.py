@@ -134,6 +134,7 @@ class Sensitivity:
         blocks: measured in place of a Hessian that has too many columns.
         samples, gradients: how many independent inputs `hessian` and output gradients `row_fisher` are the means of; 0
             if that is unknown.
+        rows_have_inputs: whether inputs of the matrix may lie along its rows, so that `output` is as sure as `hessian`.
     """
 
     hessian: Tensor | None = None
@@ -143,6 +144,7 @@ class Sensitivity:
     blocks: BlockDiagonal | None = None
     samples: float = 0.0
     gradients: float = 0.0
+    rows_have_inputs: bool = False
 
     def of_rows(self, rows: slice) -> "Sensitivity":
         """Return the sensitivity of some rows; their errors are not fed to other rows."""

@@ -44,6 +44,7 @@ from birdie.compress.calibration.interception import (
     not_repeated,
     read_answers,
 )
+from birdie.compress.calibration.modes import differentiable_batch
 from birdie.compress.calibration.sensitivity import (
     Batch,
     Key,
@@ -110,7 +111,7 @@ def calibrate_blockwise(
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
     world = world or World()
-    names = names_by_memory(module)
+    names_by_memory(module)  # raises if there are none
     settings = {
         "format": _FORMAT,
         "blocks": None if blocks is None else sorted(blocks),
@@ -126,6 +127,7 @@ def calibrate_blockwise(
     with WorkFolder.opened(folder, identity, world) as work, evaluation_mode(module):
         files = work.progress().get("sensitivities")
         if files is None:
+            names = names_by_memory(module)
             device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
             runs = _Runs(module, batches, loss, seed, device)
             units = together(world, lambda: runs.units(names, blocks))
@@ -180,7 +182,7 @@ class _Runs:
             if recorder is not None and stage is not None:
                 stack.enter_context(recorder.running(stage))
             try:
-                return self.loss(self.module, self.batches[index])
+                return self.loss(self.module, differentiable_batch(self.batches[index]))
             except Reached:
                 return None
             finally:

@@ -21,7 +21,13 @@ from torch import Tensor
 
 from birdie.compress.calibration.blockwise import calibrate_blockwise
 from birdie.compress.calibration.mapped_module import MappedHeldOut
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches, require_match, require_triple
+from birdie.compress.calibration.result import (
+    CalibrationResult,
+    held_out_batches,
+    require_match,
+    require_triple,
+    unreached,
+)
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.stored import SUFFIX, StoredFactors, StoredSensitivities, read_tensors
@@ -206,7 +212,8 @@ def calibrate_in_blocks(
     tensors, files = _sorted(state, scratch)
     held_out = MappedHeldOut(module, kept, loss, scratch.path / "decoded", world)
     factors = StoredFactors(scratch.path, numbers, scratch)
-    return BlockwiseResult(tensors, sensitivities, held_out, used, factors, files=files)
+    missing = unreached(module, state, sensitivities)
+    return BlockwiseResult(tensors, sensitivities, held_out, used, factors, unreached=missing, files=files)
 
 
 def _shrunk(

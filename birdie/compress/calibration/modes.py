@@ -1,10 +1,17 @@
-"""Temporary modes of a module: training, evaluation, and evaluation that can be differentiated."""
+"""Temporary modes of a module: training, evaluation, and evaluation that can be differentiated.
+
+Tensors that were made in inference mode have no gradients, so copies take their place for the time of a calibration.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from birdie.errors import ConfigError
 
 
 @contextmanager
@@ -55,3 +62,41 @@ def fresh_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(cached)
+
+
+@contextmanager
+def differentiable_tensors(module: nn.Module) -> Iterator[None]:
+    """Leave inference mode, with copies of the module's tensors that were made in it, while the context is open.
+
+    Raises:
+        ConfigError: the body uses another tensor that was made in inference mode.
+    """
+    copies: dict[int, Tensor] = {}
+    replaced: list[tuple[nn.Module, str, Tensor]] = []
+    with torch.inference_mode(False):
+        for part in module.modules():
+            for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
+                if tensor is None or not tensor.is_inference():
+                    continue
+                replaced.append((part, name, tensor))
+                if id(tensor) not in copies:
+                    copy = tensor.detach().clone()
+                    copies[id(tensor)] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
+                setattr(part, name, copies[id(tensor)])  # not the dict: recurrent layers keep a list of their weights
+        try:
+            yield
+        except RuntimeError as error:
+            if "Inference tensors" not in str(error):
+                raise
+            raise ConfigError(
+                "the calibration uses tensors that were made in torch.inference_mode(), which have no gradients; make "
+                "the batches outside of it, or clone() their tensors"
+            ) from error
+        finally:
+            for part, name, tensor in replaced:
+                setattr(part, name, tensor)
+
+
+def differentiable_batch(batch: Any) -> Any:
+    """Return a batch with copies of the tensors that were made in inference mode."""
+    return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, batch)

@@ -9,7 +9,9 @@ probabilities a relative error is measured instead of the KL (`birdie.compress.c
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
-from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate
+from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
@@ -68,6 +70,7 @@ class CalibrationResult:
         batches: batches that were used for calibration.
         factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
         synthetic: inputs are made up or examples, so `birdie.save` tries no calibration as well and keeps the better.
+        unreached: names of matrices that the loss does not depend on, as far as calibration sees; they take the prior.
     """
 
     state: dict[str, Tensor]
@@ -76,6 +79,7 @@ class CalibrationResult:
     batches: Sequence[Batch] = ()
     factors: MutableMapping[str, Feedback] | None = None
     synthetic: bool = False
+    unreached: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -113,13 +117,14 @@ class CalibrationResult:
             sensitivities = calibrate(module, used, loss, progress=progress)
         else:
             sensitivities = probe(held_out, used, loss, progress=progress)
+        missing = unreached(module, state, sensitivities)
         sensitivities = _settled(sensitivities, state)
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
-            return cls(dict(state), sensitivities, held_out, used)
+            return cls(dict(state), sensitivities, held_out, used, unreached=missing)
         sorted_state, report = canonical(state, groups, sensitivities=sensitivities)
         sensitivities = {name: carried(name, sensitivity, report) for name, sensitivity in sensitivities.items()}
-        return cls(sorted_state, sensitivities, held_out, used)
+        return cls(sorted_state, sensitivities, held_out, used, unreached=missing)
 
     def ordered(self, state: ModelState) -> ModelState:
         """Return the same model with its units in the calibrated order.
@@ -230,6 +235,40 @@ def require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
                 f"tensor {name!r} of shape {tuple(weight.shape)} is not the calibrated module's "
                 f"({shapes.get(name, 'it has none')}); calibrate with the model these weights belong to"
             )
+
+
+def unreached(module: nn.Module, state: Mapping[str, Tensor], reached: Collection[str]) -> list[str]:
+    """Return the names of the module's matrices that calibration did not reach, and log them with their share.
+
+    Args:
+        module: that was calibrated.
+        state: tensors to compress.
+        reached: names of matrices with a sensitivity.
+    """
+    buffers = {buffer.untyped_storage().data_ptr() for buffer in module.buffers()}
+    matrices = {
+        name: (memory, math.prod(shape))
+        for (memory, _, shape), name in names_by_memory(module).items()
+        if memory not in buffers and name in state and state[name].is_floating_point()
+    }
+    known = {memory for name, (memory, _) in matrices.items() if name in reached}
+    missing = {name: size for name, (memory, size) in matrices.items() if name not in reached and memory not in known}
+    if missing:
+        logging.getLogger("birdie").info(
+            "calibration data do not reach %d of %d matrices, %.3g %% of the weights, which are quantized as without "
+            "data: %s",
+            len(missing),
+            len(matrices),
+            100 * sum(missing.values()) / sum(size for _, size in matrices.values()),
+            abbreviated(sorted(missing)),
+        )
+    return sorted(missing)
+
+
+def abbreviated(names: Sequence[str], most: int = 5) -> str:
+    """Return names in one line: the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:

@@ -10,7 +10,8 @@ Martens 2016, arXiv 1602.01407), so that a small change E of W costs about ½ tr
 
 Weights are identified by their memory (storage, offset, shape) at `F.linear`, convolutions and `F.embedding`: banks of
 several matrices, tied heads and functional calls are covered, and `torch.addmm` by a weight (inputs, outputs), as in
-GPT-2; a matrix multiplied by `@` is not. At `F.cross_entropy` labels are not used. A random vector is propagated back
+GPT-2. Of weights that are used in any other way their gradients are taken
+(`birdie.compress.calibration.other_uses`). At `F.cross_entropy` labels are not used. A random vector is propagated back
 whose covariance is the curvature of the KL at these logits (each class with the root of its probability and a random
 sign). This is the true Fisher information, not the empirical one, which vanishes for labels that a network has
 memorized. Other losses are differentiated as they are.
@@ -22,7 +23,7 @@ diagonal, of neighboring channels, so that memory and time are bounded.
 import json
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,11 +31,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibration.modes import differentiable_evaluation
+from birdie.compress.calibration.modes import (
+    differentiable_batch,
+    differentiable_evaluation,
+    differentiable_tensors,
+)
+from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
+from birdie.compress.stacks import used_as_matrix
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.distributed import World
 
@@ -52,6 +59,12 @@ PRODUCTS = {F.linear, F.embedding, *_CONVOLUTIONS}
 # A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
 _SPREAD = 2 / 3
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
+_LEAST_SIDE = 8  # rows and columns of a matrix whose gradient is taken
+# Signs of the targets of a batch are drawn so many times, for gradients of weights: each draw is one more sample, and
+# one more backward pass, which few weights are not worth.
+_DRAWS, _WORTH_DRAWS = 8, 1 / 16
+# A batch's gradient of a weight, of a loss without random signs, is a sum that hardly tells how much a weight counts.
+_UNSIGNED_GRADIENTS = 1e-6
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
 
@@ -86,18 +99,19 @@ def calibrate(
     """
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
-    names = names_by_memory(module)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    recorder = Recorder(names, torch.Generator().manual_seed(seed), temperature, device, gradients)
     with evaluation_mode(module), torch.set_grad_enabled(gradients):
+        recorder = Recorder(
+            names_by_memory(module), torch.Generator().manual_seed(seed), temperature, device, gradients
+        )
         for done, batch in enumerate(batches, start=1):
             with naming_bad_weights(module):
                 with recorder:
-                    nats = loss(module, batch)
+                    nats = loss(module, differentiable_batch(batch))
                 if gradients and not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
                     raise ConfigError("the calibration loss must be one number that depends on the module's weights")
-                if recorder.roots:
-                    torch.autograd.grad(nats.reshape(()), recorder.roots, allow_unused=True)
+                if gradients:
+                    recorder.differentiate(nats)
             recorder.forget()
             if progress is not None:
                 progress(done)
@@ -124,15 +138,16 @@ def naming_bad_weights(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode and `requires_grad` of every floating parameter; restore both afterwards."""
-    frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
-    for weight in frozen:
-        weight.requires_grad_(True)
-    try:
-        with differentiable_evaluation(module):
-            yield
-    finally:
+    with differentiable_tensors(module):
+        frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
         for weight in frozen:
-            weight.requires_grad_(False)
+            weight.requires_grad_(True)
+        try:
+            with differentiable_evaluation(module):
+                yield
+        finally:
+            for weight in frozen:
+                weight.requires_grad_(False)
 
 
 def names_by_memory(module: nn.Module) -> dict[Key, str]:
@@ -157,6 +172,9 @@ class Sums:
 
     Inputs are (blocks, size, size), with the channels of a block fastest and the taps of its kernel slowest.
     `samples` counts independent inputs, `examples` independent gradients: rows of inputs, images of a convolution.
+
+    Of gradients D of the weight itself they are Σ Dᵀ D and Σ D Dᵀ, columns in their order, with no uses; `examples`
+    counts batches and `samples` their gradients.
     """
 
     inputs: Tensor | None = None
@@ -195,9 +213,13 @@ class Recorder(TorchFunctionMode):
         self.names, self.generator, self.temperature, self.device = names, generator, temperature, device
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
+        self.weights = sum(math.prod(shape) for _, _, shape in names)
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self.sums: dict[str, Sums] = {}
         self.roots: list[GradientEdge] = []
+        self.products: dict[Node, Node | None] = {}
+        self.others: dict[str, Tensor] = {}
+        self.losses: list[Tensor] = []  # of every target
         self.targets = 0
         self.batches = 0
 
@@ -237,6 +259,11 @@ class Recorder(TorchFunctionMode):
             return cast[1]
         return self.names.get(_key(weight))
 
+    def _name_of_matrix(self, weight: Tensor) -> str | None:
+        """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
+        is_gate = weight.ndim < 2 or (weight.ndim == 2 and min(weight.shape) < _LEAST_SIDE)
+        return None if is_gate else self._name(weight)
+
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
         if name is not None and self._is_recorded(out):
@@ -246,20 +273,21 @@ class Recorder(TorchFunctionMode):
                 rows = None if g is None else g.reshape(-1, g.shape[-1])
                 self._add(name, [inputs.float()], inputs.shape[1], len(inputs), rows)
 
-            self._on_gradient(out, add)
+            self._on_gradient(x, out, add)
 
     def _transposed_product(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         """Record x W with W (inputs, outputs): its rows are the inputs, so inputs and gradients change roles."""
         name = self._name(argument(args, kwargs, 2, "mat2"))
         if name is None or not self._is_recorded(out):
             return
-        inputs = argument(args, kwargs, 1, "mat1").detach()
+        x = argument(args, kwargs, 1, "mat1")
+        inputs = x.detach()
 
         def add(g: Tensor | None) -> None:
             if g is not None:
                 self._add(name, [g.float()], g.shape[1], len(g), inputs)
 
-        self._on_gradient(out, add)
+        self._on_gradient(x, out, add)
 
     def _look_up(self, ids: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
@@ -270,13 +298,15 @@ class Recorder(TorchFunctionMode):
         shape, device, table = out.shape, out.device, tuple(weight.shape)
 
         def add(g: Tensor | None) -> None:
+            if name in self.others:
+                return
             g = torch.ones(shape, device=device) if g is None else g
             sums = self.sums.setdefault(name, Sums())
             if sums.looked_up is None:
                 sums.looked_up = torch.zeros(table, dtype=torch.float32, device=device)
             sums.looked_up.index_add_(0, ids.reshape(-1), _finite(name, g).reshape(-1, g.shape[-1]).float() ** 2)
 
-        self._on_gradient(out, add)
+        self._on_gradient(ids, out, add)
 
     def _convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
@@ -299,12 +329,12 @@ class Recorder(TorchFunctionMode):
                 rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
             self._add(name, _slices(patches), weight[0].numel(), positions, rows, examples=len(patches))
 
-        self._on_gradient(out, add)
+        self._on_gradient(x, out, add)
 
     def _is_recorded(self, out: Tensor) -> bool:
         return out.requires_grad or not self.gradients
 
-    def _on_gradient(self, out: Tensor, add: Callable[[Tensor | None], None]) -> None:
+    def _on_gradient(self, x: Tensor, out: Tensor, add: Callable[[Tensor | None], None]) -> None:
         if not self.gradients:
             with torch._C.DisableTorchFunction():
                 add(None)
@@ -315,7 +345,54 @@ class Recorder(TorchFunctionMode):
                 add(gradient.detach())
 
         out.register_hook(hook)  # type: ignore[no-untyped-call]
-        self.roots.append(get_gradient_edge(out))  # not `out`, which an activation may change in place
+        with torch._C.DisableTorchFunction():
+            edge = get_gradient_edge(out)
+            self.products[edge.node] = node_of(x)
+        self.roots.append(edge)  # not `out`, which an activation may change in place
+
+    def differentiate(self, loss: Tensor) -> None:
+        """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
+        found = reached_weights(loss, self.products, self._name_of_matrix)
+        for name in found.keys() - self.others.keys():
+            self.sums[name] = Sums()  # what single products had is in the gradient of the weight as well
+        self.others |= found
+        starts = [*self.roots, *self.others.values()]
+        if not starts:
+            return
+        share = sum(weight.numel() for weight in self.others.values()) / self.weights
+        signed = self.losses if share >= _WORTH_DRAWS else []
+        gradients = torch.autograd.grad(
+            loss.reshape(()), [*starts, *signed], allow_unused=True, retain_graph=bool(signed)
+        )
+        self._add_gradients(gradients[len(self.roots) :], first=True)
+        scales = gradients[len(starts) :]
+        ends = [(losses, scale) for losses, scale in zip(signed, scales, strict=True) if scale is not None]
+        for draw in range(1, _DRAWS if ends else 0):
+            vectors = [scale * self._signs(scale) for _, scale in ends]
+            others = list(self.others.values())
+            self._add_gradients(
+                torch.autograd.grad(
+                    [losses for losses, _ in ends], others, vectors, allow_unused=True, retain_graph=draw < _DRAWS - 1
+                )
+            )
+
+    def _add_gradients(self, gradients: Sequence[Tensor | None], *, first: bool = False) -> None:
+        for name, gradient in zip(self.others, gradients, strict=False):
+            if gradient is not None:
+                self._add_gradient(name, used_as_matrix(gradient.detach()), first=first)
+
+    def _add_gradient(self, name: str, gradient: Tensor, *, first: bool) -> None:
+        """Add Σ Dᵀ D and Σ D Dᵀ of a gradient D of the weight, (rows, …)."""
+        rows, sums = gradient.flatten(1).float(), self.sums[name]
+        columns = rows.shape[1]
+        size = columns // _block_count(columns, gradient.shape[1])
+        blocks = rows.view(len(rows), -1, size).transpose(0, 1)
+        inputs = _finite(name, blocks.mT @ blocks)
+        outputs = _finite(name, rows @ rows.T if len(rows) <= MAX_OUTPUTS else (rows * rows).sum(1))
+        sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
+        sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
+        sums.samples += 1
+        sums.examples += first
 
     def _add(
         self,
@@ -330,6 +407,8 @@ class Recorder(TorchFunctionMode):
 
         Grouped convolutions have fewer gradients than uses.
         """
+        if name in self.others:
+            return
         sums = self.sums.setdefault(name, Sums())
         for part in inputs:
             count = _block_count(columns, part.shape[-1])
@@ -371,6 +450,7 @@ class Recorder(TorchFunctionMode):
             else:
                 self.targets += p[..., 0].numel()
         losses: Tensor = (logits.float() * vector).sum(-1)
+        self.losses.append(losses)
         if reduction == "none":
             return losses
         return losses.sum() / max(losses.numel(), 1) if reduction == "mean" else losses.sum()
@@ -378,6 +458,8 @@ class Recorder(TorchFunctionMode):
     def forget(self) -> None:
         """Drop the references to the graph of a batch."""
         self.roots.clear()
+        self.products.clear()
+        self.losses.clear()
         self.casts.clear()
         self.batches += 1
 
@@ -393,7 +475,8 @@ class Recorder(TorchFunctionMode):
         everywhere = {name: self.sums.get(name, Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
         sensitivities = {
-            name: sensitivity_of(sums, taps[name], targets or batches, world) for name, sums in everywhere.items()
+            name: sensitivity_of(sums, taps[name], targets or batches, world, signed=targets > 0)
+            for name, sums in everywhere.items()
         }
         for name, sensitivity in sensitivities.items():
             require_finite(name, sensitivity)
@@ -418,7 +501,7 @@ def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[
     return merged
 
 
-def sensitivity_of(sums: Sums, taps: int, units: float, world: World) -> Sensitivity:
+def sensitivity_of(sums: Sums, taps: int, units: float, world: World, *, signed: bool = True) -> Sensitivity:
     """Return the sensitivity of one weight from the sums over all ranks; a tied embedding combines both of its uses.
 
     A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. The combination keeps the sum
@@ -429,11 +512,14 @@ def sensitivity_of(sums: Sums, taps: int, units: float, world: World) -> Sensiti
         taps: weights of a kernel; 1 if it is no convolution.
         units: targets of all ranks, or batches.
         world: the ranks.
+        signed: whether gradients have random signs, so that those of targets add up like independent numbers.
     """
     parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
     counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device=parts[0].device)
     uses, samples, examples = world.sum_(counts).tolist()
     taken = iter(part.cpu() for part in parts)
+    if not uses and sums.inputs is not None and sums.outputs is not None:
+        return _of_gradients(next(taken), next(taken), samples, units * samples / examples, signed=signed)
     inputs = _by_channel(next(taken), taps) / uses if sums.inputs is not None else None
     outputs = next(taken) / units if sums.outputs is not None else None
     looked_up = next(taken) / units if sums.looked_up is not None else None
@@ -449,6 +535,32 @@ def sensitivity_of(sums: Sums, taps: int, units: float, world: World) -> Sensiti
     rows = (fisher * power.sum() + looked_up.sum(1)) / total.clamp_min(1e-30)
     combined = fisher.sum() * inputs + torch.diag_embed(looked_up.sum(0).view(power.shape))
     return _with_inputs(Sensitivity(row_fisher=rows, samples=samples), combined)
+
+
+def _of_gradients(inputs: Tensor, outputs: Tensor, draws: float, units: float, *, signed: bool) -> Sensitivity:
+    """Return the sensitivity of a weight from Σ Dᵀ D (blocks, size, size) and Σ D Dᵀ of its gradients D.
+
+    Rows are samples of the columns' covariance and columns those of the rows', as far as they are of one size.
+    """
+    power = inputs.diagonal(dim1=1, dim2=2)
+    mean = power.mean().clamp_min(torch.finfo(power.dtype).tiny)
+    fisher = outputs if outputs.ndim == 1 else outputs.diagonal().clone()
+    scale = 1 / (units * power.numel())
+    most = units if signed else math.inf
+    known = Sensitivity(
+        row_fisher=fisher * scale,
+        output=outputs * scale if outputs.ndim == 2 else None,
+        samples=min(draws * _effective(fisher), most),
+        gradients=min(draws * _effective(power.reshape(-1)), most) if signed else _UNSIGNED_GRADIENTS,
+        rows_have_inputs=True,
+    )
+    return _with_inputs(known, inputs / mean)
+
+
+def _effective(sizes: Tensor) -> float:
+    """Return how many numbers of equal size have the sum and the sum of squares of `sizes`."""
+    total, squares = float(sizes.double().sum()), float(sizes.double().square().sum())
+    return total**2 / squares if squares else 0.0
 
 
 def _by_channel(inputs: Tensor, taps: int) -> Tensor:

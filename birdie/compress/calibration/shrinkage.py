@@ -21,6 +21,7 @@ from torch import Tensor
 from birdie.compress.feedback import FLOOR
 from birdie.compress.prior import level, prior
 from birdie.compress.scheme import Sensitivity, TapCovariance
+from birdie.compress.stacks import with_rows
 
 ROW_GRADIENTS = 16.0
 ENOUGH = 100  # samples for each column, from which on a Hessian is not shrunk: α is below 0.01
@@ -40,7 +41,7 @@ def shrunk(
     Raises:
         WeightsError: a weight is not finite.
     """
-    assumed = prior({name: weights[name] for name in known if name in weights})
+    assumed = prior({name: with_rows(weights[name], known[name]) for name in known if name in weights})
     ratios = [level(known[name]) / level(item) for name, item in assumed.items()]
     unit = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     for name in names:

@@ -27,11 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from birdie.compress.calibration.modes import in_mode
+from birdie.compress.calibration.modes import differentiable_batch, in_mode
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Calibration, Loss
 from birdie.compress.prior import level, prior, scaled
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.stacks import with_rows
 from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 
@@ -244,7 +245,9 @@ def _listed(example_inputs: Any, device: torch.device) -> list[Inputs]:
         raise ConfigError(
             "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list of these"
         )
-    batches = [tree_map_only(Tensor, lambda tensor: tensor.to(device), batch) for batch in batches]
+    batches = [
+        differentiable_batch(tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)) for batch in batches
+    ]
     return [
         Inputs(keywords=batch)
         if isinstance(batch, Mapping)
@@ -402,7 +405,7 @@ def _moderated(
     sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor], *, gradients: bool
 ) -> dict[str, Sensitivity]:
     """Return sensitivities by made-up inputs, closer to the assumed ones; without `gradients` rows weigh as assumed."""
-    assumed = prior({name: state[name] for name in sensitivities if name in state})
+    assumed = prior({name: with_rows(state[name], item) for name, item in sensitivities.items() if name in state})
     return {
         name: _shrunk(item, assumed[name], gradients=gradients) if name in assumed else item
         for name, item in sensitivities.items()

@@ -39,7 +39,7 @@ from birdie.compress.schemes.spectral import Spectral, best_transform
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.stacks import as_matrix
+from birdie.compress.stacks import as_matrix, with_rows
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import finite_rows, rows_columns, to_bits
 from birdie.runtime.mapped import release
@@ -215,9 +215,9 @@ class Allocation:
     def _matrix(self, name: str, scheme: Scheme | None) -> Tensor:
         """Return a tensor as `scheme` encodes it: a stack of matrices as one matrix, unless its dimensions count."""
         weight = self.assignment.tensors[name]
-        if name in self.sensitivities or (scheme is not None and scheme.by_axes):
+        if scheme is not None and scheme.by_axes:
             return weight
-        return as_matrix(weight)
+        return with_rows(weight, self.sensitivities[name]) if name in self.sensitivities else as_matrix(weight)
 
     def _encode_matrix(self, name: str, rows: slice, exponent: float, draft: bool) -> Encoded:
         weight = self.matrices[name][rows]

@@ -1,0 +1,309 @@
+"""Calibration reaches a weight however it is used: a small change of it costs about the KL that is predicted."""
+
+import copy
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import birdie
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.prior import level
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.stacks import used_as_matrix, with_rows
+
+INPUTS, OUTPUTS, EXPERTS, CLASSES = 10, 16, 3, 4
+Batch = tuple[Tensor, Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def mode(x: Tensor, w: Tensor) -> Tensor:
+    """Return a product of complex numbers, whose real parts are the weights."""
+    return torch.matmul(x.to(torch.complex64), w.to(torch.complex64)).real
+
+
+PRODUCTS: dict[str, tuple[tuple[int, ...], Product]] = {
+    "@": ((INPUTS, OUTPUTS), lambda x, w: x @ w),
+    "@ of a transpose": ((OUTPUTS, INPUTS), lambda x, w: x @ w.t()),
+    "@ from the left": ((OUTPUTS, INPUTS), lambda x, w: (w @ x.t()).t()),
+    "F.linear of a slice": ((2 * OUTPUTS, INPUTS), lambda x, w: F.linear(x, w[:OUTPUTS]) + F.linear(x, w[OUTPUTS:])),
+    "F.linear with a gain": ((OUTPUTS, INPUTS), lambda x, w: F.linear(x, w * torch.linspace(0.5, 2, INPUTS))),
+    "F.linear of a cast product": ((OUTPUTS, INPUTS), lambda x, w: F.linear(x, (w.double() * 2).float() / 2)),
+    "einsum": ((INPUTS, OUTPUTS), lambda x, w: torch.einsum("bi,io->bo", x, w)),
+    "einsum of heads": ((EXPERTS, INPUTS, OUTPUTS), lambda x, w: torch.einsum("bi,hio->bho", x, w).sum(1)),
+    "einsum into heads": ((INPUTS, 2, OUTPUTS // 2), lambda x, w: torch.einsum("bi,iho->bho", x, w).flatten(1)),
+    "bmm": ((EXPERTS, INPUTS, OUTPUTS), lambda x, w: torch.bmm(x.expand(EXPERTS, *x.shape), w).sum(0)),
+    "linear of each expert": (
+        (EXPERTS, OUTPUTS, INPUTS),
+        lambda x, w: sum((F.linear(x, e) for e in w), 0.0 * x[:, :1]),
+    ),
+    "tensordot": ((INPUTS, OUTPUTS), lambda x, w: torch.tensordot(x, w, dims=1)),
+    "baddbmm": ((1, INPUTS, OUTPUTS), lambda x, w: torch.baddbmm(torch.zeros(1, 1, OUTPUTS), x[None], w)[0]),
+    "bilinear": ((OUTPUTS, INPUTS, 2), lambda x, w: F.bilinear(x, x[:, :2], w)),
+    "transposed convolution": ((INPUTS, OUTPUTS, 1), lambda x, w: F.conv_transpose1d(x[..., None], w)[..., 0]),
+    "table added by a slice": (
+        (INPUTS, OUTPUTS),
+        lambda x, w: x @ torch.eye(INPUTS, OUTPUTS) + w[:1] + x[:, :1] * w[2],
+    ),
+    "product of elements": ((INPUTS, OUTPUTS), lambda x, w: (x[:, :, None] * w).sum(1)),
+    "complex": ((INPUTS, OUTPUTS), mode),
+}
+
+
+class Network(nn.Module):
+    def __init__(self, shape: tuple[int, ...], product: Product) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w, self.head, self.product = nn.Parameter(torch.randn(shape) / 3), nn.Linear(OUTPUTS, CLASSES), product
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.product(x, self.w)))
+        return out
+
+
+def inputs(seed: int, count: int = 500) -> Tensor:
+    """Return inputs of which some combinations hardly vary."""
+    generator = torch.Generator().manual_seed(seed)
+    mixture = torch.randn(INPUTS, INPUTS, generator=torch.Generator().manual_seed(9)) * torch.logspace(0, -1.5, INPUTS)
+    return torch.randn(count, INPUTS, generator=generator) @ mixture.t()
+
+
+def classify(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="sum")
+
+
+def batches(count: int = 4) -> list[Batch]:
+    return [(inputs(seed), torch.zeros(500, dtype=torch.long)) for seed in range(count)]
+
+
+def predicted(known: Sensitivity, change: Tensor) -> float:
+    assert known.hessian is not None
+    assert known.output is not None
+    error = with_rows(change, known).flatten(1)
+    return 0.5 * float(torch.trace(known.output @ error @ known.hessian @ error.T))
+
+
+def kl_of(module: nn.Module, name: str, change: Tensor) -> float:
+    """Return the KL of a change of one weight, in nats per target."""
+    changed, x = copy.deepcopy(module), inputs(77, 4000)
+    with torch.no_grad():
+        changed.get_parameter(name).add_(change)
+        before, after = (torch.log_softmax(one(x).double(), -1) for one in (module, changed))
+    return float((before.exp() * (before - after)).sum(-1).mean())
+
+
+def ratio_of(module: nn.Module, name: str, known: Sensitivity) -> float:
+    """Return the KL of small changes of a weight, as a share of what is predicted."""
+    weight, measured, expected = module.get_parameter(name), 0.0, 0.0
+    for seed in range(8):
+        change = 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+        measured += kl_of(module, name, change)
+        expected += predicted(known, change)
+    return measured / expected
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_small_changes_cost_about_the_kl_that_is_predicted(name: str) -> None:
+    module = Network(*PRODUCTS[name])
+    known = calibrate(module, batches(), classify)
+    assert sorted(known) == ["head.weight", "w"]
+    assert 0.6 < ratio_of(module, "w", known["w"]) < 1.6
+
+
+def test_weights_behind_parametrizations_are_reached() -> None:
+    for parametrize in (parametrizations.weight_norm, parametrizations.spectral_norm):
+        torch.manual_seed(0)
+        module = nn.Sequential(parametrize(nn.Linear(INPUTS, OUTPUTS)), nn.Tanh(), nn.Linear(OUTPUTS, CLASSES))
+        name = next(name for name, weight in module.named_parameters() if weight.shape == (OUTPUTS, INPUTS))
+        known = calibrate(module, batches(), classify)
+        assert 0.6 < ratio_of(module.eval(), name, known[name]) < 1.6
+
+
+def test_layers_without_products_of_their_own_are_reached() -> None:
+    class Sequence(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer, self.head = layer, nn.Linear(OUTPUTS, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            steps = x[:, None].expand(-1, 3, -1)
+            out = self.layer(*([steps] * (3 if isinstance(self.layer, nn.MultiheadAttention) else 1)))[0]
+            return self.head(out[:, -1])  # type: ignore[no-any-return]
+
+    for layer in (nn.LSTM(INPUTS, OUTPUTS, batch_first=True), nn.GRU(INPUTS, OUTPUTS, batch_first=True)):
+        known = calibrate(Sequence(layer), batches(1), classify)
+        assert {"layer.weight_hh_l0", "layer.weight_ih_l0"} <= known.keys()
+    attention = nn.Sequential(nn.Linear(INPUTS, OUTPUTS), Sequence(nn.MultiheadAttention(OUTPUTS, 2, batch_first=True)))
+    assert "1.layer.in_proj_weight" in calibrate(attention, batches(1), classify)
+
+
+class Tied(nn.Module):
+    """A table that is looked up, and multiplied as the head."""
+
+    def __init__(self, head: Product) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(12, OUTPUTS), head
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(3 * self.table(ids)), self.table.weight)
+
+
+def test_a_weight_that_one_product_explains_in_part_is_taken_as_a_whole() -> None:
+    """The gradient has both uses, so what the look-up alone would tell is not added."""
+    ids = [torch.randint(0, 12, (400,), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return F.cross_entropy(module(batch), batch, reduction="sum")
+
+    module = Tied(lambda x, w: x @ w.t())
+    known = calibrate(module, ids, loss)["table.weight"]
+    measured = expected = 0.0
+    for seed in range(8):
+        change, changed = (
+            0.02 * torch.randn(12, OUTPUTS, generator=torch.Generator().manual_seed(seed)),
+            Tied(module.head),
+        )
+        with torch.no_grad():
+            changed.table.weight.add_(change)
+            before, after = (torch.log_softmax(one(torch.arange(12)).double(), -1) for one in (module, changed))
+        measured += float((before.exp() * (before - after)).sum(-1).mean())
+        expected += predicted(known, change)
+    assert 0.5 < measured / expected < 2
+    assert not calibrate(Tied(F.linear), ids, loss)["table.weight"].rows_have_inputs, "two products explain it"
+
+
+def test_recorded_products_take_one_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, grad = [0], torch.autograd.grad
+
+    def counting(*arguments: Any, **settings: Any) -> Any:
+        passes[0] += 1
+        return grad(*arguments, **settings)
+
+    monkeypatch.setattr(torch.autograd, "grad", counting)
+    module = nn.Sequential(nn.Linear(INPUTS, OUTPUTS), nn.Tanh(), nn.Linear(OUTPUTS, CLASSES))
+    assert not any(known.rows_have_inputs for known in calibrate(module, batches(2), classify).values())
+    assert passes == [2]
+
+
+def test_a_loss_without_random_signs_leaves_rows_to_the_prior() -> None:
+    """The gradient of a batch is a sum whose square is far above the sum of squares, where all errors are alike."""
+
+    def distance(module: nn.Module, batch: Batch) -> Tensor:
+        return F.mse_loss(module(batch[0]), torch.full((500, CLASSES), 5.0), reduction="sum")
+
+    levels = []
+    for product in (PRODUCTS["@ of a transpose"][1], F.linear):
+        module = Network((OUTPUTS, INPUTS), product)
+        result = CalibrationResult.of(module.state_dict(), (module, batches(), distance), symmetries=False)
+        levels.append(level(result.sensitivities["w"]) / level(result.sensitivities["head.weight"]))
+    assert 1 / 30 < levels[0] / levels[1] < 30
+
+
+@pytest.mark.parametrize("name", ["@", "bmm", "linear of each expert", "einsum into heads", "transposed convolution"])
+def test_data_lower_the_error_at_the_same_bytes(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    shape, product = PRODUCTS[name]
+    module = Network(tuple(4 * size if size > EXPERTS else size for size in shape), product)
+    module.head = nn.Linear(4 * OUTPUTS, CLASSES)
+    mixture = torch.linalg.qr(torch.randn(4 * INPUTS, 4 * INPUTS))[0] * torch.logspace(0.5, -2.5, 4 * INPUTS)
+    samples = [torch.randn(200, 4 * INPUTS) @ mixture.t() for _ in range(6)]
+    data = [(x, torch.zeros(200, dtype=torch.long)) for x in samples]
+    errors = []
+    for calibration in (None, (module, data, classify)):
+        birdie.save(module, tmp_path / "model.birdie", bits=5, coder="fast", calibration=calibration, overwrite=True)
+        decoded = copy.deepcopy(module)
+        decoded.load_state_dict(birdie.load(tmp_path / "model.birdie"))
+        with torch.no_grad():
+            errors.append(float((decoded(samples[-1]) - module(samples[-1])).square().mean()))
+    assert errors[1] < errors[0] / 2
+
+
+class Scarcely(nn.Module):
+    """Calls one of two layers, and has a table that is no weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(INPUTS, CLASSES), nn.Linear(INPUTS, 3 * CLASSES)
+        self.register_buffer("table", torch.ones(INPUTS, INPUTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(x)
+        return out
+
+
+def test_what_no_data_reached_is_in_the_log_and_in_the_summary(caplog: pytest.LogCaptureFixture) -> None:
+    module = Scarcely()
+    with caplog.at_level(logging.INFO, "birdie"):
+        summary = birdie.save(module, io.BytesIO(), calibration=(module, batches(), classify))
+    assert summary.uncalibrated == ("unused.weight",)
+    assert "1 of 2 matrices, 75 % of the weights" in caplog.text
+    assert "unused.weight" in caplog.text
+    full = nn.Linear(INPUTS, CLASSES)
+    assert birdie.save(full, io.BytesIO(), calibration=(full, batches(), classify)).uncalibrated == ()
+
+
+def normalized() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, OUTPUTS), nn.BatchNorm1d(OUTPUTS), nn.ReLU(), nn.Linear(OUTPUTS, CLASSES))
+
+
+@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("inference", ["call", "weights", "batches", "everything", "no_grad around the call"])
+def test_inference_mode_changes_nothing(inference: str, blockwise: bool) -> None:
+    def made(part: str) -> torch.inference_mode:
+        return torch.inference_mode(inference in (part, "everything"))
+
+    with made("weights"):
+        module = normalized().requires_grad_(False)
+    with made("batches"):
+        data = batches()
+    before = dict(module.named_parameters())
+    with torch.no_grad() if inference == "no_grad around the call" else made("call"):
+        result = birdie.calibrate(module, data, classify, blockwise=blockwise)
+        error = birdie.save(module, io.BytesIO(), calibration=result).error
+    assert all(weight is before[name] for name, weight in module.named_parameters())
+    expected = birdie.calibrate(normalized(), batches(), classify, blockwise=blockwise)
+    for name, known in expected.sensitivities.items():
+        assert torch.equal(result.sensitivities[name].hessian, known.hessian)  # type: ignore[arg-type]
+    assert error == birdie.save(normalized(), io.BytesIO(), calibration=expected).error
+
+
+def test_a_tensor_of_inference_mode_that_cannot_be_copied_is_one_sentence() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.x = inputs(0)
+
+    def loss(module: nn.Module, batch: Holder) -> Tensor:
+        return F.cross_entropy(module(batch.x), torch.zeros(500, dtype=torch.long))
+
+    with torch.inference_mode():
+        held = [Holder(), Holder()]
+    with pytest.raises(birdie.ConfigError, match=r"inference_mode.*clone\(\)"):
+        birdie.calibrate(normalized(), held, loss)
+
+
+def test_stacks_are_matrices_of_all_their_rows_where_calibration_says_so() -> None:
+    for shape, expected in (
+        ((3, 48, 96), (144, 96)),
+        ((1, 48, 96), (48, 96)),
+        ((96, 48, 2), (96, 48, 2)),
+        ((48, 12, 64), (48, 12, 64)),
+        ((12, 64, 48), (768, 48)),
+        ((64, 48), (64, 48)),
+        ((64, 32, 3, 3), (64, 32, 3, 3)),
+        ((64, 1, 25), (64, 1, 25)),
+    ):
+        weight = torch.zeros(shape)
+        matrix = used_as_matrix(weight)
+        assert matrix.shape == expected
+        assert with_rows(weight, Sensitivity(row_fisher=torch.ones(len(matrix)))).shape == expected
+        assert with_rows(weight, None) is weight
