@@ -19,81 +19,22 @@ LARGE = 1 << 16  # elements
 _EXACT_INTEGERS = 1 << 24  # beyond, every float32 is one
 _SAMPLE = 1 << 12  # elements of a part that are looked at first
 # The last part of the names that torch, torchvision and transformers give to buffers, whatever their shape.
-_BUFFERS = frozenset(
-    [
-        "running_mean",
-        "running_var",
-        "num_batches_tracked",
-        "n_averaged",
-        "inv_freq",
-        "original_inv_freq",
-        "cos_cached",
-        "sin_cached",
-        "weight_u",
-        "weight_v",
-        "_u",
-        "_v",
-        "weight_mask",
-        "bias_mask",
-        "attn_mask",
-        "causal_mask",
-        "position_ids",
-        "token_type_ids",
-        "masked_bias",
-    ]
-)
+_BUFFERS = {
+    *("running_mean", "running_var", "num_batches_tracked", "n_averaged", "inv_freq", "original_inv_freq"),
+    *("cos_cached", "sin_cached", "weight_u", "weight_v", "_u", "_v", "weight_mask", "bias_mask", "masked_bias"),
+    *("attn_mask", "causal_mask", "position_ids", "token_type_ids"),
+}
 # Words of names of vectors whose errors count absolutely, and those of parameters whose errors count relatively.
-_ABSOLUTE = frozenset(
-    [
-        "freq",
-        "freqs",
-        "frequency",
-        "frequencies",
-        "energy",
-        "energies",
-        "atomref",
-        "e0",
-        "mean",
-        "means",
-        "std",
-        "stds",
-        "var",
-        "variance",
-        "stats",
-        "statistics",
-        "normalizer",
-        "scaler",
-        "ids",
-        "index",
-        "indices",
-        "offset",
-        "offsets",
-        "shift",
-    ]
-)
-_RELATIVE = frozenset(
-    [
-        "weight",
-        "weights",
-        "bias",
-        "biases",
-        "gain",
-        "gains",
-        "gamma",
-        "beta",
-        "norm",
-        "ln",
-        "mix",
-        "gate",
-        "token",
-        "tokens",
-        "embed",
-        "embedding",
-        "embeddings",
-        "lambdas",
-    ]
-)
-_RELATIVE_SCALES = frozenset({"attn_scale", "mlp_scale", "layer_scale", "resid_scale"})
+_ABSOLUTE = {
+    *("freq", "freqs", "frequency", "frequencies", "energy", "energies", "atomref", "e0", "shift", "offset", "offsets"),
+    *("mean", "means", "std", "stds", "var", "variance", "stats", "statistics", "normalizer", "scaler"),
+    *("ids", "index", "indices"),
+}
+_RELATIVE = {
+    *("weight", "weights", "bias", "biases", "gain", "gains", "gamma", "beta", "norm", "ln", "mix", "gate", "lambdas"),
+    *("token", "tokens", "embed", "embedding", "embeddings"),
+}
+_RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 
 def is_exact(name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool = False) -> bool:

@@ -310,7 +310,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
                 cost[s] = np.float32(1e30)
             cost[state] = np.float32(0)
             for i in range(first, last):
-                # 0 is the only number of a row that is left out, and of a zero to keep, so only even parity is possible.
+                # 0 is the only number of a row that is left out and of a zero to keep: only even parity is possible.
                 if row[i] == 0 or (zeros.size > 0 and zeros[j, i]):
                     costs[:, 0] = np.float32(0)
                     costs[:, 1] = np.float32(1e30)

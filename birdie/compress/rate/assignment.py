@@ -48,6 +48,7 @@ class Assignment:
         reserve: names of long vectors and tiny matrices, kept in 16 bits unless a budget is too tight for that.
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
         exact: names of settled tensors that are lossless because they are no weights.
+        copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
     """
 
     tensors: Mapping[str, Tensor]
@@ -58,6 +59,7 @@ class Assignment:
     reserve: tuple[str, ...] = ()
     steered: Scheme | None = None
     exact: frozenset[str] = frozenset()
+    copies: frozenset[str] = frozenset()
 
     @property
     def weights(self) -> int:

@@ -65,8 +65,8 @@ _LEFT_OUT, _HELD = 0.25, 0.5
 _SHARED_RESOLUTION = 32 * PER_OCTAVE  # steps per octave of a scale that all rows share: 1 in 32 rows, 2, … are finer
 # Share of the right price of a bit with feedback: symbols that shrink towards zero push their bias onto later columns.
 _FEEDBACK_RATE = 0.5
-# Share of zeros from which a matrix is pruned, if so many weights of a row are zero or distinct; and in any case. Weights
-# that were quantized once, by six bits for example, have as many zeros as other multiples of their scale.
+# Share of zeros from which a matrix is pruned, if so many weights of a row are zero or distinct; and in any case.
+# Weights that were quantized once, by six bits for example, have as many zeros as other multiples of their scale.
 _PRUNED, _CONTINUOUS, _SPARSE = 0.02, 0.75, 0.4
 _SAMPLED_ROWS = 8
 _BLOCK = 1 << 16  # weights that are decoded at a time, about
@@ -381,7 +381,7 @@ def is_pruned(matrix: NDArray[np.float32]) -> bool:
     counted = used if matrix.shape[1] >= ZERO_ROW_COLUMNS else matrix
     share = 1 - np.count_nonzero(counted) / max(counted.size, 1)
     distinct = [np.unique(row).size / row.size for row in used[:: -(-len(used) // _SAMPLED_ROWS)]]
-    return share > _SPARSE or (share > _PRUNED and share + float(np.mean(distinct)) > _CONTINUOUS)
+    return bool(share > _SPARSE or (share > _PRUNED and share + float(np.mean(distinct)) > _CONTINUOUS))
 
 
 def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
