@@ -79,6 +79,7 @@ def require_limits(
     names: Collection[str] | None = None,
     *,
     shared: bool = False,
+    independent: Collection[str] = (),
 ) -> None:
     """Check what decoding a file takes at most, from its header alone and before anything is allocated.
 
@@ -92,6 +93,7 @@ def require_limits(
         max_operations: most operations; None: 2 for each byte that may be decoded, and 65,536 for each of payload.
         names: the entries that will be decoded; None: all.
         shared: the names of tied tensors share one in memory; False: each has a copy, as in most files, which counts.
+        independent: names that have a copy although `shared`.
 
     Raises:
         ArtifactError: decoding takes more, or an entry's parameters are impossible.
@@ -109,7 +111,10 @@ def require_limits(
     stored_names = [entry.name for entry in named if entry.scheme != ALIAS]
     entries = [reader.entry(block) for name in stored_names for block, _ in blocks_of(reader, name)]
     total = sum(map(decoded_bytes, entries))
-    copies = 0 if shared else sum(decoded_bytes(entry) for entry in named if entry.scheme == ALIAS)
+    apart = set(independent)
+    copies = sum(
+        decoded_bytes(entry) for entry in named if entry.scheme == ALIAS and (not shared or entry.name in apart)
+    )
     _require(reader, total + copies, limit, "bytes", "max_bytes (--max-size)")
     operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
     for entry in entries:

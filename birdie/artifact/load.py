@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders
-from birdie.artifact.container import Reader
+from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.decoding import (
     DecoderOf,
     decode_all,
@@ -106,7 +106,7 @@ def load(
         workers: threads; None uses every core.
 
     Returns:
-        name → tensor, tied names sharing one tensor; or `into`.
+        name → tensor, tied names sharing one tensor, equal ones with one each; or `into`.
 
     Raises:
         ArtifactError: the file is missing, corrupt, takes more than `max_bytes` or `max_operations` to decode, or uses
@@ -133,12 +133,13 @@ def load(
     with Reader(path) as reader:
         if max_bytes is None and into is not None:
             max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
-        decoders = decoders_of(reader)
-        require_limits(reader, decoders, max_bytes, max_operations, shared=True)
+        decoders, copies = decoders_of(reader), () if into is not None else _copies(reader)
+        require_limits(reader, decoders, max_bytes, max_operations, shared=True, independent=copies)
         tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
+        state |= {name: state[name].clone() for name in copies}
     if into is None:
         return state
     fill(unwrapped(into), with_ties(unwrapped(into), state), str(path))
@@ -158,6 +159,14 @@ def _decode_all(
     if module is not None and not any(tensor.is_meta for tensor in plain_state(module).values()):
         module.to(on_device.device)  # so that tensors do not go to the CPU and back
     return tensors
+
+
+def _copies(reader: Reader) -> list[str]:
+    """Return the aliases whose tensors are independent of their targets."""
+    if ALIAS not in reader.schemes:
+        return []
+    aliases = [name for name in reader.names if reader.entry(name).scheme == ALIAS]
+    return file_metadata.copies_in(file_metadata.parse(bytes(reader.metadata), reader.where), aliases, reader.where)
 
 
 def _allocated(reader: Reader, module: nn.Module) -> int:

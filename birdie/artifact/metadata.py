@@ -4,10 +4,12 @@ budget     byte budget of the file                  metadata   JSON of the calle
 tree       how the tensors nest (birdie.artifact.pytree), if the file holds a complete checkpoint
 schemes    code → name of the schemes in the file that do not ship with birdie
 files      name → bytes of the files kept beside the tensors (birdie.artifact.kept_files)
+copies     indices of those aliases, among all sorted by name, whose tensors are independent of their targets
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from birdie.errors import ArtifactError, ConfigError
@@ -21,6 +23,7 @@ def to_bytes(
     tree: Any = None,
     schemes: Mapping[str, str] | None = None,
     files: Mapping[str, int] | None = None,
+    copies: Sequence[int] | None = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes.
 
@@ -33,6 +36,7 @@ def to_bytes(
         "tree": tree,
         "schemes": dict(schemes) if schemes else None,
         "files": files,
+        "copies": copies or None,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:
@@ -49,7 +53,7 @@ def to_bytes(
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return the arguments of `to_bytes`: a dict with some of budget, metadata, tree, schemes and files.
+    """Return the arguments of `to_bytes`: a dict with some of budget, metadata, tree, schemes, files and copies.
 
     Args:
         data: the container's metadata.
@@ -71,6 +75,24 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     if type(budget) is not int or budget < 0 or not _are_names(fields.get("schemes", {})):
         raise ArtifactError(f"the metadata of {where} is not what birdie writes; the file is damaged")
     return dict(fields)
+
+
+def copies_of(aliases: Iterable[str], copies: Collection[str]) -> list[int]:
+    """Return the field `copies`: the indices of the names `copies` among the aliases of a file."""
+    return [index for index, name in enumerate(sorted(aliases)) if name in copies]
+
+
+def copies_in(fields: Mapping[str, Any], aliases: Iterable[str], where: str) -> list[str]:
+    """Return the names of aliases that are copies, from the fields of a file.
+
+    Raises:
+        ArtifactError: the field `copies` is not what `copies_of` returns.
+    """
+    names, indices = sorted(aliases), fields.get("copies", [])
+    valid = isinstance(indices, list) and all(type(index) is int for index in indices)
+    if not valid or any(not low < high for low, high in pairwise([-1, *indices, len(names)])):
+        raise ArtifactError(f"the copies in the metadata of {where} are no rising indices of aliases; it is damaged")
+    return [names[index] for index in indices]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

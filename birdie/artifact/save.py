@@ -33,6 +33,7 @@ from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
 from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import Schemes, assign
+from birdie.compress.rate.copies import merged
 from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
@@ -159,11 +160,14 @@ def save(
         ),
     ):
         assignment = assign(state, scheme, target)
+        if calibrated is None:  # else each copy has the precision that its own use needs
+            assignment = merged(assignment)
         fields = {
             "metadata": metadata,
             "budget": target.in_bytes(assignment.weights),
             "tree": tree,
             "files": kept_files.sizes_of(files or {}),
+            "copies": file_metadata.copies_of(assignment.ties, assignment.copies),
         }
         resume = None if calibrated is not None else _resume(path, assignment.weights, world)
         with one_thread(), resume or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:

@@ -1,7 +1,8 @@
 """Policy for small tensors: which tensors are worth quantizing, and how the others are stored, for every scheme.
 
 Matrices of a few thousand weights and up gain from a quantizer. Smaller tensors (norms, biases, gains) cost few bytes
-and affect the loss strongly, so they are kept in 16 bits, or losslessly where 16 bits are not precise enough.
+and affect the loss strongly, so they are kept in 16 bits, or losslessly where 16 bits are not precise enough. Tensors
+that are no weights never come here: birdie.compress.exact.
 """
 
 import torch
@@ -15,6 +16,7 @@ from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts
 SMALL = 4096  # elements below which a tensor is not worth quantizing by a scheme of any precision
 SMALL_DEFAULT = 1024  # elements below which a matrix is not worth the default's eight bits
 SHORT_ROW = 2  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
+FAR = 32.0  # magnitude from which 16 bits are too coarse for a vector: float16 has steps of 1/32 there
 LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
 
 
@@ -32,7 +34,8 @@ def small_scheme(weight: Tensor) -> Scheme:
     """Return the scheme of a small tensor: float16 where that keeps about ten bits of every value, else lossless.
 
     Integers stay as they are, and so does a tensor with a value that float16 cannot reach or would make zero or
-    subnormal: a variance of 1e-9 counts, however large its neighbors are.
+    subnormal: a variance of 1e-9 counts, however large its neighbors are. Nor do values of `FAR` and more, such as
+    energies, whose absolute error counts.
     """
     if weight.dtype not in (torch.float32, torch.float64) or has_nonfinite(weight):
         return Lossless() if weight.dtype not in REAL_DTYPES else Cast()
@@ -41,7 +44,7 @@ def small_scheme(weight: Tensor) -> Scheme:
 
 def _fits_float16(weight: Tensor) -> bool:
     rounded = weight.to(torch.float16).double().abs()
-    normal = (rounded >= torch.finfo(torch.float16).tiny) & rounded.isfinite()
+    normal = (rounded >= torch.finfo(torch.float16).tiny) & (rounded < FAR)
     return bool((normal | (weight == 0)).all())
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from birdie.compress.exact import is_exact
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.tensors import FORMATS, REAL_DTYPES, has_nonfinite, parts
+from birdie.compress.tensors import FORMATS, REAL_DTYPES
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
@@ -30,15 +31,14 @@ class ModelState:
         tensors: the same, tied tensors only under the first of their names.
         ties: second name → first name.
         stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`).
-        masks: names of buffers that hold NaN or infinite values, which only a lossless file holds; in a state dict,
-            which does not tell buffers from weights, of tensors of nothing but 0 and −inf.
+        exact: names of floats that are no weights and keep every bit (birdie.compress.exact): buffers, masks, tables.
     """
 
     by_name: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
     ties: Mapping[str, str]
     stored_as: Mapping[str, Scheme]
-    masks: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
@@ -57,14 +57,19 @@ class ModelState:
             if id(chain) not in by_chain:
                 by_chain[id(chain)] = chain[0].stored_as(name, chain.original)
             stored_as[name] = by_chain[id(chain)]
+        buffers: set[str] | None = None
         if isinstance(model, nn.Module):
             buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-            weights = {first for second, first in ties.items() if second not in buffers}
-            candidates = (buffers & tensors.keys()) - weights
-            masks = {name for name in candidates if has_nonfinite(tensors[name])}
-        else:
-            masks = {name for name, weight in tensors.items() if _is_mask(weight)}
-        return cls(by_name, tensors, ties, stored_as, frozenset(masks))
+            buffers -= {first for second, first in ties.items() if second not in buffers}  # tied to a parameter
+        matrices = {tensor.dtype for tensor in tensors.values() if tensor.ndim > 1 and tensor.dtype in REAL_DTYPES}
+        doubles = matrices == {torch.float64}
+        exact = {
+            name
+            for name, tensor in tensors.items()
+            if name not in stored_as
+            if is_exact(name, tensor, is_buffer=None if buffers is None else name in buffers, doubles=doubles)
+        }
+        return cls(by_name, tensors, ties, stored_as, frozenset(exact))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +153,6 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 def is_text(name: str) -> bool:
     """Return whether a file can hold the name: it has no NUL and no unpaired surrogate."""
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def _is_mask(weight: Tensor) -> bool:
-    """Return whether real floats are nothing but 0 and −inf, both of them, as in a causal mask."""
-    if weight.dtype not in REAL_DTYPES or not weight.numel():
-        return False
-    zeros = masked = 0
-    for part in parts(weight):  # the first is enough to tell most weights
-        zeros += (some := int((part == 0).sum()))
-        masked += part.numel() - some
-        if not bool(((part == 0) | (part == -torch.inf)).all()):
-            return False
-    return zeros > 0 and masked > 0
 
 
 def _problem(weight: Tensor) -> str | None:

@@ -30,6 +30,7 @@ BINS, PER_OCTAVE, LOWEST = 56, 4, -4  # bins of the expected deviation in scales
 _SAMPLE, _LONG_SAMPLE = 1 << 17, 1 << 20  # weights on which rates are learned; more for one path, which is fast to find
 _PRIOR = 64.0  # pseudo-count of the expected rates, in observations
 _PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its deviation is estimated
+_NO_ZEROS = np.zeros((0, 0), np.bool_)
 _BUCKETS, _SPAN = 512, 8.0  # histogram of normalized weights, up to this many deviations
 
 
@@ -77,7 +78,14 @@ def rates(scaled: Matrix) -> Rates:
 
 
 def quantize(
-    weight: Matrix, feedback: Feedback, row: Matrix, column: Matrix, states: int, weight_of_rate: float
+    weight: Matrix,
+    feedback: Feedback,
+    row: Matrix,
+    column: Matrix,
+    states: int,
+    weight_of_rate: float,
+    *,
+    keep_zeros: bool = False,
 ) -> NDArray[np.int32]:
     """Return numbers (rows, columns) that quantize `weight` with scales row(i) · column(j).
 
@@ -88,6 +96,7 @@ def quantize(
         column: scales of columns.
         states: of the trellis; negative for one path along the rows, which must not have feedback.
         weight_of_rate: λ, the price of a bit in squared scales; 0 ignores bits.
+        keep_zeros: for one state: zeros take the number 0, and what errors would be fed to them goes on to later ones.
     """
     columns = weight.shape[1]
     search = _search_columns if states > 0 else _search_rows
@@ -102,7 +111,8 @@ def quantize(
         no_feedback = Feedback(np.arange(len(chosen)), NoFeedback(), no_rows, np.ones(len(chosen)), np.ones(len(row)))
         draft = search(weight[:, chosen], no_feedback, row, column[chosen], states, weight_of_rate, sample)
         bit_costs = _with_counts(sample, draft, states, bit_costs)
-    return search(weight, feedback, row, column, states, weight_of_rate, bit_costs)
+    zeros = weight == 0 if keep_zeros else _NO_ZEROS
+    return search(weight, feedback, row, column, states, weight_of_rate, bit_costs, zeros)
 
 
 def cost(
@@ -135,6 +145,7 @@ def _search_columns(
     states: int,
     weight_of_rate: float,
     bit_costs: Rates,
+    zeros: NDArray[np.bool_] = _NO_ZEROS,
 ) -> NDArray[np.int32]:
     """Quantize down the columns, in the order of the feedback, by blocks of `COLUMNS`."""
     rows, columns = weight.shape
@@ -142,6 +153,7 @@ def _search_columns(
     incoming = _predecessors(paths.next_state)
     left = np.ascontiguousarray(weight.T[feedback.order])  # (columns, rows), in the order of quantization
     scales, column_bins = column[feedback.order], bit_costs.column[feedback.order]
+    held = np.ascontiguousarray(zeros.T[feedback.order]) if zeros.size else zeros
     numbers = np.empty(left.shape, np.int32)
     errors = np.empty((COLUMNS, rows), np.float32)
     height = chunk_rows(columns)
@@ -156,6 +168,7 @@ def _search_columns(
             row,
             feedback.columns.within(part),
             *shared,
+            held[part],
             numbers[part],
             errors,
         )
@@ -173,6 +186,7 @@ def _search_rows(
     states: int,
     weight_of_rate: float,
     bit_costs: Rates,
+    zeros: NDArray[np.bool_] = _NO_ZEROS,  # noqa: ARG001
 ) -> NDArray[np.int32]:
     """Quantize on one path along the rows, without feedback."""
     paths, numbers = machine(states), np.zeros(weight.shape, np.int32)
@@ -267,13 +281,14 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     row_bins,
     weight_of_rate,
     height,
+    zeros,
     numbers,
     errors,
 ):
     """Quantize columns `left` (columns, rows) one after the other, with feedback to later rows and columns.
 
-    `errors` receives the errors that are fed to later columns; they are taken before the feedback from the column's own
-    earlier rows.
+    `zeros` (columns, rows) tells which numbers must be 0; it may be empty. `errors` receives the errors that are fed to
+    later columns; they are taken before the feedback from the column's own earlier rows.
     """
     count, rows = left.shape
     states = incoming.shape[0]
@@ -295,7 +310,8 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
                 cost[s] = np.float32(1e30)
             cost[state] = np.float32(0)
             for i in range(first, last):
-                if row[i] == 0:  # a row that is left out: 0 is the only number, so only even parity is possible
+                # 0 is the only number of a row that is left out and of a zero to keep: only even parity is possible.
+                if row[i] == 0 or (zeros.size > 0 and zeros[j, i]):
                     costs[:, 0] = np.float32(0)
                     costs[:, 1] = np.float32(1e30)
                     candidates[i - first, :, 0] = 0

@@ -70,7 +70,7 @@ RULES = [
     ("*rotated", "rotation:bits=3,residual"),
     ("*corrected", "lowrank:rank=2,base=codebook:k=4,per_row"),
     ("*paths", "trellis:states=8,sigma=0.4"),
-    ("*norm", "bf16"),
+    ("model/norm", "bf16"),  # float64: only a rule with its full name changes it
     ("*", "lossless"),
 ]
 

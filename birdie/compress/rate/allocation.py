@@ -36,7 +36,7 @@ from birdie.compress.scheme import Blocks, Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.spectral import Spectral, best_transform
-from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.schemes.trellis import Trellis, is_pruned
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.stacks import as_matrix, with_rows
@@ -362,6 +362,8 @@ class Allocation:
         """Return the transform of a long kernel without calibration, if it saves far more than a trellis does."""
         weight = self.matrices[name]
         if weight.ndim < 3 or name in self.sensitivities or prod(weight.shape[2:]) < LONG_KERNEL:
+            return None
+        if is_pruned(finite_rows(name, weight)):  # a transform keeps no zeros
             return None
         transform = best_transform(weight, gain=_TRANSFORMED)
         return None if transform.kind == "identity" else transform

@@ -4,8 +4,8 @@
 
 A rule is PATTERN=SPEC, where the pattern is a shell glob on the tensor's name; the first rule that matches wins. The
 scheme of a rule applies to any matrix, and to a vector of a few thousand elements, which counts as one row. Matrices
-without a rule take the default scheme, or, with a target, what the search chooses. Buffers that are not finite (causal
-masks) are stored losslessly, whatever the rules.
+without a rule take the default scheme, or, with a target, what the search chooses. Tensors that are no weights
+(birdie.compress.exact) are stored losslessly, unless a rule's pattern is the full name of one.
 """
 
 import difflib
@@ -47,6 +47,8 @@ class Assignment:
         free: names of matrices whose precision a search chooses; empty without a target.
         reserve: names of long vectors and tiny matrices, kept in 16 bits unless a budget is too tight for that.
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
+        exact: names of settled tensors that are lossless because they are no weights.
+        copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
     """
 
     tensors: Mapping[str, Tensor]
@@ -56,6 +58,8 @@ class Assignment:
     free: tuple[str, ...] = ()
     reserve: tuple[str, ...] = ()
     steered: Scheme | None = None
+    exact: frozenset[str] = frozenset()
+    copies: frozenset[str] = frozenset()
 
     @property
     def weights(self) -> int:
@@ -85,11 +89,12 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         )
     by_name = {**state.stored_as, **match(state.by_name, rules)}
     named = {state.ties.get(name, name): scheme for name, scheme in by_name.items()}
+    exact = state.exact - {state.ties.get(pattern, pattern) for pattern, _ in rules}
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
     free, reserve = [], []
     for name, weight in state.tensors.items():
-        if target.lossless or name in state.masks:
+        if target.lossless or name in exact:
             settled[name] = Lossless()
         elif name in named:
             settled[name] = applicable(named[name], weight)
@@ -101,7 +106,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
             reserve.append(name)
         else:
             small[name] = small_scheme(weight)
-    return Assignment(state.tensors, state.ties, settled, small, tuple(free), tuple(reserve), steered)
+    return Assignment(state.tensors, state.ties, settled, small, tuple(free), tuple(reserve), steered, exact)
 
 
 def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:

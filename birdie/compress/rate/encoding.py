@@ -22,6 +22,7 @@ from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
 
 _REFITTED = 2**0.06  # with refit a quality is met with scales larger by this factor, about
+_MENTIONED = 10  # exact tensors are named in a budget's error if they take this fraction (1/10) of it
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
 
@@ -96,7 +97,10 @@ def encode_state(
             return Searched(allocation, fit_quality(allocation, size, target.quality, calibration.divergence))
         if budget is None:
             return Searched(allocation, Fit(allocation.encode_settled(), 0, None, 0))
-        return Searched(allocation, fit_budget(allocation, size, budget, rough))
+        try:
+            return Searched(allocation, fit_budget(allocation, size, budget, rough))
+        except BudgetError as error:
+            raise BudgetError(f"{error}{exact_share(allocation, size, budget)}") from error
 
     def finish(allocation: Allocation, calibration: CalibrationResult, steps: int, sigma: float) -> EncodedState:
         """Encode what `refit_by_parts` leaves."""
@@ -139,6 +143,19 @@ def encode_state(
             )
             encoded = min((encoded, refitted), key=loss)
     return encoded
+
+
+def exact_share(allocation: Allocation, size: Size, budget: int) -> str:
+    """Return the end of an error: bytes of the tensors that stay exact and the largest of them, if they take much."""
+    settled, exact, empty = allocation.settled().tensors, allocation.assignment.exact, size(EncodedState({}, {}))
+    sizes = {name: size(EncodedState({name: settled[name]}, {})) - empty for name in exact}
+    if sum(sizes.values()) * _MENTIONED < budget:
+        return ""
+    largest = max(sizes, key=lambda name: sizes[name])
+    return (
+        f"; {sum(sizes.values()):,} bytes are of tensors that stay exact, the largest is {largest!r} with "
+        f"{sizes[largest]:,} bytes: a rule of its full name may store it otherwise"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,20 @@
     lossless   params ()            bit planes of the words (birdie.entropy.planes)
                params (1,)          HALVES: half bytes, for small integers packed in a word (GPTQ, AWQ, HQQ, fp4 pairs)
                params (2,)          VALUES: the integers themselves, if they fit in 32 bits
-               params (3,)          DIFFERENCES: each minus its predecessor in row-major order, for rising indices
+               params (3,)          DIFFERENCES: each minus its predecessor in row-major order, for rising indices,
+                                    also for floats that are integers, such as positions
                params (4, length)   LISTED: floats with few magnitudes: the number n of each in their rising list,
                                     −1 − n with the sign bit, and the list as gaps; for values on a grid, sine tables
+               params (5, runs, words)  RUNS: of equal words in row-major order; for masks: the planes of the words
+                                    that occur, the number of each run's word minus that of the run before the last,
+                                    and second such differences of the lengths, all zeros for a triangle or a band
 
 Integers may be weights, several weights packed in a word, indices or counters, and the dtype does not say which: every
 form is coded on a sample and the smallest is taken.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -31,24 +36,35 @@ from birdie.compress.scheme import (
     StreamLayout,
     elementwise,
 )
-from birdie.compress.tensors import FORMATS, Bits, count_words, from_bits, rows_columns, to_bits
+from birdie.compress.tensors import FORMATS, Bits, count_words, from_bits, parts, rows_columns, to_bits
 from birdie.entropy import coder
 from birdie.entropy.planes import blocks, join, plane_dtypes, plane_hints, split, word_dtype
 from birdie.errors import ArtifactError, WeightsError
 
-HALVES, VALUES, DIFFERENCES, LISTED = 1, 2, 3, 4
+HALVES, VALUES, DIFFERENCES, LISTED, RUNS = 1, 2, 3, 4, 5
 _WIDE = (torch.int32, torch.uint32, torch.int64, torch.uint64)
+WHOLE = {  # floats → how far integers are stored as differences: all of them are exact
+    torch.float16: 1 << 11,
+    torch.bfloat16: 1 << 8,
+    torch.float32: 1 << 24,
+    torch.float64: 1 << 30,
+}
 DTYPES: dict[int, tuple[torch.dtype, ...]] = {  # dtypes that each form can store
     HALVES: (torch.uint8, torch.int8, torch.uint16, torch.int16, *_WIDE, torch.float4_e2m1fn_x2),
     VALUES: _WIDE,
-    DIFFERENCES: _WIDE,
+    DIFFERENCES: (*_WIDE, *WHOLE),
     LISTED: (torch.float16, torch.bfloat16, torch.float32),
+    RUNS: tuple(dtype for dtype, (_, words) in FORMATS.items() if words == 1),
 }
 SAMPLE_BYTES = 1 << 17  # bytes of an integer tensor on which its forms are compared
 _STREAM_BYTES = 2  # approximate bytes in the header for each stream
 _PACKED = 1.02  # entropy of separate half bytes over that of bytes, up to which a byte is taken for two integers
 _REPEATED = 1 << 14  # floats, spread over the tensor, that are checked for repeated magnitudes
 _DISTINCT = 0.75  # largest share of those that may be distinct
+_LONG_RUNS = 32  # mean length of runs from which they are tried
+_MOST_WORDS = 256  # different words of runs
+_RUNS_GAIN = 0.5  # coded bytes of runs over those of another form, up to which runs are taken
+_FEW = 64  # floats that are looked at before all are
 _LISTED_GAIN = 0.98  # entropy of the list's numbers over that of the planes, up to which the list is taken
 
 
@@ -61,14 +77,19 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     if not params:
         return plane_layout(shape, dtype)
     rows, columns = rows_columns(shape)
-    expected = 2 if params[0] == LISTED else 1
+    expected = {LISTED: 2, RUNS: 3}.get(params[0], 1)
     valid = dtype in DTYPES.get(params[0], ()) and len(params) == expected
+    if valid and params[0] == RUNS:
+        valid = 1 <= params[2] <= min(params[1], _MOST_WORDS) and params[1] * _LONG_RUNS <= rows * columns < 1 << 31
     if not valid or rows * columns == 0 or (params[0] == LISTED and not 1 <= params[1] <= rows * columns):
         raise ArtifactError(
             f"scheme lossless has parameters {params} for {dtype} of shape {shape}; the file is corrupt or newer"
         )
     if params[0] == LISTED and params[1] > 1 << (8 * dtype.itemsize - 1):
         raise ArtifactError(f"a list of {params[1]:,} magnitudes is longer than {dtype} has; the file is corrupt")
+    if params[0] == RUNS:
+        runs = StreamLayout(1, params[1], SYMBOLS)
+        return (*plane_layout((params[2],), dtype), runs, runs)
     if params[0] == HALVES:
         return (StreamLayout(2 * dtype.itemsize * rows, columns, SYMBOLS, np.dtype(np.uint8)),)
     values = StreamLayout(rows, columns, SYMBOLS)
@@ -80,6 +101,8 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     output = elementwise(shape, dtype, params)
     if not params:
         return output
+    if params[0] == RUNS:
+        return Cost(2 * output.operations + 64 * params[1], output.bytes + 48 * params[1] + 64 * params[2])
     listed = params[1] if params[0] == LISTED else 0
     # The list is read twice: with and without the sign bit.
     operations = (8 * dtype.itemsize if params[0] == HALVES else 6) * output.operations + 8 * listed
@@ -97,6 +120,8 @@ def decode(encoded: Encoded) -> Tensor:
         return join_planes(encoded, dtype)
     if params[0] == LISTED:
         words = _from_list(streams[0], streams[1], dtype)
+    elif params[0] == RUNS:
+        return _from_runs(encoded)
     elif params[0] == HALVES:
         words = _from_halves(streams[0], encoded.shape, dtype)
     else:
@@ -144,7 +169,11 @@ def _from_halves(halves: Integers, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 def _from_values(values: Integers, form: int, dtype: torch.dtype) -> Bits:
-    limits = np.iinfo(f"{'i' if dtype.is_signed else 'u'}{dtype.itemsize}")
+    if dtype in WHOLE:
+        low, high = -WHOLE[dtype], WHOLE[dtype]
+    else:
+        limits = np.iinfo(f"{'i' if dtype.is_signed else 'u'}{dtype.itemsize}")
+        low, high = int(limits.min), int(limits.max)
     out: Bits = np.empty(values.shape, f"u{dtype.itemsize}")
     last = 0
     for block in blocks(*values.shape):  # in row-major order
@@ -152,9 +181,9 @@ def _from_values(values: Integers, form: int, dtype: torch.dtype) -> Bits:
         if form == DIFFERENCES:
             part = np.cumsum(part, dtype=np.int64).reshape(part.shape) + last
             last = int(part[-1, -1])
-        if int(part.min()) < limits.min or int(part.max()) > limits.max:
-            raise ArtifactError(f"an integer is outside {limits.min}…{limits.max}; the file is corrupt")
-        out[block] = part
+        if int(part.min()) < low or int(part.max()) > high:
+            raise ArtifactError(f"an integer is outside {low}…{high}; the file is corrupt")
+        out[block] = part if dtype not in WHOLE else to_bits(torch.from_numpy(part.astype(np.int64)).to(dtype))
     return out
 
 
@@ -174,6 +203,34 @@ def _from_list(numbers: Integers, gaps: Integers, dtype: torch.dtype) -> Bits:
     for block in blocks(*numbers.shape):
         out[block] = words[numbers[block]]
     return out
+
+
+def _from_runs(encoded: Encoded) -> Tensor:
+    *planes, steps, changes = encoded.streams
+    listed = Encoded("lossless", (encoded.params[2],), encoded.dtype, (), tuple(planes))
+    numbers, lengths = _summed(steps), _summed(_summed(changes))
+    size = encoded.params[2]
+    count = prod(encoded.shape)
+    sound = int(numbers.min()) >= 0 and int(numbers.max()) < size
+    if not sound or int(lengths.min()) < 1 or int(lengths.max()) > count or int(lengths.sum()) != count:
+        raise ArtifactError("the runs of a tensor do not add up to it; the file is corrupt")
+    words = to_bits(join_planes(listed, encoded.dtype))[0, numbers[0]]
+    return from_bits(np.repeat(words, lengths[0]), encoded.shape, encoded.dtype)
+
+
+def _summed(steps: Integers) -> NDArray[np.int64]:
+    """Return the sums of every other number up to each: the inverse of `_steps`."""
+    out = steps.astype(np.int64)
+    for start in (0, 1):
+        np.cumsum(out[:, start::2], axis=1, out=out[:, start::2])
+    return out
+
+
+def _steps(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return each number minus the one before the last, in one row; the first two minus 0."""
+    steps = numbers.copy()
+    steps[:, 2:] -= numbers[:, :-2]
+    return steps
 
 
 DECODER = Decoder("lossless", 1, layout, decode, cost)
@@ -205,6 +262,14 @@ class Lossless(Scheme):
         Raises:
             WeightsError: the dtype is not one of `FORMATS`, or a boolean is neither 0 nor 1.
         """
+        runs = _runs(weight)
+        if runs is not None:
+            encoded = self._without_runs(name, weight)
+            other = sum(map(_coded_bytes, encoded.streams))
+            return runs if sum(map(_coded_bytes, runs.streams)) < _RUNS_GAIN * other else encoded
+        return self._without_runs(name, weight)
+
+    def _without_runs(self, name: str, weight: Tensor) -> Encoded:
         listed = _listed(weight)
         if listed is not None:
             return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
@@ -241,6 +306,8 @@ def _halves(weight: Tensor) -> Integers:
 
 def _values(weight: Tensor) -> Integers:
     """Return the integers themselves, (rows, columns) int64; those of uint64 beyond int64 wrap."""
+    if weight.dtype in WHOLE:
+        return to_bits(weight.detach().to(torch.int64)).view(np.int64)
     bits = to_bits(weight)
     return bits.view(f"i{bits.itemsize}") if weight.dtype.is_signed else bits.astype(np.int64)
 
@@ -259,7 +326,7 @@ _INTEGERS = {HALVES: _halves, VALUES: _values, DIFFERENCES: _differences}
 def _integer_form(weight: Tensor) -> int | None:
     """Return the form of integers that codes smallest on the first rows of `weight`; None stands for planes."""
     forms = [form for form in _INTEGERS if weight.dtype in DTYPES[form] and weight.numel()]
-    if not forms:
+    if not forms or (weight.dtype in WHOLE and not _is_whole(weight)):
         return None
     fitting = [form for form in forms if form == HALVES or _fits(weight, form)]
     rows = max(1, SAMPLE_BYTES // max(1, weight[:1].nbytes)) if weight.ndim > 1 else SAMPLE_BYTES // weight.itemsize
@@ -273,6 +340,29 @@ def _integer_form(weight: Tensor) -> int | None:
         if cost < least:
             best, least = form, cost
     return best
+
+
+def _runs(weight: Tensor) -> Encoded | None:
+    """Return the runs of equal words in row-major order; None if they are short, or of many different words."""
+    if weight.dtype not in DTYPES[RUNS] or not 2 <= weight.numel() < 1 << 31:
+        return None
+    flat = to_bits(weight).reshape(-1)
+    if weight.dtype is torch.bool and int(flat.max()) > 1:
+        return None  # refused by `encode_planes`
+    for part in (flat[:_REPEATED], flat):  # the beginning is enough to tell most weights
+        ends = np.flatnonzero(part[1:] != part[:-1])
+        if (len(ends) + 1) * _LONG_RUNS > len(part):
+            return None
+    starts = np.concatenate([[0], ends + 1])
+    words, numbers = np.unique(flat[starts], return_inverse=True)
+    changes = _steps(_steps(np.diff(starts, append=flat.size)[None].astype(np.int64)))
+    if not 2 <= len(words) <= _MOST_WORDS or int(np.abs(changes).max()) >= 1 << 31:
+        return None
+    listed = from_bits(words, (len(words),), weight.dtype)
+    planes = encode_planes("", "lossless", listed, listed, ()).streams
+    steps = _steps(numbers.reshape(1, -1).astype(np.int64))
+    params = (RUNS, len(starts), len(words))
+    return Encoded("lossless", tuple(weight.shape), weight.dtype, params, (*planes, steps, changes))
 
 
 def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
@@ -336,6 +426,18 @@ def _fits(weight: Tensor, form: int) -> bool:
     low, high = int(values.min()), int(values.max())
     reach = max(high, high - low) if form == DIFFERENCES else max(high, -low - 1)
     return reach < 1 << 31 and low >= -(1 << 31)
+
+
+def _is_whole(weight: Tensor) -> bool:
+    """Return whether all floats are integers that `DIFFERENCES` holds: no −0.0, which would lose its sign."""
+    limit = WHOLE[weight.dtype]
+    for part in parts(weight):
+        flat = part.reshape(-1)
+        for some in (flat[:_FEW], flat):  # a few are enough to tell weights
+            integral = (some.abs() <= limit) & (some == some.round()) & ~(torch.signbit(some) & (some == 0))
+            if not bool(integral.all()):
+                return False
+    return True
 
 
 def _halves_are_independent(sample: Tensor) -> bool:

@@ -65,6 +65,10 @@ _LEFT_OUT, _HELD = 0.25, 0.5
 _SHARED_RESOLUTION = 32 * PER_OCTAVE  # steps per octave of a scale that all rows share: 1 in 32 rows, 2, … are finer
 # Share of the right price of a bit with feedback: symbols that shrink towards zero push their bias onto later columns.
 _FEEDBACK_RATE = 0.5
+# Share of zeros from which a matrix is pruned, if so many weights of a row are zero or distinct; and in any case.
+# Weights that were quantized once, by six bits for example, have as many zeros as other multiples of their scale.
+_PRUNED, _CONTINUOUS, _SPARSE = 0.02, 0.75, 0.4
+_SAMPLED_ROWS = 8
 _BLOCK = 1 << 16  # weights that are decoded at a time, about
 _SHORT = 64  # rows: the first weights of shorter paths cost too much
 
@@ -279,6 +283,9 @@ class Trellis(Scheme):
         most = np.maximum(matrix.max(axis=1), -matrix.min(axis=1)).astype(np.float64)
         if not (most > 0).any():
             return Lossless().encode(name, weight)
+        pruned = is_pruned(matrix)
+        if pruned and self.states != 1:  # half of the states have no zero, and a plain grid is as good for such weights
+            return replace(self, states=1).encode_with(name, weight, factors, scale, draft=draft)
         if scale is None and self.bits is not None:
             scale, resolution, rows, columns = _RANGE / 2**self.bits, _FINE, most, None
         elif scale is None:
@@ -316,7 +323,7 @@ class Trellis(Scheme):
             if plain and states > 1:
                 states, symbols = self._without_feedback(weight, matrix, most, factors, row, column, price)
             else:
-                symbols = quantize(matrix, factors, row, column, states, price)
+                symbols = quantize(matrix, factors, row, column, states, price, keep_zeros=pruned)
             encoded = replace(encoded, params=(states, *scales.params))
         return replace(encoded, streams=(symbols, *scales.streams))
 
@@ -361,6 +368,20 @@ class Trellis(Scheme):
             factors = lanes.Factors.of(shape, row, column, states, price)
             return states, device.quantize(weight.detach().reshape(matrix.shape), factors).cpu().numpy()
         return states, lanes.quantize(matrix, shape, row, column, states, price)
+
+
+def is_pruned(matrix: NDArray[np.float32]) -> bool:
+    """Return whether zeros of a matrix are meant: a few per cent among weights off any grid, or two in five.
+
+    Rows of zeros do not count where they decode to zeros in any case.
+    """
+    if matrix.size - np.count_nonzero(matrix) <= _PRUNED * matrix.size or not matrix.any():
+        return False
+    used = matrix[matrix.any(axis=1)]
+    counted = used if matrix.shape[1] >= ZERO_ROW_COLUMNS else matrix
+    share = 1 - np.count_nonzero(counted) / max(counted.size, 1)
+    distinct = [np.unique(row).size / row.size for row in used[:: -(-len(used) // _SAMPLED_ROWS)]]
+    return bool(share > _SPARSE or (share > _PRUNED and share + float(np.mean(distinct)) > _CONTINUOUS))
 
 
 def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:

@@ -28,8 +28,8 @@ from birdie.compress.spectral.export import trained_scheme
 from birdie.compress.spectral.network import QuantizationNetwork, features, stepped
 from birdie.compress.spectral.rate import bits_of, chunk_elements
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.state import named_tensors
-from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, rows_columns
+from birdie.compress.state import ModelState, named_tensors
+from birdie.compress.tensors import REAL_DTYPES, rows_columns
 from birdie.compress.trained import trained_weights
 from birdie.errors import ConfigError, WeightsError
 
@@ -220,16 +220,16 @@ class Spectral:
         """Round the tensors that are not wrapped (biases, norms, statistics) as a file will store them, in place.
 
         Afterwards the model in memory equals the model in the file; before, they differ by the rounding to 16 bits.
-        Buffers that are not finite, such as causal masks, stay as they are, in memory and in the file.
+        Tensors that are no weights, such as buffers, stay as they are, in memory and in the file.
         """
         ours = {id(tensor) for part in wrapped(self.model) for tensor in part.module.parametrizations.parameters()}  # type: ignore[union-attr]
         inside = {id(tensor) for part in wrapped(self.model) for tensor in part.weight.buffers()}
-        weights = {id(tensor) for tensor in self.model.parameters()}
+        state = ModelState.of(self.model)
         with torch.no_grad():
             for name, tensor in self.model.state_dict(keep_vars=True).items():
                 if not isinstance(tensor, Tensor) or id(tensor) in ours | inside or not tensor.is_floating_point():
                     continue
-                if id(tensor) in weights or not has_nonfinite(tensor):
+                if state.ties.get(name, name) not in state.exact:
                     tensor.copy_(decode(small_scheme(tensor).encode(name, tensor)))
 
 

@@ -98,7 +98,7 @@ def _export(state: Any, budget: int, path: Source, code: Iterable[Source] | None
     target, fields = Target(budget - used), dict(budget=int(budget - used))  # noqa: C408 (minifiers keep keywords)
     model = ModelState.of(state)
     for name, weight in model.tensors.items():
-        if has_nonfinite(weight) and name not in model.masks:
+        if has_nonfinite(weight) and name not in model.exact:
             raise WeightsError(f"tensor {name!r} holds NaN or infinite values; export weights that are finite")
     model, calibrated = calibrated_state(model, calibration, symmetries=False)
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -46,7 +46,7 @@ def test_a_default_of_lossless_or_bf16_covers_small_tensors_too() -> None:
 
 
 def test_a_default_that_quantizes_leaves_vectors_alone_and_a_rule_does_not() -> None:
-    vector = {"v": torch.ones(SMALL)}
+    vector = {"v": torch.randn(SMALL)}
     assert assigned(vector, "int4").settled == {"v": Cast()}
     assert assigned(vector, [("v", "int4")]).settled == {"v": Grid(bits=4)}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.lossless import DIFFERENCES, DTYPES, HALVES, LISTED, VALUES, Lossless
+from birdie.compress.schemes.lossless import DIFFERENCES, DTYPES, HALVES, LISTED, RUNS, VALUES, WHOLE, Lossless
 from birdie.entropy import coder
 from birdie.errors import ArtifactError
 
@@ -171,3 +171,67 @@ def test_a_list_that_does_not_rise_or_is_left_is_a_corrupt_file(numbers: list[in
 def test_a_list_is_no_longer_than_the_tensor(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError, match="parameters"):
         decoder("lossless").layout((4,), torch.float32, params)
+
+
+def tables(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return masks and tables of few values, as buffers of other people's modules hold them."""
+    ones = torch.ones(96, 96)
+    masks = {
+        "triangle": ones.tril().reshape(1, 1, 96, 96),
+        "band": ones.tril() * ones.triu(-12),
+        "blocks": torch.block_diag(*[torch.ones(32, 32)] * 3),
+        "segments": torch.arange(96).repeat_interleave(96).reshape(96, 96) % 7,
+        "padding": (torch.arange(128) < torch.tensor([[100], [37], [128], [64]])),
+    }
+    return {name: mask.to(dtype) for name, mask in masks.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[RUNS], ids=str)
+def test_masks_cost_next_to_nothing_whatever_their_dtype(dtype: torch.dtype) -> None:
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        masks = {name: mask.view(dtype) for name, mask in tables(torch.uint8).items()}
+    else:
+        masks = tables(dtype)
+    for name, mask in masks.items():
+        encoded = Lossless().encode("w", mask)
+        layout = decoder("lossless").layout(encoded.shape, encoded.dtype, encoded.params)
+        assert [(stream.rows, stream.columns) for stream in layout] == [stream.shape for stream in encoded.streams]
+        assert stored(encoded) <= 100, name
+        assert torch.equal(decode(encoded).view(torch.uint8), mask.contiguous().view(torch.uint8))
+
+
+def test_a_causal_mask_of_256_positions_takes_less_than_a_hundred_bytes() -> None:
+    for mask in (torch.ones(256, 256).tril(), torch.full((1, 1, 256, 256), -torch.inf).triu(1)):
+        assert stored(Lossless().encode("w", mask)) < 40
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes"),
+    [([0, 2], [40, 24]), ([0, -1], [40, 24]), ([0, 1], [40, 25]), ([0, 1], [64, 0]), ([0, 1], [65, -1])],
+)
+def test_runs_that_do_not_add_up_are_a_corrupt_file(steps: list[int], changes: list[int]) -> None:
+    words = Lossless().encode("w", torch.tensor([1.5, 0.1], dtype=torch.bfloat16)).streams
+    numbers = np.array([steps], np.int32), np.array([changes], np.int32)
+    with pytest.raises(ArtifactError, match="runs"):
+        decode(Encoded("lossless", (64,), torch.bfloat16, (RUNS, 2, 2), (*words, *numbers)))
+
+
+@pytest.mark.parametrize("params", [(RUNS,), (RUNS, 2), (RUNS, 0, 0), (RUNS, 1, 2), (RUNS, 3, 1), (RUNS, 2, 0)])
+def test_runs_are_long_and_have_words(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError, match="parameters"):
+        decoder("lossless").layout((64,), torch.float32, params)
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_positions_in_floats_cost_next_to_nothing(dtype: torch.dtype) -> None:
+    positions = torch.arange(-100, 156).to(dtype)
+    encoded = Lossless().encode("w", positions)
+    assert (encoded.params, stored(encoded) < 16) == ((DIFFERENCES,), True)
+    assert torch.equal(decode(encoded), positions)
+    for other in (0.5, -0.0, torch.nan, torch.inf, 2.0 * WHOLE[dtype]):
+        positions[70] = other
+        encoded = Lossless().encode("w", positions)
+        assert encoded.params != (DIFFERENCES,)
+        assert torch.equal(decode(encoded).view(torch.uint8), positions.view(torch.uint8))
+    with pytest.raises(ArtifactError, match="corrupt"):
+        decode(Encoded("lossless", (1, 2), dtype, (DIFFERENCES,), (np.array([[WHOLE[dtype], 1]]),)))

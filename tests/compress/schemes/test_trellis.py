@@ -17,7 +17,7 @@ from birdie.compress.feedback import feedback
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import MAX_SYMBOL
-from birdie.compress.schemes.trellis import Trellis, column_scales, row_scales
+from birdie.compress.schemes.trellis import Trellis, column_scales, is_pruned, row_scales
 from birdie.entropy import coder
 from birdie.entropy.trellis import STATES, machine
 from birdie.errors import ConfigError
@@ -264,3 +264,31 @@ def test_the_distortion_of_each_trellis_is_what_it_says() -> None:
         error = (decode(encoded).double().numpy() - source.double().numpy()) / step
         assert float((error**2).mean()) == pytest.approx(Trellis(states).distortion, rel=0.06)
         assert machine(states).odd.size == states
+
+
+PRUNED = {  # the weights that are zero
+    "one in ten": lambda draw: draw < -0.128,
+    "nine in ten": lambda draw: draw < 0.128,
+    "rows": lambda draw: (torch.arange(len(draw)) % 5 == 0)[:, None].expand_as(draw),
+}
+
+
+@pytest.mark.parametrize("scheme", [Trellis(), Trellis(8, 0.5), Trellis(bits=4), Trellis(1, bits=3, rate=0.0)], ids=str)
+@pytest.mark.parametrize("columns", [9, 80])
+@pytest.mark.parametrize("kind", PRUNED)
+def test_zeros_of_a_pruned_matrix_stay_zeros(kind: str, columns: int, scheme: Trellis) -> None:
+    """Half of the states have no zero, and feedback would move a zero away from it."""
+    weight = weights(40, columns).masked_fill(PRUNED[kind](weights(40, columns, 1)), 0)
+    for known in (None, sensitivity(40, columns)):
+        decoded = decode(scheme.encode("w", weight, sensitivity=known, lam=1e-3))
+        assert not decoded[weight == 0].any()
+        assert decoded.any()
+
+
+def test_weights_that_were_quantized_once_are_not_pruned() -> None:
+    """They have as many zeros as other multiples of their scale, and the trellis serves them as any others."""
+    dead = weights(32, 256)
+    dead[4:20] = 0  # rows that decode to zeros in any case
+    for weight in (weights(32, 256), (weights(32, 256) * 50).round() / 50, dead):
+        assert not is_pruned(weight.numpy())
+    assert is_pruned(weights(32, 256).masked_fill(weights(32, 256, 1) < -0.128, 0).numpy())

@@ -1,0 +1,128 @@
+"""Tensors that are no weights keep every bit, whatever the settings: masks, frequencies, energies, statistics."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.exact import FEW, FEW_OF_LARGE, LARGE, is_exact
+from birdie.compress.state import ModelState
+from birdie.errors import BudgetError
+
+SETTINGS: list[dict[str, Any]] = [{}, {"bits": 8}, {"scheme": "int4"}, {"scheme": "bf16"}, {"scheme": [("*", "int8")]}]
+
+
+def gaussian(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+class Tables(nn.Module):
+    """A matrix, its bias, and buffers as other people's modules have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(64, 64), nn.BatchNorm1d(64)
+        self.norm.running_mean, self.norm.running_var = gaussian(64), gaussian(64).exp()
+        tables = {
+            "mask": torch.tril(torch.ones(1, 1, 32, 32)),
+            "turns": 10_000.0 ** (-torch.arange(32) / 32),
+            "cosines": torch.arange(64).outer(10_000.0 ** (-torch.arange(16) / 16)).cos(),
+            "e0": torch.tensor([-13.587, -1029.41, -1484.87], dtype=torch.float64),
+            "step": torch.tensor(0.1),
+        }
+        for name, table in tables.items():
+            self.register_buffer(name, table)
+
+
+def roundtrip(model: nn.Module | dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
+    file = io.BytesIO()
+    birdie.save(model, file, coder="fast", **settings)
+    return birdie.load(file.getvalue())  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_buffers_of_a_module_come_back_bit_for_bit(settings: dict[str, Any]) -> None:
+    model = Tables()
+    decoded = roundtrip(model, **settings)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(decoded[name], buffer), name
+    assert not torch.equal(decoded["linear.weight"], model.linear.weight)
+
+
+EXACT = {
+    "running_var": gaussian(64).exp(),
+    "blocks.0.inv_freq": 10_000.0 ** (-torch.arange(0, 64, 2) / 64),
+    "mask": torch.tril(torch.ones(48, 48)),
+    "one_hot": torch.eye(64)[torch.arange(100) % 64],
+    "signs": torch.where(gaussian(70, 70) > 0, 1.3, -1.3),
+    "segments": (torch.arange(64 * 64).reshape(64, 64) // 300 * 0.7).float(),
+    "positions": torch.arange(500.0)[None],
+    "n_averaged": torch.tensor(3.7),
+    "energies.weight": gaussian(90, 1) * 3,
+    "target_mean": gaussian(1, 12, 1),
+    "shift": gaussian(40, 20, dtype=torch.float64),
+    "layers.0.causal": torch.triu(torch.full((40, 40), -torch.inf), 1),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_what_is_no_weight_of_a_state_dict_comes_back_bit_for_bit(settings: dict[str, Any]) -> None:
+    decoded = roundtrip({"weight": gaussian(64, 64), **EXACT}, **settings)
+    for name, tensor in EXACT.items():
+        assert torch.equal(decoded[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("norm.weight", gaussian(64)),
+        ("layers.0/bias", gaussian(1, 64)),
+        ("head.weight", gaussian(80, 80)),
+        ("codes", gaussian(64, 64).mul(3).round() * 0.1),  # quantized once, in more values than a mask has
+        ("vector", gaussian(5000)),
+        ("norm.weight", torch.ones(64)),  # which 16 bits keep, and a refit may tune
+    ],
+)
+def test_weights_are_weights(name: str, weight: Tensor) -> None:
+    assert is_exact(name, weight, is_buffer=None) is (name == "codes" and weight.unique().numel() <= FEW)
+
+
+def test_few_values_are_fewer_in_a_large_tensor_whose_bits_count() -> None:
+    for values in (FEW_OF_LARGE, FEW_OF_LARGE + 1):
+        table = torch.linspace(-1, 1, values)[torch.arange(LARGE) % values].reshape(256, -1)
+        assert is_exact("table", table, is_buffer=None) is (values == FEW_OF_LARGE)
+        assert is_exact("table", table[:32], is_buffer=None)
+
+
+def test_float64_tells_nothing_where_every_matrix_has_it() -> None:
+    small = {"w": gaussian(16, 16, dtype=torch.float64), "e": gaussian(5, dtype=torch.float64)}
+    assert ModelState.of(small).exact == {"e"}
+    assert ModelState.of({**small, "v": gaussian(16, 16)}).exact == {"w", "e"}
+
+
+def test_a_buffer_tied_to_a_parameter_is_a_weight() -> None:
+    module = nn.Linear(64, 64)
+    module.register_buffer("kept", module.weight.detach())
+    assert ModelState.of(module).exact == frozenset()
+
+
+def test_a_rule_with_the_full_name_wins_and_a_pattern_does_not() -> None:
+    state = {"cos_cached": gaussian(64, 64), "w": gaussian(64, 64)}
+    assert torch.equal(roundtrip(state, scheme=[("*cached", "int4")])["cos_cached"], state["cos_cached"])
+    assert not torch.equal(roundtrip(state, scheme=[("cos_cached", "int4")])["cos_cached"], state["cos_cached"])
+
+
+def test_values_that_are_not_finite_are_lossless_in_buffers_only() -> None:
+    bad = torch.tensor([0.0, torch.nan, 1.0])
+    assert not is_exact("running_var", bad, is_buffer=None)
+    assert not is_exact("bias", bad, is_buffer=False)
+    assert is_exact("table", bad, is_buffer=True)
+
+
+def test_a_budget_that_exact_tensors_make_impossible_names_the_largest() -> None:
+    state = {"w": gaussian(64, 64), "cos_cached": gaussian(64, 64), "inv_freq": gaussian(64)}
+    with pytest.raises(BudgetError, match=r"'cos_cached' with 1\d,\d{3} bytes"):
+        birdie.save(state, io.BytesIO(), budget=5_000)
