@@ -4,6 +4,7 @@ budget     byte budget of the file                  metadata   JSON of the calle
 tree       how the tensors nest (birdie.artifact.pytree), if the file holds a complete checkpoint
 schemes    code → name of the schemes in the file that do not ship with birdie
 files      name → bytes of the files kept beside the tensors (birdie.artifact.kept_files)
+state      versions and extra state of the modules (birdie.artifact.state_dict)
 """
 
 import json
@@ -21,6 +22,7 @@ def to_bytes(
     tree: Any = None,
     schemes: Mapping[str, str] | None = None,
     files: Mapping[str, int] | None = None,
+    state: Any = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes.
 
@@ -33,6 +35,7 @@ def to_bytes(
         "tree": tree,
         "schemes": dict(schemes) if schemes else None,
         "files": files,
+        "state": state,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:
@@ -49,7 +52,7 @@ def to_bytes(
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return the arguments of `to_bytes`: a dict with some of budget, metadata, tree, schemes and files.
+    """Return the arguments of `to_bytes`: a dict with some of its keys.
 
     Args:
         data: the container's metadata.

@@ -26,8 +26,9 @@ from birdie.artifact.calibrated import calibrated_files, require_blockwise
 from birdie.artifact.container import KIND
 from birdie.artifact.inspect import inspect
 from birdie.artifact.resume import Resume
+from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.summary import Summary
-from birdie.artifact.writer import Meter, Writer
+from birdie.artifact.writer import Meter, Writer, lossless_entries
 from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
@@ -77,8 +78,9 @@ def save(
     """Compress `model` into one .birdie file.
 
     Args:
-        model: a module or its state dict; never changed. Weights that `birdie.spectral` wrapped are stored as they were
-            trained, under plain names, unless a rule names them.
+        model: a module or its state dict; never changed. Extra state and versions of modules are kept as well, and
+            names are those without wrappers (torch.compile, DataParallel, AveragedModel, …). Weights that
+            `birdie.spectral` wrapped are stored as they were trained, under plain names, unless a rule names them.
         path: the file to write, which appears complete or not at all, also in place of another .birdie file; or an
             empty `io.BytesIO`.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
@@ -140,6 +142,7 @@ def save(
     hidden = [kept_files.entry_of(files)] if files else []
     model = unwrapped(model)
     state = ModelState.of(model)
+    extra, about_state = kept_beside(model)
     assign(state, scheme, target)
     path = _require_target(path, overwrite)
 
@@ -163,6 +166,7 @@ def save(
             "budget": target.in_bytes(assignment.weights),
             "tree": tree,
             "files": kept_files.sizes_of(files or {}),
+            "state": about_state,
         }
         resume = None if calibrated is not None else _resume(path, assignment.weights, world)
         with one_thread(), resume or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
@@ -172,6 +176,7 @@ def save(
                 if update is not None:
                     update(done, total)
 
+            hidden += lossless_entries(extra, pool, coder)
             meter = Meter(coded, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
             writer = Writer(pool, coder, fields, meter, resume, hidden)
