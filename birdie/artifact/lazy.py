@@ -215,7 +215,7 @@ class Coded(Tensor):
         cls, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Describe the tensor, or decode it and call `func`."""
-        if func == Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == Tensor.device.__get__:
             return torch.device("cpu")
         if _describes(func):
             with torch._C.DisableTorchFunctionSubclass():

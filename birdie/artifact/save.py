@@ -96,11 +96,12 @@ def save(
             `torch.nn.functional`: relative difference of the loss.
         coder: "max" for the smallest file, "fast" for the least time.
         calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
-            thousands of images in batches, and loss(module, batch) → any differentiable number; at `F.cross_entropy`
-            labels are not used. Quantization scales then follow the sensitivity of the loss; from few data they are
-            combined with what the kinds of weights let expect. Or a `CalibrationResult`, for several files from one
-            calibration. Or "synthetic": inputs are made up for the module, random tokens for a language model, noise
-            for an image network; this and no calibration are compared on made-up inputs kept apart.
+            thousands of images in batches, and loss(module, batch) → any differentiable number, or a criterion such as
+            `nn.CrossEntropyLoss()` with (inputs, targets) batches; at `F.cross_entropy` labels are not used.
+            Quantization scales then follow the sensitivity of the loss; from few data they are combined with what the
+            kinds of weights let expect. Or a `CalibrationResult`, for several files from one calibration. Or
+            "synthetic": inputs are made up for the module, random tokens for a language model, noise for an image
+            network; this and no calibration are compared on made-up inputs kept apart.
         example_inputs: inputs to calibrate a module on, by its outputs alone: a tensor, a tuple of arguments, a dict of
             keyword arguments, or a list of these.
         symmetries: with calibration, sort units whose order is arbitrary, which saves bits; the function is unchanged.

@@ -32,7 +32,7 @@ def kept_beside(model: nn.Module | Mapping[str, Any]) -> tuple[dict[str, Tensor]
         WeightsError: an extra state holds something that cannot be stored, which the message names.
     """
     of_module = isinstance(model, nn.Module)
-    state: Any = model.state_dict() if of_module else model
+    state: Any = model.state_dict() if isinstance(model, nn.Module) else model
     if not isinstance(state, Mapping):
         return {}, None
     tensors: dict[str, Tensor] = {}

@@ -142,13 +142,13 @@ class Loading(TorchFunctionMode):
             if type(part).set_extra_state is not nn.Module.set_extra_state
             and type(part).get_extra_state is not nn.Module.get_extra_state
         ]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         for tensor, original in self.originals.values():
             value = tensor.data
             tensor.data = original
@@ -214,8 +214,9 @@ class Loading(TorchFunctionMode):
         keys = Keys(missing, list(reported.unexpected_keys))
         problems = {"different shape": self._shapes(trained), "different kind of numbers": self.lossy}
         if strict:
-            unexpected = [name for name in keys.unexpected_keys if not _is_counter(name, state)]
-            problems = {"missing": [] if partial else sorted(missing), "unexpected": sorted(unexpected)} | problems
+            missing = [] if partial else sorted(name for name in missing if not _is_counter(name))
+            unexpected = sorted(name for name in keys.unexpected_keys if not _is_counter(name))
+            problems = {"missing": missing, "unexpected": unexpected} | problems
         if any(problems.values()):
             raise self._error(problems)
         return keys
@@ -237,10 +238,9 @@ class Loading(TorchFunctionMode):
         return WeightsError(f"{self.source} does not fit the module ({'; '.join(listed)}); {self.remedy}")
 
 
-def _is_counter(name: str, state: Mapping[str, Any]) -> bool:
-    """Return whether a name is that of the counter of an AveragedModel, which the module inside does not have."""
-    item = state.get(name)
-    return name.rpartition(".")[2] == COUNTER and isinstance(item, Tensor) and item.ndim == 0
+def _is_counter(name: str) -> bool:
+    """Return whether a name is that of the counter of an AveragedModel, of which one of the two sides has none."""
+    return name.rpartition(".")[2] == COUNTER
 
 
 def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:

@@ -39,11 +39,14 @@ def without_wrappers(module: nn.Module) -> Iterator[nn.Module]:
     It is the very module, so what is loaded into it, or registered on it, stays.
     """
     top, counter = _inside(module)
-    counters, swapped = [(top, counter)], []
+    assert isinstance(top, nn.Module)
+    counters: list[tuple[nn.Module, Tensor | None]] = [(top, counter)]
+    swapped = []
     for parent in list(top.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and _wrapped(child) is not None:
                 inner, counter = _inside(child)
+                assert isinstance(inner, nn.Module)
                 counters.append((inner, counter))
                 swapped.append((parent, name, child))
                 parent._modules[name] = inner
@@ -73,11 +76,9 @@ def own_names(names: Iterable[str], expected: Collection[str], modules: Collecti
         expected: names in the state dict of the module.
         modules: names of its modules: what belongs to one of them under another name, as a module may accept.
     """
-    names, wrappers = list(names), (*PRIVATE_PARTS, "module")
-    if expected.__class__ is not set:
-        expected = set(expected)
+    names, expected, wrappers = list(names), set(expected), (*PRIVATE_PARTS, "module")
     free: dict[str, list[str]] = {}
-    for name in expected - set(names):  # type: ignore[operator]
+    for name in expected.difference(names):
         free.setdefault(plain_name(name, wrappers), []).append(name)
     own = {}
     for name in names:
@@ -88,9 +89,14 @@ def own_names(names: Iterable[str], expected: Collection[str], modules: Collecti
         elif len(matches) == 1:
             own[name] = matches[0]
         else:
-            known = name.rpartition(".")[0] in modules or plain.rpartition(".")[0] not in modules
-            own[name] = name if known else plain
+            own[name] = min(name, plain, key=lambda one: _unknown(one, modules))
     return own if len(set(own.values())) == len(own) else {name: name for name in names}
+
+
+def _unknown(name: str, modules: Collection[str]) -> int:
+    """Return how many parts of a name are not those of a module: 1 for a tensor of a module that is there."""
+    parts = name.split(".")
+    return next((count for count in range(1, len(parts)) if ".".join(parts[:-count]) in modules), len(parts))
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
@@ -102,7 +108,7 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
     return inner
 
 
-def _inside(model: object) -> tuple[object, Tensor | None] | tuple[nn.Module, Tensor | None]:
+def _inside(model: object) -> tuple[object, Tensor | None]:
     """Return the module inside of all wrappers around `model`, and the counter of an AveragedModel among them."""
     counter = None
     while isinstance(model, nn.Module) and (inner := _wrapped(model)) is not None:
