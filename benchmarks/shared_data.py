@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from birdie.artifact.checkpoints import read_state_dict
-from birdie.compress.state import fill
+from birdie.compress.filling import fill
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError

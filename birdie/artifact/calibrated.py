@@ -54,7 +54,8 @@ def calibrate(
     Args:
         module: whose weights will be compressed; it is neither trained nor changed.
         batches: tens of thousands of tokens or thousands of images; a fifth is held out to measure files on.
-        loss: (module, batch) → any differentiable number; at `F.cross_entropy` labels are not used.
+        loss: (module, batch) → any differentiable number, or a criterion such as `nn.CrossEntropyLoss()` with
+            (inputs, targets) batches; at `F.cross_entropy` labels are not used.
         blockwise: calibrate one block of the module at a time and keep what is measured in files, so that memory is
             that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one (True).
         blocks: names of the modules to take as blocks, with `blockwise`; None: the members of `nn.ModuleList`,

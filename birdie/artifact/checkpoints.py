@@ -6,7 +6,7 @@
     folder or .index.json          Hugging Face shards (safetensors preferred)
 
 A checkpoint that nests its tensors (state_dict, model, …) is unwrapped when there is exactly one choice, and prefixes
-that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied. `read_weights` also tells
+that wrappers add to names (`module.`, `_orig_mod.`, …) are dropped. Tied tensors stay tied. `read_weights` also tells
 what else the checkpoint holds; `read_checkpoint` and `read_object` return all of it, unchanged.
 """
 
@@ -17,6 +17,7 @@ import pickle
 import re
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import accumulate
@@ -31,7 +32,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.artifact import int8_zlib as baseline
 from birdie.artifact.pytree import tensors_in
-from birdie.compress.state import is_text, named_tensors
+from birdie.compress.state import is_extra, is_text, named_tensors
+from birdie.compress.wrappers import COUNTER, plain_name
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name
@@ -54,7 +56,7 @@ MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
 _MAX_PARTS = 16
 _BLOCK = 1 << 20  # bytes of a file that are checked at a time
-_PREFIXES = ("module.", "_orig_mod.")
+_PREFIX = "module."
 _MAGIC = {b"\xfd7zXZ\x00": ["lzma"], b"\x28\xb5\x2f\xfd": ["zstd"], b"\x5d\x00\x00": ["lzma", "brotli"]}
 
 
@@ -352,7 +354,7 @@ def _find_tensors(content: Any, path: Path) -> tuple[tuple[Any, ...], dict[str, 
 def _tensor_dicts(content: Mapping[Any, Any], depth: int = 0) -> list[tuple[tuple[Any, ...], dict[str, Tensor]]]:
     """Return the keys to each dict of nothing but tensors, and the dict: `content`, or one or two levels inside."""
     if _is_tensor_dict(content):
-        return [((), dict(content))]
+        return [((), _copied(content))]
     return [
         ((key, *keys), state)
         for key, value in content.items()
@@ -395,8 +397,20 @@ def _is_tensor_dict(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and len(value) > 0
-        and all(isinstance(key, str) and isinstance(item, Tensor) for key, item in value.items())
+        and all(
+            isinstance(key, str) and (isinstance(item, Tensor) or is_extra(key, item, of_module=False))
+            for key, item in value.items()
+        )
     )
+
+
+def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy of a state dict, with the versions of its modules if it has them."""
+    if not hasattr(state, "_metadata"):
+        return dict(state)
+    copied = OrderedDict(state)
+    vars(copied)["_metadata"] = state._metadata
+    return copied
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -486,10 +500,26 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state without the prefixes that DataParallel and torch.compile add to every name."""
-    while state:
-        prefix = next((p for p in _PREFIXES if all(name.startswith(p) and name != p for name in state)), None)
-        if prefix is None:
-            break
-        state = {name.removeprefix(prefix): weight for name, weight in state.items()}
-    return state
+    """Return a state under the names without wrappers.
+
+    These are torch.compile, checkpoints and FSDP anywhere, and DataParallel or AveragedModel, whose counter has no
+    prefix, around all of the module.
+    """
+    names, prefixes = {name: plain_name(name) or name for name in state}, 0
+    while (weights := [name for name in names.values() if name != COUNTER]) and all(
+        name.startswith(_PREFIX) and name != _PREFIX for name in weights
+    ):
+        names, prefixes = {old: name.removeprefix(_PREFIX) for old, name in names.items()}, prefixes + 1
+    if all(old == name for old, name in names.items()) or len(set(names.values())) < len(names):
+        return state
+    plain = OrderedDict((names[name], item) for name, item in state.items())
+    about = getattr(state, "_metadata", None)
+    if about is None:
+        return dict(plain)
+    dropped = prefixes * _PREFIX
+    vars(plain)["_metadata"] = OrderedDict(
+        (plain_name(path).removeprefix(dropped.rstrip(".")).lstrip("."), one)
+        for path, one in about.items()
+        if f"{plain_name(path)}.".startswith(dropped)
+    )
+    return plain

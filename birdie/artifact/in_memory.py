@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from birdie.artifact.load import load
 from birdie.artifact.writer import Meter, Writer
+from birdie.compress.filling import fill
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import encode_state
 from birdie.compress.rate.target import Target
-from birdie.compress.state import EncodedState, ModelState, fill
+from birdie.compress.state import EncodedState, ModelState
 from birdie.entropy.hints import Effort
 from birdie.errors import ArtifactError
 

@@ -9,19 +9,21 @@ keep lists of theirs. Every read gets the right tensor, and an exception in a fo
 
 import copy
 import functools
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from birdie.artifact.tensor_cache import Pending, Slot, Store, Stored
-from birdie.compress.state import fill
+from birdie.compress.filling import Keys, Loading, for_module
+from birdie.compress.state import is_extra
+from birdie.compress.wrappers import without_wrappers
 from birdie.errors import ConfigError, WeightsError
 
-M = TypeVar("M", bound=nn.Module)
-T = TypeVar("T")
 _EAGER = "load it without lazy"
 
 
@@ -106,6 +108,9 @@ class Tensors(MutableMapping[str, Tensor | None]):
 class LazyModule(nn.Module):
     """Base class of every module below a lazily loaded one: it can run, move and be copied, and refuses the rest."""
 
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Do nothing: a lazy class is none that a registry of subclasses is about."""
+
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode.
 
@@ -175,55 +180,128 @@ class LazyRecurrent(LazyModule):
 
 @functools.cache
 def _lazy_class(kind: Any) -> Any:
-    """Return a subclass of module class `kind` with the same name, so that `isinstance` and `repr` do not change."""
+    """Return a subclass of module class `kind` with the same name, so that `isinstance` and `repr` do not change.
+
+    It is made without the code that runs when a subclass is defined: that of metaclasses and `__init_subclass__`, which
+    may want arguments or enter the class into a list.
+    """
     base = LazyRecurrent if issubclass(kind, nn.RNNBase) else LazyModule
-    return type(kind.__name__, (base, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    content = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    make = ABCMeta if issubclass(type(kind), ABCMeta) else type
+    return make.__new__(type(kind), kind.__name__, (base, kind), content)
 
 
-class _Outline(nn.Module):
-    """A stand-in with the shapes and dtypes of a module: `fill` checks it against a file and copies nothing."""
+class Coded(Tensor):
+    """A tensor of a file in a state dict: it has a shape and a dtype, and is decoded when anything else is asked of it.
 
-    def __init__(self, state: dict[str, Any]) -> None:
-        super().__init__()
-        self.state = state
+    Attributes:
+        stored: its description in the file.
+        value: the tensor, once it is decoded: what a migration of the module may have changed in place.
+    """
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
-        return self.state
+    stored: Stored
+    value: Tensor | None
+    decode: Callable[[str], Tensor]
 
-    def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        return None
+    @staticmethod
+    def of(stored: Stored, decode: Callable[[str], Tensor]) -> "Coded":
+        """Return a tensor that `decode` decodes by its name in the file."""
+        coded = torch.empty(stored.shape, dtype=stored.dtype, device="meta").as_subclass(Coded)
+        coded.stored, coded.decode, coded.value = stored, decode, None
+        return coded
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Describe the tensor, or decode it and call `func`."""
+        if func == Tensor.device.__get__:
+            return torch.device("cpu")
+        if _describes(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        args, kwargs = tree_map_only(Coded, Coded.decoded, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def decoded(self) -> Tensor:
+        """Return the decoded tensor, the same at every call."""
+        if self.value is None:
+            self.value = self.decode(self.stored.name)
+        return self.value
 
 
-def _placeholder(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty((), dtype=dtype, device="cpu").expand(shape)
+_METHODS = ("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "is_contiguous",
+            "is_floating_point", "is_complex", "is_signed", "__len__", "__hash__")  # fmt: skip
+_PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "is_meta", "is_sparse", "is_quantized", "is_nested",
+               "requires_grad", "is_leaf", "grad_fn", "itemsize", "nbytes")  # fmt: skip
+_DESCRIPTIONS = [getattr(Tensor, name) for name in _METHODS] + [getattr(Tensor, name).__get__ for name in _PROPERTIES]
+
+
+def _describes(func: Any) -> bool:
+    """Return whether a function of tensors reads no values."""
+    return any(func == one for one in _DESCRIPTIONS)
+
+
+class _Recording(Loading):
+    """Runs `load_state_dict` and notes what would be copied into each tensor of the module, instead of copying it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sources: dict[int, Tensor] = {}
+
+    def copy(self, tensor: Tensor, value: Tensor) -> None:
+        if value is not tensor and self.can_hold(tensor, value):
+            self.sources[id(tensor)] = value
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Refuse to read a tensor that has no values yet."""
+        if func is not Tensor.copy_ and not _describes(func):
+            for item in args:
+                if isinstance(item, Tensor) and id(item) in self.sources:
+                    raise ConfigError(
+                        f"the module reads {self.names[id(item)][0]!r} while it is loaded, before lazy loading decodes "
+                        f"it; {_EAGER}"
+                    )
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 Owners = dict[str, tuple[nn.Module, str, str, Tensor]]  # name → module, "_parameters" or "_buffers", its key, tensor
 
 
 def attach(
-    module: M,
-    stored: Mapping[str, Stored],
+    module: nn.Module,
+    state: Mapping[str, Any],
     decode: Callable[[str], Tensor],
     close: Callable[[], None],
     *,
     where: str,
+    strict: bool = True,
+    partial: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     cache_bytes: int | None = None,
     start: Callable[[str], Pending | None] | None = None,
-) -> M:
+) -> Keys:
     """Make `module` read its weights from a file when they are used, and put it in evaluation mode.
+
+    The module's own `load_state_dict` says which tensor of the file is which weight. What it computes from tensors of
+    the file is computed now and stays in memory.
 
     Args:
         module: with memory or on the meta device; the memory of its tensors is freed.
-        stored: name of each tensor → its description in the file.
+        state: name of each tensor → `Coded`; and the extra states of the file.
         decode: name of a stored tensor (`Stored.name`) → tensor; called from any thread.
         close: called when the last module that reads the file is garbage-collected.
         where: name of the file, for error messages.
+        strict, partial: as for `birdie.compress.filling.load_into`.
         device, dtype: destination of the module, as in `Module.to`.
         cache_bytes: most bytes of decoded tensors to keep; default 1.5 times the largest layer.
         start: name of a stored tensor → the same, decoded beside other work; None for one that cannot be.
+
+    Returns:
+        The names that did not match.
 
     Raises:
         WeightsError: names, shapes or kinds of numbers do not match, or a buffer that is not in the file has no memory.
@@ -231,44 +309,54 @@ def attach(
     """
     if any(isinstance(part, LazyModule) for part in module.modules()):
         raise ConfigError(f"the module already reads its weights from a file; build it anew for {where}")
-    current, stored = module.state_dict(keep_vars=True), with_ties(module, stored)
-    placeholders = {name: _placeholder(tuple(t.shape), t.dtype) if _is_plain(t) else t for name, t in current.items()}
-    fill(_Outline(placeholders), {name: _placeholder(item.shape, item.dtype) for name, item in stored.items()}, where)
-    owners = _owners(module)
-    _require_owners(module, current, owners, where)
-    # Tied names share one tensor; the last name in the state dict wins, as it would be the last to be copied.
-    source = {id(owners[name][3]): stored[name] for name in current}
-    slots: dict[str, Slot] = {}
-    for name in current:
+    with without_wrappers(module) as inner:
+        named, current = for_module(inner, state), inner.state_dict(keep_vars=True)
+        if waiting := [name for name, tensor in current.items() if is_lazy(tensor)]:
+            raise WeightsError(
+                f"{where} cannot be copied into {waiting[0]!r} of the module, which has no memory; "
+                "run it once on an input first"
+            )
+        remedy = f"{_EAGER}, or build the right module"
+        with _Recording(inner, where, remedy, current, named) as recording:
+            keys = recording.load(named, strict=strict, partial=partial)
+            owners = _owners(inner)
+            sources = {name: recording.sources.get(id(owner[3])) for name, owner in owners.items()}
+            _require_owners(inner, current, owners, sources, where)
+            store = Store(decode, close, cache_bytes, start)
+            items = _items(owners, sources, device, dtype)
+            layers: dict[int, dict[str, Slot]] = {}
+            for name, item in items.items():
+                if isinstance(item, Slot):
+                    layers.setdefault(id(owners[name][0]), {})[name] = item
+            for layer in layers.values():
+                store.fit(layer)
+        _install(inner, owners, items, store)
+        inner.to(device=device, dtype=dtype)
+    module.eval()
+    return keys
+
+
+def _items(
+    owners: Owners, sources: Mapping[str, Tensor | None], device: torch.device | str | None, dtype: torch.dtype | None
+) -> dict[str, Slot | Tensor]:
+    """Return what the module holds under each name: a slot, or a tensor that was computed."""
+    items: dict[str, Slot | Tensor] = {}
+    computed: dict[int, Tensor] = {}
+    for name, source in sources.items():
         _, kind, _, tensor = owners[name]
         at = torch.device("cpu") if tensor.is_meta else tensor.device
-        movable = tensor.is_floating_point() or tensor.is_complex()
-        slot = Slot(source[id(tensor)], ((at, tensor.dtype),), kind == "_parameters")
-        last = dtype if dtype is not None and movable else tensor.dtype
-        slots[name] = slot.cast(at if device is None else torch.empty(0, device=device).device, last)
-    store = Store(decode, close, cache_bytes, start)
-    layers: dict[int, dict[str, Slot]] = {}
-    for name, slot in slots.items():
-        layers.setdefault(id(owners[name][0]), {})[name] = slot
-    for layer in layers.values():
-        store.fit(layer)
-    _install(module, owners, slots, store)
-    module.to(device=device, dtype=dtype)
-    return module.eval()
-
-
-def with_ties(module: nn.Module, items: Mapping[str, T]) -> dict[str, T]:
-    """Return name → item with the missing names of tensors that have an item under another name.
-
-    Hugging Face libraries write a tied tensor to disk under one of its names.
-    """
-    current = module.state_dict(keep_vars=True)
-    known = {id(tensor): items[name] for name, tensor in current.items() if name in items}
-    return {**{name: known[id(tensor)] for name, tensor in current.items() if id(tensor) in known}, **items}
-
-
-def _is_plain(item: Any) -> bool:
-    return isinstance(item, Tensor) and not is_lazy(item)
+        if isinstance(source, Coded) and source.value is None:
+            movable = tensor.is_floating_point() or tensor.is_complex()
+            slot = Slot(source.stored, ((at, tensor.dtype),), kind == "_parameters")
+            last = dtype if dtype is not None and movable else tensor.dtype
+            items[name] = slot.cast(at if device is None else torch.empty(0, device=device).device, last)
+        elif source is not None:
+            if id(tensor) not in computed:
+                value = source.decoded() if isinstance(source, Coded) else source.detach()
+                value = value.to(at, tensor.dtype, copy=True)
+                computed[id(tensor)] = nn.Parameter(value, requires_grad=False) if kind == "_parameters" else value
+            items[name] = computed[id(tensor)]
+    return items
 
 
 def _owners(module: nn.Module) -> Owners:
@@ -282,23 +370,29 @@ def _owners(module: nn.Module) -> Owners:
     return owners
 
 
-def _require_owners(module: nn.Module, state: Mapping[str, Any], owners: Owners, where: str) -> None:
+def _require_owners(
+    module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[str, Tensor | None], where: str
+) -> None:
     """Check for silent errors: tensors that are also kept outside of the parameters, and tensors never read from there.
 
     Raises:
         ConfigError: a tensor is not a plain parameter or buffer, or an attribute of a module also refers to it.
-        WeightsError: a buffer that the file does not have is on the meta device.
+        WeightsError: a tensor that the file does not have is on the meta device.
     """
-    for name in state:
+    for name, item in state.items():
+        if is_extra(name, item, of_module=True):
+            continue
         if name not in owners or isinstance(owners[name][0], torch.jit.ScriptModule):
             raise ConfigError(f"tensor {name!r} is not kept as a parameter or buffer of a plain module; {_EAGER}")
-    for name, (_, _, _, tensor) in owners.items():
-        if name not in state and tensor.is_meta:
+    for name, (_, kind, _, tensor) in owners.items():
+        source = sources[name]
+        if (tensor.is_meta and source is None) or (source is not None and source.is_meta and type(source) is not Coded):
+            what = "parameter" if kind == "_parameters" else "buffer"
             raise WeightsError(
-                f"buffer {name!r} of the module is not in {where} and has no memory; create it on a real device, or "
+                f"{what} {name!r} of the module is not in {where} and has no memory; create it on a real device, or "
                 "build the module on one"
             )
-    names = {id(owners[name][3]): name for name in state}
+    names = {id(owners[name][3]): name for name, source in sources.items() if source is not None}
     for prefix, part in module.named_modules():
         for key, value in vars(part).items():
             if key in ("_parameters", "_buffers", "_modules") or (isinstance(part, nn.RNNBase) and "_flat" in key):
@@ -312,15 +406,15 @@ def _require_owners(module: nn.Module, state: Mapping[str, Any], owners: Owners,
                     )
 
 
-def _install(module: nn.Module, owners: Owners, slots: Mapping[str, Slot], store: Store) -> None:
+def _install(module: nn.Module, owners: Owners, items: Mapping[str, Slot | Tensor], store: Store) -> None:
     for part in list(module.modules()):
         if not isinstance(part, torch.jit.ScriptModule):
             for key in ("_flat_weights", "_flat_weight_refs") if isinstance(part, nn.RNNBase) else ():
                 part.__dict__.pop(key, None)
             kind: Any = type(part)  # for mypy, which takes classes of modules for unhashable
             part.__class__ = _lazy_class(kind)
-    for name, slot in slots.items():
+    for name, item in items.items():
         owner, kind, key, _ = owners[name]
         if not isinstance(owner.__dict__[kind], Tensors):
             owner.__dict__[kind] = Tensors(store, owner.__dict__[kind])
-        owner.__dict__[kind]._items[key] = slot
+        owner.__dict__[kind]._items[key] = item

@@ -5,15 +5,19 @@ names it; the file is decoded only if that scheme is registered, or if the calle
 """
 
 import os
-from collections.abc import Collection
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact import pytree
 from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders
 from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.decoding import (
@@ -27,14 +31,16 @@ from birdie.artifact.decoding import (
     stored_name,
 )
 from birdie.artifact.device import CompressedTensors, SideStream, device_decoder, target_of
-from birdie.artifact.lazy import attach, with_ties
+from birdie.artifact.lazy import Coded, attach
+from birdie.artifact.state_dict import belongs_to_extra, state_dict_of
 from birdie.artifact.tensor_cache import Stored
 from birdie.compress.device.compressed import works
+from birdie.compress.filling import Keys, load_into
 from birdie.compress.rate.target import whole_number
 from birdie.compress.registry import import_schemes
-from birdie.compress.state import fill, moved, plain_state
-from birdie.compress.wrappers import unwrapped
-from birdie.errors import ConfigError
+from birdie.compress.state import is_extra, moved, plain_state
+from birdie.compress.wrappers import own_names, unwrapped
+from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.device import dtype_name
 from birdie.runtime.outputs import Source, require_path
 
@@ -55,6 +61,9 @@ def load(
     max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
+    strict: bool = True,
+    prefix: str = "",
+    names: Collection[str] | None = None,
 ) -> dict[str, Tensor]: ...
 @overload
 def load(
@@ -70,7 +79,28 @@ def load(
     max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
+    strict: Literal[True] = True,
+    prefix: str = "",
+    names: Collection[str] | None = None,
 ) -> M: ...
+@overload
+def load(
+    path: Source,
+    *,
+    into: nn.Module,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    lazy: bool = False,
+    cache_bytes: int | None = None,
+    offload: bool = False,
+    max_bytes: int | None = None,
+    max_operations: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
+    strict: Literal[False],
+    prefix: str = "",
+    names: Collection[str] | None = None,
+) -> Keys: ...
 def load(
     path: Source,
     *,
@@ -84,12 +114,17 @@ def load(
     max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
-) -> dict[str, Tensor] | nn.Module:
+    strict: bool = True,
+    prefix: str = "",
+    names: Collection[str] | None = None,
+) -> dict[str, Tensor] | nn.Module | Keys:
     """Decode a file to a dict of tensors, or into a module.
 
     Args:
         path: a .birdie file.
-        into: a module to copy the tensors into; names and shapes must match exactly.
+        into: a module to copy the tensors into, by its own `load_state_dict`: what that converts, renames or adds, as
+            modules do with files of their older versions, is right here too. Wrappers (DataParallel, torch.compile,
+            AveragedModel, …) may be around the module, or any part of it, or around what the file was made of.
         device: destination of the tensors (or of the module); default: the CPU (or the module's current device). On
             CUDA with Triton, files of the coder "fast" are decoded there (birdie.compress.device), to the same bits.
         dtype: dtype to which floating tensors (or the module) are cast after decoding.
@@ -104,14 +139,21 @@ def load(
             by it.
         schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
         workers: threads; None uses every core.
+        strict: names must be those of `into`; False loads those that are.
+        prefix: load only tensors whose names begin with it, under the rest of their names: `prefix="encoder."` with
+            `into=model.encoder`.
+        names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.
 
     Returns:
-        name → tensor, tied names sharing one tensor, equal ones with one each; or `into`.
+        name → tensor, tied names sharing one tensor, equal ones with one each: a state dict, with extra state and versions
+        of modules if the file has them; or `into`; or, if not `strict`, what `load_state_dict` returns: (missing_keys,
+        unexpected_keys).
 
     Raises:
         ArtifactError: the file is missing, corrupt, takes more than `max_bytes` or `max_operations` to decode, or uses
             an unknown scheme.
-        WeightsError: names, shapes or kinds of numbers do not match `into`, or `into` has no memory (meta).
+        WeightsError: names, shapes or kinds of numbers do not match `into`, or `into` has no memory (meta). The module
+            is as it was.
         ConfigError: a setting is wrong, or `into` cannot be loaded lazily.
     """
     _require_arguments(path, into, device, dtype)
@@ -123,38 +165,157 @@ def load(
     if offload and not lazy:
         raise ConfigError("offload is about where lazy loading keeps coded tensors; give lazy=True, or leave it out")
     import_schemes(schemes)
+    if not isinstance(prefix, str):
+        raise ConfigError(f"prefix is a {type(prefix).__name__}; give the beginning of names, such as 'encoder.'")
+    if into is None and not strict:
+        raise ConfigError("strict=False is about the names of a module; give into=, or leave it out")
+    part = Part(prefix, names)
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
         limits = max_bytes, max_operations
-        return _load_lazily(
-            path, into, limits, workers, offload=offload, device=device, dtype=dtype, cache_bytes=cache_bytes
+        keys = _load_lazily(
+            path,
+            into,
+            part,
+            limits,
+            workers,
+            strict=strict,
+            offload=offload,
+            device=device,
+            dtype=dtype,
+            cache_bytes=cache_bytes,
         )
+        return into if strict else keys
     with Reader(path) as reader:
         if max_bytes is None and into is not None:
-            max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
+            max_bytes = default_limit(reader) + _allocated(reader, into)
         decoders, copies = decoders_of(reader), () if into is not None else _copies(reader)
-        require_limits(reader, decoders, max_bytes, max_operations, shared=True, independent=copies)
-        tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into)
+        chosen = part.of(reader)
+        stored = None if part.whole else {stored_name(reader, name) for name in chosen}
+        require_limits(reader, decoders, max_bytes, max_operations, stored, shared=True, independent=copies)
+        tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into, stored)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
-        state = {name: tensors[stored_name(reader, name)] for name in reader.names}
-        state |= {name: state[name].clone() for name in copies}
+        decoded = {name: tensors[stored_name(reader, name)] for name in chosen}
+        decoded |= {name: decoded[name].clone() for name in copies if name in decoded}
+        state = part.state(decoded, reader, nested=into is None)
     if into is None:
         return state
-    fill(unwrapped(into), with_ties(unwrapped(into), state), str(path))
-    return into.to(device=device, dtype=dtype)
+    keys = load_into(into, state, str(path), strict=strict, partial=names is not None)
+    into.to(device=device, dtype=dtype)
+    return into if strict else keys
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The tensors of a file that are loaded: those whose names have a prefix, and among them those that were named."""
+
+    prefix: str = ""
+    names: Collection[str] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all tensors are loaded."""
+        return not self.prefix and self.names is None
+
+    def of(self, reader: Reader) -> list[str]:
+        """Return the names of the tensors in a file.
+
+        Raises:
+            ArtifactError: there is none, or none of a name that was given.
+        """
+        chosen = [name for name in reader.names if name.startswith(self.prefix)]
+        if self.names is not None:
+            patterns = [self.names] if isinstance(self.names, str) else list(self.names)
+            hits = {pattern: self._matches(pattern, chosen) for pattern in patterns}
+            if absent := [pattern for pattern in patterns if not hits[pattern]]:
+                raise ArtifactError(
+                    f"{reader.where} holds no tensor {self.prefix + absent[0]!r}; `birdie inspect` lists its names"
+                )
+            wanted = {name for names in hits.values() for name in names}
+            chosen = [name for name in chosen if name in wanted]
+        if not chosen and not self.whole:
+            raise ArtifactError(
+                f"{reader.where} holds no tensor named {self.prefix + '…'!r}; `birdie inspect` lists its names"
+            )
+        return chosen
+
+    def _matches(self, pattern: str, names: Sequence[str]) -> list[str]:
+        inner = {name.removeprefix(self.prefix): name for name in names}
+        if pattern in inner:
+            return [inner[pattern]]
+        # a part of an extra state belongs to its name
+        return [name for short, name in inner.items() if fnmatchcase(short, pattern) or short.startswith(f"{pattern}/")]
+
+    def state(self, tensors: Mapping[str, Tensor], reader: Reader, *, nested: bool) -> dict[str, Any]:
+        """Return the state dict of these tensors, which are `of` the file.
+
+        Args:
+            tensors: by their names in the file.
+            reader: of the file.
+            nested: keep the names of a file of a nested checkpoint as they are; else such a file is taken for the state
+                dict that was saved, if that is what it holds.
+        """
+        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
+        state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), reader.where)
+        if not nested and self.whole and "tree" in fields:
+            state = _saved_state(pytree.rebuild(fields["tree"], tensors), tensors) or state
+        if not self.prefix:
+            return state
+        about = getattr(state, "_metadata", None)
+        short = OrderedDict((name.removeprefix(self.prefix), item) for name, item in state.items())
+        if about is None:
+            return dict(short)
+        module = self.prefix.rstrip(".")
+        vars(short)["_metadata"] = OrderedDict(
+            (path.removeprefix(module).lstrip("."), one)
+            for path, one in about.items()
+            if path == module or path.startswith(self.prefix)
+        )
+        return short
+
+
+def _only(about: Any, part: Part, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what a file keeps beside its tensors, without the extra states that are not loaded."""
+    if part.whole or not isinstance(about, dict) or not isinstance(about.get("extra"), dict):
+        return about
+
+    def is_loaded(name: str) -> bool:
+        if part.names is None:
+            return name.startswith(part.prefix)
+        return name in tensors or any(other.startswith(f"{name}/") for other in tensors)
+
+    return {**about, "extra": {name: item for name, item in about["extra"].items() if is_loaded(name)}}
+
+
+def _saved_state(content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """Return the state dict that `birdie.save_object` was given, if it was one: a flat dict of all tensors."""
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        return None
+    kept = {name: item for name, item in content.items() if isinstance(item, Tensor) or is_extra(name, item, False)}
+    inner = tuple(f"{name}/" for name, item in kept.items() if not isinstance(item, Tensor))
+    if not all(name in kept or name.startswith(inner) for name in tensors):
+        return None
+    state = OrderedDict(kept)
+    vars(state).update(vars(content) if isinstance(content, OrderedDict) else {})
+    return state
 
 
 def _decode_all(
-    reader: Reader, decoders: DecoderOf, workers: int, device: torch.device | str | None, into: nn.Module | None
+    reader: Reader,
+    decoders: DecoderOf,
+    workers: int,
+    device: torch.device | str | None,
+    into: nn.Module | None,
+    names: Collection[str] | None,
 ) -> dict[str, Tensor]:
-    """Decode every stored tensor, on a GPU if that is where they go; then `into` is moved there before they are."""
+    """Decode stored tensors, on a GPU if that is where they go; then `into` is moved there before they are."""
     module = None if into is None else unwrapped(into)
     on_device = device_decoder(device, module)
     if on_device is None:
-        return decode_all(reader, decoders, workers)
-    tensors = decode_all(reader, decoders, workers, on_device.decode, on_device.device)
+        return decode_all(reader, decoders, workers, names=names)
+    tensors = decode_all(reader, decoders, workers, on_device.decode, on_device.device, names)
     on_device.require_sound(reader.where)
     if module is not None and not any(tensor.is_meta for tensor in plain_state(module).values()):
         module.to(on_device.device)  # so that tensors do not go to the CPU and back
@@ -172,9 +333,12 @@ def _copies(reader: Reader) -> list[str]:
 def _allocated(reader: Reader, module: nn.Module) -> int:
     """Return the decoded bytes of the entries for which `module` has a tensor of the shape and at least the memory."""
     entries = {name: reader.entry(name) for name in reader.names}
+    state = plain_state(unwrapped(module))
+    own = own_names(entries, state.keys(), ())
+    entries = {own[name]: entry for name, entry in entries.items()}
     return sum(
         decoded_bytes(entries[name])
-        for name, tensor in plain_state(module).items()
+        for name, tensor in state.items()
         if isinstance(tensor, Tensor) and not tensor.is_meta and not is_lazy(tensor) and name in entries
         if tensor.layout is torch.strided
         if tuple(tensor.shape) == entries[name].shape and tensor.nbytes >= decoded_bytes(entries[name])
@@ -182,14 +346,21 @@ def _allocated(reader: Reader, module: nn.Module) -> int:
 
 
 def _load_lazily(
-    path: Source, into: M, limits: tuple[int | None, int | None], workers: int | None, *, offload: bool, **settings: Any
-) -> M:
+    path: Source,
+    into: nn.Module,
+    part: Part,
+    limits: tuple[int | None, int | None],
+    workers: int | None,
+    *,
+    strict: bool,
+    offload: bool,
+    **settings: Any,
+) -> Keys:
     reader = Reader(path)
     try:
-        decoders = decoders_of(reader)
-        require_limits(reader, decoders, *limits, shared=True)
-        entries = {name: reader.entry(stored_name(reader, name)) for name in reader.names}
-        stored = {name: Stored(entry.name, entry.shape, dtype_of(entry)) for name, entry in entries.items()}
+        decoders, chosen = decoders_of(reader), part.of(reader)
+        stored = None if part.whole else {stored_name(reader, name) for name in chosen}
+        require_limits(reader, decoders, *limits, stored, shared=True)
         target = target_of(settings["device"], unwrapped(into))
         if target is not None and works(target):
             side = SideStream(target)
@@ -198,11 +369,22 @@ def _load_lazily(
             decode, settings["start"] = tensors.decode, tensors.start
         else:
             decode = partial(decode_entry, reader, decoder_of=decoders, threads=workers)
-        attach(unwrapped(into), stored, decode, reader.close, where=reader.where, **settings)
+        about = file_metadata.parse(bytes(reader.metadata), reader.where).get("state")
+        coded = {
+            name: decode(stored_name(reader, name)) if belongs_to_extra(name, about) else _coded(reader, name, decode)
+            for name in chosen
+        }
+        state = part.state(coded, reader, nested=False)
+        settings |= {"where": reader.where, "strict": strict, "partial": part.names is not None}
+        return attach(into, state, decode, reader.close, **settings)
     except BaseException:
         reader.close()
         raise
-    return into.eval()
+
+
+def _coded(reader: Reader, name: str, decode: Callable[[str], Tensor]) -> Coded:
+    entry = reader.entry(stored_name(reader, name))
+    return Coded.of(Stored(entry.name, entry.shape, dtype_of(entry)), decode)
 
 
 def decode_tensor(

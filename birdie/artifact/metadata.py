@@ -5,6 +5,7 @@ tree       how the tensors nest (birdie.artifact.pytree), if the file holds a co
 schemes    code → name of the schemes in the file that do not ship with birdie
 files      name → bytes of the files kept beside the tensors (birdie.artifact.kept_files)
 copies     indices of those aliases, among all sorted by name, whose tensors are independent of their targets
+state      versions and extra state of the modules (birdie.artifact.state_dict)
 """
 
 import json
@@ -24,6 +25,7 @@ def to_bytes(
     schemes: Mapping[str, str] | None = None,
     files: Mapping[str, int] | None = None,
     copies: Sequence[int] | None = None,
+    state: Any = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes.
 
@@ -37,6 +39,7 @@ def to_bytes(
         "schemes": dict(schemes) if schemes else None,
         "files": files,
         "copies": copies or None,
+        "state": state,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:
@@ -53,7 +56,7 @@ def to_bytes(
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return the arguments of `to_bytes`: a dict with some of budget, metadata, tree, schemes, files and copies.
+    """Return the arguments of `to_bytes`: a dict with some of its keys.
 
     Args:
         data: the container's metadata.

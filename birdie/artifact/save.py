@@ -26,8 +26,9 @@ from birdie.artifact.calibrated import calibrated_files, require_blockwise
 from birdie.artifact.container import KIND
 from birdie.artifact.inspect import inspect
 from birdie.artifact.resume import Resume
+from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.summary import Summary
-from birdie.artifact.writer import Meter, Writer
+from birdie.artifact.writer import Meter, Writer, lossless_entries
 from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
@@ -79,8 +80,9 @@ def save(
     """Compress `model` into one .birdie file.
 
     Args:
-        model: a module or its state dict; never changed. Weights that `birdie.spectral` wrapped are stored as they were
-            trained, under plain names, unless a rule names them.
+        model: a module or its state dict; never changed. Extra state and versions of modules are kept as well, and
+            names are those without wrappers (torch.compile, DataParallel, AveragedModel, …). Weights that
+            `birdie.spectral` wrapped are stored as they were trained, under plain names, unless a rule names them.
         path: the file to write, which appears complete or not at all, also in place of another .birdie file; or an
             empty `io.BytesIO`.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
@@ -96,11 +98,12 @@ def save(
             `torch.nn.functional`: relative difference of the loss.
         coder: "max" for the smallest file, "fast" for the least time.
         calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
-            thousands of images in batches, and loss(module, batch) → any differentiable number; at `F.cross_entropy`
-            labels are not used. Quantization scales then follow the sensitivity of the loss; from few data they are
-            combined with what the kinds of weights let expect. Or a `CalibrationResult`, for several files from one
-            calibration. Or "synthetic": inputs are made up for the module, random tokens for a language model, noise
-            for an image network; this and no calibration are compared on made-up inputs kept apart.
+            thousands of images in batches, and loss(module, batch) → any differentiable number, or a criterion such as
+            `nn.CrossEntropyLoss()` with (inputs, targets) batches; at `F.cross_entropy` labels are not used.
+            Quantization scales then follow the sensitivity of the loss; from few data they are combined with what the
+            kinds of weights let expect. Or a `CalibrationResult`, for several files from one calibration. Or
+            "synthetic": inputs are made up for the module, random tokens for a language model, noise for an image
+            network; this and no calibration are compared on made-up inputs kept apart.
         example_inputs: inputs to calibrate a module on, by its outputs alone: a tensor, a tuple of arguments, a dict of
             keyword arguments, or a list of these.
         symmetries: with calibration, sort units whose order is arbitrary, which saves bits; the function is unchanged.
@@ -142,6 +145,7 @@ def save(
     hidden = [kept_files.entry_of(files)] if files else []
     model = unwrapped(model)
     state = ModelState.of(model)
+    extra, about_state = kept_beside(model)
     assign(state, scheme, target)
     path = _require_target(path, overwrite)
 
@@ -168,6 +172,7 @@ def save(
             "tree": tree,
             "files": kept_files.sizes_of(files or {}),
             "copies": file_metadata.copies_of(assignment.ties, assignment.copies),
+            "state": about_state,
         }
         resume = None if calibrated is not None else _resume(path, assignment.weights, world)
         with one_thread(), resume or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
@@ -177,6 +182,7 @@ def save(
                 if update is not None:
                     update(done, total)
 
+            hidden += lossless_entries(extra, pool, coder)
             meter = Meter(coded, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
             writer = Writer(pool, coder, fields, meter, resume, hidden)

@@ -34,6 +34,7 @@ DTYPES = {
     torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
     torch.float8_e5m2: "F8_E5M2", torch.float8_e5m2fnuz: "F8_E5M2FNUZ", torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float4_e2m1fn_x2: "F4",
 }  # fmt: skip
 _IN_FLIGHT = 1 << 28  # bytes that are decoded at a time; coded streams and tables take about as many again
 
@@ -138,7 +139,12 @@ def _layout(reader: Reader, keys: Mapping[str, str], header: Mapping[str, str]) 
         if dtype not in DTYPES:
             raise WeightsError(f"safetensors cannot hold {dtype} (tensor {name!r}); write a .pt file instead")
         start, end = end, end + math.prod(entry.shape) * dtype.itemsize
-        fields[keys[name]] = {"dtype": DTYPES[dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
+        shape = [*entry.shape]
+        if dtype is torch.float4_e2m1fn_x2:  # torch counts pairs, safetensors the numbers in them
+            if not shape:
+                raise WeightsError(f"safetensors cannot hold {dtype} without a dimension (tensor {name!r}); reshape it")
+            shape[-1] *= 2
+        fields[keys[name]] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
         positions.setdefault(stored_name(reader, name), []).append(start)
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
@@ -17,10 +18,12 @@ from birdie.artifact.decoding import DTYPES
 from birdie.artifact.resume import Resume, StoredStream
 from birdie.compress import registry
 from birdie.compress.scheme import Blocks, Encoded
-from birdie.compress.state import EncodedState
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.state import EncodedState, problem_of
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
 from birdie.entropy.hints import Effort, Hints
+from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
 from birdie.runtime.outputs import Source
@@ -234,6 +237,21 @@ class Writer:
             return sum(stream.length for stream in encoded.coded), 0.0
         parts = [entropy.estimate(values, hints) for values, hints in _hinted(encoded)]
         return sum(data for data, _ in parts), sum(tables for _, tables in parts)
+
+
+def lossless_entries(tensors: Mapping[str, Tensor], pool: ThreadPoolExecutor, effort: Effort) -> list[Entry]:
+    """Return entries that keep every bit of some tensors.
+
+    Raises:
+        WeightsError: a tensor is not dense.
+    """
+    if not tensors:
+        return []
+    for name, tensor in tensors.items():
+        if problem := problem_of(tensor):
+            raise WeightsError(f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype")
+    encoded = {name: Lossless().encode(name, tensor.detach().cpu()) for name, tensor in tensors.items()}
+    return Writer(pool, effort, {}, Meter(None))._content(EncodedState(encoded, {}))[0]
 
 
 def _from_record(entry: Entry) -> CodedTensor:

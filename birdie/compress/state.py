@@ -1,4 +1,4 @@
-"""State of a model as name → tensor: checks, tied tensors, and copying back into a module."""
+"""State of a model as name → tensor: checks and tied tensors."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +16,7 @@ from birdie.compress.tensors import FORMATS, REAL_DTYPES
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
+EXTRA_STATE = "_extra_state"  # the last part of the name under which torch has what get_extra_state returns
 # A view may have more elements than its memory (`expand`); beyond these limits it is refused, as a small file is that
 # declares a huge tensor.
 MIN_VIEW_LIMIT = 1 << 30
@@ -102,6 +103,7 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise WeightsError(
             f"the model is a {type(state).__name__}, not a module or a dict of tensors; give one of the two"
         )
+    state = {name: item for name, item in state.items() if not is_extra(name, item, isinstance(model, nn.Module))}
     for name, weight in state.items():
         if not isinstance(name, str) or not isinstance(weight, Tensor):
             kind = type(weight).__name__
@@ -111,13 +113,24 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
         if not is_text(name):
             raise WeightsError(f"tensor {name!r} cannot be stored under a name that is not text; rename it")
-        problem = _problem(weight)
+        problem = problem_of(weight)
         if problem:
             raise WeightsError(
                 f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype, for example by "
                 "dequantize(), to_dense() or full_tensor()"
             )
     return {name: state[name] for name in sorted(state)}
+
+
+def is_extra(name: Any, item: Any, of_module: bool) -> bool:
+    """Return whether an item of a state dict is extra state of a module (`get_extra_state`), and no weight.
+
+    Args:
+        name, item: of the state dict.
+        of_module: it is that of a module, so whatever is no tensor is extra state.
+    """
+    named = isinstance(name, str) and name.rpartition(".")[2] == EXTRA_STATE
+    return named or (of_module and not isinstance(item, Tensor))
 
 
 def folded(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
@@ -155,7 +168,7 @@ def is_text(name: str) -> bool:
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _problem(weight: Tensor) -> str | None:
+def problem_of(weight: Tensor) -> str | None:
     """Return why `weight` cannot be stored, or None."""
     if is_lazy(weight):
         return "lazy, without a shape until its module has run"
@@ -193,61 +206,3 @@ def without_ties(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 def moved(weight: Tensor, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
     """Return `weight` on `device`, cast to `dtype` if it is floating."""
     return weight.to(device=device, dtype=dtype if weight.is_floating_point() else None)
-
-
-def fill(
-    module: nn.Module,
-    state: Mapping[str, Tensor],
-    source: str,
-    remedy: str = "load it without into, or build the right module",
-) -> nn.Module:
-    """Copy `state` into `module`.
-
-    Args:
-        module: the destination.
-        state: name → tensor, with exactly the names of the module.
-        source: origin of the state, for error messages.
-        remedy: what to do about a mismatch, for error messages.
-
-    Raises:
-        WeightsError: the module has no memory yet, or names, shapes or kinds of numbers do not match; lists them all.
-    """
-    current = plain_state(module)
-    for name, weight in current.items():
-        if isinstance(weight, Tensor) and (weight.is_meta or is_lazy(weight)):
-            how = "run it once on an input" if is_lazy(weight) else "call its to_empty(device='cpu')"
-            raise WeightsError(
-                f"{source} cannot be copied into {name!r} of the module, which has no memory; {how} first"
-            )
-        if isinstance(weight, Tensor) and (problem := _problem(weight)):
-            raise WeightsError(
-                f"{source} cannot be copied into {name!r} of the module ({problem}); load it first, then convert it"
-            )
-    missing, unexpected = sorted(current.keys() - state.keys()), sorted(state.keys() - current.keys())
-    mismatched = [
-        f"{name} {tuple(state[name].shape)} in the file, {tuple(weight.shape)} in the module"
-        for name, weight in current.items()
-        if name in state and isinstance(weight, Tensor) and weight.shape != state[name].shape
-    ]
-    lossy = [
-        f"{name} {dtype_name(state[name].dtype)} in the file, {dtype_name(weight.dtype)} in the module"
-        for name, weight in current.items()
-        if name in state and isinstance(weight, Tensor) and not torch.can_cast(state[name].dtype, weight.dtype)
-    ]
-    problems = [
-        f"{problem}: {', '.join(names)}"
-        for problem, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("different shape", mismatched),
-            ("different kind of numbers", lossy),
-        )
-        if names
-    ]
-    if problems:
-        raise WeightsError(f"{source} does not fit the module ({'; '.join(problems)}); {remedy}")
-    trained = folded(module)
-    for name, (owner, attribute) in trained.items():
-        setattr(owner, attribute, state[name].to(current[name]))
-    module.load_state_dict({name: weight for name, weight in state.items() if name not in trained}, strict=not trained)
-    return module

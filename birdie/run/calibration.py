@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import Calibration as Data
-from birdie.compress.state import fill
+from birdie.compress.filling import fill
 from birdie.data.dataset import Dataset
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer

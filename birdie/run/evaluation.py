@@ -20,7 +20,7 @@ from birdie.artifact import int8_zlib as baseline
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import load
 from birdie.artifact.repack import load_object
-from birdie.compress.state import fill
+from birdie.compress.filling import fill
 from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer

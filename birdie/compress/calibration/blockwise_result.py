@@ -20,6 +20,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from birdie.compress.calibration.blockwise import calibrate_blockwise
+from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.mapped_module import MappedHeldOut
 from birdie.compress.calibration.result import (
     CalibrationResult,
@@ -191,7 +192,8 @@ def calibrate_in_blocks(
     require_triple(calibration)
     world = world or World()
     module, batches, loss = calibration
-    module, batches = unwrapped(module), batches if isinstance(batches, Sequence) else list(batches)
+    module, loss = unwrapped(module), batch_loss(loss)
+    batches = batches if isinstance(batches, Sequence) else list(batches)
     require_match(module, state)
     count = held_out_batches(len(batches))
     used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)

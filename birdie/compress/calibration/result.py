@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
@@ -107,7 +108,7 @@ class CalibrationResult:
         """
         require_triple(calibration)
         module, batches, loss = calibration
-        module = unwrapped(module)
+        module, loss = unwrapped(module), batch_loss(loss)
         batches = batches if isinstance(batches, Sequence) else list(batches)
         require_match(module, state)
         count = held_out_batches(len(batches))
@@ -223,7 +224,7 @@ def require_triple(calibration: Any) -> None:
         and isinstance(calibration[1], Iterable)
         and callable(calibration[2])
     ):
-        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return one number")
+        raise ConfigError("calibration is not (module, batches, loss); loss is loss(module, batch), or a criterion")
 
 
 def require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:

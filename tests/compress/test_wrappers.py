@@ -1,0 +1,134 @@
+"""Names in files are those without wrappers, wherever these are; and a file loads whichever wrappers a module has."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import AveragedModel
+
+import birdie
+from birdie.artifact.checkpoints import read_state_dict
+from birdie.compress.wrappers import COUNTER, own_names, plain_name, unwrapped, without_wrappers
+
+
+def plain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)))
+
+
+def around_one_part(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    module = plain()
+    inner = module[1]
+    assert isinstance(inner, nn.Sequential)
+    inner[1] = wrap(inner[1])
+    return module
+
+
+def nested() -> nn.Module:
+    module = around_one_part(lambda part: torch.compile(checkpoint_wrapper(part)))  # type: ignore[return-value]
+    return torch.compile(nn.DataParallel(module))  # type: ignore[return-value]
+
+
+WRAPPED: dict[str, Callable[[], nn.Module]] = {
+    "plain": plain,
+    "compiled": lambda: torch.compile(plain()),  # type: ignore[dict-item, return-value]
+    "compiled part": lambda: around_one_part(lambda part: torch.compile(part)),  # type: ignore[return-value]
+    "parallel part": lambda: around_one_part(nn.DataParallel),
+    "checkpoint": lambda: around_one_part(checkpoint_wrapper),
+    "average": lambda: AveragedModel(plain()),
+    "average of a part": lambda: around_one_part(AveragedModel),
+    "several": nested,
+}
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    return [weight for name, weight in module.state_dict().items() if COUNTER not in name]
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_files_have_plain_names_and_the_module_stays_as_it_is(wrapped: str, tmp_path: Path) -> None:
+    module = WRAPPED[wrapped]()
+    before = [(name, type(part)) for name, part in module.named_modules()]
+    summary = birdie.save(module, tmp_path / "m.birdie", lossless=True, coder="fast")
+    assert [row.name for row in summary.tensors if COUNTER not in row.name] == sorted(plain().state_dict())
+    birdie.load(tmp_path / "m.birdie", into=module)
+    assert [(name, type(part)) for name, part in module.named_modules()] == before
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("source", WRAPPED)
+def test_a_file_loads_into_the_same_module_under_other_wrappers(source: str, lazy: bool, tmp_path: Path) -> None:
+    module = WRAPPED[source]()
+    birdie.save(module, tmp_path / "m.birdie", lossless=True, coder="fast")
+    birdie.save(module.state_dict(), tmp_path / "state.birdie", lossless=True, coder="fast")
+    for build, name in itertools.product(WRAPPED.values(), ("m", "state")):
+        target = build()
+        birdie.load(tmp_path / f"{name}.birdie", into=target, lazy=lazy)
+        assert all(map(torch.equal, weights_of(target), weights_of(module)))
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_checkpoints_of_wrapped_modules_are_read_under_plain_names(wrapped: str, tmp_path: Path) -> None:
+    module = WRAPPED[wrapped]()
+    torch.save({"state_dict": module.state_dict()}, tmp_path / "m.pt")
+    state = read_state_dict(tmp_path / "m.pt")
+    if "part" not in wrapped or "compiled" in wrapped:  # "module." inside of a name may be that of a module
+        assert [name for name in state if name != COUNTER] == list(plain().state_dict())
+    birdie.save(state, tmp_path / "m.birdie", lossless=True, coder="fast")
+    target = birdie.load(tmp_path / "m.birdie", into=plain())
+    assert all(map(torch.equal, weights_of(target), weights_of(module)))
+
+
+def test_the_counter_of_an_average_is_kept(tmp_path: Path) -> None:
+    average = AveragedModel(plain())
+    for _ in range(3):
+        average.update_parameters(plain())
+    birdie.save(average, tmp_path / "m.birdie")
+    target = birdie.load(tmp_path / "m.birdie", into=AveragedModel(plain()))
+    assert int(target.n_averaged) == 3
+    birdie.quantize_(average)
+    assert int(average.n_averaged) == 3
+
+
+def test_a_module_without_wrappers_is_itself() -> None:
+    module = plain()
+    assert unwrapped(module) is module
+    assert unwrapped({"a": 1}) == {"a": 1}
+    with without_wrappers(module) as inner:
+        assert inner is module
+
+
+def test_an_unwrapped_module_computes_the_same_and_shares_its_tensors() -> None:
+    module = around_one_part(nn.DataParallel).eval()
+    inner, x = unwrapped(module), torch.randn(3, 4)
+    assert torch.equal(inner(x), module(x))
+    assert [weight.data_ptr() for weight in inner.parameters()] == [weight.data_ptr() for weight in module.parameters()]
+    assert not any(isinstance(part, nn.DataParallel) for part in inner.modules())
+    assert list(copy.deepcopy(inner).state_dict()) == list(plain().state_dict())
+
+
+def test_calibration_reaches_weights_inside_of_wrappers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    wrapped = nn.Sequential(nn.DataParallel(model[0]), model[1], checkpoint_wrapper(model[2]))
+    batches = [(torch.randn(50, 64), torch.randint(0, 64, (50,))) for _ in range(5)]
+    settings = {"bits": 6.0, "coder": "fast"}
+    for name, module in (("plain", model), ("wrapped", wrapped)):
+        calibration = (module, batches, nn.CrossEntropyLoss())
+        birdie.save(module, tmp_path / name, calibration=calibration, **settings)  # type: ignore[arg-type]
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "wrapped").read_bytes()
+
+
+def test_names_of_a_module_s_own_part_called_module_are_kept() -> None:
+    expected, modules = ["module.weight", "module.bias", "head.weight"], ["", "module", "head"]
+    assert own_names(expected, expected, modules) == {name: name for name in expected}
+    assert own_names(["module.weight_g"], expected, modules) == {"module.weight_g": "module.weight_g"}
+    assert own_names(["weight", "head._orig_mod.weight"], expected, modules) == {
+        "weight": "module.weight",
+        "head._orig_mod.weight": "head.weight",
+    }
+    assert plain_name("a._orig_mod.b._fsdp_wrapped_module._checkpoint_wrapped_module.c") == "a.b.c"
