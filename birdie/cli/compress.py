@@ -1,4 +1,4 @@
-"""`birdie compress`: compress a checkpoint (.safetensors, .pt, .bin, .ptz, Hugging Face folder) into a .birdie file."""
+"""`birdie compress`: compress a checkpoint (safetensors, torch.save, Hugging Face folder) into a .birdie file."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,7 +42,10 @@ _MAX_LISTED = 20
 
 @compiling_notice()
 def command(
-    checkpoint: Annotated[Path, Parameter(help=".safetensors, .pt, .pth, .th, .bin, .ptz, or a Hugging Face folder.")],
+    checkpoint: Annotated[
+        Path,
+        Parameter(help="A safetensors file, what torch.save writes (also under gzip, …), or a Hugging Face folder."),
+    ],
     /,
     *,
     output: Annotated[Output, Parameter(help="The .birdie file to write.")],
@@ -54,6 +57,14 @@ def command(
         bool,
         Parameter(negative=(), help="Take the state dict alone, also with --lossless; skip objects of other programs."),
     ] = False,
+    key: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="The dict of tensors that is meant, for example model.ema; repeatable: several become one file, with "
+            "their keys as prefixes. Default: the usual layouts are understood.",
+        ),
+    ] = None,
     budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None,
     bits: Annotated[
         float | None, Parameter(help="Largest size of the file in bits per weight, everything included.")
@@ -121,8 +132,8 @@ def command(
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
-    restores it. All other settings, and --weights-only, keep the state dict; the rest is listed as dropped. Sizes
-    before and after are of what is kept.
+    restores it. All other settings, --key and --weights-only keep the state dict; the rest is listed as dropped. Sizes
+    before and after are of what is kept. The last line names the dict of tensors that was taken, and the others.
 
     Of a Hugging Face folder (transformers, diffusers, peft, timm) configuration, tokenizer and license files are kept
     as well, and count; `birdie decompress -o FOLDER` gives a folder that from_pretrained loads.
@@ -152,9 +163,10 @@ def command(
     schemes = _schemes(scheme) if scheme else None
     import torch
 
-    from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights, tensor_bytes
+    from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights
     from birdie.artifact.container import KIND
     from birdie.artifact.folders import folder_files, read_folder
+    from birdie.artifact.layouts import tensor_bytes
     from birdie.artifact.repack import save_object
     from birdie.artifact.save import save
     from birdie.compress.calibration.blockwise_result import work_folder
@@ -191,18 +203,21 @@ def command(
     folder = read_folder(checkpoint) if checkpoint.is_dir() else None
     inputs += [] if folder is None else [checkpoint / name for name in folder.files]
     output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
-    complete = lossless and not weights_only and not checkpoint.is_dir()
+    complete = lossless and not weights_only and not key and not checkpoint.is_dir()
     content: Any = None
     dropped: dict[str, int] = {}
+    taken: tuple[str, ...] = ()
+    others: dict[str, int] = {}
     if folder is not None:
         content, dropped = folder.tensors, dict.fromkeys(folder.left_out, 0)
     elif complete:
         content = read_checkpoint(checkpoint)
     else:
-        content, dropped = read_weights(checkpoint, skip_objects=weights_only)
+        choice = read_weights(checkpoint, keys=key or (), skip_objects=weights_only)
+        content, dropped, taken, others = choice.state, choice.dropped, choice.taken, choice.others
     file_bytes = sum(file.stat().st_size for file in files)
     # a packed file (.ptz) may have fewer bytes than its tensors
-    everything = lossless and not weights_only
+    everything = complete or (lossless and folder is not None and not weights_only)
     input_bytes = file_bytes if everything else min(file_bytes, tensor_bytes(content))
     calibration: CalibrationResult | None = None
     note: str | None = None
@@ -210,7 +225,7 @@ def command(
     if folder is not None:
         metadata: dict[str, Any] | None = folder.metadata
     else:
-        header = header_of(checkpoint) if checkpoint.suffix == ".safetensors" else {}
+        header = header_of(checkpoint)
         metadata = {"headers": {"": header}} if header else None
     kept_bytes = sum(map(len, (kept or {}).values()))
     input_bytes, file_bytes = input_bytes + kept_bytes, file_bytes + kept_bytes
@@ -292,7 +307,8 @@ def command(
             return
     if json:
         sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
-        print_json(summary.to_json() | sizes | {"dropped": dropped, "calibration": note})
+        choices = {"dropped": dropped, "taken": list(taken), "others": others}
+        print_json(summary.to_json() | sizes | choices | {"calibration": note})
         return
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
@@ -305,6 +321,9 @@ def command(
         f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
     )
     print_line(f"list its tensors: birdie inspect {output}")
+    if taken or others:
+        names = ", ".join(plain(name).plain[:80] for name in taken) or "the tensors beside them"
+        print_line(f"taken: {names}" + (f"; others, for --key: {_listed(others)}" if others else ""))
 
 
 def calibration_source(recipe: "Recipe", settings: "CalibrationSettings") -> str:
