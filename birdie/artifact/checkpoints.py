@@ -88,13 +88,16 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return read_weights(path).state
 
 
-def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False) -> Choice:
+def read_weights(
+    path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False, with_prefixes: bool = False
+) -> Choice:
     """Read the tensors of a checkpoint, by name, and list what else it holds.
 
     Args:
         path: of the checkpoint.
         keys: key paths of the dicts of tensors that are meant, "model.ema", as in `birdie.artifact.layouts.choose`.
         skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
+        with_prefixes: leave the prefixes that wrappers add to all names, as for a shard.
 
     Raises:
         WeightsError: as `read_state_dict`, or it has no such keys.
@@ -105,7 +108,7 @@ def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip
             raise WeightsError(f"{path} is no single checkpoint, so it has no key {keys[0]!r}; give one of its files")
         return Choice(without_prefixes(read_files(path)))
     choice = choose(_read(path, skip_objects), path, keys)
-    return replace(choice, state=without_prefixes(choice.state))
+    return choice if with_prefixes else replace(choice, state=without_prefixes(choice.state))
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
@@ -149,14 +152,23 @@ def format_of(path: Path) -> Format:
     if path.name.endswith(".index.json"):
         return "index"
     _require_content(path)
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    foreign = next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
-    form = None if foreign else _format_of(head) or _SUFFIXES.get(path.suffix.lower())
+    foreign = foreign_format(path)
+    form = None if foreign else _format_of(_head(path)) or _SUFFIXES.get(path.suffix.lower())
     if form is None:
         unknown = f"of an unknown format (its name ends in {path.suffix!r})"
         raise WeightsError(f"{path} is {foreign or unknown}; birdie reads {_READ}")
     return form
+
+
+def foreign_format(path: Path) -> str | None:
+    """Return the name of a format that birdie knows and does not read, or None."""
+    head = _head(path)
+    return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
+
+
+def _head(path: Path) -> bytes:
+    with require_regular(path).open("rb") as file:
+        return file.read(_HEAD)
 
 
 def _format_of(head: bytes) -> Format | None:
@@ -178,7 +190,7 @@ def read_files(path: Path) -> dict[str, Tensor]:
     """
     if path.is_dir():
         path = _main_file(path)
-    return _read_shards(path) if format_of(path) == "index" else _read_file(path)
+    return _read_shards(path) if format_of(path) == "index" else read_file(path)
 
 
 def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -228,7 +240,7 @@ def _require_content(path: Path) -> None:
         raise WeightsError(f"{path} is empty; copy it again")
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def read_file(path: Path) -> dict[str, Tensor]:
     return choose(_read(path), path).state
 
 
@@ -477,7 +489,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     """Read all tensors of the shards that a Hugging Face index lists, from the folder of the index."""
     state: dict[str, Tensor] = {}
     for shard, names in sorted(_shards(index).items()):
-        tensors = _read_file(shard)
+        tensors = read_file(shard)
         absent = [name for name in names if name not in tensors]
         if absent:
             raise WeightsError(f"{shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again")
@@ -488,13 +500,17 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 def _shards(index: Path) -> dict[Path, list[str]]:
     """Return the shards of an index, each with the names of its tensors."""
     shards: dict[str, list[str]] = {}
-    for name, shard in _weight_map(index).items():
+    for name, shard in weight_map(index).items():
         shards.setdefault(shard, []).append(name)
     return {own_file(index.parent / shard, index.parent): names for shard, names in shards.items()}
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    """Return tensor name → shard file of an index, every shard inside the folder of the index."""
+def weight_map(index: Path) -> dict[str, str]:
+    """Return tensor name → shard file of an index, every shard inside the folder of the index.
+
+    Raises:
+        WeightsError: it cannot be read, or lists a file outside of its folder.
+    """
     try:
         if require_regular(index).stat().st_size > MAX_INDEX_BYTES:
             raise WeightsError(

@@ -127,7 +127,7 @@ def _leaves(content: Any) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
         waiting += [
             ((*keys, key), item)
             for key, item in _items(node)
-            if isinstance(item, Mapping | list | tuple) and type(key) in (str, int)
+            if isinstance(item, Mapping | list | tuple) and type(key) is (str if isinstance(node, Mapping) else int)
         ]
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of every kind open as name → tensor; nothing a file says is executed; each refusal is one sentence."""
 
 import argparse
+import gzip
 import io
 import json
 import lzma
@@ -305,6 +306,86 @@ def test_truncated_files(tmp_path: Path, suffix: str, keep: float) -> None:
     path.write_bytes(data[: int(keep * len(data))])
     with pytest.raises(WeightsError):
         read_state_dict(path)
+
+
+NAMES = ["epoch=3-step=10.ckpt", "model_best.pth.tar", "model.pkl", "weights", "MODEL.PT", "x.safetensors", "x.json"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["torch", "legacy", "safetensors", "gzip", "xz", "gzip of safetensors"])
+def test_the_content_of_a_file_tells_its_format_whatever_its_name(tmp_path: Path, name: str, form: str) -> None:
+    save_file(state(), tmp_path / "safe")
+    torch_file, safe = saved({"state_dict": state(), "epoch": 3}), (tmp_path / "safe").read_bytes()
+    content = {
+        "torch": torch_file,
+        "legacy": saved(state(), _use_new_zipfile_serialization=False),
+        "safetensors": safe,
+        "gzip": gzip.compress(torch_file),
+        "xz": lzma.compress(torch_file),
+        "gzip of safetensors": gzip.compress(safe),
+    }
+    (tmp_path / name).write_bytes(content[form])
+    assert equal(read_state_dict(tmp_path / name), state())
+    assert equal(read_weights(tmp_path / name, skip_objects=True).state, state())
+    read_checkpoint(tmp_path / name)
+
+
+FOREIGN = {
+    "GGUF": b"GGUF\x03",
+    "HDF5": b"\x89HDF\r\n\x1a\n",
+    "NumPy": b"\x93NUMPY\x01",
+    r"\.birdie": b"\x89BRD\r\n\x1a\n",
+    "tar archive; unpack": bytes(257) + b"ustar\x0000",
+    "JSON": b' {"a": 1}',
+}
+
+
+@pytest.mark.parametrize("format_name", FOREIGN)
+@pytest.mark.parametrize("name", ["x.pt", "x.bin", "x"])
+def test_formats_that_are_not_read_are_named(tmp_path: Path, format_name: str, name: str) -> None:
+    (tmp_path / name).write_bytes(FOREIGN[format_name])
+    with pytest.raises(WeightsError, match=format_name if format_name != "JSON" else "weight_map"):
+        read_state_dict(tmp_path / name)
+
+
+def programs(tmp_path: Path) -> None:
+    """Files of programs and modules, in which all tensors belong to code."""
+    module = nn.Sequential(nn.Linear(2, 2))
+    torch.save(module, tmp_path / "module")
+    torch.save({"model": module, "epoch": 3}, tmp_path / "module in a dict")
+    torch.save(module, tmp_path / "legacy module", _use_new_zipfile_serialization=False)
+    torch.save({"a": state(), "b": argparse.Namespace()}, tmp_path / "legacy", _use_new_zipfile_serialization=False)
+    for name, entry in (("TorchScript", "constants.pkl"), ("export", "models/model.json"), ("other", "a.npy")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(f"program/{entry}", b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("module", r"weights_only=False"),
+        ("module in a dict", r"weights_only=False"),
+        ("legacy module", r"weights_only=False"),
+        ("legacy", r"weights_only=False"),
+        ("TorchScript", r"is a TorchScript program.* torch\.jit\.load"),
+        ("export", r"is a program of torch\.export.* torch\.export\.load"),
+        ("other", r"zip file that torch\.save did not write"),
+    ],
+)
+def test_what_holds_code_is_refused_with_advice_that_works(tmp_path: Path, name: str, advice: str) -> None:
+    """Leaving objects out is advised only where it opens the file."""
+    programs(tmp_path)
+    with pytest.raises(WeightsError, match=advice) as refused:
+        read_weights(tmp_path / name)
+    assert "--weights-only" not in str(refused.value)
+    with pytest.raises(WeightsError):
+        read_weights(tmp_path / name, skip_objects=True)
+
+
+def test_an_index_that_lists_too_little_loses_no_tensor(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a.weight": "model-1.safetensors"})
+    save_file(state(), tmp_path / "model-1.safetensors")
+    assert equal(read_state_dict(tmp_path / "model.safetensors.index.json"), state())
 
 
 def test_missing_and_unknown_files(tmp_path: Path) -> None:
