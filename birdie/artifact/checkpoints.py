@@ -18,10 +18,11 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -311,10 +312,14 @@ def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False)
 
 
 def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
-    if isinstance(source, io.BytesIO):
-        source.seek(0)
-    with safe_globals(stand_ins):
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+    with ExitStack() as stack:
+        stack.enter_context(safe_globals(stand_ins))
+        file: Path | BinaryIO = source
+        if isinstance(source, Path) and source.suffix == ".safetensors":  # torch.load goes by the name
+            file, mapped = stack.enter_context(source.open("rb")), False
+        elif isinstance(source, io.BytesIO):
+            source.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _require_torch_save(source: Path | io.BytesIO, path: Path) -> None:

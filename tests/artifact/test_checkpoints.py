@@ -367,8 +367,8 @@ def programs(tmp_path: Path) -> None:
         ("module in a dict", r"weights_only=False"),
         ("legacy module", r"weights_only=False"),
         ("legacy", r"weights_only=False"),
-        ("TorchScript", r"is a TorchScript program.* torch\.jit\.load"),
-        ("export", r"is a program of torch\.export.* torch\.export\.load"),
+        ("TorchScript", r"is a TorchScript program.*torch\.jit\.load"),
+        ("export", r"is a program of torch\.export.*torch\.export\.load"),
         ("other", r"zip file that torch\.save did not write"),
     ],
 )
