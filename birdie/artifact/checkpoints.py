@@ -1,13 +1,13 @@
 """Readers of other checkpoint formats: name → tensor, on the CPU, without running code of the file.
 
-    .safetensors                   read directly
-    .pt .pth .th .bin              torch.save, opened with weights_only=True and memory-mapped where the format allows
-    .ptz                           torch.save under zlib, xz, zstd or brotli; the challenge's int8 export is dequantized
+    safetensors                    read directly
+    what torch.save writes         opened with weights_only=True, and memory-mapped where the format allows
+    either of them, packed         zlib, gzip, xz, zstd or brotli; the challenge's int8 export is dequantized
     folder or .index.json          Hugging Face shards (safetensors preferred)
 
-A checkpoint that nests its tensors (state_dict, model, …) is unwrapped when there is exactly one choice, and prefixes
-that wrappers add to names (`module.`, `_orig_mod.`, …) are dropped. Tied tensors stay tied. `read_weights` also tells
-what else the checkpoint holds; `read_checkpoint` and `read_object` return all of it, unchanged.
+The first bytes of a file tell its format, whatever its name. Which dict of nested ones is meant decides
+`birdie.artifact.layouts`. Tied tensors stay tied. `read_weights` also tells what else the checkpoint holds;
+`read_checkpoint` and `read_object` return all of it, unchanged.
 """
 
 import io
@@ -17,29 +17,27 @@ import pickle
 import re
 import zipfile
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from birdie.artifact import int8_zlib as baseline
-from birdie.artifact.pytree import tensors_in
-from birdie.compress.state import is_extra, is_text, named_tensors
-from birdie.compress.wrappers import COUNTER, plain_name
+from birdie.artifact.layouts import Choice, choose, without_prefixes
+from birdie.compress.state import is_text
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name
 from birdie.runtime.reading import require_regular
 
-PICKLED = (".pt", ".pth", ".th", ".bin")
+Format: TypeAlias = Literal["safetensors", "torch", "packed", "index"]
 FOLDER_NAMES = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -56,40 +54,62 @@ MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
 _MAX_PARTS = 16
 _BLOCK = 1 << 20  # bytes of a file that are checked at a time
-_PREFIX = "module."
-_MAGIC = {b"\xfd7zXZ\x00": ["lzma"], b"\x28\xb5\x2f\xfd": ["zstd"], b"\x5d\x00\x00": ["lzma", "brotli"]}
+_MOST_HEADER = 100_000_000  # bytes of the header of a safetensors file
+_MAGIC = {
+    b"\x1f\x8b\x08": ["zlib"],
+    b"\xfd7zXZ\x00": ["lzma"],
+    b"\x28\xb5\x2f\xfd": ["zstd"],
+    b"\x5d\x00\x00": ["lzma", "brotli"],
+}
+_SUFFIXES: dict[str, Format] = {  # of files whose first bytes tell nothing: damaged ones, and brotli
+    ".safetensors": "safetensors",
+    ".ptz": "packed",
+    ".br": "packed",
+    **dict.fromkeys((".pt", ".pth", ".th", ".bin", ".ckpt"), "torch"),
+}
+_FOREIGN = {  # position, first bytes
+    (0, b"GGUF"): "a GGUF file",
+    (0, b"\x89HDF\r\n"): "an HDF5 file",
+    (0, b"\x93NUMPY"): "a NumPy file",
+    (0, b"\x89BRD\r\n"): "a .birdie file",
+    (4, b"TFL3"): "a TensorFlow Lite file",
+    (257, b"ustar"): "a tar archive; unpack it, and compress the files in it",
+}
+_HEAD = 264  # bytes
+_READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint, by name.
 
     Raises:
-        WeightsError: it is missing, damaged, of an unknown format, holds code, or holds several dicts of tensors.
+        WeightsError: it is missing, damaged, of an unknown format, holds code, or nothing tells which of several dicts
+            of tensors is meant.
     """
-    return read_weights(path)[0]
+    return read_weights(path).state
 
 
 def read_weights(
-    path: str | os.PathLike[str], *, skip_objects: bool = False
-) -> tuple[dict[str, Tensor], dict[str, int]]:
+    path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False, with_prefixes: bool = False
+) -> Choice:
     """Read the tensors of a checkpoint, by name, and list what else it holds.
 
     Args:
         path: of the checkpoint.
+        keys: key paths of the dicts of tensors that are meant, "model.ema", as in `birdie.artifact.layouts.choose`.
         skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
-
-    Returns:
-        The state dict, and the key path of everything beside it → bytes of the tensors there that the state dict lacks.
+        with_prefixes: leave the prefixes that wrappers add to all names, as for a shard.
 
     Raises:
-        WeightsError: as `read_state_dict`.
+        WeightsError: as `read_state_dict`, or it has no such keys.
     """
     path = Path(path)
-    if not _is_pickled(path):
-        return without_prefixes(read_files(path)), {}
-    content = read_object(path, skip_objects=skip_objects)
-    keys, state = _find_tensors(content, path)
-    return without_prefixes(state), _sizes_beside(keys, content, state)
+    if path.is_dir() or format_of(path) == "index":
+        if keys:
+            raise WeightsError(f"{path} is no single checkpoint, so it has no key {keys[0]!r}; give one of its files")
+        return Choice(without_prefixes(read_files(path)))
+    choice = choose(_read(path, skip_objects), path, keys)
+    return choice if with_prefixes else replace(choice, state=without_prefixes(choice.state))
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
@@ -102,11 +122,13 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Any:
         WeightsError: it is missing, damaged or of an unknown format.
     """
     path = Path(path)
-    return read_object(path, skip_objects=True) if _is_pickled(path) else dict(sorted(read_files(path).items()))
+    if path.is_dir() or format_of(path) in ("index", "safetensors"):
+        return dict(sorted(read_files(path).items()))
+    return _read(path, skip_objects=True)
 
 
 def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> Any:
-    """Read the whole object that torch.save wrote to a .pt, .pth, .th, .bin or .ptz, with tensors on the CPU.
+    """Read the whole object that torch.save wrote, to a file or a packed one, with tensors on the CPU.
 
     Args:
         path: of the file.
@@ -117,14 +139,48 @@ def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> 
         WeightsError: the file is missing, damaged, of another format, or holds code.
     """
     path = Path(path)
+    if (form := format_of(path)) not in ("torch", "packed"):
+        raise WeightsError(f"{path} is not a file that torch.save writes, but of the format {form}; give such a file")
+    return _read(path, skip_objects)
+
+
+def format_of(path: Path) -> Format:
+    """Return the format of a file, which its first bytes tell.
+
+    Raises:
+        WeightsError: it is missing, empty, or of a format that birdie does not read; the message names it.
+    """
+    if path.name.endswith(".index.json"):
+        return "index"
     _require_content(path)
-    if path.suffix not in (*PICKLED, ".ptz"):
-        raise WeightsError(f"{path} is not a file that torch.save writes; give {', '.join(PICKLED)} or .ptz")
-    return _unpickle(path if path.suffix in PICKLED else io.BytesIO(_unpacked(path)), path, skip_objects)
+    foreign = foreign_format(path)
+    form = None if foreign else _format_of(_head(path)) or _SUFFIXES.get(path.suffix.lower())
+    if form is None:
+        unknown = f"of an unknown format (its name ends in {path.suffix!r})"
+        raise WeightsError(f"{path} is {foreign or unknown}; birdie reads {_READ}")
+    return form
 
 
-def _is_pickled(path: Path) -> bool:
-    return path.suffix in (*PICKLED, ".ptz") and not path.is_dir()
+def foreign_format(path: Path) -> str | None:
+    """Return the name of a format that birdie knows and does not read, or None."""
+    head = _head(path)
+    return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
+
+
+def _head(path: Path) -> bytes:
+    with require_regular(path).open("rb") as file:
+        return file.read(_HEAD)
+
+
+def _format_of(head: bytes) -> Format | None:
+    length = int.from_bytes(head[:8], "little")
+    if head[8:9] == b"{" and length <= _MOST_HEADER:
+        return "safetensors"
+    if head.startswith(b"PK\x03\x04") or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
+        return "torch"
+    if head.startswith(tuple(_MAGIC)) or _looks_like_zlib(head):
+        return "packed"
+    return "index" if head.lstrip().startswith(b"{") else None
 
 
 def read_files(path: Path) -> dict[str, Tensor]:
@@ -135,7 +191,7 @@ def read_files(path: Path) -> dict[str, Tensor]:
     """
     if path.is_dir():
         path = _main_file(path)
-    return _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
+    return _read_shards(path) if format_of(path) == "index" else read_file(path)
 
 
 def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -147,16 +203,29 @@ def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         WeightsError: a file is missing or damaged.
     """
+    return headers_of(files_of(path))
+
+
+def headers_of(files: Sequence[Path]) -> dict[str, str]:
+    """Return the metadata in the headers of those of the files that are safetensors, without their "format".
+
+    Where two files differ, the value of the second has the name of its file behind its key.
+
+    Raises:
+        WeightsError: a file is missing or damaged.
+    """
     header: dict[str, str] = {}
-    for file in files_of(path):
-        if file.suffix == ".safetensors":
+    for file in files:
+        if format_of(file) == "safetensors":
             try:
                 with safe_open(file, "pt") as opened:
-                    header |= opened.metadata() or {}
+                    metadata = opened.metadata() or {}
             except (SafetensorError, OSError) as error:
                 raise WeightsError(
                     f"{file} is not a complete safetensors file ({_first_line(error)}); copy it again"
                 ) from error
+            for key, value in metadata.items():
+                header[key if header.get(key, value) == value else f"{key} ({file.name})"] = value
     header.pop("format", None)
     return header
 
@@ -172,18 +241,28 @@ def _require_content(path: Path) -> None:
         raise WeightsError(f"{path} is empty; copy it again")
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    _require_content(path)
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    if path.suffix in (*PICKLED, ".ptz"):
-        return _find_tensors(read_object(path), path)[1]
-    raise WeightsError(f"{path} ends in {path.suffix!r}; birdie reads .safetensors, {', '.join(PICKLED)} and .ptz")
+def read_file(path: Path) -> dict[str, Tensor]:
+    return choose(_read(path), path).state
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, skip_objects: bool = False) -> Any:
+    """Return the object that torch.save wrote, or the tensors of a safetensors file by name."""
+    form = format_of(path)
+    if form == "index":
+        raise WeightsError(f"{path} holds JSON, and no tensors; give the file of the checkpoint")
+    if form == "safetensors":
+        return _read_safetensors(path, lambda: load_file(path, device="cpu"))
+    if form == "torch":
+        return _unpickle(path, path, skip_objects)
+    data = _unpacked(path)
+    if _format_of(data[:_HEAD]) == "safetensors":
+        return _read_safetensors(path, lambda: load(data))
+    return _unpickle(io.BytesIO(data), path, skip_objects)
+
+
+def _read_safetensors(path: Path, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     try:
-        return dict(load_file(path, device="cpu"))
+        return read()
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
             f"{path} is not a complete safetensors file ({_first_line(error)}); copy it again"
@@ -222,22 +301,53 @@ def _stand_ins(source: Path | io.BytesIO) -> list[Callable[..., Any] | tuple[Cal
 
 def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False) -> Any:
     """Return the object that torch.save wrote to `source`, opened without running code."""
-    stand_ins: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = []
+    _require_torch_save(source, path)
+    mapped = _can_be_mapped(source, path)
     try:
-        mapped = _can_be_mapped(source, path)
-        if skip_objects:
-            stand_ins = _stand_ins(source)
-        if isinstance(source, io.BytesIO):
-            source.seek(0)
-        with safe_globals(stand_ins):
-            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-    except (WeightsError, MemoryError):
+        return _load(source, mapped, _stand_ins(source) if skip_objects else [])
+    except MemoryError:
         raise
     except Exception as error:  # damaged files make torch.load raise nearly anything
-        raise WeightsError(f"{path} {_reason(error, skip_objects, bool(stand_ins))}") from error
+        raise WeightsError(f"{path} {_reason(error, source, mapped, skip_objects)}") from error
 
 
-def _reason(error: Exception, skip_objects: bool, replaced: bool) -> str:
+def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
+    with ExitStack() as stack:
+        stack.enter_context(safe_globals(stand_ins))
+        file: Path | BinaryIO = source
+        if isinstance(source, Path) and source.suffix == ".safetensors":  # torch.load goes by the name
+            file, mapped = stack.enter_context(source.open("rb")), False
+        elif isinstance(source, io.BytesIO):
+            source.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _require_torch_save(source: Path | io.BytesIO, path: Path) -> None:
+    """Check that a zip file or a pickle is one of torch.save.
+
+    Raises:
+        WeightsError: it is another one; the message names it.
+    """
+    try:
+        with zipfile.ZipFile(source) as archive:
+            entries = [entry.partition("/")[2] or entry for entry in archive.namelist()]
+    except zipfile.BadZipFile:
+        return  # of the older format, or damaged
+    if "constants.pkl" in entries:
+        raise WeightsError(
+            f"{path} is a TorchScript program, which is code; save its tensors with "
+            "torch.save(torch.jit.load(…).state_dict(), …), if you trust it"
+        )
+    if "models/model.json" in entries:
+        raise WeightsError(
+            f"{path} is a program of torch.export, which is code; save its tensors with "
+            "torch.save(torch.export.load(…).state_dict, …), if you trust it"
+        )
+    if "data.pkl" not in entries:
+        raise WeightsError(f"{path} is a zip file that torch.save did not write; birdie reads {_READ}")
+
+
+def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_objects: bool) -> str:
     """Return why torch.load cannot open a file, and what to do."""
     text = str(error)
     if "Tensor subclass" in text or "must be imported to load" in text:  # no stand-in can be a tensor
@@ -246,18 +356,26 @@ def _reason(error: Exception, skip_objects: bool, replaced: bool) -> str:
             "dequantize() or full_tensor() returns"
         )
     if not isinstance(error, pickle.UnpicklingError):
-        if "TorchScript" in text:
-            return "is a TorchScript program; save torch.jit.load(…).state_dict() instead"
         return f"is damaged or not what torch.save wrote ({_first_line(error)}); copy it again"
-    if replaced or "global" in text.lower():
+    if "global" in text.lower() or (skip_objects and _stand_ins(source)):
         name = re.search(r"GLOBAL (\S{1,80})", text)
         what = "a pickled object" if name is None else f"a pickled object ({ascii(name[1])[1:-1]})"
-        remedy = "" if skip_objects else ", or take them alone with birdie compress --weights-only"
-        return (
-            f"holds {what} that may run code when opened, which birdie never does; save its tensors with "
-            f"torch.save(model.state_dict(), …) or as .safetensors{remedy}"
-        )
+        skipped = "; take its tensors alone with birdie compress --weights-only" if not skip_objects else ""
+        if not skipped or not _has_weights_beside_objects(source, mapped):
+            skipped = (
+                "; save its tensors with torch.save(model.state_dict(), …) in the program that wrote it, or open it "
+                "there with torch.load(…, weights_only=False), if you trust it"
+            )
+        return f"holds {what} that may run code when opened, which birdie never does{skipped}"
     return "is not a checkpoint that torch.save wrote; check the file"
+
+
+def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool:
+    try:
+        choose(_load(source, mapped, _stand_ins(source)), Path())
+    except Exception:  # whatever torch.load raises
+        return False
+    return True
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
@@ -310,7 +428,7 @@ def _unpacked_limit(path: Path) -> int:
 def _unpacked(path: Path) -> bytes:
     """Return the bytes of `path` without its general-purpose compressor; the result is limited in size."""
     data = path.read_bytes()
-    if data[:2] == b"PK":
+    if _format_of(data[:_HEAD]) == "torch":
         return data
     compressors = next((names for magic, names in _MAGIC.items() if data.startswith(magic)), ["zlib", "brotli"])
     reasons: list[BirdieError] = []
@@ -333,86 +451,6 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:160].rstrip(".") if lines else type(error).__name__
 
 
-def _find_tensors(content: Any, path: Path) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-    """Return the only dict of tensors in `content`, after the keys to it: none if `content` holds nothing else."""
-    if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
-        for group in ("quantized", "scales", "passthrough"):
-            if isinstance(content.get(group), Mapping):
-                named_tensors(content[group])
-        return (), baseline.dequantize(content)
-    if not isinstance(content, Mapping):
-        kind = type(content).__name__
-        raise WeightsError(f"{path} holds a {kind}, not a dict of tensors; save torch.save(model.state_dict(), …)")
-    states = _tensor_dicts(content)
-    if len(states) != 1:
-        keys = ", ".join(repr(key) for key in list(content)[:20]) or "nothing"
-        problem = "several dicts of tensors" if states else "no dict of tensors"
-        raise WeightsError(f"{path} holds {problem} under its keys {keys}; save the one you mean with torch.save(…)")
-    return states[0]
-
-
-def _tensor_dicts(content: Mapping[Any, Any], depth: int = 0) -> list[tuple[tuple[Any, ...], dict[str, Tensor]]]:
-    """Return the keys to each dict of nothing but tensors, and the dict: `content`, or one or two levels inside."""
-    if _is_tensor_dict(content):
-        return [((), _copied(content))]
-    return [
-        ((key, *keys), state)
-        for key, value in content.items()
-        if isinstance(value, Mapping) and depth < 2
-        for keys, state in _tensor_dicts(value, depth + 1)
-    ]
-
-
-def _sizes_beside(keys: tuple[Any, ...], content: Any, state: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the path of everything in `content` beside the `state` at `keys` → bytes of the tensors there.
-
-    Memory that several tensors share counts where it occurs first.
-    """
-    seen, sizes = _memories(state), {}
-    for depth, key in enumerate(keys):
-        for other, value in content.items():
-            if other is not key:
-                memories = _memories(value) - seen
-                sizes["/".join(map(str, (*keys[:depth], other)))] = sum(size for _, size in memories)
-                seen |= memories
-        content = content[key]
-    return sizes
-
-
-def tensor_bytes(content: Any) -> int:
-    """Return the bytes of all tensors in nested dicts, lists and tuples; tied tensors are counted once."""
-    return sum(size for _, size in _memories(content))
-
-
-def _memories(content: Any) -> set[tuple[int, int]]:
-    """Return the address and the bytes of all tensors in `content` that are one array in memory."""
-    memories = set()
-    for tensor in tensors_in(content):
-        with suppress(RuntimeError, NotImplementedError):  # sparse tensors and subclasses that wrap other tensors
-            memories.add((tensor.data_ptr(), tensor.nbytes))
-    return memories
-
-
-def _is_tensor_dict(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(
-            isinstance(key, str) and (isinstance(item, Tensor) or is_extra(key, item, of_module=False))
-            for key, item in value.items()
-        )
-    )
-
-
-def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a copy of a state dict, with the versions of its modules if it has them."""
-    if not hasattr(state, "_metadata"):
-        return dict(state)
-    copied = OrderedDict(state)
-    vars(copied)["_metadata"] = state._metadata
-    return copied
-
-
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
     """Return the files that are read for a checkpoint: of a folder or an index, the index and its shards.
 
@@ -422,7 +460,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     path = Path(path)
     if path.is_dir():
         path = _main_file(path)
-    return [path, *sorted(_shards(path))] if path.name.endswith(".index.json") else [path]
+    return [path, *sorted(_shards(path))] if format_of(path) == "index" else [path]
 
 
 def _main_file(folder: Path) -> Path:
@@ -453,27 +491,31 @@ def own_file(path: Path, folder: Path) -> Path:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Read all tensors that a Hugging Face index lists, from shards in the folder of the index."""
+    """Read all tensors of the shards that a Hugging Face index lists, from the folder of the index."""
     state: dict[str, Tensor] = {}
     for shard, names in sorted(_shards(index).items()):
-        tensors = _read_file(shard)
+        tensors = read_file(shard)
         absent = [name for name in names if name not in tensors]
         if absent:
             raise WeightsError(f"{shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again")
-        state |= {name: tensors[name] for name in names}
+        state |= tensors
     return state
 
 
 def _shards(index: Path) -> dict[Path, list[str]]:
     """Return the shards of an index, each with the names of its tensors."""
     shards: dict[str, list[str]] = {}
-    for name, shard in _weight_map(index).items():
+    for name, shard in weight_map(index).items():
         shards.setdefault(shard, []).append(name)
     return {own_file(index.parent / shard, index.parent): names for shard, names in shards.items()}
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    """Return tensor name → shard file of an index, every shard inside the folder of the index."""
+def weight_map(index: Path) -> dict[str, str]:
+    """Return tensor name → shard file of an index, every shard inside the folder of the index.
+
+    Raises:
+        WeightsError: it cannot be read, or lists a file outside of its folder.
+    """
     try:
         if require_regular(index).stat().st_size > MAX_INDEX_BYTES:
             raise WeightsError(
@@ -497,29 +539,3 @@ def _weight_map(index: Path) -> dict[str, str]:
                 f"{index} lists {name!r} in shard {shard!r}, outside its own folder; do not trust this checkpoint"
             )
     return pairs
-
-
-def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state under the names without wrappers.
-
-    These are torch.compile, checkpoints and FSDP anywhere, and DataParallel or AveragedModel, whose counter has no
-    prefix, around all of the module.
-    """
-    names, prefixes = {name: plain_name(name) or name for name in state}, 0
-    while (weights := [name for name in names.values() if name != COUNTER]) and all(
-        name.startswith(_PREFIX) and name != _PREFIX for name in weights
-    ):
-        names, prefixes = {old: name.removeprefix(_PREFIX) for old, name in names.items()}, prefixes + 1
-    if all(old == name for old, name in names.items()) or len(set(names.values())) < len(names):
-        return state
-    plain = OrderedDict((names[name], item) for name, item in state.items())
-    about = getattr(state, "_metadata", None)
-    if about is None:
-        return dict(plain)
-    dropped = prefixes * _PREFIX
-    vars(plain)["_metadata"] = OrderedDict(
-        (plain_name(path).removeprefix(dropped.rstrip(".")).lstrip("."), one)
-        for path, one in about.items()
-        if f"{plain_name(path)}.".startswith(dropped)
-    )
-    return plain

@@ -3,24 +3,29 @@
     config.json, tokenizer.json, LICENSE, … ──► files kept beside the tensors ──► the same files
     model.safetensors, shards, pytorch_model.bin ──► tensors ──► model.safetensors, or shards of at most so many bytes
 
-Tensors keep the names that the library wrote to disk. A pipeline of diffusers has a folder for each component, which
-precedes the names: "unet/conv_in.weight". The metadata of the .birdie file say what the weights of each folder are
-called: {"weights": {"unet": "diffusion_pytorch_model"}}; the folder itself is "".
+Tensors keep the names that the library wrote to disk. Weights in a folder of their own have its name before theirs:
+"unet/conv_in.weight". The metadata of the .birdie file say what the weights of each folder are called: {"weights":
+{"unet": "diffusion_pytorch_model"}}; the model folder itself is "". Where one folder has several files of weights, the
+second and all others are components of their own, called as the file: {"classifier.ckpt": ["", "classifier.ckpt"]}.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.checkpoints import FOLDER_NAMES, files_of, header_of, own_file, read_files, without_prefixes
+from birdie.artifact.checkpoints import headers_of, own_file, read_weights, weight_map
 from birdie.artifact.container import Reader
 from birdie.artifact.decoding import decoded_bytes, require_limits
+from birdie.artifact.folder_scan import TORCH, Group, scan
+from birdie.artifact.layouts import without_prefixes
 from birdie.artifact.load import decoders_of
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress.registry import import_schemes
@@ -29,12 +34,6 @@ from birdie.runtime.files import atomic_folder
 from birdie.runtime.names import is_name, is_part
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
-PIPELINE = "model_index.json"
-_KEPT = {".json", ".txt", ".model", ".jinja", ".py", ".spm", ".vocab", ".tiktoken", ".bpe", ".yaml", ".yml"}
-_LEGAL = ("license", "licence", "notice", "copying", "use_policy", "copyright")
-_LEFT_OUT = {"trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"}
-_FOREIGN = {"onnx", "openvino", "coreml", "original", "metal", "runs", "logs", "gguf", "flax", "tf"}
-_LARGEST = 1 << 26  # bytes of a file that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,93 +43,111 @@ class ModelFolder:
     Attributes:
         tensors: by name.
         files: name → content of the files to keep.
-        weights: component → name of its file of weights, without number and suffix; "" for the folder itself.
+        weights: component → name of its file of weights, without number and suffix; "" for the folder itself. A list of
+            its folder and this name, if the component is not the folder of that name.
         headers: component → metadata in the headers of its files of weights, where there are any.
-        left_out: files that are not kept, although they have the names of some that are.
+        sources: the files of weights, with their indices.
+        left_out: name of each other file → (bytes, why). What a file of weights holds beside them follows its name.
     """
 
     tensors: dict[str, Tensor]
     files: dict[str, bytes]
-    weights: dict[str, str]
+    weights: dict[str, str | list[str]]
     headers: dict[str, dict[str, str]]
-    left_out: tuple[str, ...]
+    sources: tuple[Path, ...]
+    left_out: dict[str, tuple[int, str]]
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata for the .birdie file."""
         return {"weights": self.weights} | ({"headers": self.headers} if self.headers else {})
 
-
-def components_of(folder: Path) -> list[str]:
-    """Return the parts of a folder that have weights: "" for its own, the names of those of a pipeline.
-
-    Raises:
-        WeightsError: no part has any.
-    """
-    if not (folder / PIPELINE).is_file():
-        return [""]
-    parts = sorted(part.name for part in folder.iterdir() if part.is_dir() and _has_weights(part))
-    if not parts:
-        raise WeightsError(f"{folder} is a pipeline ({PIPELINE}) none of whose folders has weights; download it again")
-    return parts
+    @property
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Tensors of the folder itself, without those of other components: those that its configuration describes."""
+        parts = self.weights.keys() - {""}
+        return {name: tensor for name, tensor in self.tensors.items() if not component_of(name, parts)}
 
 
-def folder_files(folder: Path) -> list[Path]:
-    """Return the files of weights of all components.
-
-    Raises:
-        WeightsError: there are none, or one is missing.
-    """
-    return [file for part in components_of(folder) for file in files_of(folder / part)]
-
-
-def read_folder(folder: Path) -> ModelFolder:
+def read_folder(
+    folder: Path, *, keep: Sequence[str] = (), skip: Sequence[str] = (), skip_objects: bool = False
+) -> ModelFolder:
     """Read a folder; tensors are mapped.
 
+    Args:
+        folder: of a model.
+        keep: patterns of names of files to keep as they are, whatever their size.
+        skip: patterns of names of files to leave out.
+        skip_objects: as in `read_weights`.
+
     Raises:
-        WeightsError: it holds no weights, a file of it is missing or damaged, or a link leads out of it.
+        ConfigError: a pattern matches no file.
+        WeightsError: it holds no weights, a file is missing, damaged or not understood, or a link leads out of it.
     """
+    account = scan(folder, keep, skip)
     tensors: dict[str, Tensor] = {}
-    weights, headers = {}, {}
-    for part in components_of(folder):
-        if header := header_of(folder / part):
+    weights: dict[str, str | list[str]] = {}
+    headers: dict[str, dict[str, str]] = {}
+    beside: dict[str, tuple[int, str]] = {}
+    for part, group in account.groups.items():
+        if header := headers_of(group.files):
             headers[part] = header
-        main = files_of(folder / part)[0]
-        tensors |= {f"{part}/{name}" if part else name: tensor for name, tensor in read_files(folder / part).items()}
-        stem = main.name.partition(".")[0]
-        weights[part] = "model" if stem == "pytorch_model" else stem
-    if list(weights) == [""]:
-        tensors = without_prefixes(tensors)
-    files, left_out = _kept(folder)
-    return ModelFolder(tensors, files, weights, headers, left_out)
+        state, dropped = _read_group(group, folder, skip_objects)
+        beside |= dropped
+        if not part:
+            state = without_prefixes(state)
+        for name, tensor in state.items():
+            full = f"{part}/{name}" if part else name
+            if component_of(full, account.groups) != part:
+                raise WeightsError(
+                    f"tensor {name!r} of {group.files[0]} has the name of one in another folder; rename one of them"
+                )
+            tensors[full] = tensor
+        weights[part] = group.stem if part == group.folder else [group.folder, group.stem]
+    files = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in account.kept}
+    sources = [
+        path
+        for group in account.groups.values()
+        for path in (*([] if group.index is None else [group.index]), *group.files)
+    ]
+    left_out = {name: (_bytes_of(folder / name), why) for name, why in sorted(account.left_out.items())}
+    return ModelFolder(tensors, files, weights, headers, tuple(sources), left_out | beside)
 
 
-def _has_weights(folder: Path) -> bool:
-    return any((folder / name).exists() for name in FOLDER_NAMES)
+def component_of(name: str, components: Collection[str]) -> str:
+    """Return the component of a tensor: the longest one that precedes its name, or ""."""
+    start = name.rfind("/")
+    while start > 0:
+        if name[:start] in components:
+            return name[:start]
+        start = name.rfind("/", 0, start)
+    return ""
 
 
-def _kept(folder: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    files, left_out = {}, []
-    parts = [part for part in folder.iterdir() if part.is_dir() and not _is_foreign(part.name)]
-    for path in sorted(path for part in (folder, *parts) for path in part.iterdir()):
-        name = path.relative_to(folder).as_posix()
-        if not path.is_file() or not _is_kept(path.name):
-            continue
-        if path.stat().st_size > _LARGEST or not is_name(name):
-            left_out.append(name)
-        else:
-            files[name] = own_file(path, folder).read_bytes()
-    return files, tuple(left_out)
+def _bytes_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
-def _is_kept(name: str) -> bool:
-    if name.endswith(".index.json") or name in _LEFT_OUT or name.startswith("."):
-        return False
-    return Path(name).suffix in _KEPT or name.lower().startswith(_LEGAL)
-
-
-def _is_foreign(name: str) -> bool:
-    return name.startswith((".", "checkpoint", "__")) or name in _FOREIGN
+def _read_group(group: Group, root: Path, skip_objects: bool) -> tuple[dict[str, Tensor], dict[str, tuple[int, str]]]:
+    """Return the tensors of a group, and what else its files hold."""
+    listed = {} if group.index is None else weight_map(group.index)
+    folder = root / group.folder
+    state: dict[str, Tensor] = {}
+    beside: dict[str, tuple[int, str]] = {}
+    for path in group.files:
+        choice = read_weights(path, skip_objects=skip_objects, with_prefixes=True)
+        file, name = path.relative_to(folder).as_posix(), path.relative_to(root).as_posix()
+        beside |= {f"{name}: {key}": (size, "beside the weights") for key, size in choice.dropped.items()}
+        for key, tensor in choice.state.items():
+            if key in state and listed.get(key) is None:
+                raise WeightsError(f"{path} holds {key!r}, which another shard holds as well; copy them again")
+            if key not in state or listed[key] == file:
+                state[key] = tensor
+    if absent := sorted(listed.keys() - state.keys()):
+        raise WeightsError(
+            f"{folder / listed[absent[0]]} lacks {absent[0]!r}, a tensor that the index lists for it; copy it again"
+        )
+    return state, beside
 
 
 def write_folder(
@@ -170,35 +187,36 @@ def write_folder(
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
         with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:
             kept_files.write(kept, folder)
-            for (part, stem), keys in groups.items():
-                (folder / part).mkdir(exist_ok=True)
+            for part, (place, stem, keys) in groups.items():
+                (folder / place).mkdir(parents=True, exist_ok=True)
                 header = headers.get(part, {})
-                _write_weights(reader, folder / part, stem, keys, header, max_shard_bytes, workers)
+                _write_weights(reader, folder / place, stem, keys, header, max_shard_bytes, workers)
 
 
-def _groups(names: Collection[str], weights: Any, where: str) -> dict[tuple[str, str], dict[str, str]]:
-    """Return (component, stem) → the tensors there: name in the .birdie file → name on disk.
+def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple[str, str, dict[str, str]]]:
+    """Return component → (folder, stem, the tensors there: name in the .birdie file → name on disk).
 
     Raises:
         ArtifactError: the metadata do not say what the weights are called.
     """
-    if not (
-        isinstance(weights, dict)
-        and weights
-        and all((part == "" or is_part(part)) and is_part(stem) for part, stem in weights.items())
+    parts = weights if isinstance(weights, dict) else {}
+    places = {part: value if isinstance(value, list) else [part, value] for part, value in parts.items()}
+    if not places or not all(
+        (part == "" or is_name(part))
+        and len(place) == 2
+        and (place[0] == "" or is_name(place[0]))
+        and is_part(place[1])
+        for part, place in places.items()
     ):
         raise ArtifactError(f"the metadata of {where} do not name the weights of its folder; the file is damaged")
-    groups: dict[tuple[str, str], dict[str, str]] = {(part, stem): {} for part, stem in weights.items()}
+    groups: dict[str, tuple[str, str, dict[str, str]]] = {part: (*place, {}) for part, place in places.items()}
     for name in names:
-        part, slash, key = name.partition("/")
-        if slash and part in weights:
-            groups[part, weights[part]][name] = key
-        elif "" in weights:
-            groups["", weights[""]][name] = name
-        else:
+        part = component_of(name, groups)
+        if part not in groups:
             raise ArtifactError(
                 f"tensor {name!r} of {where} belongs to no component of its folder; the file is damaged"
             )
+        groups[part][2][name] = name[len(part) + 1 :] if part else name
     return groups
 
 
@@ -221,6 +239,11 @@ def _write_weights(
             filled = 0
         shards[-1][name] = keys[name]
         filled, total = filled + size, total + size
+    if stem.lower().endswith(TORCH):
+        write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
+        torch.save(load_file(folder / f"{stem}.safetensors"), folder / stem)
+        (folder / f"{stem}.safetensors").unlink()
+        return
     if len(shards) == 1:
         write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
         return
@@ -230,4 +253,7 @@ def _write_weights(
         write_tensors(reader, folder / file, shard, header, workers)
         where |= dict.fromkeys(shard.values(), file)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-    (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    base, dot, variant = stem.partition(".")
+    (folder / f"{base}.safetensors.index{dot}{variant}.json").write_text(
+        json.dumps(index, indent=2) + "\n", encoding="utf-8"
+    )

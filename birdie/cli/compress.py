@@ -1,4 +1,4 @@
-"""`birdie compress`: compress a checkpoint (.safetensors, .pt, .bin, .ptz, Hugging Face folder) into a .birdie file."""
+"""`birdie compress`: compress a checkpoint (safetensors, torch.save, Hugging Face folder) into a .birdie file."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from rich.table import Table
 
 from birdie.cli.console import (
     Json,
@@ -27,6 +28,7 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.outputs import require_output, require_writable
 
 if TYPE_CHECKING:
+    from birdie.artifact.folders import ModelFolder
     from birdie.compress.calibration.result import CalibrationResult
     from birdie.run.recipe import CalibrationSettings, Recipe
 
@@ -42,7 +44,10 @@ _MAX_LISTED = 20
 
 @compiling_notice()
 def command(
-    checkpoint: Annotated[Path, Parameter(help=".safetensors, .pt, .pth, .th, .bin, .ptz, or a Hugging Face folder.")],
+    checkpoint: Annotated[
+        Path,
+        Parameter(help="A safetensors file, what torch.save writes (also under gzip, …), or a Hugging Face folder."),
+    ],
     /,
     *,
     output: Annotated[Output, Parameter(help="The .birdie file to write.")],
@@ -54,6 +59,21 @@ def command(
         bool,
         Parameter(negative=(), help="Take the state dict alone, also with --lossless; skip objects of other programs."),
     ] = False,
+    key: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="The dict of tensors that is meant, for example model.ema; repeatable: several become one file, with "
+            "their keys as prefixes. Default: the usual layouts are understood.",
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="Of a folder: pattern of names of files to keep as they are, of any size."),
+    ] = None,
+    skip: Annotated[
+        list[str] | None, Parameter(negative=(), help="Of a folder: pattern of names of files to leave out.")
+    ] = None,
     budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None,
     bits: Annotated[
         float | None, Parameter(help="Largest size of the file in bits per weight, everything included.")
@@ -121,11 +141,13 @@ def command(
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
-    restores it. All other settings, and --weights-only, keep the state dict; the rest is listed as dropped. Sizes
-    before and after are of what is kept.
+    restores it. All other settings, --key and --weights-only keep the state dict; the rest is listed as dropped. Sizes
+    before and after are of what is kept. The last line names the dict of tensors that was taken, and the others.
 
-    Of a Hugging Face folder (transformers, diffusers, peft, timm) configuration, tokenizer and license files are kept
-    as well, and count; `birdie decompress -o FOLDER` gives a folder that from_pretrained loads.
+    Of a Hugging Face folder (transformers, diffusers, peft, timm) the weights of all subfolders are compressed, and all
+    small files, configuration, tokenizer and license are kept as well, and count. A table names every file that is left
+    out; one that holds weights and is not understood is an error, unless --skip or --keep names it. `birdie decompress
+    -o FOLDER` gives a folder that from_pretrained loads.
     """
     made_up = calibrate is None and not lossless and (budget is not None or bits is not None)
     calibrate = None if calibrate == Path("none") else calibrate
@@ -152,9 +174,10 @@ def command(
     schemes = _schemes(scheme) if scheme else None
     import torch
 
-    from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights, tensor_bytes
+    from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights
     from birdie.artifact.container import KIND
-    from birdie.artifact.folders import folder_files, read_folder
+    from birdie.artifact.folders import read_folder
+    from birdie.artifact.layouts import tensor_bytes
     from birdie.artifact.repack import save_object
     from birdie.artifact.save import save
     from birdie.compress.calibration.blockwise_result import work_folder
@@ -179,7 +202,14 @@ def command(
         require_transformers_folder(checkpoint)
     if calibrate is not None and not blockwise and world_from_environment().size > 1:
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
-    files = folder_files(checkpoint) if checkpoint.is_dir() else files_of(checkpoint)
+    folder = None
+    if checkpoint.is_dir():
+        if key:
+            raise ConfigError(f"--key is for the dicts in one file, and {checkpoint} is a folder; give the file in it")
+        folder = read_folder(checkpoint, keep=keep or (), skip=skip or (), skip_objects=weights_only)
+    elif keep or skip:
+        raise ConfigError(f"--keep and --skip are for the files of a folder, and {checkpoint} is none; drop them")
+    files = files_of(checkpoint) if folder is None else list(folder.sources)
     inputs = list(files)
     calibration_device = choose_device(device)
     if text is not None or images:
@@ -188,21 +218,25 @@ def command(
         recipe = load_run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
         inputs += [recipe_file(calibrate), *data_files(recipe.data, shards=settings.data == "train")]
-    folder = read_folder(checkpoint) if checkpoint.is_dir() else None
     inputs += [] if folder is None else [checkpoint / name for name in folder.files]
     output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
-    complete = lossless and not weights_only and not checkpoint.is_dir()
+    complete = lossless and not weights_only and not key and not checkpoint.is_dir()
     content: Any = None
     dropped: dict[str, int] = {}
+    taken: tuple[str, ...] = ()
+    others: dict[str, int] = {}
     if folder is not None:
-        content, dropped = folder.tensors, dict.fromkeys(folder.left_out, 0)
+        content, dropped = folder.tensors, {name: count for name, (count, _) in folder.left_out.items()}
+        if weights_only:
+            dropped |= {name: len(data) for name, data in folder.files.items()}
     elif complete:
         content = read_checkpoint(checkpoint)
     else:
-        content, dropped = read_weights(checkpoint, skip_objects=weights_only)
+        choice = read_weights(checkpoint, keys=key or (), skip_objects=weights_only)
+        content, dropped, taken, others = choice.state, choice.dropped, choice.taken, choice.others
     file_bytes = sum(file.stat().st_size for file in files)
     # a packed file (.ptz) may have fewer bytes than its tensors
-    everything = lossless and not weights_only
+    everything = complete or (lossless and folder is not None and not weights_only)
     input_bytes = file_bytes if everything else min(file_bytes, tensor_bytes(content))
     calibration: CalibrationResult | None = None
     note: str | None = None
@@ -210,8 +244,9 @@ def command(
     if folder is not None:
         metadata: dict[str, Any] | None = folder.metadata
     else:
-        header = header_of(checkpoint) if checkpoint.suffix == ".safetensors" else {}
+        header = header_of(checkpoint)
         metadata = {"headers": {"": header}} if header else None
+    own = content if folder is None else folder.own_tensors
     kept_bytes = sum(map(len, (kept or {}).values()))
     input_bytes, file_bytes = input_bytes + kept_bytes, file_bytes + kept_bytes
     require_writable(output.parent)  # before a calibration
@@ -230,7 +265,7 @@ def command(
             with bar(f"calibrating on {text.name}", "tokens") as update:
                 calibration = calibrate_folder(
                     checkpoint,
-                    content,
+                    own,
                     text,
                     tokens=tokens,
                     device=calibration_device,
@@ -241,7 +276,7 @@ def command(
         elif images:
             with bar(f"calibrating on {len(images):,} images", "images") as update:
                 calibration = calibrate_on_images(
-                    checkpoint, content, images, device=calibration_device, work=work, world=world, progress=update
+                    checkpoint, own, images, device=calibration_device, work=work, world=world, progress=update
                 )
         elif calibrate is not None:
             with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
@@ -253,7 +288,7 @@ def command(
             with bar("calibrating on made-up inputs", "batches") as update:
                 try:
                     calibration = calibrate_on_made_up_inputs(
-                        checkpoint, content, device=calibration_device, progress=update
+                        checkpoint, own, device=calibration_device, progress=update
                     )
                     note = "calibrated on made-up inputs; --calibrate with a text or images is better"
                 except (ConfigError, DataError, WeightsError) as error:
@@ -292,12 +327,20 @@ def command(
             return
     if json:
         sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
-        print_json(summary.to_json() | sizes | {"dropped": dropped, "calibration": note})
+        choices = {"dropped": dropped, "taken": list(taken), "others": others}
+        if folder is not None:
+            choices["compressed"] = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
+            choices["left_out"] = {
+                name: {"bytes": count, "reason": reason} for name, (count, reason) in folder.left_out.items()
+            }
+        print_json(summary.to_json() | sizes | choices | {"calibration": note})
         return
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
         print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
-    if dropped:
+    if folder is not None:
+        print_table(_account(folder, checkpoint, kept))
+    elif dropped:
         print_line(f"dropped: {_listed(dropped)}")
     if note is not None:
         print_line(note)
@@ -307,6 +350,9 @@ def command(
         f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
     )
     print_line(f"list its tensors: birdie inspect {output}")
+    if taken or others:
+        names = ", ".join(plain(name).plain[:80] for name in taken) or "the tensors beside them"
+        print_line(f"taken: {names}" + (f"; others, for --key: {_listed(others)}" if others else ""))
 
 
 def calibration_source(recipe: "Recipe", settings: "CalibrationSettings") -> str:
@@ -320,6 +366,30 @@ def _settings(recipe: "Recipe", data: Literal["train", "own"] | None, tokens: in
     if data is None:
         data = "own" if settings.data == "own" else "train"
     return dataclasses.replace(settings, data=data, tokens=settings.tokens if tokens is None else tokens)
+
+
+def _account(folder: "ModelFolder", checkpoint: Path, kept: Mapping[str, bytes] | None) -> Table:
+    """Return the table of what became of each file of a folder; small files that are kept share a row."""
+    from birdie.artifact.folder_scan import SMALL
+
+    table = Table(title=f"files of {plain(str(checkpoint)).plain}", title_justify="left")
+    table.add_column("")
+    table.add_column("bytes", justify="right")
+    table.add_column("file", overflow="fold")
+    rows = [("compressed", path.stat().st_size, path.relative_to(checkpoint).as_posix()) for path in folder.sources]
+    if kept:
+        total = sum(map(len, kept.values()))
+        rows.append(("kept", total, f"{len(kept):,} in all: any of up to {SMALL:,} bytes, configuration, --keep"))
+    left_out = dict(folder.left_out)
+    if kept is None:
+        left_out |= {name: (len(data), "--weights-only") for name, data in folder.files.items()}
+    dropped = sorted(left_out.items(), key=lambda item: -item[1][0])
+    rows += [("left out", count, f"{name}: {reason}") for name, (count, reason) in dropped[:_MAX_LISTED]]
+    if rest := dropped[_MAX_LISTED:]:
+        rows.append(("left out", sum(count for _, (count, _) in rest), f"{len(rest):,} more, which --json names"))
+    for what, count, text in rows:
+        table.add_row(what, f"{count:,}", plain(text))
+    return table
 
 
 def _listed(dropped: Mapping[str, int]) -> str:

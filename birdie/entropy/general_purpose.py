@@ -127,7 +127,7 @@ COMPRESSORS: dict[str, Compressor] = {
         "zlib -9",
         None,
         lambda data: zlib.compress(data, 9),
-        lambda data, most: _unpack_all(zlib.decompressobj(), data, most),
+        lambda data, most: _unpack_all(zlib.decompressobj(zlib.MAX_WBITS | 32), data, most),  # gzip as well
         (("zlib", "error"),),
     ),
     "lzma": Compressor(

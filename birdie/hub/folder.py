@@ -13,7 +13,7 @@ from typing import Any
 
 from birdie.artifact import kept_files
 from birdie.artifact.container import Reader
-from birdie.artifact.folders import PIPELINE
+from birdie.artifact.folder_scan import PIPELINE
 from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary
 from birdie.errors import ArtifactError, ConfigError

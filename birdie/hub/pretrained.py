@@ -22,7 +22,8 @@ from safetensors import safe_open
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
-from birdie.artifact.folders import PIPELINE, write_folder
+from birdie.artifact.folder_scan import PIPELINE
+from birdie.artifact.folders import write_folder
 from birdie.artifact.load import load
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.meta import parameters_on_meta

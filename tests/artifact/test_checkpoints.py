@@ -1,6 +1,7 @@
 """Checkpoints of every kind open as name → tensor; nothing a file says is executed; each refusal is one sentence."""
 
 import argparse
+import gzip
 import io
 import json
 import lzma
@@ -95,15 +96,16 @@ def test_what_stands_beside_the_weights_is_listed_with_its_bytes(tmp_path: Path)
     tied = torch.zeros(5)
     extra = {"m": [torch.ones(7), (tied, tied[:])], "lr": 0.1}
     torch.save({"net": {"w": state(), "note": "x"}, "opt": extra, "again": tied, "step": 3}, tmp_path / "x.pt")
-    weights, dropped = read_weights(tmp_path / "x.pt")
+    choice = read_weights(tmp_path / "x.pt")
+    weights, dropped = choice.state, choice.dropped
     assert equal(weights, state())
     assert dropped == {"opt": 4 * (7 + 5), "again": 0, "step": 0, "net/note": 0}
     torch.save({"model": {**state(), "tied": tied}, "shadow": {"t": tied, "x": 1}}, tmp_path / "x.pt")
-    assert read_weights(tmp_path / "x.pt")[1] == {"shadow": 0}
+    assert read_weights(tmp_path / "x.pt").dropped == {"shadow": 0}
     (tmp_path / "x.ptz").write_bytes(baseline.pack(state()).blob)
     for content in saved(state()), saved({"module.a": tied}), (tmp_path / "x.ptz").read_bytes():
         (tmp_path / "x.ptz").write_bytes(content)
-        assert read_weights(tmp_path / "x.ptz")[1] == {}
+        assert read_weights(tmp_path / "x.ptz").dropped == {}
 
 
 class Loud:
@@ -135,7 +137,8 @@ def test_objects_of_other_classes_are_skipped_by_request_and_none_of_their_code_
     Loud.calls.clear()
     with pytest.raises(WeightsError, match=r"may run code .* --weights-only"):
         read_weights(path)
-    weights, dropped = read_weights(path, skip_objects=True)
+    choice = read_weights(path, skip_objects=True)
+    weights, dropped = choice.state, choice.dropped
     assert equal(weights, state())
     assert dropped == {"args": 0, f"<{__name__}.Loud>": 0, "loud": 24, "best": 0}
     content = read_checkpoint(path)
@@ -153,7 +156,7 @@ def test_objects_that_pickle_calls_are_not_called(tmp_path: Path) -> None:
             with pytest.raises(WeightsError, match="may run code"):
                 read_weights(tmp_path / "x.pt", skip_objects=True)
         else:
-            assert read_weights(tmp_path / "x.pt", skip_objects=True)[1] == {"trap": 0}
+            assert read_weights(tmp_path / "x.pt", skip_objects=True).dropped == {"trap": 0}
     assert not marker.exists()
 
 
@@ -239,12 +242,6 @@ def test_a_prefix_that_not_all_names_share_stays(tmp_path: Path) -> None:
     assert equal(read_state_dict(tmp_path / "x.pt"), mixed)
 
 
-def test_two_dicts_of_tensors_are_not_chosen_between(tmp_path: Path) -> None:
-    torch.save({"model": state(), "ema": state(), "step": 3}, tmp_path / "x.pt")
-    with pytest.raises(WeightsError, match="several dicts of tensors under its keys 'model', 'ema', 'step'"):
-        read_state_dict(tmp_path / "x.pt")
-
-
 @pytest.mark.parametrize("content", [{}, {"epoch": 1}, [torch.ones(2)], torch.ones(2), 3])
 def test_what_holds_no_dict_of_tensors_is_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "x.pt")
@@ -309,6 +306,86 @@ def test_truncated_files(tmp_path: Path, suffix: str, keep: float) -> None:
     path.write_bytes(data[: int(keep * len(data))])
     with pytest.raises(WeightsError):
         read_state_dict(path)
+
+
+NAMES = ["epoch=3-step=10.ckpt", "model_best.pth.tar", "model.pkl", "weights", "MODEL.PT", "x.safetensors", "x.json"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["torch", "legacy", "safetensors", "gzip", "xz", "gzip of safetensors"])
+def test_the_content_of_a_file_tells_its_format_whatever_its_name(tmp_path: Path, name: str, form: str) -> None:
+    save_file(state(), tmp_path / "safe")
+    torch_file, safe = saved({"state_dict": state(), "epoch": 3}), (tmp_path / "safe").read_bytes()
+    content = {
+        "torch": torch_file,
+        "legacy": saved(state(), _use_new_zipfile_serialization=False),
+        "safetensors": safe,
+        "gzip": gzip.compress(torch_file),
+        "xz": lzma.compress(torch_file),
+        "gzip of safetensors": gzip.compress(safe),
+    }
+    (tmp_path / name).write_bytes(content[form])
+    assert equal(read_state_dict(tmp_path / name), state())
+    assert equal(read_weights(tmp_path / name, skip_objects=True).state, state())
+    read_checkpoint(tmp_path / name)
+
+
+FOREIGN = {
+    "GGUF": b"GGUF\x03",
+    "HDF5": b"\x89HDF\r\n\x1a\n",
+    "NumPy": b"\x93NUMPY\x01",
+    r"\.birdie": b"\x89BRD\r\n\x1a\n",
+    "tar archive; unpack": bytes(257) + b"ustar\x0000",
+    "JSON": b' {"a": 1}',
+}
+
+
+@pytest.mark.parametrize("format_name", FOREIGN)
+@pytest.mark.parametrize("name", ["x.pt", "x.bin", "x"])
+def test_formats_that_are_not_read_are_named(tmp_path: Path, format_name: str, name: str) -> None:
+    (tmp_path / name).write_bytes(FOREIGN[format_name])
+    with pytest.raises(WeightsError, match=format_name if format_name != "JSON" else "weight_map"):
+        read_state_dict(tmp_path / name)
+
+
+def programs(tmp_path: Path) -> None:
+    """Files of programs and modules, in which all tensors belong to code."""
+    module = nn.Sequential(nn.Linear(2, 2))
+    torch.save(module, tmp_path / "module")
+    torch.save({"model": module, "epoch": 3}, tmp_path / "module in a dict")
+    torch.save(module, tmp_path / "legacy module", _use_new_zipfile_serialization=False)
+    torch.save({"a": state(), "b": argparse.Namespace()}, tmp_path / "legacy", _use_new_zipfile_serialization=False)
+    for name, entry in (("TorchScript", "constants.pkl"), ("export", "models/model.json"), ("other", "a.npy")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(f"program/{entry}", b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("module", r"weights_only=False"),
+        ("module in a dict", r"weights_only=False"),
+        ("legacy module", r"weights_only=False"),
+        ("legacy", r"weights_only=False"),
+        ("TorchScript", r"is a TorchScript program.*torch\.jit\.load"),
+        ("export", r"is a program of torch\.export.*torch\.export\.load"),
+        ("other", r"zip file that torch\.save did not write"),
+    ],
+)
+def test_what_holds_code_is_refused_with_advice_that_works(tmp_path: Path, name: str, advice: str) -> None:
+    """Leaving objects out is advised only where it opens the file."""
+    programs(tmp_path)
+    with pytest.raises(WeightsError, match=advice) as refused:
+        read_weights(tmp_path / name)
+    assert "--weights-only" not in str(refused.value)
+    with pytest.raises(WeightsError):
+        read_weights(tmp_path / name, skip_objects=True)
+
+
+def test_an_index_that_lists_too_little_loses_no_tensor(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a.weight": "model-1.safetensors"})
+    save_file(state(), tmp_path / "model-1.safetensors")
+    assert equal(read_state_dict(tmp_path / "model.safetensors.index.json"), state())
 
 
 def test_missing_and_unknown_files(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Model folders: one file and back, with the names, the files and the shards that the library expects."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import birdie
 from birdie.artifact.checkpoints import read_files
 from birdie.artifact.folders import read_folder, write_folder
 from birdie.cli import main
-from birdie.errors import OutputError, WeightsError
+from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
 
 Write = Callable[[Path], None]
 
@@ -80,7 +81,7 @@ def test_a_folder_comes_back_with_its_names_and_files(write: Write, flags: list[
     original, decoded = read_folder(source), read_folder(target)
     assert decoded.files == original.files
     assert decoded.weights == original.weights
-    assert decoded.left_out == ()
+    assert not decoded.left_out
     assert decoded.tensors.keys() == original.tensors.keys() == birdie.load(file).keys()
     for name, tensor in original.tensors.items():
         assert decoded.tensors[name].dtype is tensor.dtype
@@ -116,23 +117,202 @@ def test_the_library_finds_what_kind_of_file_it_is(tmp_path: Path) -> None:
     assert load_file(tmp_path / "target" / "model.safetensors").keys() == tensors().keys()
 
 
-def test_only_what_belongs_to_the_model_is_kept(tmp_path: Path) -> None:
+def test_every_file_is_compressed_or_kept_or_left_out_for_a_reason(tmp_path: Path) -> None:
     sharded(tmp_path)
-    write_files(
-        tmp_path, trainer_state__json="{}", README__md="card", run__log="", spiece__model="x", modeling_x__py=""
-    )
-    write_files(tmp_path / "onnx", config__json="{}")
+    write_files(tmp_path, README__md="card", run__log="", spiece__model="x", modeling_x__py="", __env="secret")
+    write_files(tmp_path / "onnx", model__onnx="weights")
     write_files(tmp_path / "checkpoint-100", config__json="{}")
     write_files(tmp_path / "1_Pooling", config__json="{}")
-    (tmp_path / "training_args.bin").write_bytes(b"")
-    large = tmp_path / "large.json"
-    with large.open("wb") as file:
-        file.truncate((1 << 26) + 1)
+    torch.save({"lr": 1e-3}, tmp_path / "training_args.bin")
+    torch.save(torch.optim.Adam([torch.ones(4, 4, requires_grad=True)]).state_dict(), tmp_path / "optimizer.pt")
+    for name, size in (("large.json", (1 << 26) + 1), ("notes", 1_000_001), ("small", 1_000_000)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
     folder = read_folder(tmp_path)
     assert set(folder.files) == {
-        "1_Pooling/config.json", "LICENSE", "config.json", "modeling_x.py", "spiece.model", "tokenizer.json",
+        "1_Pooling/config.json", "LICENSE", "README.md", "config.json", "modeling_x.py", "optimizer.pt", "run.log",
+        "small", "spiece.model", "tokenizer.json", "training_args.bin",
     }  # fmt: skip
-    assert folder.left_out == ("large.json",)
+    assert {name: count for name, (count, _) in folder.left_out.items()} == {
+        ".env": 6, "checkpoint-100/config.json": 2, "large.json": (1 << 26) + 1, "notes": 1_000_001,
+        "onnx/model.onnx": 7,
+    }  # fmt: skip
+    accounted = {path.relative_to(tmp_path).as_posix() for path in folder.sources} | folder.files.keys()
+    paths = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert accounted | folder.left_out.keys() == paths
+    other = read_folder(tmp_path, keep=["note*", "onnx/*"], skip=["small", "*.log"])
+    assert {"notes", "onnx/model.onnx"} <= other.files.keys()
+    assert other.left_out["small"] == (1_000_000, "--skip")
+    with pytest.raises(ConfigError, match=r"no file of .* matches '\*\.h5'"):
+        read_folder(tmp_path, skip=["*.h5"])
+
+
+def save(state: dict[str, Tensor], path: Path, **header: str) -> None:
+    """Write a file of weights, of the format that its name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_file(state, path, {"format": "pt", **header})
+    else:
+        torch.save(state, path)
+
+
+A, B, C = ({name: tensor} for name, tensor in tensors().items())
+LAYOUTS: dict[str, tuple[dict[str, dict[str, Tensor]], set[str], set[str]]] = {
+    # files; components; left out
+    "embedder": ({"model.safetensors": A, "2_Dense/model.safetensors": B}, {"", "2_Dense"}, set()),
+    "embedder of two heads": (
+        {"0_T/model.safetensors": A, "2_Dense/pytorch_model.bin": B, "a/b/model.safetensors": C},
+        {"0_T", "2_Dense", "a/b"},
+        set(),
+    ),
+    "model with an adapter": (
+        {"model.safetensors": A, "lora/adapter_model.safetensors": B, "adapter_model.bin": C},
+        {"", "adapter_model", "lora"},
+        set(),
+    ),
+    "speech pipeline": (
+        {"embedding_model.ckpt": A, "classifier.ckpt": B, "decoder.PT": C},
+        {"", "decoder.PT", "embedding_model.ckpt"},
+        set(),
+    ),
+    "two formats": ({"model.safetensors": A, "pytorch_model.bin": A | B}, {""}, {"pytorch_model.bin"}),
+    "three formats": (
+        {"model.safetensors": A, "tf_model.h5": A, "sub/flax_model.msgpack": A, "sub/pytorch_model.bin": B},
+        {"", "sub"},
+        {"tf_model.h5", "sub/flax_model.msgpack"},
+    ),
+    "variants": (
+        {"model.safetensors": A, "model.fp16.safetensors": A, "model.bf16-00001-of-00002.safetensors": A},
+        {""},
+        {"model.fp16.safetensors", "model.bf16-00001-of-00002.safetensors"},
+    ),
+    "a variant alone": ({"unet/diffusion_pytorch_model.fp16.safetensors": A}, {"unet"}, set()),
+    "shards without an index": (
+        {"model-00001-of-00002.safetensors": A, "model-00002-of-00002.safetensors": B}, {""}, set()
+    ),
+    "shards of pickles": (
+        {"pytorch_model-00001-of-00002.bin": A, "pytorch_model-00002-of-00002.bin": B}, {""}, set()
+    ),
+    "open_clip": ({"open_clip_model.safetensors": A, "open_clip_pytorch_model.bin": A}, {""}, {
+        "open_clip_pytorch_model.bin"
+    }),
+    "open_clip beside transformers": (
+        {"open_clip_pytorch_model.bin": A, "model.safetensors": B}, {""}, {"open_clip_pytorch_model.bin"}
+    ),
+    "no suffix": ({"model.safetensors": A, "head": B}, {"", "head"}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_in_every_place_come_back_or_are_named(layout: str, tmp_path: Path) -> None:
+    source, file, target = tmp_path / "source", tmp_path / "x.birdie", tmp_path / "target"
+    files, components, left_out = LAYOUTS[layout]
+    for name, state in files.items():
+        save(state, source / name)
+    folder = read_folder(source)
+    assert folder.weights.keys() == components
+    assert folder.left_out.keys() == left_out
+    birdie.save(folder.tensors, file, lossless=True, metadata=folder.metadata, files=folder.files)
+    write_folder(file, target)
+    again = read_folder(target)
+    assert again.tensors.keys() == folder.tensors.keys()
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in folder.tensors.items())
+    taken = [name for name in files if name not in left_out]
+    for name in taken:
+        if (
+            Path(name).name not in ("pytorch_model.bin", "adapter_model.bin")
+            and "-of-" not in name
+            and Path(name).suffix
+        ):
+            assert (target / name).is_file()
+
+
+def test_a_variant_alone_keeps_its_name_in_shards_too(tmp_path: Path) -> None:
+    save(tensors(), tmp_path / "source" / "model.fp16.safetensors")
+    assert run("compress", tmp_path / "source", "-o", tmp_path / "x.birdie", "--coder", "fast") == 0
+    write_folder(tmp_path / "x.birdie", tmp_path / "target", max_shard_bytes=1000)
+    assert {path.name for path in (tmp_path / "target").iterdir()} == {
+        "model.safetensors.index.fp16.json", *(f"model.fp16-{number:05}-of-00003.safetensors" for number in (1, 2, 3))
+    }  # fmt: skip
+    assert read_folder(tmp_path / "target").weights == {"": "model.fp16"}
+
+
+def test_an_index_that_lists_too_little_loses_nothing(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    where = json.loads(index.read_text())["weight_map"]
+    for incomplete in (dict(list(where.items())[:2]), {"a.weight": where["a.weight"]}):
+        index.write_text(json.dumps({"weight_map": incomplete}))
+        assert read_folder(tmp_path).tensors.keys() == tensors().keys()
+    for path in tmp_path.glob("model-*"):
+        path.unlink()
+    save(A, tmp_path / "model.safetensors")
+    folder = read_folder(tmp_path)
+    assert folder.tensors.keys() == A.keys()
+    assert "stale" in folder.left_out[index.name][1]
+
+
+def test_headers_of_all_files_survive(tmp_path: Path) -> None:
+    save(A, tmp_path / "source" / "model-00001-of-00002.safetensors", owner="one", quant="4 bits")
+    save(B, tmp_path / "source" / "model-00002-of-00002.safetensors", owner="two")
+    save(C, tmp_path / "source" / "head" / "model.safetensors", labels="3")
+    assert run("compress", tmp_path / "source", "-o", tmp_path / "x.birdie", "--coder", "fast") == 0
+    write_folder(tmp_path / "x.birdie", tmp_path / "target")
+    headers = read_folder(tmp_path / "target").headers
+    second = "owner (model-00002-of-00002.safetensors)"
+    assert headers == {"": {"owner": "one", second: "two", "quant": "4 bits"}, "head": {"labels": "3"}}
+
+
+@pytest.mark.parametrize("name", ["head.h5", "head.pt", "program.pt", "weights.npz", "head.onnx"])
+def test_weights_that_are_not_understood_are_an_error_unless_they_are_named(name: str, tmp_path: Path) -> None:
+    sharded(tmp_path)
+    path = tmp_path / name
+    if name == "head.pt":
+        torch.save(torch.nn.Linear(3, 3), path)
+    elif name == "program.pt":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("program/constants.pkl", b"")
+            archive.writestr("program/data/0", b"")
+    else:
+        path.write_bytes(b"\x89HDF\r\n\x1a\n" if name == "head.h5" else b"PK\x05\x06" + bytes(18))
+    with pytest.raises(WeightsError, match=rf"{name} holds weights .* --skip {name}"):
+        read_folder(tmp_path)
+    assert read_folder(tmp_path, skip=[name]).left_out[name] == (path.stat().st_size, "--skip")
+    assert read_folder(tmp_path, keep=[name]).files[name] == path.read_bytes()
+
+
+def test_the_command_names_what_becomes_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(A, tmp_path / "in" / "model.safetensors")
+    save(A, tmp_path / "in" / "pytorch_model.bin")
+    save(B, tmp_path / "in" / "2_Dense" / "model.safetensors")
+    write_files(tmp_path / "in", notes__md="x" * 7)
+    command = ("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--coder", "fast")
+    assert run(*command) == 0
+    out = capsys.readouterr().out
+    for words in ("2_Dense/model.safetensors", "pytorch_model.bin: ", "model.safetensors is taken", "1 in all: any of"):
+        assert words in " ".join(out.split())
+    assert run(*command, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["compressed"].keys() == {"model.safetensors", "2_Dense/model.safetensors"}
+    assert answer["files"] == {"notes.md": 7}
+    size = (tmp_path / "in" / "pytorch_model.bin").stat().st_size
+    assert answer["left_out"]["pytorch_model.bin"]["bytes"] == answer["dropped"]["pytorch_model.bin"] == size
+
+
+def test_names_that_two_folders_share_are_refused(tmp_path: Path) -> None:
+    save({"a/w": A["a.weight"]}, tmp_path / "model.safetensors")
+    save(B, tmp_path / "a" / "model.safetensors")
+    with pytest.raises(WeightsError, match="rename one of them"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "weights", [{"../x": "model"}, {"a": ["..", "m"]}, {"a": ["x", "m/n"]}, {"a": ["x"]}, {"a": 3}]
+)
+def test_weights_outside_of_the_folder_are_refused(weights: dict[str, object], tmp_path: Path) -> None:
+    birdie.save({"a/w": torch.ones(3)}, tmp_path / "x.birdie", metadata={"weights": weights})
+    with pytest.raises(ArtifactError, match="do not name the weights"):
+        write_folder(tmp_path / "x.birdie", tmp_path / "target")
 
 
 def no_weights(folder: Path) -> None:

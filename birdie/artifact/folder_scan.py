@@ -1,0 +1,378 @@
+"""Account of a model folder: every file is compressed, kept, or left out for a reason.
+
+Files of weights that belong together (shards, with or without an index) are one group. Of several groups that are one
+network in several forms, one is taken: plain before a variant ("fp16"), safetensors before other formats, one file
+before shards. Files are known by their first bytes; what holds weights and is not understood is an error.
+"""
+
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from birdie.artifact.checkpoints import foreign_format, format_of, own_file, read_object, weight_map
+from birdie.artifact.layouts import choose
+from birdie.artifact.pytree import tensors_in
+from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.names import is_name
+
+PIPELINE = "model_index.json"
+SMALL = 1_000_000  # bytes of a file of any name that is kept
+TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt", ".tar", ".pkl", ".ptz")
+_LARGEST = 1 << 26  # bytes of a file that is kept for its name
+_MOST_KEPT = 1 << 28  # bytes of all
+_KEPT = {".json", ".txt", ".model", ".jinja", ".py", ".spm", ".vocab", ".tiktoken", ".bpe", ".yaml", ".yml"}
+_LEGAL = ("license", "licence", "notice", "copying", "use_policy", "copyright")
+_FOREIGN = {"onnx", "openvino", "coreml", "original", "metal", "runs", "logs", "gguf", "flax", "tf"}
+_UNREAD = (".h5", ".hdf5", ".keras", ".msgpack", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".npz", ".ot")
+_SAME = {  # names of one network in several libraries
+    **dict.fromkeys(("pytorch_model", "tf_model", "flax_model", "rust_model", "consolidated"), "model"),
+    "diffusion_flax_model": "diffusion_pytorch_model",
+    "open_clip_pytorch_model": "open_clip_model",
+}
+_LIBRARY = ("model", "diffusion_pytorch_model", "adapter_model", "open_clip_model")
+_SHARD = re.compile(r"[-_](\d{1,6})-of-(\d{1,6})")
+_INDEX = re.compile(r"(.+?)\.(safetensors|bin)\.index(?:\.([\w-]+))?\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Files of weights that belong together.
+
+    Attributes:
+        folder: relative to the model folder; "" for itself.
+        stem: what they are called on the way back, without number and, for safetensors, without suffix.
+        files: with tensors.
+        index: of the shards, if there is one.
+    """
+
+    folder: str
+    stem: str
+    files: tuple[Path, ...]
+    index: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What becomes of each file of a folder.
+
+    Attributes:
+        groups: the files whose tensors are compressed, by component: a folder, or the path of one of several in it.
+        kept: files that are kept as they are.
+        left_out: name of each other file → why.
+    """
+
+    groups: dict[str, Group]
+    kept: tuple[Path, ...]
+    left_out: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Form:
+    """One network in one format, variant and number of files."""
+
+    variant: str
+    kind: str
+    total: int
+    files: dict[int, Path] = field(default_factory=dict)
+    index: Path | None = None
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        size = sum(path.stat().st_size for path in self.files.values())
+        kind = ("safetensors", "torch").index(self.kind) if self.kind in ("safetensors", "torch") else 2
+        return (kind > 1, bool(self.variant), kind, self.total > 0, -size)
+
+
+def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Account:
+    """Return what becomes of each file of a folder.
+
+    Args:
+        folder: of a model.
+        keep: patterns of names, "*.fp16.safetensors", of files to keep as they are.
+        skip: patterns of names of files to leave out.
+
+    Raises:
+        ConfigError: a pattern matches no file.
+        WeightsError: the folder has no weights, a file of them is missing, damaged or not understood, or a link leads
+            out of it.
+    """
+    paths = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
+    for pattern in (*keep, *skip):
+        if not any(fnmatchcase(name, pattern) for name in paths):
+            raise ConfigError(f"no file of {folder} matches {pattern!r}; give a pattern of names, for example '*.onnx'")
+    left_out: dict[str, str] = {}
+    kept: list[str] = []
+    forms: dict[tuple[str, str], list[_Form]] = {}
+    indices: list[str] = []
+    candidates: list[str] = []
+    nested: dict[str, str] = {}
+    for name, path in paths.items():
+        if any(fnmatchcase(name, pattern) for pattern in skip):
+            left_out[name] = "--skip"
+        elif path.is_dir():
+            left_out[name] = "a link to a folder"
+        elif not own_file(path, folder).is_file():
+            left_out[name] = "not a regular file"
+        elif any(fnmatchcase(name, pattern) for pattern in keep):
+            kept.append(name)
+        elif any(part.startswith((".", "__pycache__")) for part in name.split("/")):
+            left_out[name] = "a hidden file"
+        elif reason := _foreign_folder(name):
+            nested[name] = reason
+        else:
+            candidates.append(name)
+    kinds = {name: _kind(paths[name]) for name in candidates}
+    if not any(kinds.values()):  # the only weights are in such a folder
+        kinds |= {name: _kind(paths[name]) for name in nested}
+    else:
+        left_out |= nested
+    for name, kind in kinds.items():
+        if _INDEX.fullmatch(Path(name).name):
+            indices.append(name)
+        elif kind:
+            _add(forms, name, paths[name], kind)
+        else:
+            _keep_or_leave(name, paths[name], kept, left_out)
+    for name in indices:
+        if (problem := _use_index(forms, name, paths[name])) is not None:
+            left_out[name] = problem
+    groups, rest = _chosen(forms, folder, paths, left_out)
+    for name in rest:
+        _keep_or_leave(name, paths[name], kept, left_out)
+    if (total := sum(paths[name].stat().st_size for name in kept)) > _MOST_KEPT:
+        raise WeightsError(
+            f"the files of {folder} beside its weights have {total:,} bytes, more than the {_MOST_KEPT:,} that are "
+            "kept; leave some out with --skip PATTERN"
+        )
+    return Account(_components(groups, folder, left_out), tuple(paths[name] for name in kept), left_out)
+
+
+def _walk(folder: Path) -> Iterable[Path]:
+    found = []
+    for parent, folders, files in os.walk(folder):
+        found += [Path(parent) / name for name in files]
+        found += [Path(parent) / name for name in folders if (Path(parent) / name).is_symlink()]
+    return sorted(found)
+
+
+def _foreign_folder(name: str) -> str | None:
+    for part in name.split("/")[:-1]:
+        if part.startswith("checkpoint"):
+            return "a checkpoint of training"
+        if part in _FOREIGN:
+            return "of another library or a log"
+    return None
+
+
+def _kind(path: Path) -> str:
+    """Return "safetensors" or "torch" for a file that may hold weights, "unread" for one of other formats, or ""."""
+    name = path.name.lower()
+    if not path.stat().st_size and not name.endswith(".safetensors"):
+        return ""
+    if foreign := foreign_format(path):
+        return "" if "NumPy" in foreign else "unread"
+    if name.endswith(_UNREAD):
+        return "unread"
+    try:
+        form = format_of(path)
+    except WeightsError:
+        return ""
+    packed = form == "packed" and any(suffix in (*TORCH, ".safetensors") for suffix in Path(name).suffixes)
+    return "torch" if form == "torch" or packed else "safetensors" if form == "safetensors" else ""
+
+
+def _keep_or_leave(name: str, path: Path, kept: list[str], left_out: dict[str, str]) -> None:
+    known = path.suffix in _KEPT or path.name.lower().startswith(_LEGAL)
+    if not is_name(name):
+        left_out[name] = "a name that not every system has"
+    elif path.stat().st_size > (most := _LARGEST if known else SMALL):
+        left_out[name] = f"more than {most:,} bytes; --keep keeps it"
+    else:
+        kept.append(name)
+
+
+def _split(name: str) -> tuple[str, str, str, int, int]:
+    """Return (folder, name of the network, variant, number of the shard, shards) of a file of weights."""
+    folder, _, file = name.rpartition("/")
+    stem = file
+    while Path(stem).suffix.lower() in (*TORCH, *_UNREAD, ".safetensors", ".gz", ".xz", ".zst", ".br"):
+        stem = Path(stem).stem
+    shard = _SHARD.search(stem)
+    if shard:
+        stem = stem.replace(shard[0], "")
+    base, _, variant = stem.partition(".")
+    if base not in (*_SAME, *_LIBRARY):
+        base, variant = stem, ""
+    return folder, base, variant, int(shard[1]) if shard else 0, int(shard[2]) if shard else 0
+
+
+def _add(forms: dict[tuple[str, str], list[_Form]], name: str, path: Path, kind: str) -> None:
+    folder, base, variant, number, total = _split(name)
+    group = forms.setdefault((folder, _SAME.get(base, base)), [])
+    form = next((form for form in group if (form.variant, form.kind, form.total) == (variant, kind, total)), None)
+    if form is None or number in form.files:
+        group.append(form := _Form(variant, kind, total))
+    form.files[number] = path
+
+
+def _use_index(forms: dict[tuple[str, str], list[_Form]], name: str, index: Path) -> str | None:
+    """Make one form of the shards that an index lists; return why not, if it is not used.
+
+    Raises:
+        WeightsError: a shard is missing, and nothing else holds the weights.
+    """
+    match = _INDEX.fullmatch(index.name)
+    assert match is not None
+    base, suffix, variant = match.groups()
+    kind = "safetensors" if suffix == "safetensors" else "torch"
+    group = forms.setdefault((name.rpartition("/")[0], _SAME.get(base, base)), [])
+    shards = sorted(set(weight_map(index).values()))
+    missing = [shard for shard in shards if not os.path.lexists(index.parent / shard)]
+    if missing:
+        if any(not form.total or len(form.files) == form.total for form in group):
+            return f"stale: it lists {missing[0]}, which is not there"
+        raise WeightsError(f"{index.parent / missing[0]} is missing, a shard that {index.name} lists; copy it again")
+    listed = [own_file(index.parent / shard, index.parent) for shard in shards]
+    numbered = next((form for form in group if form.total and set(listed) & set(form.files.values())), None)
+    files = [*listed, *([] if numbered is None else sorted(set(numbered.files.values()) - set(listed)))]
+    for several in forms.values():
+        for form in several:
+            form.files = {number: path for number, path in form.files.items() if path not in files}
+        several[:] = [form for form in several if form.files]
+    group.append(_Form(variant or "", kind, len(files), dict(enumerate(files, start=1)), index))
+    return None
+
+
+def _chosen(
+    forms: Mapping[tuple[str, str], list[_Form]], root: Path, paths: Mapping[str, Path], left_out: dict[str, str]
+) -> tuple[list[Group], list[str]]:
+    """Return one group of each network, and the files that turn out to hold no weights."""
+    names = {path: name for name, path in paths.items()}
+    groups, rest = [], []
+    readable = any(form.kind != "unread" for several in forms.values() for form in several)
+    for (folder, base), several in forms.items():
+        if not several:
+            continue
+        if base not in _LIBRARY and all(form.kind == "torch" for form in several):
+            for form in several:
+                if _holds_weights(form, root):
+                    groups.append(Group(folder, _stem(form, base), _complete(form, folder, root)))
+                else:
+                    rest += [names[path] for path in form.files.values()]
+            continue
+        taken, *others = sorted(several, key=lambda form: form.order)
+        first = taken.files[min(taken.files)]
+        reason = f"{{}}; {first.name} is taken"
+        if base == "open_clip_model" and (folder, "model") in forms:
+            others, reason = several, "the same model for open_clip"
+        elif taken.kind == "unread" and first.suffix.lower() == ".gguf" and readable:
+            others, reason = several, "the same weights in another format"
+        elif taken.kind == "unread":
+            raise _not_understood(first, foreign_format(first) or f"a {first.suffix} file", root)
+        else:
+            groups.append(Group(folder, _stem(taken, base), _complete(taken, folder, root), taken.index))
+        for form in others:
+            another = f"variant {form.variant}" if form.variant != taken.variant else "the same weights in another form"
+            for path in (*form.files.values(), *([] if form.index is None else [form.index])):
+                left_out[names[path]] = reason.format(another)
+    return groups, rest
+
+
+def _complete(form: _Form, folder: str, root: Path) -> tuple[Path, ...]:
+    """Return the files of a form.
+
+    Raises:
+        WeightsError: one of its shards is missing.
+    """
+    if form.total and (absent := set(range(1, form.total + 1)) - form.files.keys()):
+        raise WeightsError(
+            f"{root / folder} lacks shard {min(absent)} of {form.total} beside {next(iter(form.files.values())).name}; "
+            "copy it again"
+        )
+    return tuple(path for _, path in sorted(form.files.items()))
+
+
+def _stem(form: _Form, base: str) -> str:
+    """Return the name of the file of weights on the way back."""
+    file = min(form.files.values())
+    _, stem, variant, _, _ = _split(file.name)
+    if form.index is not None:
+        stem, variant = form.index.name.partition(".")[0], form.variant
+    if stem in _SAME and form.kind == "torch":
+        stem = base
+    if form.kind != "safetensors" and base not in _LIBRARY:
+        return file.name
+    return f"{stem}.{variant}" if variant else stem
+
+
+def _holds_weights(form: _Form, root: Path) -> bool:
+    """Return whether a file that torch.save wrote holds weights, and not an optimizer or settings.
+
+    Raises:
+        WeightsError: it holds weights that birdie does not understand.
+    """
+    path = next(iter(form.files.values()))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not any("/data/" in f"/{entry}" for entry in archive.namelist()):
+                return False
+    except zipfile.BadZipFile:
+        pass
+    try:
+        content = read_object(path, skip_objects=True)
+    except WeightsError as error:
+        raise _not_understood(path, f"not opened ({str(error).removeprefix(f'{path} ')})", root) from error
+    try:
+        state = choose(content, path).state
+    except WeightsError as error:
+        if isinstance(content, Mapping) and ("param_groups" in content or "state" in content):
+            return False
+        if not any(tensor.ndim > 1 for tensor in tensors_in(content)):
+            return False
+        raise _not_understood(path, f"not understood ({str(error).removeprefix(f'{path} ')})", root) from error
+    large = path.stat().st_size > SMALL
+    return any(tensor.is_floating_point() and (tensor.ndim > 1 or large) for tensor in state.values())
+
+
+def _not_understood(path: Path, what: str, root: Path) -> WeightsError:
+    name = path.relative_to(root).as_posix()
+    return WeightsError(
+        f"{path} holds weights and is {what}; save it as safetensors, leave it out with --skip {name}, or keep it "
+        f"unchanged with --keep {name}"
+    )
+
+
+def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> dict[str, Group]:
+    """Return the groups by component.
+
+    Raises:
+        WeightsError: there are none.
+    """
+    if (folder / PIPELINE).is_file():
+        for group in groups:
+            if not group.folder:
+                left_out |= {path.name: "a pipeline in one file; its folders are taken" for path in group.files}
+        groups = [group for group in groups if group.folder]
+        if not groups:
+            raise WeightsError(
+                f"{folder} is a pipeline ({PIPELINE}) none of whose folders has weights; download it again"
+            )
+    if not groups:
+        raise WeightsError(f"folder {folder} holds none of model.safetensors, pytorch_model.bin or other weights")
+    components: dict[str, Group] = {}
+    order = {stem: number for number, stem in enumerate(_LIBRARY)}
+    for group in sorted(groups, key=lambda group: (group.folder, order.get(group.stem, len(order)), group.stem)):
+        alone = group.folder not in components
+        path = f"{group.folder}/{group.stem}" if group.folder else group.stem
+        name = group.folder if alone else path
+        if not all(map(is_name, filter(None, (name, path)))):
+            raise WeightsError(f"{folder / path} has a name that not every system has; rename it")
+        if name in components:
+            raise WeightsError(f"{folder / path} is the name of a folder of weights and of a file; rename one of them")
+        components[name] = group
+    return components

@@ -1,0 +1,346 @@
+"""Weights in the object that torch.save wrote: which of its dicts of tensors are meant.
+
+    {"model": {…}, "ema": {…}, "optimizer": {…}, "step": 3} ──► model; others: ema; beside: optimizer, step
+
+Names are read last: an optimizer is known by its groups of parameters, a network by its matrices, two copies of one
+network by their shapes. A dict of several different networks gives all of them, with their keys as prefixes.
+"""
+
+import re
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from birdie.artifact import int8_zlib as baseline
+from birdie.artifact.pytree import tensors_in
+from birdie.compress.state import is_extra, named_tensors
+from birdie.compress.wrappers import COUNTER, plain_name
+from birdie.errors import WeightsError
+
+Keys: TypeAlias = tuple[Any, ...]
+_USUAL = ("state_dict", "model_state_dict", "model", "params_ema", "params")
+_AVERAGES = {"ema", "avg", "average", "averages", "averaged", "shadow", "swa", "target"}
+_PARTS = {"generator", "discriminator", "gen", "disc", "g", "d", "netg", "netd"}
+_PARTS |= {"encoder", "decoder", "enc", "dec", "actor", "critic"}
+_PREFIX = "module."
+_DEEPEST, _LISTED = 16, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The weights of a checkpoint, and what else it holds.
+
+    Attributes:
+        state: name → tensor, with the prefixes that wrappers add to all of them.
+        taken: key paths of the dicts that were taken; none if the checkpoint is nothing but one.
+        others: key path of each other dict of tensors, which could be taken instead → bytes.
+        dropped: key path of everything beside the weights → bytes of the tensors there that `state` lacks.
+    """
+
+    state: dict[str, Tensor]
+    taken: tuple[str, ...] = ()
+    others: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
+    """Return the weights of an object that torch.save wrote.
+
+    Args:
+        content: the object.
+        path: its file, for error messages.
+        wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. None: the usual
+            layouts are understood.
+
+    Raises:
+        WeightsError: it has no dict of tensors, several between which nothing tells, or none of a wanted key.
+    """
+    if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
+        for group in ("quantized", "scales", "passthrough"):
+            if isinstance(content.get(group), Mapping):
+                named_tensors(content[group])
+        return Choice(baseline.dequantize(content))
+    leaves = dict(_leaves(content))
+    if not leaves:
+        keys = ", ".join(repr(key) for key, _ in list(_items(content))[:_LISTED])
+        where = f" under its keys {keys}" if keys else f": it is a {type(content).__name__}"
+        raise WeightsError(f"{path} holds no dict of tensors{where}; save torch.save(model.state_dict(), …)")
+    if wanted:
+        starts = [_resolve(content, key, leaves, path) for key in wanted]
+        picked = {start: _inside(leaves, start) for start in starts}
+    else:
+        picked = _usual(leaves, path)
+    state: dict[str, Tensor] = {}
+    base = _common(list(picked))
+    for start, at in picked.items():
+        prefix, part = "", _named(leaves, at, path)
+        if len(picked) > 1:
+            prefix, part = "".join(f"{key}." for key in start[len(base) :]), without_prefixes(part)
+        if len(picked) == 1:
+            state = part
+            state |= _extra_of(content, at)
+            continue
+        for name, tensor in part.items():
+            if state.setdefault(prefix + name, tensor) is not tensor:
+                raise WeightsError(f"{path} has two tensors named {prefix + name!r}; name one dict with --key")
+    dropped, others = _beside(content, state, leaves, set(picked.values()))
+    taken = tuple(_dotted(keys) for keys in picked.values() if keys)
+    return Choice(state, taken, others, dropped)
+
+
+def tensor_bytes(content: Any) -> int:
+    """Return the bytes of all tensors in nested dicts, lists and tuples; tied tensors are counted once."""
+    return sum(size for _, size in _memories(content))
+
+
+def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state under the names without wrappers.
+
+    These are torch.compile, checkpoints and FSDP anywhere, and DataParallel or AveragedModel, whose counter has no
+    prefix, around all of the module.
+    """
+    names, prefixes = {name: plain_name(name) or name for name in state}, 0
+    while (weights := [name for name in names.values() if name != COUNTER]) and all(
+        name.startswith(_PREFIX) and name != _PREFIX for name in weights
+    ):
+        names, prefixes = {old: name.removeprefix(_PREFIX) for old, name in names.items()}, prefixes + 1
+    if all(old == name for old, name in names.items()) or len(set(names.values())) < len(names):
+        return state
+    plain = OrderedDict((names[name], item) for name, item in state.items())
+    about = getattr(state, "_metadata", None)
+    if about is None:
+        return dict(plain)
+    dropped = prefixes * _PREFIX
+    vars(plain)["_metadata"] = OrderedDict(
+        (plain_name(path).removeprefix(dropped.rstrip(".")).lstrip("."), one)
+        for path, one in about.items()
+        if f"{plain_name(path)}.".startswith(dropped)
+    )
+    return plain
+
+
+def _items(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys and values of a dict, or the positions and items of a list; stand-ins have none."""
+    if isinstance(node, Mapping):
+        yield from node.items()
+    elif type(node) in (list, tuple):
+        yield from enumerate(node)
+
+
+def _leaves(content: Any) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
+    """Yield the keys to each dict with named tensors, and these; not those of optimizers, nor one dict twice."""
+    waiting: deque[tuple[Keys, Any]] = deque([((), content)])
+    seen: set[int] = set()
+    while waiting:
+        keys, node = waiting.popleft()
+        if id(node) in seen or len(keys) > _DEEPEST or (isinstance(node, Mapping) and "param_groups" in node):
+            continue
+        seen.add(id(node))
+        if isinstance(node, Mapping):
+            if tensors := _named_tensors(node):
+                yield keys, tensors
+        waiting += [
+            ((*keys, key), item)
+            for key, item in _items(node)
+            if isinstance(item, Mapping | list | tuple) and type(key) is (str if isinstance(node, Mapping) else int)
+        ]
+
+
+def _named_tensors(node: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Return the named tensors of a dict, with the versions of modules if it is a state dict that has them."""
+    tensors = {name: item for name, item in node.items() if isinstance(name, str) and isinstance(item, Tensor)}
+    if not hasattr(node, "_metadata"):
+        return tensors
+    state = OrderedDict(tensors)
+    vars(state)["_metadata"] = node._metadata
+    return state
+
+
+def _extra_of(content: Any, at: Keys) -> dict[str, Any]:
+    """Return the extra state of modules, other than tensors, in the dict at `at`."""
+    for key in at:
+        content = content[key]
+    if not isinstance(content, Mapping):
+        return {}
+    return {
+        name: item
+        for name, item in content.items()
+        if isinstance(name, str) and not isinstance(item, Tensor) and is_extra(name, item, of_module=False)
+    }
+
+
+def _usual(leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> dict[Keys, Keys]:
+    """Return the keys to each dict that is taken → the keys to the weights in it."""
+    at: Keys = ()
+    while True:
+        groups = _groups(leaves, at)
+        ranks = {key: max(map(_rank, group)) for key, group in groups.items()}
+        here = _rank(leaves[at]) if at in leaves else -1
+        networks = [key for key, rank in ranks.items() if rank >= max(here, *ranks.values())]
+        if usual := next((key for key in _USUAL if key in networks), None):
+            return {(*at, usual): _inside(leaves, (*at, usual))}
+        if here >= max(ranks.values(), default=-1):
+            return {at: at}
+        networks = [key for key in networks if not _is_average(key)] or networks
+        if len(networks) > 1:
+            break
+        if len(groups) > 1 and _is_layer(groups[networks[0]]):
+            return {at: at}
+        at = (*at, networks[0])
+    shapes = {key: _shapes(leaves, (*at, key)) for key in networks}
+    copies = {shape for shape, count in Counter(shapes.values()).items() if count > 1}
+    if any(shapes[key] in copies and not _words(key) & _PARTS for key in networks):
+        raise WeightsError(
+            f"{path} holds several dicts of tensors, and nothing tells which one is meant: {_sizes(leaves)}; name it "
+            f"with --key {_dotted((*at, networks[0]))} (several become one file)"
+        )
+    return {(*at, key): _inside(leaves, (*at, key)) for key in networks}
+
+
+def _inside(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys) -> Keys:
+    """Return the keys to the weights in a dict that is meant: the only dict in it, or all of it."""
+    while at not in leaves:
+        groups = _groups(leaves, at)
+        networks = [key for key in groups if not _is_average(key)]
+        usual = [key for key in networks if key in _USUAL]
+        if len(groups) == 1:
+            at = (*at, *groups)
+        elif usual and len(usual) == len(networks):
+            at = (*at, min(usual, key=_USUAL.index))
+        else:
+            break
+    return at
+
+
+def _groups(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys) -> dict[Any, list[dict[str, Tensor]]]:
+    """Return key → the dicts of named tensors below it, for the keys of the dict at `at`."""
+    groups: dict[Any, list[dict[str, Tensor]]] = {}
+    for keys, tensors in leaves.items():
+        if len(keys) > len(at) and keys[: len(at)] == at:
+            groups.setdefault(keys[len(at)], []).append(tensors)
+    return groups
+
+
+def _rank(tensors: Mapping[str, Tensor]) -> int:
+    """Return 2 for a dict with a matrix, 1 with a vector, 0 with numbers."""
+    return max(min(tensor.ndim, 2) for tensor in tensors.values())
+
+
+def _is_layer(group: list[dict[str, Tensor]]) -> bool:
+    """Return whether a dict is one layer of nested ones, {"weight": …, "bias": …}, and not the state of a module."""
+    return len(group) == 1 and not any("." in name for name in group[0])
+
+
+def _is_average(key: Any) -> bool:
+    return bool(_words(key) & _AVERAGES)
+
+
+def _words(key: Any) -> set[str]:
+    return set(re.split(r"[^a-z]+", str(key).lower()))
+
+
+def _shapes(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys) -> frozenset[Any]:
+    return frozenset(
+        (keys[len(at) :], name, tensor.shape)
+        for keys, tensors in leaves.items()
+        if keys[: len(at)] == at
+        for name, tensor in tensors.items()
+    )
+
+
+def _named(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys, path: Path) -> dict[str, Tensor]:
+    """Return all named tensors at and below `at`; keys on the way to them are joined to their names by dots."""
+    if [keys for keys in leaves if keys[: len(at)] == at] == [at]:
+        return leaves[at]
+    state: dict[str, Tensor] = {}
+    for keys, tensors in leaves.items():
+        if keys[: len(at)] == at:
+            prefix = "".join(f"{key}." for key in keys[len(at) :])
+            for name, tensor in (without_prefixes(tensors) if prefix else tensors).items():
+                if prefix + name in state:
+                    raise WeightsError(f"{path} has two tensors named {prefix + name!r}; name one dict with --key")
+                state[prefix + name] = tensor
+    return state
+
+
+def _resolve(content: Any, wanted: str, leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> Keys:
+    """Return the keys that a text stands for, "model.ema" or "model/ema"; a key may have dots itself."""
+    waiting: list[tuple[Keys, Any, str]] = [((), content, wanted)]
+    while waiting:
+        keys, node, rest = waiting.pop()
+        for key, item in _items(node):
+            text = str(key)
+            if rest == text:
+                if any(leaf[: len(keys) + 1] == (*keys, key) for leaf in leaves):
+                    return (*keys, key)
+            elif rest.startswith((f"{text}.", f"{text}/")):
+                waiting.append(((*keys, key), item, rest[len(text) + 1 :]))
+    raise WeightsError(f"{path} has no dict of tensors under the key {wanted!r}; it has {_sizes(leaves)}")
+
+
+def _common(paths: list[Keys]) -> Keys:
+    """Return the keys with which all paths begin."""
+    shortest = min(paths, key=len)
+    return next(
+        shortest[:length]
+        for length in range(len(shortest), -1, -1)
+        if all(path[:length] == shortest[:length] for path in paths)
+    )
+
+
+def _beside(
+    content: Any, state: Mapping[str, Tensor], leaves: Mapping[Keys, object], taken: Collection[Keys]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the path of everything beside the weights → bytes of its tensors, and of those that have names.
+
+    Memory that several tensors share counts where it occurs first.
+    """
+    seen = _memories(state)
+    dropped: dict[str, int] = {}
+    others: dict[str, int] = {}
+    named, on_the_way = _beginnings(leaves), _beginnings(taken)
+    waiting: deque[tuple[Keys, Any, bool]] = deque([((), content, () in taken)])
+    while waiting:
+        at, node, inside = waiting.popleft()
+        for key, item in _items(node):
+            keys = (*at, key)
+            if inside and isinstance(key, str) and isinstance(item, Tensor):
+                continue
+            if keys in on_the_way or (inside and keys in named):
+                waiting.append((keys, item, inside or keys in taken))
+                continue
+            memories = _memories(item) - seen
+            dropped["/".join(map(str, keys))] = sum(size for _, size in memories)
+            if keys in named:
+                others[_dotted(keys)] = tensor_bytes(item)
+            seen |= memories
+    return dropped, others
+
+
+def _beginnings(paths: Iterable[Keys]) -> set[Keys]:
+    return {keys[:length] for keys in paths for length in range(1, len(keys) + 1)}
+
+
+def _memories(content: Any) -> set[tuple[int, int]]:
+    """Return the address and the bytes of all tensors in `content` that are one array in memory."""
+    memories = set()
+    for tensor in tensors_in(content):
+        with suppress(RuntimeError, NotImplementedError):  # sparse tensors and subclasses that wrap other tensors
+            memories.add((tensor.data_ptr(), tensor.nbytes))
+    return memories
+
+
+def _dotted(keys: Keys) -> str:
+    return ".".join(map(str, keys))
+
+
+def _sizes(leaves: Mapping[Keys, dict[str, Tensor]]) -> str:
+    """Return the dicts of tensors with their bytes, largest first."""
+    sizes = sorted(((tensor_bytes(tensors), _dotted(keys)) for keys, tensors in leaves.items()), reverse=True)
+    texts = [f"{ascii(name)[1:-1][:80] or 'the tensors beside them'} {size:,} B" for size, name in sizes]
+    return ", ".join(texts[:_LISTED]) + (f" and {len(texts) - _LISTED:,} more" * (len(texts) > _LISTED))
