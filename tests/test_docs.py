@@ -163,7 +163,7 @@ def test_links_and_paths_and_modules_of_a_page_exist(page: str) -> None:
 def test_settings_that_a_page_names_exist(page: str) -> None:
     tables = "|".join(TABLES)
     for name in re.findall(rf"`((?:{tables})(?:\.\w+)+)`", read(page)):
-        assert is_setting(name) or name.endswith((".birdie", ".safetensors")), name
+        assert is_setting(name) or name.endswith((".birdie", ".safetensors", ".json")), name
 
 
 def is_setting(name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from birdie.errors import DataError
 from birdie.lab.logs import MAX_WEIGHT, TrainingLog, read_log
+from birdie.runtime.outputs import require_path
 from birdie.runtime.structured import StepLines, is_number, read_json, read_steps, read_toml
 
 RECIPE = "recipe.toml"
@@ -349,6 +350,7 @@ def find_runs_and_logs(root: Path) -> list[RunRecord]:
     Raises:
         DataError: there is none.
     """
+    require_path(root)
     root = Path(root)
     try:
         runs = _find_runs(root)

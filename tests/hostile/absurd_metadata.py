@@ -42,7 +42,7 @@ LONG, DEEP = "x" * 100_000, "[" * 100_000
 Fields = dict[str, Any]
 
 MODEL: dict[str, tuple[Any, ...]] = {
-    "num_layers": (10**9, 2**40, 10**400, -1, 0, "3", 3.0, None, True, [3], {}),
+    "num_layers": (10**9, 2**40, 10**400, -1, 0, "3", 3.5, None, True, [3], {}),
     "vocab_size": (2**40, 2**62, -5, 1, "32"),
     "model_dim": (2**40, 34, 0),
     "num_heads": (10**12, 3, [4]),

@@ -239,7 +239,9 @@ def _check_history(folder: Path) -> list[Finding]:
         evidence = f"{history.NAME} is no history of a run"
         return [Finding(rules.TRAIN_TIME, "unknown", evidence, "history", str(path))]
     if not entries:
-        return []
+        evidence = f"{history.NAME} has no complete line"
+        is_begun = path.is_file() and path.stat().st_size > 0
+        return [Finding(rules.TRAIN_TIME, "unknown", evidence, "history", str(path))] if is_begun else []
     seconds = entries[-1].train_ms / 1e3
     evidence = f"training took {seconds:,.1f} s of {CAP_SECONDS:g}"
     if seconds > CAP_SECONDS:
