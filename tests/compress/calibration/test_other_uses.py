@@ -116,6 +116,7 @@ def test_small_changes_cost_about_the_kl_that_is_predicted(name: str) -> None:
     known = calibrate(module, batches(), classify)
     assert sorted(known) == ["head.weight", "w"]
     assert 0.6 < ratio_of(module, "w", known["w"]) < 1.6
+    assert 0.5 < ratio_of(module, "head.weight", known["head.weight"]) < 2
 
 
 def test_weights_behind_parametrizations_are_reached() -> None:
