@@ -355,10 +355,10 @@ class Recorder(TorchFunctionMode):
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
-        found = reached_weights(loss, self.products, self._name_of_matrix)
-        for name in found.keys() - self.others.keys():
+        weights = reached_weights(loss, self.products, self._name_of_matrix)
+        for name in weights.keys() - self.others.keys():
             self.sums[name] = Sums()  # what single products had is in the gradient of the weight as well
-        self.others |= found
+        self.others |= weights
         others = list(self.others.values())
         if not self.roots and not others:
             return
