@@ -23,7 +23,7 @@ from birdie.cli.console import (
 )
 from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
-from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.errors import BirdieError, ConfigError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.outputs import require_output, require_writable
 
@@ -291,8 +291,8 @@ def command(
                         checkpoint, own, device=calibration_device, progress=update
                     )
                     note = "calibrated on made-up inputs; --calibrate with a text or images is better"
-                except (ConfigError, DataError, WeightsError) as error:
-                    note = f"not calibrated: {error}"
+                except Exception as error:  # of the model's own code, too: nobody asked for this calibration
+                    note = f"not calibrated: {_reason(error)}"
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
             if complete:
                 summary = save_object(
@@ -397,6 +397,14 @@ def _listed(dropped: Mapping[str, int]) -> str:
     names = sorted(dropped, key=lambda name: -dropped[name])
     texts = [plain(name).plain[:80] + (f" {size(dropped[name])}" if dropped[name] else "") for name in names]
     return ", ".join(texts[:_MAX_LISTED]) + (f" and {len(texts) - _MAX_LISTED:,} more" * (len(texts) > _MAX_LISTED))
+
+
+def _reason(error: Exception) -> str:
+    """Return one line about an error, with its class if the code of a model raised it."""
+    if isinstance(error, BirdieError):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:

@@ -91,6 +91,8 @@ def calibrate_on_made_up_inputs(
 
     # the names on disk have no module of their own, so nothing is known of the order of units
     result = calibrate_on_inputs(module, batches, made_up=True, symmetries=False, seed=seed, progress=report)
+    if result.held_out is not None:
+        result.held_out({})  # what cannot be measured fails before the file is begun, not after
     return replace(result, state=dict(state))  # in the dtypes of the file
 
 

@@ -52,6 +52,33 @@ def test_experts_that_transformers_merges_are_left_uncalibrated(tmp_path: Path, 
     assert "not calibrated" in json.loads(capsys.readouterr().out)["calibration"]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("modified by an inplace operation\nat version 2"),
+        AttributeError("no 'head'"),
+        KeyError("x"),
+        ValueError(),
+    ],
+)
+def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Whatever its code raises: nobody asked for this calibration."""
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise error
+
+    write("llama", tmp_path / "model")
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", failing)
+    command = ["compress", str(tmp_path / "model"), "-o", str(tmp_path / "m.birdie"), "--bits", "6", "--json"]
+    assert run(build_app, command) == 0
+    note = json.loads(capsys.readouterr().out)["calibration"]
+    assert note.startswith("not calibrated: ")
+    assert "\n" not in note
+    assert len(birdie.load(tmp_path / "m.birdie")) == len(read_folder(tmp_path / "model").tensors)
+
+
 def test_the_error_on_other_tokens_falls_at_equal_bytes(tmp_path: Path) -> None:
     folder = tmp_path / "llama"
     write("llama", folder)

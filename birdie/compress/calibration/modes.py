@@ -1,6 +1,6 @@
 """Temporary modes of a module: training, evaluation, and evaluation that can be differentiated.
 
-Tensors that were made in inference mode have no gradients, so copies take their place for the time of a calibration.
+Tensors that were made in inference mode have no gradients, so a calibration replaces them by copies for its duration.
 """
 
 from collections.abc import Iterable, Iterator

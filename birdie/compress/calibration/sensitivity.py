@@ -220,6 +220,7 @@ class Recorder(TorchFunctionMode):
         self.products: dict[Node, Node | None] = {}
         self.others: dict[str, Tensor] = {}
         self.losses: list[Tensor] = []  # of every target
+        self.redrawn = False  # whether gradients are those of signs that are drawn again, for `others` alone
         self.targets = 0
         self.batches = 0
 
@@ -341,6 +342,8 @@ class Recorder(TorchFunctionMode):
             return
 
         def hook(gradient: Tensor) -> None:
+            if self.redrawn:
+                return
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 add(gradient.detach())
 
@@ -352,32 +355,35 @@ class Recorder(TorchFunctionMode):
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
-        found = reached_weights(loss, self.products, self._name_of_matrix)
-        for name in found.keys() - self.others.keys():
+        weights = reached_weights(loss, self.products, self._name_of_matrix)
+        for name in weights.keys() - self.others.keys():
             self.sums[name] = Sums()  # what single products had is in the gradient of the weight as well
-        self.others |= found
-        starts = [*self.roots, *self.others.values()]
-        if not starts:
+        self.others |= weights
+        others = list(self.others.values())
+        if not self.roots and not others:
             return
-        share = sum(weight.numel() for weight in self.others.values()) / self.weights
+        share = sum(weight.numel() for weight in others) / self.weights
         signed = self.losses if share >= _WORTH_DRAWS else []
         gradients = torch.autograd.grad(
-            loss.reshape(()), [*starts, *signed], allow_unused=True, retain_graph=bool(signed)
+            loss.reshape(()),
+            [*self.roots, *others, *signed],  # type: ignore[arg-type]  # it may mix tensors and edges
+            allow_unused=True,
+            retain_graph=bool(signed),
         )
-        self._add_gradients(gradients[len(self.roots) :], first=True)
-        scales = gradients[len(starts) :]
+        first, scales = gradients[len(self.roots) :][: len(others)], gradients[len(self.roots) + len(others) :]
+        self._add_gradients(first, first=True)
         ends = [(losses, scale) for losses, scale in zip(signed, scales, strict=True) if scale is not None]
-        for draw in range(1, _DRAWS if ends else 0):
+        self.redrawn = True
+        for _ in range(1, _DRAWS if ends else 0):
             vectors = [scale * self._signs(scale) for _, scale in ends]
-            others = list(self.others.values())
-            self._add_gradients(
-                torch.autograd.grad(
-                    [losses for losses, _ in ends], others, vectors, allow_unused=True, retain_graph=draw < _DRAWS - 1
-                )
+            again = torch.autograd.grad(
+                [losses for losses, _ in ends], others, vectors, allow_unused=True, retain_graph=True
             )
+            self._add_gradients(again)
+        self.redrawn = False
 
     def _add_gradients(self, gradients: Sequence[Tensor | None], *, first: bool = False) -> None:
-        for name, gradient in zip(self.others, gradients, strict=False):
+        for name, gradient in zip(self.others, gradients, strict=True):
             if gradient is not None:
                 self._add_gradient(name, used_as_matrix(gradient.detach()), first=first)
 
@@ -465,7 +471,7 @@ class Recorder(TorchFunctionMode):
 
     def finish(self, world: World) -> dict[str, Sensitivity]:
         """Return the means over all ranks, per target (per batch if the loss calls no cross-entropy)."""
-        shapes = all_shapes({name: sums.shapes() for name, sums in self.sums.items()}, world)
+        shapes = all_shapes({name: sums.shapes() for name, sums in self.sums.items() if any(sums.shapes())}, world)
         counts = torch.tensor([self.targets, self.batches], dtype=torch.float64, device=self.device)
         targets, batches = world.sum_(counts).tolist()
         if not batches:

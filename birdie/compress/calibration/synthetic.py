@@ -14,6 +14,7 @@ covariance (`birdie.compress.prior`). Outputs that are no logits are often satur
 probability of speech is by noise. Their gradients then tell nothing, so rows weigh what is assumed.
 """
 
+import copy
 import itertools
 import logging
 import math
@@ -151,19 +152,21 @@ class HeldOutError:
     module: nn.Module
     batches: Sequence[Inputs]
     loss: Loss
+    _candidate: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._candidate = copy.deepcopy(self.module).eval()  # receives the weights to be measured
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
-        """Return the error; weights that `state` leaves out are those of the module."""
+        """Return the error; weights that `state` leaves out keep the values of the previous call."""
         error = total = 0.0
-        kept = self.module.state_dict()
-        moved = {name: weight.to(kept[name].device, kept[name].dtype) for name, weight in state.items()}
+        weights = self._candidate.state_dict()
         with in_mode(self.module.modules(), training=False), torch.no_grad():
+            for name, weight in state.items():
+                weights[name].copy_(weight)
             for inputs in self.batches:
-                expected = _forward(self.module, inputs).double()
-                decoded = torch.func.functional_call(
-                    self.module, moved, inputs.arguments, dict(inputs.keywords), tie_weights=True
-                )
-                error += float((_tensor(decoded).double() - expected).square().sum())
+                expected, decoded = (_forward(module, inputs).double() for module in (self.module, self._candidate))
+                error += float((decoded - expected).square().sum())
                 total += float((expected - expected.mean()).square().sum())
         return error / total if total else error
 

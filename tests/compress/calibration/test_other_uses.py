@@ -96,8 +96,8 @@ def kl_of(module: nn.Module, name: str, change: Tensor) -> float:
     changed, x = copy.deepcopy(module), inputs(77, 4000)
     with torch.no_grad():
         changed.get_parameter(name).add_(change)
-        before, after = (torch.log_softmax(one(x).double(), -1) for one in (module, changed))
-    return float((before.exp() * (before - after)).sum(-1).mean())
+        reference, outputs = (torch.log_softmax(one(x).double(), -1) for one in (module, changed))
+    return float((reference.exp() * (reference - outputs)).sum(-1).mean())
 
 
 def ratio_of(module: nn.Module, name: str, known: Sensitivity) -> float:
@@ -116,6 +116,7 @@ def test_small_changes_cost_about_the_kl_that_is_predicted(name: str) -> None:
     known = calibrate(module, batches(), classify)
     assert sorted(known) == ["head.weight", "w"]
     assert 0.6 < ratio_of(module, "w", known["w"]) < 1.6
+    assert 0.5 < ratio_of(module, "head.weight", known["head.weight"]) < 2
 
 
 def test_weights_behind_parametrizations_are_reached() -> None:
@@ -174,8 +175,8 @@ def test_a_weight_that_one_product_explains_in_part_is_taken_as_a_whole() -> Non
         )
         with torch.no_grad():
             changed.table.weight.add_(change)
-            before, after = (torch.log_softmax(one(torch.arange(12)).double(), -1) for one in (module, changed))
-        measured += float((before.exp() * (before - after)).sum(-1).mean())
+            reference, outputs = (torch.log_softmax(one(torch.arange(12)).double(), -1) for one in (module, changed))
+        measured += float((reference.exp() * (reference - outputs)).sum(-1).mean())
         expected += predicted(known, change)
     assert 0.5 < measured / expected < 2
     assert not calibrate(Tied(F.linear), ids, loss)["table.weight"].rows_have_inputs, "two products explain it"
@@ -259,18 +260,18 @@ def normalized() -> nn.Module:
 @pytest.mark.parametrize("blockwise", [False, True])
 @pytest.mark.parametrize("inference", ["call", "weights", "batches", "everything", "no_grad around the call"])
 def test_inference_mode_changes_nothing(inference: str, blockwise: bool) -> None:
-    def made(part: str) -> torch.inference_mode:
+    def inference_mode(part: str) -> torch.inference_mode:
         return torch.inference_mode(inference in (part, "everything"))
 
-    with made("weights"):
+    with inference_mode("weights"):
         module = normalized().requires_grad_(False)
-    with made("batches"):
+    with inference_mode("batches"):
         data = batches()
-    before = dict(module.named_parameters())
-    with torch.no_grad() if inference == "no_grad around the call" else made("call"):
+    parameters = dict(module.named_parameters())
+    with torch.no_grad() if inference == "no_grad around the call" else inference_mode("call"):
         result = birdie.calibrate(module, data, classify, blockwise=blockwise)
         error = birdie.save(module, io.BytesIO(), calibration=result).error
-    assert all(weight is before[name] for name, weight in module.named_parameters())
+    assert all(weight is parameters[name] for name, weight in module.named_parameters())
     expected = birdie.calibrate(normalized(), batches(), classify, blockwise=blockwise)
     for name, known in expected.sensitivities.items():
         assert torch.equal(result.sensitivities[name].hessian, known.hessian)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Made-up inputs calibrate a module alone, the better of two encodings is kept, and bad inputs are one sentence."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -176,6 +177,32 @@ def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
         assert result.held_out is not None
         assert result.held_out.batches
     assert len(synthetic._split(Inputs((one, two)))) == synthetic.BATCHES
+
+
+def test_the_error_is_that_of_a_module_whose_state_has_other_names_than_its_parts() -> None:
+    """As a model under the names of its checkpoint has."""
+
+    class Renamed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.model(x)
+            return out
+
+        def state_dict(self, *_: Any, **settings: Any) -> dict[str, Tensor]:  # type: ignore[override]
+            return {f"classifier.{name}": tensor for name, tensor in self.model.state_dict(**settings).items()}
+
+    module, x = Renamed(), torch.randn(50, 32)
+    measure = HeldOutError(module, [Inputs((x,))], loss)
+    state = module.state_dict()
+    assert measure(state) == 0
+    doubled = {name: 2 * tensor for name, tensor in state.items()}
+    outputs = module(x).detach().double()
+    variance = float((outputs - outputs.mean()).square().sum())
+    assert measure(doubled) == pytest.approx(float(outputs.square().sum()) / variance)
+    assert measure(state) == 0
 
 
 def test_the_better_of_two_encodings_on_inputs_kept_apart_is_kept() -> None:
