@@ -106,6 +106,14 @@ DECODING = {
 # before the script is packed; estimates, profiles, the compile cache; the comparison with the challenge's own export.
 _REPLACED = DECODING | {
     ("birdie.artifact.load", "_allocated"): "return 0",
+    ("birdie.artifact.load", "_copies"): "return ()",
+    ("birdie.artifact.metadata", "copies_of"): "return None",
+    ("birdie.compress.rate.copies", "merged"): "return assignment",
+    ("birdie.compress.rate.encoding", "exact_share"): "return ''",
+    ("birdie.compress.schemes.lossless", "_runs"): "return None",
+    ("birdie.compress.schemes.lossless", "_from_runs"): "pass",
+    ("birdie.compress.schemes.lossless", "_is_whole"): "return False",
+    ("birdie.compress.schemes.trellis", "is_pruned"): "return False",
     ("birdie.artifact.load", "_decode_all"): "return decode_all(reader, decoders, workers)",
     ("birdie.artifact.kept_files", "sizes_of"): "return None",
     ("birdie.artifact.lazy", "with_ties"): "return items",
