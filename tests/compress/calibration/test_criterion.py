@@ -1,4 +1,4 @@
-"""Criteria of torch, and modules and functions like them, stand for loss(module, batch) with (inputs, targets) batches."""
+"""Criteria of torch, and what is like them, stand for loss(module, batch) with (inputs, targets) batches."""
 
 from typing import Any
 
