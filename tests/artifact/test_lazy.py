@@ -553,7 +553,7 @@ def test_classes_of_any_kind_load_lazily(kind: Any, tmp_path: Path) -> None:
 
 def test_a_hook_that_reads_weights_too_early_is_refused(tmp_path: Path) -> None:
     model = deep()
-    model.register_load_state_dict_post_hook(lambda module, _: module[0].weight.sum())  # type: ignore[operator, union-attr]
+    model.register_load_state_dict_post_hook(lambda module, _: module[0].weight.sum())
     with pytest.raises(ConfigError, match=r"reads '0\.weight' while it is loaded"):
         birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
     assert type(model) is nn.Sequential
