@@ -167,7 +167,6 @@ def decode_all(
     workers: int,
     decode: DecodeOne | None = None,
     device: torch.device | None = None,
-    names: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """Decode every stored tensor, the longest first, so that no thread works on it alone at the end.
 
@@ -176,10 +175,9 @@ def decode_all(
         workers: threads. A tensor that is longer than one thread's share is itself decoded on all of them.
         decode: decodes one entry; default: on the CPU.
         device: where it puts the tensor.
-        names: of stored tensors, to decode only these.
     """
     decode = decode or decode_one
-    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS and (names is None or name in names)]
+    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
     blocks = [(name, block, part) for name in stored for block, part in blocks_of(reader, name)]
     lengths = {block: reader.header(block).length for _, block, _ in blocks}
     blocks.sort(key=lambda item: lengths[item[1]], reverse=True)

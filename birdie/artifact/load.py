@@ -7,6 +7,7 @@ names it; the file is decoded only if that scheme is registered, or if the calle
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -145,9 +146,9 @@ def load(
         names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.
 
     Returns:
-        name → tensor, tied names sharing one tensor, equal ones with one each: a state dict, with extra state and versions
-        of modules if the file has them; or `into`; or, if not `strict`, what `load_state_dict` returns: (missing_keys,
-        unexpected_keys).
+        name → tensor, tied names sharing one tensor, equal ones with one each: a state dict, with extra state and
+        versions of modules if the file has them; or `into`; or, if not `strict`, what `load_state_dict` returns:
+        (missing_keys, unexpected_keys).
 
     Raises:
         ArtifactError: the file is missing, corrupt, takes more than `max_bytes` or `max_operations` to decode, or uses
@@ -311,11 +312,14 @@ def _decode_all(
     names: Collection[str] | None,
 ) -> dict[str, Tensor]:
     """Decode stored tensors, on a GPU if that is where they go; then `into` is moved there before they are."""
+    if names is not None:
+        with ThreadPoolExecutor(workers) as pool:
+            return dict(zip(names, pool.map(lambda name: decode_entry(reader, name, decoders, 1), names), strict=True))
     module = None if into is None else unwrapped(into)
     on_device = device_decoder(device, module)
     if on_device is None:
-        return decode_all(reader, decoders, workers, names=names)
-    tensors = decode_all(reader, decoders, workers, on_device.decode, on_device.device, names)
+        return decode_all(reader, decoders, workers)
+    tensors = decode_all(reader, decoders, workers, on_device.decode, on_device.device)
     on_device.require_sound(reader.where)
     if module is not None and not any(tensor.is_meta for tensor in plain_state(module).values()):
         module.to(on_device.device)  # so that tensors do not go to the CPU and back

@@ -80,17 +80,17 @@ def own_names(names: Iterable[str], expected: Collection[str], modules: Collecti
     free: dict[str, list[str]] = {}
     for name in expected.difference(names):
         free.setdefault(plain_name(name, wrappers), []).append(name)
-    own = {}
+    matched = {}
     for name in names:
         plain = plain_name(name, wrappers)
         matches = free.get(plain, [])
         if name in expected:
-            own[name] = name
+            matched[name] = name
         elif len(matches) == 1:
-            own[name] = matches[0]
+            matched[name] = matches[0]
         else:
-            own[name] = min(name, plain, key=lambda one: _unknown(one, modules))
-    return own if len(set(own.values())) == len(own) else {name: name for name in names}
+            matched[name] = min(name, plain, key=lambda one: _unknown(one, modules))
+    return matched if len(set(matched.values())) == len(matched) else {name: name for name in names}
 
 
 def _unknown(name: str, modules: Collection[str]) -> int:

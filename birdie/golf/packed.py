@@ -116,7 +116,7 @@ _REPLACED = DECODING | {
     ("birdie.compress.schemes.trellis", "is_pruned"): "return False",
     ("birdie.artifact.load", "_decode_all"): "return decode_all(reader, decoders, workers)",
     ("birdie.artifact.kept_files", "sizes_of"): "return None",
-    ("birdie.artifact.lazy", "with_ties"): "return items",
+    ("birdie.compress.filling", "with_ties"): "return items",
     ("birdie.artifact.load", "_require_arguments"): "pass",
     ("birdie.compress.device.encoding", "searches"): "return False",
     ("birdie.artifact.container", "Reader.blocks"): "return (name,)",

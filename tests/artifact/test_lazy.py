@@ -4,9 +4,10 @@ import copy
 import pickle
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 import torch
@@ -494,3 +495,65 @@ def test_workers_of_a_data_loader_may_share_a_model_that_a_thread_reads(tmp_path
     assert wrong == []
     assert len(rows) == 8
     assert all(torch.equal(row, expected[0]) for row in rows)
+
+
+Item = TypeVar("Item")
+
+
+class Abstract(nn.Linear, ABC):
+    @abstractmethod
+    def width(self) -> int: ...
+
+
+class Concrete(Abstract):
+    def width(self) -> int:
+        return self.in_features
+
+
+class Parametric(nn.Linear, Generic[Item]):
+    """A class with a type parameter."""
+
+
+class Registering(nn.Linear):
+    """Enters each subclass into a list, under a name that the subclass must give."""
+
+    classes: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.classes[name] = cls
+
+
+class Registered(Registering, name="first"):
+    pass
+
+
+class Meta(type):
+    """A metaclass that wants an argument of every class."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], content: dict[str, Any], *, tag: int) -> "Meta":  # noqa: ARG004
+        return super().__new__(cls, name, bases, content)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], content: dict[str, Any], *, tag: int) -> None:  # noqa: ARG002
+        super().__init__(name, bases, content)
+
+
+class OfMeta(nn.Linear, metaclass=Meta, tag=1):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Concrete, Parametric, Parametric[int], Registered, OfMeta])
+def test_classes_of_any_kind_load_lazily(kind: Any, tmp_path: Path) -> None:
+    model, x = kind(8, 8), torch.ones(1, 8)
+    lazy = birdie.load(saved(model, tmp_path, lossless=True), into=kind(8, 8), lazy=True)
+    assert same(lazy(x), model(x))
+    assert isinstance(lazy, getattr(kind, "__origin__", kind))
+    assert same(copy.deepcopy(lazy)(x), model(x))
+    assert Registering.classes == {"first": Registered}
+
+
+def test_a_hook_that_reads_weights_too_early_is_refused(tmp_path: Path) -> None:
+    model = deep()
+    model.register_load_state_dict_post_hook(lambda module, _: module[0].weight.sum())
+    with pytest.raises(ConfigError, match=r"reads '0\.weight' while it is loaded"):
+        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
+    assert type(model) is nn.Sequential

@@ -1,4 +1,4 @@
-"""What load_state_dict of torch takes, birdie takes: old versions, hooks, extra state, parts; all of it or nothing."""
+"""Laws of loading into modules: as load_state_dict of torch with old versions, hooks, extra state; all or nothing."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -120,9 +120,9 @@ def test_old_files_are_converted_once(version: int | None, how: str, tmp_path: P
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantize_leaves_versions_alone(kind: Callable[[], nn.Module]) -> None:
     model = kind()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    original = {name: weight.clone() for name, weight in model.state_dict().items()}
     birdie.quantize_(model, coder="fast")
-    assert all(torch.allclose(weight, before[name], atol=0.01) for name, weight in model.state_dict().items())
+    assert all(torch.allclose(weight, original[name], atol=0.01) for name, weight in model.state_dict().items())
 
 
 def test_a_file_grows_only_by_versions_that_matter(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_not_strict_returns_what_torch_returns(how: str, tmp_path: Path) -> None
     keys = birdie.load(saved(source, tmp_path), into=module, lazy=how == "lazy", strict=False)
     assert keys.missing_keys == expected.missing_keys
     assert sorted(keys.unexpected_keys) == sorted(expected.unexpected_keys)
-    assert torch.equal(module[0].weight, source[0].weight)
+    assert torch.equal(module.get_parameter("0.weight"), source.get_parameter("0.weight"))
     with pytest.raises(WeightsError, match=r"different shape: 0\.weight"):
         birdie.load(tmp_path / "m.birdie", into=nn.Sequential(nn.Linear(5, 4)), strict=False)
 
@@ -269,11 +269,11 @@ def test_a_part_of_a_file(how: str, tmp_path: Path) -> None:
     require_same(loaded(path, net(), how, prefix="encoder."), encoder)
     require_same(dict(birdie.load(path, prefix="encoder.")), encoder)
     module = nn.ModuleDict({"encoder": net(), "decoder": nn.Linear(4, 4)})
-    before = module["encoder"].get_parameter("0.weight").clone()
+    original = module["encoder"].get_parameter("0.weight").clone()
     state = loaded(path, module, how, names=["decoder.*", "encoder.0.bias"])
-    assert torch.equal(state["decoder.weight"], source["decoder"].weight)
+    assert torch.equal(state["decoder.weight"], source.get_parameter("decoder.weight"))
     assert torch.equal(state["encoder.0.bias"], source["encoder"].get_parameter("0.bias"))
-    assert torch.equal(state["encoder.0.weight"], before)
+    assert torch.equal(state["encoder.0.weight"], original)
     assert birdie.load(path, names=["encoder.0.bias"]).keys() == {"encoder.0.bias"}
     with pytest.raises(ArtifactError, match=r"no tensor 'encoder\.nothing'"):
         birdie.load(path, prefix="encoder.", names=["nothing"])
@@ -282,7 +282,7 @@ def test_a_part_of_a_file(how: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"unexpected: decoder\.bias"):
         birdie.load(path, into=nn.ModuleDict({"encoder": net()}), lazy=how == "lazy", names=["decoder.bias"])
     with pytest.raises(ConfigError, match="give into="):
-        birdie.load(path, strict=False)  # type: ignore[call-overload]
+        birdie.load(path, strict=False)
 
 
 def test_only_what_is_loaded_is_decoded(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import birdie
+from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.to_safetensors import DTYPES, to_safetensors
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -45,10 +46,20 @@ def test_the_library_reads_every_dtype(tmp_path: Path, dtype: torch.dtype) -> No
     assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
 
 
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (0, 4), (2, 1, 5)])
+def test_pairs_of_numbers_keep_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 256, shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    save_file({"t": tensor}, tmp_path / "a.safetensors", {"format": "pt"})
+    birdie.save(read_state_dict(tmp_path / "a.safetensors"), tmp_path / "x.birdie", lossless=True)
+    to_safetensors(tmp_path / "x.birdie", tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
 def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:
     for content, reason in (
         ({"t": torch.zeros(2, dtype=torch.complex128)}, "complex128"),
         ({"__metadata__": torch.ones(2)}, "__metadata__"),
+        ({"t": torch.zeros((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, "without a dimension"),
     ):
         birdie.save(content, tmp_path / "x.birdie", lossless=True)
         with pytest.raises(WeightsError, match=reason):

@@ -29,14 +29,14 @@ def around_one_part(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
 
 
 def nested() -> nn.Module:
-    module = around_one_part(lambda part: torch.compile(checkpoint_wrapper(part)))  # type: ignore[return-value]
+    module = around_one_part(lambda part: torch.compile(checkpoint_wrapper(part)))  # type: ignore[arg-type, return-value]
     return torch.compile(nn.DataParallel(module))  # type: ignore[return-value]
 
 
 WRAPPED: dict[str, Callable[[], nn.Module]] = {
     "plain": plain,
     "compiled": lambda: torch.compile(plain()),  # type: ignore[dict-item, return-value]
-    "compiled part": lambda: around_one_part(lambda part: torch.compile(part)),  # type: ignore[return-value]
+    "compiled part": lambda: around_one_part(lambda part: torch.compile(part)),  # type: ignore[arg-type, return-value]
     "parallel part": lambda: around_one_part(nn.DataParallel),
     "checkpoint": lambda: around_one_part(checkpoint_wrapper),
     "average": lambda: AveragedModel(plain()),
@@ -52,11 +52,11 @@ def weights_of(module: nn.Module) -> list[Tensor]:
 @pytest.mark.parametrize("wrapped", WRAPPED)
 def test_files_have_plain_names_and_the_module_stays_as_it_is(wrapped: str, tmp_path: Path) -> None:
     module = WRAPPED[wrapped]()
-    before = [(name, type(part)) for name, part in module.named_modules()]
+    kinds = [(name, type(part)) for name, part in module.named_modules()]
     summary = birdie.save(module, tmp_path / "m.birdie", lossless=True, coder="fast")
     assert [row.name for row in summary.tensors if COUNTER not in row.name] == sorted(plain().state_dict())
     birdie.load(tmp_path / "m.birdie", into=module)
-    assert [(name, type(part)) for name, part in module.named_modules()] == before
+    assert [(name, type(part)) for name, part in module.named_modules()] == kinds
 
 
 @pytest.mark.parametrize("lazy", [False, True])

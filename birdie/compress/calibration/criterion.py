@@ -30,7 +30,7 @@ class CriterionLoss:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
             raise ConfigError(
-                f"the loss {name} takes (inputs, targets) batches, and one is a {type(batch).__name__} of another form; "
+                f"the loss {name} takes (inputs, targets) batches, and one is another {type(batch).__name__}; "
                 "give pairs, or a function loss(module, batch)"
             )
         inputs, targets = batch

@@ -1,0 +1,68 @@
+"""Criteria of torch, and what is like them, stand for loss(module, batch) with (inputs, targets) batches."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.calibration.criterion import batch_loss
+from birdie.errors import ConfigError
+
+
+class Focal(nn.Module):
+    """A criterion of one's own."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets) ** 2
+
+
+class OfModules(nn.Module):
+    """A loss of calibration that is a module."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+class Named(nn.Linear):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x) * scale
+
+
+X, Y = torch.randn(6, 8), torch.arange(6)
+
+
+@pytest.mark.parametrize("inputs", [X, (X, 2.0), {"x": X, "scale": 2.0}], ids=["tensor", "tuple", "dict"])
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), F.cross_entropy, Focal()], ids=str)
+def test_a_criterion_gets_outputs_and_targets(criterion: Any, inputs: Any) -> None:
+    model = Named(8, 6)
+    expected = criterion(model(X, 1.0 if isinstance(inputs, Tensor) else 2.0), Y)
+    assert torch.equal(batch_loss(criterion)(model, (inputs, Y)), expected)
+
+
+@pytest.mark.parametrize("loss", [lambda model, batch: model(batch), OfModules()])
+def test_losses_of_module_and_batch_stay(loss: Any) -> None:
+    assert batch_loss(loss) is loss
+
+
+@pytest.mark.parametrize("batch", [X, (X,), {"x": X}])
+def test_batches_that_are_no_pairs_are_named(batch: Any) -> None:
+    with pytest.raises(ConfigError, match=r"CrossEntropyLoss takes \(inputs, targets\) batches"):
+        batch_loss(nn.CrossEntropyLoss())(Named(8, 6), batch)
+
+
+@pytest.mark.parametrize("blockwise", [False, True])
+def test_calibration_with_a_criterion_is_that_with_its_function(blockwise: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6))
+    batches = [(torch.randn(9, 8), torch.randint(0, 6, (9,))) for _ in range(5)]
+    one, other = (
+        birdie.calibrate(model, batches, loss, blockwise=blockwise)
+        for loss in (nn.CrossEntropyLoss(), lambda module, batch: F.cross_entropy(module(batch[0]), batch[1]))
+    )
+    for name, sensitivity in one.sensitivities.items():
+        hessian, same = sensitivity.hessian, other.sensitivities[name].hessian
+        assert hessian is not None
+        assert same is not None
+        assert torch.equal(hessian, same)
