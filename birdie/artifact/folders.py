@@ -62,12 +62,6 @@ class ModelFolder:
         """Metadata for the .birdie file."""
         return {"weights": self.weights} | ({"headers": self.headers} if self.headers else {})
 
-    @property
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Tensors of the folder itself, without those of other components: those that its configuration describes."""
-        parts = self.weights.keys() - {""}
-        return {name: tensor for name, tensor in self.tensors.items() if not component_of(name, parts)}
-
 
 def read_folder(
     folder: Path, *, keep: Sequence[str] = (), skip: Sequence[str] = (), skip_objects: bool = False
@@ -201,10 +195,7 @@ def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple
     parts = weights if isinstance(weights, dict) else {}
     paths = {part: value if isinstance(value, list) else [part, value] for part, value in parts.items()}
     if not paths or not all(
-        (part == "" or is_name(part))
-        and len(path) == 2
-        and (place[0] == "" or is_name(place[0]))
-        and is_part(path[1])
+        (part == "" or is_name(part)) and len(path) == 2 and (path[0] == "" or is_name(path[0])) and is_part(path[1])
         for part, path in paths.items()
     ):
         raise ArtifactError(f"the metadata of {where} do not name the weights of its folder; the file is damaged")
