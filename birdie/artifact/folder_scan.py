@@ -58,7 +58,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What becomes of each file of a folder.
+    """The use of each file of a folder.
 
     Attributes:
         groups: the files whose tensors are compressed, by component: a folder, or the path of one of several in it.
@@ -153,11 +153,11 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Ac
 
 
 def _walk(folder: Path) -> Iterable[Path]:
-    found = []
+    files_and_links = []
     for parent, folders, files in os.walk(folder):
-        found += [Path(parent) / name for name in files]
-        found += [Path(parent) / name for name in folders if (Path(parent) / name).is_symlink()]
-    return sorted(found)
+        files_and_links += [Path(parent) / name for name in files]
+        files_and_links += [Path(parent) / name for name in folders if (Path(parent) / name).is_symlink()]
+    return sorted(files_and_links)
 
 
 def _foreign_folder(name: str) -> str | None:

@@ -62,12 +62,6 @@ class ModelFolder:
         """Metadata for the .birdie file."""
         return {"weights": self.weights} | ({"headers": self.headers} if self.headers else {})
 
-    @property
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Tensors of the folder itself, without those of other components: those that its configuration describes."""
-        parts = self.weights.keys() - {""}
-        return {name: tensor for name, tensor in self.tensors.items() if not component_of(name, parts)}
-
 
 def read_folder(
     folder: Path, *, keep: Sequence[str] = (), skip: Sequence[str] = (), skip_objects: bool = False
@@ -187,10 +181,10 @@ def write_folder(
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
         with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:
             kept_files.write(kept, folder)
-            for part, (place, stem, keys) in groups.items():
-                (folder / place).mkdir(parents=True, exist_ok=True)
+            for part, (subfolder, stem, keys) in groups.items():
+                (folder / subfolder).mkdir(parents=True, exist_ok=True)
                 header = headers.get(part, {})
-                _write_weights(reader, folder / place, stem, keys, header, max_shard_bytes, workers)
+                _write_weights(reader, folder / subfolder, stem, keys, header, max_shard_bytes, workers)
 
 
 def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple[str, str, dict[str, str]]]:
@@ -200,16 +194,13 @@ def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple
         ArtifactError: the metadata do not say what the weights are called.
     """
     parts = weights if isinstance(weights, dict) else {}
-    places = {part: value if isinstance(value, list) else [part, value] for part, value in parts.items()}
-    if not places or not all(
-        (part == "" or is_name(part))
-        and len(place) == 2
-        and (place[0] == "" or is_name(place[0]))
-        and is_part(place[1])
-        for part, place in places.items()
+    paths = {part: value if isinstance(value, list) else [part, value] for part, value in parts.items()}
+    if not paths or not all(
+        (part == "" or is_name(part)) and len(path) == 2 and (path[0] == "" or is_name(path[0])) and is_part(path[1])
+        for part, path in paths.items()
     ):
         raise ArtifactError(f"the metadata of {where} do not name the weights of its folder; the file is damaged")
-    groups: dict[str, tuple[str, str, dict[str, str]]] = {part: (*place, {}) for part, place in places.items()}
+    groups: dict[str, tuple[str, str, dict[str, str]]] = {part: (*path, {}) for part, path in paths.items()}
     for name in names:
         part = component_of(name, groups)
         if part not in groups:

@@ -180,11 +180,12 @@ def _usual(leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> dict[Keys, K
     while True:
         groups = _groups(leaves, at)
         ranks = {key: max(map(_rank, group)) for key, group in groups.items()}
-        here = _rank(leaves[at]) if at in leaves else -1
-        networks = [key for key, rank in ranks.items() if rank >= max(here, *ranks.values())]
+        rank = _rank(leaves[at]) if at in leaves else -1
+        best = max([rank, *ranks.values()])
+        networks = [key for key in ranks if ranks[key] == best]
         if usual := next((key for key in _USUAL if key in networks), None):
             return {(*at, usual): _inside(leaves, (*at, usual))}
-        if here >= max(ranks.values(), default=-1):
+        if rank == best:
             return {at: at}
         networks = [key for key in networks if not _is_average(key)] or networks
         if len(networks) > 1:

@@ -246,7 +246,6 @@ def command(
     else:
         header = header_of(checkpoint)
         metadata = {"headers": {"": header}} if header else None
-    own = content if folder is None else folder.own_tensors
     kept_bytes = sum(map(len, (kept or {}).values()))
     input_bytes, file_bytes = input_bytes + kept_bytes, file_bytes + kept_bytes
     require_writable(output.parent)  # before a calibration
@@ -265,7 +264,7 @@ def command(
             with bar(f"calibrating on {text.name}", "tokens") as update:
                 calibration = calibrate_folder(
                     checkpoint,
-                    own,
+                    content,
                     text,
                     tokens=tokens,
                     device=calibration_device,
@@ -276,7 +275,7 @@ def command(
         elif images:
             with bar(f"calibrating on {len(images):,} images", "images") as update:
                 calibration = calibrate_on_images(
-                    checkpoint, own, images, device=calibration_device, work=work, world=world, progress=update
+                    checkpoint, content, images, device=calibration_device, work=work, world=world, progress=update
                 )
         elif calibrate is not None:
             with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
@@ -288,7 +287,7 @@ def command(
             with bar("calibrating on made-up inputs", "batches") as update:
                 try:
                     calibration = calibrate_on_made_up_inputs(
-                        checkpoint, own, device=calibration_device, progress=update
+                        checkpoint, content, device=calibration_device, progress=update
                     )
                     note = "calibrated on made-up inputs; --calibrate with a text or images is better"
                 except Exception as error:  # of the model's own code, too: nobody asked for this calibration
