@@ -27,6 +27,7 @@ from birdie.compress.feedback import feedback
 from birdie.compress.rate.curve import Curve, scale_of_bits
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.small_tensors import is_worth_coarsening
+from birdie.compress.stacks import with_rows
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import rows_columns
 from birdie.compress.wrappers import unwrapped
@@ -205,8 +206,8 @@ def sensitivity(
     unit, factor = _unit(result.held_out, known, state.tensors)
     curves = {}
     for name, item in known.items():
-        shape = rows_columns(tuple(state.tensors[name].shape))
-        curves[name] = Curve.of(name, state.tensors[name], feedback(item, *shape))
+        weight = with_rows(state.tensors[name], item)
+        curves[name] = Curve.of(name, weight, feedback(item, *rows_columns(tuple(weight.shape))))
     common = scale_of_bits(list(curves.values()), bits)
     rows = [
         MatrixSensitivity(
