@@ -141,9 +141,8 @@ def _leaves(content: Any) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
         if id(node) in seen or len(keys) > _DEEPEST or (isinstance(node, Mapping) and "param_groups" in node):
             continue
         seen.add(id(node))
-        if isinstance(node, Mapping):
-            if tensors := _named_tensors(node):
-                yield keys, tensors
+        if isinstance(node, Mapping) and (tensors := _named_tensors(node)):
+            yield keys, tensors
         waiting += [
             ((*keys, key), item)
             for key, item in _items(node)

@@ -193,7 +193,7 @@ def load(
             max_bytes = default_limit(reader) + _allocated(reader, into)
         decoders, copies = decoders_of(reader), () if into is not None else _copies(reader)
         chosen = part.of(reader)
-        stored = None if part.whole else {stored_name(reader, name) for name in chosen}
+        stored = None if part.is_all else {stored_name(reader, name) for name in chosen}
         require_limits(reader, decoders, max_bytes, max_operations, stored, shared=True, independent=copies)
         tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into, stored)
         if into is None:
@@ -216,8 +216,8 @@ class Part:
     names: Collection[str] | None = None
 
     @property
-    def whole(self) -> bool:
-        """Whether all tensors are loaded."""
+    def is_all(self) -> bool:
+        """Return whether all tensors are loaded."""
         return not self.prefix and self.names is None
 
     def of(self, reader: Reader) -> list[str]:
@@ -236,7 +236,7 @@ class Part:
                 )
             wanted = {name for names in hits.values() for name in names}
             chosen = [name for name in chosen if name in wanted]
-        if not chosen and not self.whole:
+        if not chosen and not self.is_all:
             raise ArtifactError(
                 f"{reader.where} holds no tensor named {self.prefix + '…'!r}; `birdie inspect` lists its names"
             )
@@ -260,7 +260,7 @@ class Part:
         """
         fields = file_metadata.parse(bytes(reader.metadata), reader.where)
         state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), reader.where)
-        if not nested and self.whole and "tree" in fields:
+        if not nested and self.is_all and "tree" in fields:
             state = _saved_state(pytree.rebuild(fields["tree"], tensors), tensors) or state
         if not self.prefix:
             return state
@@ -279,7 +279,7 @@ class Part:
 
 def _only(about: Any, part: Part, tensors: Mapping[str, Tensor]) -> Any:
     """Return what a file keeps beside its tensors, without the extra states that are not loaded."""
-    if part.whole or not isinstance(about, dict) or not isinstance(about.get("extra"), dict):
+    if part.is_all or not isinstance(about, dict) or not isinstance(about.get("extra"), dict):
         return about
 
     def is_loaded(name: str) -> bool:
@@ -338,8 +338,8 @@ def _allocated(reader: Reader, module: nn.Module) -> int:
     """Return the decoded bytes of the entries for which `module` has a tensor of the shape and at least the memory."""
     entries = {name: reader.entry(name) for name in reader.names}
     state = plain_state(unwrapped(module))
-    own = own_names(entries, state.keys(), ())
-    entries = {own[name]: entry for name, entry in entries.items()}
+    renamed = own_names(entries, state.keys(), ())
+    entries = {renamed[name]: entry for name, entry in entries.items()}
     return sum(
         decoded_bytes(entries[name])
         for name, tensor in state.items()
@@ -363,7 +363,7 @@ def _load_lazily(
     reader = Reader(path)
     try:
         decoders, chosen = decoders_of(reader), part.of(reader)
-        stored = None if part.whole else {stored_name(reader, name) for name in chosen}
+        stored = None if part.is_all else {stored_name(reader, name) for name in chosen}
         require_limits(reader, decoders, *limits, stored, shared=True)
         target = target_of(settings["device"], unwrapped(into))
         if target is not None and works(target):

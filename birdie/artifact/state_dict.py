@@ -1,4 +1,4 @@
-"""What a file keeps of a state dict beside its tensors: versions of modules, and their extra state.
+"""Versions and extra state of modules: a file keeps them beside the tensors of a state dict.
 
     {"0.scale": T, "0._extra_state": {"step": 3}}, _metadata ──► tensors, {"versions": {"0": 2}, "extra": {…: skeleton}}
 

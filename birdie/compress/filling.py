@@ -74,11 +74,11 @@ def load_into(
         for name, weight in current.items():
             if name in named or (strict and not partial):
                 _require_memory(name, weight, source)
-        trained = {name: place for name, place in folded(inner).items() if name in named}
-        own = OrderedDict((name, item) for name, item in named.items() if name not in trained)
-        vars(own).update(vars(named))
+        trained = {name: target for name, target in folded(inner).items() if name in named}
+        others = OrderedDict((name, item) for name, item in named.items() if name not in trained)
+        vars(others).update(vars(named))
         with Loading(inner, source, remedy, current, named) as loading:
-            keys = loading.load(own, trained, strict=strict, partial=partial)
+            keys = loading.load(others, trained, strict=strict, partial=partial)
             for name, (owner, attribute) in trained.items():
                 setattr(owner, attribute, named[name].to(current[name]))
             return keys
@@ -88,8 +88,8 @@ def for_module(module: nn.Module, state: Mapping[str, Any]) -> "OrderedDict[str,
     """Return a state, with its `_metadata`, under the names that `module` has, and ties under all of their names."""
     expected = set(plain_state(module))
     parts = {name for name, _ in module.named_modules(remove_duplicate=False)}
-    own = own_names(state, expected, parts)
-    named = OrderedDict(with_ties(module, {own[name]: item for name, item in state.items()}))
+    renamed = own_names(state, expected, parts)
+    named = OrderedDict(with_ties(module, {renamed[name]: item for name, item in state.items()}))
     about = getattr(state, "_metadata", None)
     if about is not None:
         paths = own_names(about, parts, parts)
