@@ -35,7 +35,11 @@ X, Y = torch.randn(6, 8), torch.arange(6)
 
 
 @pytest.mark.parametrize("inputs", [X, (X, 2.0), {"x": X, "scale": 2.0}], ids=["tensor", "tuple", "dict"])
-@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), F.cross_entropy, Focal()], ids=str)
+@pytest.mark.parametrize(
+    "criterion",
+    [nn.CrossEntropyLoss(), F.cross_entropy, Focal()],
+    ids=lambda criterion: getattr(criterion, "__name__", type(criterion).__name__),
+)
 def test_a_criterion_gets_outputs_and_targets(criterion: Any, inputs: Any) -> None:
     model = Named(8, 6)
     expected = criterion(model(X, 1.0 if isinstance(inputs, Tensor) else 2.0), Y)
