@@ -54,6 +54,8 @@ def is_exact(name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool
         return not has_nonfinite(weight)  # NaN in a tensor that is not known to be a buffer is refused
     if weight.ndim < 2 and weight.numel() < SMALL and bool((weight == weight.to(torch.float16)).all()):
         return False  # a norm of ones, a bias of zeros: 16 bits keep them, and a refit may tune them
+    if is_buffer is False and weight.ndim > 1:
+        return False  # the module says that it is a parameter: a matrix that begins at zero will be trained
     return _has_few_values(weight, masked=is_buffer is None)
 
 
@@ -92,7 +94,7 @@ def _has_few_values(weight: Tensor, *, masked: bool) -> bool:
         masked: whether 0 and −inf together are such values as well, as in a causal mask; else all must be finite.
     """
     few, integers = (FEW_OF_LARGE, False) if weight.numel() >= LARGE else (FEW, True)
-    seen = torch.empty(0)
+    seen: Tensor | None = None
     for part in parts(weight):
         flat = part.reshape(-1)
         for values in (flat[:: max(1, flat.numel() // _SAMPLE)], flat):  # a sample is enough to tell most weights
@@ -100,9 +102,9 @@ def _has_few_values(weight: Tensor, *, masked: bool) -> bool:
             integers = integers and bool(((values == values.round()) & (values.abs() <= _EXACT_INTEGERS)).all())
             if len(values) > few and not integers:
                 return False
-        seen = torch.unique(torch.cat([seen.to(values), values]))
+        seen = values if seen is None else torch.unique(torch.cat([seen, values]))
         if len(seen) > few and not integers:
             return False
-    if bool(seen.isfinite().all()):
+    if seen is None or bool(seen.isfinite().all()):
         return True
     return masked and len(seen) == 2 and bool((seen == 0).any()) and bool((seen == -torch.inf).any())

@@ -102,7 +102,7 @@ class BudgetEncoder:
         workers: int | None = None,
     ) -> None:
         self.budget, self._writer = budget, partial(_writer, budget, coder, metadata, workers)
-        assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
+        assignment = assignments(assign(to_be_trained(state), rules, Target(budget)), budget)[0]
         self.allocation = Allocation(assignment, sensitivities, plain=False, workers=workers)
         self.allocation.scheme = replace(self.allocation.scheme, states=states)
         with self._writer() as writer:
@@ -142,6 +142,11 @@ def _writer(budget: int, coder: Effort, metadata: Mapping[str, Any], workers: in
         yield Writer(pool, coder, fields, Meter(None))
 
 
+def to_be_trained(state: ModelState) -> ModelState:
+    """Return a state none of whose matrices is exact: one that begins at zero has few values, and will have others."""
+    return replace(state, exact=frozenset(name for name in state.exact if state.tensors[name].ndim < 2))
+
+
 def require_reachable(
     state: ModelState, budget: int, *, rules: Schemes | None, coder: Effort, metadata: Mapping[str, Any]
 ) -> None:
@@ -159,7 +164,8 @@ def require_reachable(
         name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype) if tensor.is_floating_point() else tensor
         for name, tensor in state.tensors.items()
     }
-    assignment = assignments(assign(replace(state, tensors=noise), rules, Target(budget)), budget)[0]
+    state = replace(to_be_trained(state), tensors=noise)
+    assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
     zeros = {name: torch.zeros_like(noise[name]) for name in assignment.free}
     smallest = Allocation(replace(assignment, tensors={**noise, **zeros}), plain=False)
     with _writer(budget, coder, metadata, None) as writer:

@@ -220,6 +220,7 @@ class Recorder(TorchFunctionMode):
         self.products: dict[Node, Node | None] = {}
         self.others: dict[str, Tensor] = {}
         self.losses: list[Tensor] = []  # of every target
+        self._again: torch.Generator | None = None
         self.redrawn = False  # whether gradients are those of signs that are drawn again, for `others` alone
         self.targets = 0
         self.batches = 0
@@ -244,7 +245,14 @@ class Recorder(TorchFunctionMode):
         return out
 
     def _signs(self, p: Tensor) -> Tensor:
-        """Return random signs like `p`, drawn on its device: on a GPU the host would take longer than the passes."""
+        """Return random signs like `p`, drawn on its device: on a GPU the host would take longer than the passes.
+
+        Signs that are drawn again come from a generator of their own: those of recorded products stay as they are.
+        """
+        if self.redrawn:
+            if self._again is None or self._again.device != p.device:
+                self._again = torch.Generator(p.device).manual_seed(self.generator.initial_seed() + 1)
+            return torch.randint(0, 2, p.shape, generator=self._again, device=p.device).to(p) * 2 - 1
         if p.device.type == "cpu":
             return torch.randint(0, 2, p.shape, generator=self.generator, device="cpu").to(p) * 2 - 1
         if self._device_generator is None:

