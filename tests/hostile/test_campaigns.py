@@ -31,7 +31,7 @@ def test_a_flipped_bit_in_a_checkpoint_changes_no_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "share", "attacks"), [("compress", 1.0, 30), ("decoder", 1.0, 6), ("train --resume", 0.03, 3)]
+    ("target", "share", "attacks"), [("compress", 1.0, 10), ("decoder", 1.0, 6), ("train --resume", 0.03, 3)]
 )
 def test_nothing_of_somebody_is_touched_in_a_folder_that_was_prepared(target: str, share: float, attacks: int) -> None:
     require_clean(prepared.campaign((target,), share), attacks)
