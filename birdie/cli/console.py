@@ -43,7 +43,7 @@ Overwrite = Annotated[
     bool,
     Parameter(negative=(), help="Replace a file of another kind; in a folder, replace the files of the same names."),
 ]
-"""Whether an output may be written where something else is."""
+"""Flag that lets an output be written where something else is."""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from birdie.runtime.structured import is_number, read_bytes, unused_path
 from birdie.runtime.tensor_files import write_tensors
 
 FORMAT = 3
-"""Of format 2, the optimizer state lacks parameters that had no gradient yet; format 1 has no digests either."""
+"""Format 2 lacks optimizer state of parameters that had no gradient yet; format 1 has no digests either."""
 SUMS = "SHA256SUMS"
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "average.safetensors", "state.json")
 _NAME = re.compile(r"step-([0-9]{8,20})(?:-([0-9]{1,9}))?")
