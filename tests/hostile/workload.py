@@ -148,6 +148,7 @@ def forked(tokens: list[str], arm: Callable[[], object] = int, measure: Callable
     if not child:
         end = End(1, "the process ended")
         try:
+            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a child that waits for them hangs
             arm()
             end = call(tokens)
         finally:
