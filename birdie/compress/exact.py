@@ -2,10 +2,14 @@
 
 What a tensor is for decides, not how precise 16 bits are: a rotary frequency off by 1/4096 turns the phase at position
 8,191 by two radians. A module tells which tensors are buffers; of a state dict names, shapes, dtypes and the number of
-different values tell. docs/compress.md has the rule as a table.
+different values tell. A name that tells nothing leaves a vector exact, unless it is as long as a side of a matrix, as
+biases and norms are, and neither counts up nor stands where a batch norm has its statistics. docs/compress.md has the
+rule as a table.
 """
 
 import re
+from collections.abc import Collection, Iterator, Mapping
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -37,7 +41,33 @@ _RELATIVE = {
 _RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 
-def is_exact(name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool = False) -> bool:
+def exact_names(tensors: Mapping[str, Tensor], buffers: Collection[str] | None) -> frozenset[str]:
+    """Return the names of tensors of real floats that must keep every bit.
+
+    Args:
+        tensors: of a model, in the order of its state dict.
+        buffers: names of its buffers; None: a state dict alone does not tell.
+    """
+    matrices = [tensor for tensor in tensors.values() if tensor.ndim > 1 and tensor.dtype in REAL_DTYPES]
+    doubles = {tensor.dtype for tensor in matrices} == {torch.float64}
+    sides = {size for tensor in matrices if not _is_vector(tensor) for size in tensor.shape[:2]}
+    statistics = set(_statistics(tensors)) if buffers is None else set()
+    return frozenset(
+        name
+        for name, tensor in tensors.items()
+        if is_exact(
+            name,
+            tensor,
+            is_buffer=None if buffers is None else name in buffers,
+            doubles=doubles,
+            in_layer=tensor.numel() in sides and name not in statistics,
+        )
+    )
+
+
+def is_exact(
+    name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool = False, in_layer: bool = False
+) -> bool:
     """Return whether a tensor of real floats must keep every bit; other dtypes are stored losslessly anyway.
 
     Args:
@@ -45,12 +75,13 @@ def is_exact(name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool
         weight: the tensor.
         is_buffer: whether a module has it as a buffer; None: a state dict alone does not tell.
         doubles: whether all matrices of the model are float64, which then tells nothing about one of them.
+        in_layer: whether a matrix has as many rows or columns as a vector elements, and no batch norm is around it.
     """
     if weight.dtype not in REAL_DTYPES or not weight.numel():
         return False
     if is_buffer:
         return True
-    if _is_no_weight(name, weight, doubles):
+    if _is_no_weight(name, weight, doubles, in_layer):
         return not has_nonfinite(weight)  # NaN in a tensor that is not known to be a buffer is refused
     if weight.ndim < 2 and weight.numel() < SMALL and bool((weight == weight.to(torch.float16)).all()):
         return False  # a norm of ones, a bias of zeros: 16 bits keep them, and a refit may tune them
@@ -59,23 +90,46 @@ def is_exact(name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool
     return _has_few_values(weight, masked=is_buffer is None)
 
 
-def _is_no_weight(name: str, weight: Tensor, doubles: bool) -> bool:
+def _is_no_weight(name: str, weight: Tensor, doubles: bool, in_layer: bool) -> bool:
     if _last_part(name) in _BUFFERS or weight.numel() == 1:
         return True
     if weight.numel() >= SMALL:
         return False
-    is_vector = sum(size > 1 for size in weight.shape) < 2
     if weight.dtype is torch.float64:
-        return is_vector or not doubles
-    return is_vector and not _is_relative(name)
+        return _is_vector(weight) or not doubles
+    if not _is_vector(weight) or _ABSOLUTE & _words(name):
+        return _is_vector(weight)
+    return not (_is_relative(name) or (in_layer and not _counts(weight)))
+
+
+def _is_vector(weight: Tensor) -> bool:
+    return sum(size > 1 for size in weight.shape) < 2
 
 
 def _is_relative(name: str) -> bool:
     """Return whether the name is that of a parameter (norm, bias, gain) whose relative error counts."""
     last = _last_part(name)
-    if _ABSOLUTE & _words(name):
-        return False
     return last in _RELATIVE_SCALES or bool(_RELATIVE & _words(last))
+
+
+def _counts(weight: Tensor) -> bool:
+    """Return whether the values of a vector only rise or only fall, as frequencies and positions do."""
+    steps = weight.flatten().double().diff()
+    return bool((steps > 0).all() or (steps < 0).all())
+
+
+def _statistics(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the names of running statistics: gains, shifts, means and variances, or the two before a counter."""
+    groups = groupby(tensors.items(), lambda item: len(item[1]) if item[1].ndim == 1 else None)
+    runs = [(size, list(items)) for size, items in groups]
+    for (size, run), (_, after) in zip(runs, [*runs[1:], (None, [])], strict=True):
+        counted = bool(after) and after[0][1].ndim == 0 and not after[0][1].is_floating_point()
+        for index in range(1, len(run)) if size is not None else ():
+            mean, variance = run[index - 1], run[index]
+            last = index == len(run) - 1
+            fourth = index > 2 and (len(run) - index) % 4 == 1 and bool((variance[1] > 0).all() and (mean[1] < 0).any())
+            if fourth or (last and counted):
+                yield from (mean[0], variance[0])
 
 
 def _last_part(name: str) -> str:

@@ -1,6 +1,6 @@
 """Sensitivity of a model without data: what the kind of each weight and its size tell.
 
-    state dict ──► kind of each matrix ──► assumed inputs, importance of rows ──► Sensitivity
+    shapes of all weights ──► kind of each ──► assumed inputs, importance of rows ──► Sensitivity
 
 A relative error of one layer costs about as much in every layer of a network (on a ResNet-20, a relative squared error
 of 0.002 in one layer alone costs 0.0001 to 0.005 nats of KL, most often 0.001, whatever its size), so a row weighs one
@@ -11,20 +11,23 @@ follows.
   of a row's errors costs far more than their squares. Error feedback makes that sum small. A normalization or the next
   layer may raise a row that is smaller than others, or drop it: so rows count by their energy only in part (`by_row`).
   Where some rows are far larger than others, as without normalization, the typical row is the median, not the mean.
-- Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size. The hidden state has
-  both signs, so there is no mean in common, but features of a convolution in front of the first layer have one.
+- Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size.
 - Matrices: a relative error costs as much as a layer has weights, but not less than for `USUAL` weights. Matrices below
   `GATE` weights are gates, mixtures of streams and the last layers of classifiers, on which everything depends, and a
   few more bits for them cost nothing (a GPT of 3.8 million weights, calibrated: 36 % less KL at equal bytes).
 - Embeddings: an error in the head reaches every prediction, and most embeddings are the head as well.
+
+Kinds are told by shapes alone, so other names change nothing. Convolutions have more than two dimensions. An embedding
+has as many columns as the residual stream is wide, and a number of rows that nothing else has. Recurrent weights have
+three or four times as many rows as the state has elements, in pairs, and no matrix takes so many inputs.
 
 The constants were chosen on a ResNet-20, a voice activity detector and a GPT of 0.5 million weights; the benchmark
 (`benchmarks.without_data`) has others.
 """
 
 import math
-import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,11 +38,9 @@ from torch import Tensor
 from birdie.compress.row_blocks import blocks, sums_of_rows
 from birdie.compress.scheme import Sensitivity, TapCovariance
 
-EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
-RECURRENT_NAMES = ("weight_ih", "weight_hh")  # of torch's RNN, LSTM and GRU, and of their cells
-
-_FIRST_LAYER = re.compile(r"weight_ih(_l0)?(_reverse)?$")
-
+GATES = (3, 4)  # matrices that a GRU or an LSTM has one below the other
+MOST_TABLES = 2  # embeddings of one shape: that of the inputs and the head; layers are more
+LEAST_USERS, LEAST_SHARE = 3, 0.25  # other matrices of an embedding's width: at least so many, and this share of all
 USUAL = 1 << 14  # elements of a layer
 GATE = 1 << 12  # elements of a matrix that counts as `USUAL`
 SHARED = 0.25  # square of the inputs' mean, in variances
@@ -73,29 +74,56 @@ KINDS = {
     "image": Kind(size=1.0, by_row=0.25, tap_correlation=0.65, shared=SHARED),
     "sound": Kind(size=1.0, by_row=0.25, tap_correlation=0.4, shared=SHARED),
     "recurrent": Kind(importance=0.5, by_row=1.0),
-    "recurrent, of features": Kind(importance=0.5, by_row=1.0, shared=SHARED),
     "embedding": Kind(importance=24.0),
     "matrix": Kind(gate=2.0),
 }
 
 
-def kinds_of(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the kind of each weight, a key of `KINDS`: by its dimensions, its name, and the convolutions beside it."""
-    features = {len(weight) for weight in weights.values() if weight.ndim > 2}
-    return {name: _kind(name, weight, features) for name, weight in weights.items()}
+def kinds_of(weights: Mapping[str, Tensor], embeddings: Collection[str] = ()) -> dict[str, str]:
+    """Return the kind of each weight of a model, a key of `KINDS`, by its shape and the shapes of the others.
+
+    Args:
+        weights: name → weight.
+        embeddings: names of those that are known as such.
+    """
+    shapes = Counter((len(weight), weight.shape[1]) for weight in weights.values() if weight.ndim == 2)
+    recurrent = {rows for rows, columns in shapes if _is_recurrent(rows, columns, shapes)}
+
+    def kind(name: str, weight: Tensor) -> str:
+        if weight.ndim != 2:
+            return "matrix" if weight.ndim < 2 else "sound" if weight.ndim == 3 else "image"
+        rows, columns = weight.shape
+        if rows in recurrent:
+            return "recurrent"
+        return "embedding" if name in embeddings or _is_embedding(rows, columns, shapes) else "matrix"
+
+    return {name: kind(name, weight) for name, weight in weights.items()}
 
 
-def _kind(name: str, weight: Tensor, features: set[int]) -> str:
-    if weight.ndim > 2:
-        return "sound" if weight.ndim == 3 else "image"
-    if any(part in name for part in RECURRENT_NAMES):
-        first = _FIRST_LAYER.search(name) is not None and weight.ndim == 2
-        return "recurrent, of features" if first and weight.shape[1] in features else "recurrent"
-    return "embedding" if any(part in name for part in EMBEDDING_NAMES) else "matrix"
+def _is_recurrent(rows: int, columns: int, shapes: Counter[tuple[int, int]]) -> bool:
+    """Return whether a matrix takes the state of a GRU or LSTM; a layer of attention has a matrix back to its width."""
+    back = sum(count for (outputs, _), count in shapes.items() if outputs == columns)
+    if rows not in {gates * columns for gates in GATES} or back >= shapes[rows, columns]:
+        return False
+    pairs = sum(count for (outputs, _), count in shapes.items() if outputs == rows)
+    return pairs > 1 and all(inputs != rows for _, inputs in shapes)
+
+
+def _is_embedding(rows: int, columns: int, shapes: Counter[tuple[int, int]]) -> bool:
+    """Return whether a matrix has the width of the residual stream and a number of rows that nothing else has."""
+    if rows * columns < GATE or any(inputs == rows for _, inputs in shapes):
+        return False
+    tables = sum(count for (outputs, _), count in shapes.items() if outputs == rows)
+    users = sum(count for shape, count in shapes.items() if columns in shape and shape[0] != rows)
+    return tables <= MOST_TABLES and users >= max(LEAST_USERS, LEAST_SHARE * (shapes.total() - tables))
 
 
 def assumed(
-    known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], counts: Mapping[str, int] | None = None
+    known: Mapping[str, Sensitivity],
+    weights: Mapping[str, Tensor],
+    counts: Mapping[str, int] | None = None,
+    model: Mapping[str, Tensor] | None = None,
+    embeddings: Collection[str] = (),
 ) -> dict[str, Sensitivity]:
     """Return the assumed sensitivity of each of `weights` that is not known, in the units of the known ones.
 
@@ -103,11 +131,13 @@ def assumed(
         known: name → sensitivity by calibration.
         weights: name → weight.
         counts: name → how many matrices, one below the other, a weight is; a relative error of each costs the same.
+        model: all tensors of the model, by which kinds are told; None: `weights`.
+        embeddings: names of weights that are known as such.
 
     Raises:
         WeightsError: a weight is not finite.
     """
-    every = prior(weights)
+    every = prior(weights, kinds=kinds_of({**weights, **(model or {})}, embeddings))
     every |= {name: _stacked(name, weights[name], count) for name, count in (counts or {}).items()}
     ratios = [level(known[name]) / level(item) for name, item in every.items() if name in known]
     factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
@@ -136,17 +166,18 @@ def level(sensitivity: Sensitivity) -> float:
     return fisher if sensitivity.taps is None else fisher * (1 + sensitivity.taps.shared)
 
 
-def prior(weights: Mapping[str, Tensor], kinds: Mapping[str, Kind] = KINDS) -> dict[str, Sensitivity]:
+def prior(weights: Mapping[str, Tensor], *, kinds: Mapping[str, str] | None = None) -> dict[str, Sensitivity]:
     """Return the assumed sensitivity of each weight, by name; of vectors, as if they were one row.
 
     Args:
         weights: name → weight.
-        kinds: assumptions for each kind.
+        kinds: name → kind; None: `kinds_of` the weights.
 
     Raises:
         WeightsError: a weight is not finite.
     """
-    return {name: _sensitivity(name, weights[name], kinds[kind]) for name, kind in kinds_of(weights).items()}
+    kinds = kinds_of(weights) if kinds is None else kinds
+    return {name: _sensitivity(name, weight, KINDS[kinds[name]]) for name, weight in weights.items()}
 
 
 def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from birdie.compress.exact import is_exact
+from birdie.compress.exact import exact_names
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.tensors import FORMATS, REAL_DTYPES
+from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
@@ -33,6 +33,7 @@ class ModelState:
         ties: second name → first name.
         stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`).
         exact: names of floats that are no weights and keep every bit (birdie.compress.exact): buffers, masks, tables.
+        embeddings: names of weights of `nn.Embedding`; of a state dict nothing is known.
     """
 
     by_name: Mapping[str, Tensor]
@@ -40,6 +41,7 @@ class ModelState:
     ties: Mapping[str, str]
     stored_as: Mapping[str, Scheme]
     exact: frozenset[str] = frozenset()
+    embeddings: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
@@ -59,18 +61,16 @@ class ModelState:
                 by_chain[id(chain)] = chain[0].stored_as(name, chain.original)
             stored_as[name] = by_chain[id(chain)]
         buffers: set[str] | None = None
+        embeddings: set[str] = set()
         if isinstance(model, nn.Module):
+            parts = model.named_modules(remove_duplicate=False)
+            looked_up = {f"{name}.weight".lstrip(".") for name, part in parts if isinstance(part, nn.Embedding)}
+            embeddings = {ties.get(name, name) for name in looked_up & by_name.keys()}
             buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
             buffers -= {first for second, first in ties.items() if second not in buffers}  # tied to a parameter
-        matrices = {tensor.dtype for tensor in tensors.values() if tensor.ndim > 1 and tensor.dtype in REAL_DTYPES}
-        doubles = matrices == {torch.float64}
-        exact = {
-            name
-            for name, tensor in tensors.items()
-            if name not in stored_as
-            if is_exact(name, tensor, is_buffer=None if buffers is None else name in buffers, doubles=doubles)
-        }
-        return cls(by_name, tensors, ties, stored_as, frozenset(exact))
+        ordered = [name for name in (by_name if isinstance(model, nn.Module) else model) if name in tensors]
+        exact = exact_names({name: tensors[name] for name in ordered}, buffers) - stored_as.keys()
+        return cls(by_name, tensors, ties, stored_as, exact, frozenset(embeddings))
 
 
 @dataclass(frozen=True, slots=True)

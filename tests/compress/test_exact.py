@@ -90,6 +90,39 @@ def test_weights_are_weights(name: str, weight: Tensor) -> None:
     assert is_exact(name, weight, is_buffer=None) is (name == "codes" and weight.unique().numel() <= FEW)
 
 
+@pytest.mark.parametrize(
+    ("vector", "exact"),
+    [
+        (gaussian(64), False),
+        (gaussian(1, 64), False),
+        (gaussian(80), False),
+        (gaussian(33), True),  # no matrix has such a side
+        (torch.linspace(0.01, 3.0, 64), True),  # positions, bins
+        (10_000.0 ** (-torch.arange(64) / 64), True),
+        (gaussian(64, dtype=torch.float64), True),
+    ],
+)
+def test_a_vector_of_unknown_name_is_a_parameter_if_it_is_as_long_as_a_side_of_a_matrix(
+    vector: Tensor, exact: bool
+) -> None:
+    assert ModelState.of({"a": gaussian(80, 64), "b": vector}).exact == ({"b"} if exact else frozenset())
+    known_otherwise = ModelState.of({"a": gaussian(80, 64), "energy": gaussian(64)})
+    assert known_otherwise.exact == {"energy"}
+
+
+@pytest.mark.parametrize("counter", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_running_statistics_are_known_by_their_position(counter: bool, layers: int) -> None:
+    state, statistics = {"w": gaussian(64, 32, 3, 3), "b": gaussian(64)}, set()
+    for layer in range(layers):
+        state |= {f"{layer}p": gaussian(64), f"{layer}q": gaussian(64), f"{layer}r": gaussian(64) + 1}
+        state[f"{layer}s"] = gaussian(64).exp()
+        statistics |= {f"{layer}r", f"{layer}s"}
+        if counter:
+            state[f"{layer}t"] = torch.tensor(7)
+    assert ModelState.of(state).exact == statistics
+
+
 def test_few_values_are_fewer_in_a_large_tensor_whose_bits_count() -> None:
     for values in (FEW_OF_LARGE, FEW_OF_LARGE + 1):
         table = torch.linspace(-1, 1, values)[torch.arange(LARGE) % values].reshape(256, -1)

@@ -20,8 +20,8 @@ from birdie.errors import WeightsError
 SHAPES = {
     "conv.weight": (32, 16, 3, 3),
     "frames.weight": (24, 16, 5),
-    "rnn.weight_ih_l0": (64, 16),
-    "tok_emb.weight": (50, 8),
+    "rnn.weight_ih_l0": (64, 10),
+    "rnn.weight_hh_l0": (64, 16),
     "fc.weight": (40, 30),
 }
 
@@ -36,26 +36,37 @@ def rows(sensitivity: Sensitivity) -> Tensor:
     return sensitivity.row_fisher
 
 
-def test_the_kind_is_told_by_dimensions_and_of_matrices_by_the_name() -> None:
-    assert list(kinds_of(weights()).values()) == ["image", "sound", "recurrent", "embedding", "matrix"]
+MODELS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    # name → shapes of a model, and the letters of kinds: image, sound, recurrent, embedding, matrix
+    "GPT": ({"a": (500, 64), **{f"{i}{j}": (64, 64) for i in range(4) for j in range(4)}}, "e" + 16 * "m"),
+    "two tables": ({"a": (500, 64), "z": (500, 64), "q": (64, 64), "up": (256, 64), "down": (64, 256)}, "eemmm"),
+    "fused": (
+        {"t": (500, 64)} | {f"{i}{j}": shape for i in range(3) for j, shape in enumerate([(192, 64), (64, 64)])},
+        "e" + 6 * "m",
+    ),
+    "factorized": ({"t": (500, 64), "p": (128, 64), "q": (128, 128), "k": (128, 128)}, "mmmm"),
+    "as tall as a layer": ({"t": (256, 64), "up": (256, 64), "down": (64, 256), "q": (64, 64)}, "mmmm"),
+    "LSTM": ({"i": (256, 40), "h": (256, 64), "out": (10, 64)}, "rrm"),
+    "LSTM of its own width": ({"conv": (64, 32, 3), "i": (256, 64), "h": (256, 64)}, "srr"),
+    "GRU, both directions": ({"i": (192, 40), "h": (192, 64), "j": (192, 40), "k": (192, 64)}, "rrrr"),
+    "Mamba": ({f"{i}{j}": shape for i in range(3) for j, shape in enumerate([(256, 64), (64, 128)])}, 6 * "m"),
+    "feed forward": ({"a": (256, 64), "b": (256, 64), "c": (64, 256), "d": (64, 256)}, "mmmm"),
+    "perceptron": ({"a": (256, 784), "b": (256, 256), "c": (10, 256)}, "mmm"),
+    "convolutions": ({"a": (16, 3, 3, 3), "b": (16, 8, 5), "c": (10, 16), "d": (8, 4, 2, 3, 3)}, "ismi"),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "columns", "kind"),
-    [
-        ("rnn.weight_ih_l0", 24, "recurrent, of features"),
-        ("cell.weight_ih", 32, "recurrent, of features"),
-        ("rnn.weight_ih_l0_reverse", 24, "recurrent, of features"),
-        ("rnn.weight_ih_l0", 16, "recurrent"),
-        ("rnn.weight_ih_l1", 24, "recurrent"),
-        ("rnn.weight_hh_l0", 24, "recurrent"),
-    ],
-)
-def test_the_first_recurrent_layer_takes_features_if_it_has_as_many_inputs(name: str, columns: int, kind: str) -> None:
-    assert kinds_of({**weights(), name: torch.ones(64, columns)})[name] == kind
-    assert (prior({"conv": torch.ones(24, 4, 3), name: torch.ones(64, columns)})[name].taps is None) == (
-        kind == "recurrent" or columns != 24
-    )
+@pytest.mark.parametrize("model", MODELS)
+def test_the_kind_is_told_by_shapes(model: str) -> None:
+    shapes, letters = MODELS[model]
+    kinds = kinds_of({name: torch.empty(shape) for name, shape in shapes.items()})
+    assert "".join(kind[0] for kind in kinds.values()) == letters
+
+
+def test_a_module_tells_its_embeddings() -> None:
+    shapes, _ = MODELS["as tall as a layer"]
+    kinds = kinds_of({name: torch.empty(shape) for name, shape in shapes.items()}, embeddings={"t"})
+    assert kinds == {"t": "embedding", "up": "matrix", "down": "matrix", "q": "matrix"}
 
 
 @given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
@@ -85,23 +96,24 @@ def test_one_row_that_is_far_larger_does_not_make_the_others_coarse() -> None:
 
 
 def test_gates_count_by_their_own_size() -> None:
-    weight = weights()["rnn.weight_ih_l0"]
+    state = weights()
+    weight = state["rnn.weight_ih_l0"]
     weight[::2] *= 10
-    products = rows(prior({"rnn.weight_ih_l0": weight})["rnn.weight_ih_l0"]) * (weight.double() ** 2).sum(1)
+    products = rows(prior(state)["rnn.weight_ih_l0"]) * (weight.double() ** 2).sum(1)
     np.testing.assert_allclose(products, products[0], rtol=1e-5)
 
 
 def test_matrices_weigh_by_their_elements_kernels_do_not_and_small_matrices_are_precise() -> None:
     """The cost of a relative error of a layer: the weight of a row times its energy, summed."""
 
-    def cost(name: str, *shape: int) -> float:
-        return float(rows(prior({name: torch.ones(shape)})[name]).sum())
+    def cost(kind: str, *shape: int) -> float:
+        return float(rows(prior({"w": torch.ones(shape)}, kinds={"w": kind})["w"]).sum())
 
-    assert cost("fc", 4 * USUAL, 1) == pytest.approx(4 * cost("fc", USUAL, 1), rel=1e-6)
-    assert cost("fc", GATE, 1) == pytest.approx(cost("fc", USUAL, 1), rel=1e-6)
-    assert cost("fc", GATE // 8, 1) == pytest.approx(64 * cost("fc", USUAL, 1), rel=1e-6)
-    assert cost("conv", 64, 1, 1, 1) == pytest.approx(cost("conv", USUAL, 1, 1, 1), rel=1e-6)
-    assert cost("tok_emb", USUAL, 1) > 10 * cost("fc", USUAL, 1)
+    assert cost("matrix", 4 * USUAL, 1) == pytest.approx(4 * cost("matrix", USUAL, 1), rel=1e-6)
+    assert cost("matrix", GATE, 1) == pytest.approx(cost("matrix", USUAL, 1), rel=1e-6)
+    assert cost("matrix", GATE // 8, 1) == pytest.approx(64 * cost("matrix", USUAL, 1), rel=1e-6)
+    assert cost("image", 64, 1, 1, 1) == pytest.approx(cost("image", USUAL, 1, 1, 1), rel=1e-6)
+    assert cost("embedding", USUAL, 1) > 10 * cost("matrix", USUAL, 1)
 
 
 @pytest.mark.parametrize(

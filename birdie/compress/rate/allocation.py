@@ -403,7 +403,7 @@ def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMappi
     """Return name → factors of error feedback of the free matrices, computed by `pool` where nobody has before."""
     matrices, tensors, room = allocation.matrices, allocation.assignment.tensors, Room(_IN_FLIGHT)
     counts = {name: len(tensors[name]) for name, weight in matrices.items() if weight.ndim < tensors[name].ndim}
-    prior = assumed(allocation.sensitivities, matrices, counts)
+    prior = assumed(allocation.sensitivities, matrices, counts, tensors, allocation.assignment.embeddings)
     kept: MutableMapping[str, Feedback] = {} if allocation.factors is None else allocation.factors
 
     def compute(name: str) -> Feedback:

@@ -49,6 +49,7 @@ class Assignment:
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
         exact: names of settled tensors that are lossless because they are no weights.
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
+        embeddings: names of tensors that the module looks up by tokens, as far as that is known.
     """
 
     tensors: Mapping[str, Tensor]
@@ -60,6 +61,7 @@ class Assignment:
     steered: Scheme | None = None
     exact: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
+    embeddings: frozenset[str] = frozenset()
 
     @property
     def weights(self) -> int:
@@ -106,7 +108,17 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
             reserve.append(name)
         else:
             small[name] = small_scheme(weight)
-    return Assignment(state.tensors, state.ties, settled, small, tuple(free), tuple(reserve), steered, exact)
+    return Assignment(
+        state.tensors,
+        state.ties,
+        settled,
+        small,
+        tuple(free),
+        tuple(reserve),
+        steered,
+        exact,
+        embeddings=state.embeddings,
+    )
 
 
 def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
