@@ -41,8 +41,8 @@ MODELS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "GPT": ({"a": (500, 64), **{f"{i}{j}": (64, 64) for i in range(4) for j in range(4)}}, "e" + 16 * "m"),
     "two tables": ({"a": (500, 64), "z": (500, 64), "q": (64, 64), "up": (256, 64), "down": (64, 256)}, "eemmm"),
     "fused": (
-        {"t": (500, 64)} | {f"{i}{j}": shape for i in range(3) for j, shape in enumerate([(192, 64), (64, 64)])},
-        "e" + 6 * "m",
+        {"t": (500, 64), "a": (192, 64), "b": (192, 64), "c": (192, 64), "o": (64, 64), "p": (64, 64), "q": (64, 64)},
+        "emmmmmm",
     ),
     "factorized": ({"t": (500, 64), "p": (128, 64), "q": (128, 128), "k": (128, 128)}, "mmmm"),
     "as tall as a layer": ({"t": (256, 64), "up": (256, 64), "down": (64, 256), "q": (64, 64)}, "mmmm"),

@@ -43,7 +43,7 @@ def model(seed: int = 0, matrices: int = 4) -> dict[str, torch.Tensor]:
     }
     state["norm"] = torch.ones(96)
     state["steps"] = torch.tensor(5)
-    state["tok_emb.weight"] = torch.randn(256, 32, generator=generator)
+    state["tok_emb.weight"] = torch.randn(86, 96, generator=generator)
     return state
 
 
