@@ -39,7 +39,8 @@ from birdie.compress.row_blocks import blocks, sums_of_rows
 from birdie.compress.scheme import Sensitivity, TapCovariance
 
 GATES = (3, 4)  # matrices that a GRU or an LSTM has one below the other
-MOST_TABLES = 2  # embeddings of one shape: that of the inputs and the head; layers are more
+MOST_TABLES = 2  # embeddings of one height: that of the inputs and the head; layers are more
+MOST_HEIGHTS = 3  # of embeddings: tokens, positions, classes; more are layers of a network that narrows or widens
 LEAST_USERS, LEAST_SHARE = 3, 0.25  # other matrices of an embedding's width: at least so many, and this share of all
 USUAL = 1 << 14  # elements of a layer
 GATE = 1 << 12  # elements of a matrix that counts as `USUAL`
@@ -88,6 +89,9 @@ def kinds_of(weights: Mapping[str, Tensor], embeddings: Collection[str] = ()) ->
     """
     shapes = Counter((len(weight), weight.shape[1]) for weight in weights.values() if weight.ndim == 2)
     recurrent = {rows for rows, columns in shapes if _is_recurrent(rows, columns, shapes)}
+    tables = {shape for shape in shapes if _is_embedding(*shape, shapes)}
+    if len({rows for rows, _ in tables}) > MOST_HEIGHTS:
+        tables = set()
 
     def kind(name: str, weight: Tensor) -> str:
         if weight.ndim != 2:
@@ -95,7 +99,7 @@ def kinds_of(weights: Mapping[str, Tensor], embeddings: Collection[str] = ()) ->
         rows, columns = weight.shape
         if rows in recurrent:
             return "recurrent"
-        return "embedding" if name in embeddings or _is_embedding(rows, columns, shapes) else "matrix"
+        return "embedding" if name in embeddings or (rows, columns) in tables else "matrix"
 
     return {name: kind(name, weight) for name, weight in weights.items()}
 

@@ -51,6 +51,7 @@ MODELS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "GRU, both directions": ({"i": (192, 40), "h": (192, 64), "j": (192, 40), "k": (192, 64)}, "rrrr"),
     "Mamba": ({f"{i}{j}": shape for i in range(3) for j, shape in enumerate([(256, 64), (64, 128)])}, 6 * "m"),
     "feed forward": ({"a": (256, 64), "b": (256, 64), "c": (64, 256), "d": (64, 256)}, "mmmm"),
+    "as many heights as layers": ({str(rows): (rows, 64) for rows in (80, 96, 112, 128, 160)}, "mmmmm"),
     "perceptron": ({"a": (256, 784), "b": (256, 256), "c": (10, 256)}, "mmm"),
     "convolutions": ({"a": (16, 3, 3, 3), "b": (16, 8, 5), "c": (10, 16), "d": (8, 4, 2, 3, 3)}, "ismi"),
 }

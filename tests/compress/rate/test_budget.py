@@ -38,7 +38,7 @@ def model(seed: int = 0, matrices: int = 4) -> dict[str, torch.Tensor]:
     """Return matrices of different scales and shapes, an embedding, norms and a counter."""
     generator = torch.Generator().manual_seed(seed)
     state = {
-        f"blocks.{index}.w": torch.randn(64 + 32 * index, 96, generator=generator) * 0.1 * (index + 1)
+        f"blocks.{index}.w": torch.randn(96, 64 + 32 * index, generator=generator) * 0.1 * (index + 1)
         for index in range(matrices)
     }
     state["norm"] = torch.ones(96)
