@@ -1,8 +1,9 @@
 """A model whose state dict has the names of its checkpoint.
 
 from_pretrained renames what old versions of a library wrote ("h.0.attn.c_attn.weight" of GPT-2 is now
-"transformer.h.0.attn.c_attn.weight"), and of tied weights a checkpoint has one name. Files keep the names on disk, so
-the sensitivities of a calibration must have them too.
+"transformer.h.0.attn.c_attn.weight"), of tied weights a checkpoint has one name, and the experts of a layer, each with
+tensors of its own on disk, become one parameter. Files keep the names on disk, so the sensitivities of a calibration
+must have them too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from birdie.compress.calibration.pieces import Fused, Piece
 from birdie.errors import WeightsError
 
 
@@ -26,14 +28,26 @@ class NamesOnDisk(nn.Module):
         options: of the model's forward function.
 
     Raises:
-        WeightsError: a parameter of the model is not the tensor of the same name on disk.
+        WeightsError: a parameter of the model is neither the tensor of the same name on disk nor made of some.
     """
 
     def __init__(self, model: nn.Module, state: Mapping[str, Tensor], where: Path, **options: Any) -> None:
         super().__init__()
         self.model, self.options = model, options
-        self.names = names_in(model, state, where)
-        self.unused = {name: tensor.clone() for name, tensor in state.items() if name not in self.names}
+        self.names, self.pieces = names_in(model, state, where)
+        implement: Any = getattr(model, "set_experts_implementation", None)
+        if self.pieces and callable(implement):
+            implement("eager")  # one product for each expert, whose inputs are seen
+        pieces = {piece.name: piece for fused in self.pieces.values() for piece in fused}
+        # rows in another order are copies: what is written to them goes to the model with the next call
+        self.copies = {
+            name: piece.of(self._parameter(other).detach())
+            for other, fused in self.pieces.items()
+            for name, piece in ((piece.name, piece) for piece in fused)
+            if piece.strides is None
+        }
+        used = self.names.keys() | pieces.keys()
+        self.unused = {name: tensor.clone() for name, tensor in state.items() if name not in used}
 
     @property
     def config(self) -> Any:
@@ -42,7 +56,19 @@ class NamesOnDisk(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Return what the model returns: `logits` of token ids, (rows, length, vocabulary), or of images."""
+        for one in self.fused_weights() if self.copies else ():
+            for piece in one.pieces:
+                if piece.name in self.copies:
+                    values = self.copies[piece.name].reshape(-1).to(one.parameter.device)
+                    one.parameter.detach().view(-1)[piece.numbers.reshape(-1).to(values.device)] = values
         return self.model(*inputs, **self.options, **keywords)
+
+    def fused_weights(self) -> list[Fused]:
+        """Return the parameters that are several tensors on disk."""
+        return [Fused(name, self._parameter(name), pieces) for name, pieces in self.pieces.items()]
+
+    def _parameter(self, name: str) -> Tensor:
+        return self.model.get_parameter(name)
 
     def assign(self, state: Mapping[str, Tensor]) -> None:
         """Use the very tensors of a checkpoint as weights, which frees the copies of a model of their dtypes."""
@@ -54,16 +80,25 @@ class NamesOnDisk(nn.Module):
     def state_dict(self, *_: Any, keep_vars: bool = False, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """Return name on disk → tensor; tensors that the model does not use are copies."""
         inner = self.model.state_dict(keep_vars=keep_vars)
-        return {name: inner[other] for name, other in self.names.items()} | self.unused
+        pieces = {
+            piece.name: self.copies[piece.name] if piece.name in self.copies else piece.of(one.parameter.detach())
+            for one in self.fused_weights()
+            for piece in one.pieces
+        }
+        return {name: inner[other] for name, other in self.names.items()} | pieces | self.unused
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Copy tensors by their names on disk."""
         self._require_names(state_dict, strict)
+        pieces = {piece.name for fused in self.pieces.values() for piece in fused} & state_dict.keys()
+        weights = self.state_dict() if pieces else {}
+        for name in pieces:
+            weights[name].copy_(state_dict[name])
         inner = {self.names[name]: tensor for name, tensor in state_dict.items() if name in self.names}
         return self.model.load_state_dict(inner, strict=False, assign=assign)  # of tied names one is enough
 
     def _require_names(self, state: Mapping[str, Any], strict: bool) -> None:
-        if strict and (different := sorted(state.keys() ^ (self.names.keys() | self.unused.keys()))):
+        if strict and (different := sorted(state.keys() ^ self.state_dict().keys())):
             raise WeightsError(f"tensor {different[0]!r} is not in both state dicts; give those of one checkpoint")
 
     def named_parameters(
@@ -72,51 +107,88 @@ class NamesOnDisk(nn.Module):
         recurse: bool = True,  # noqa: ARG002  (as nn.Module has it)
         remove_duplicate: bool = True,
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters by their names on disk."""
+        """Yield the parameters by their names on disk; those of several tensors by their names in the model."""
         inner = dict(self.model.named_parameters(remove_duplicate=False))
         known: set[int] = set()
-        for name, other in self.names.items():
+        for name, other in (*self.names.items(), *((name, name) for name in self.pieces)):
             if other in inner and not (remove_duplicate and id(inner[other]) in known):
                 known.add(id(inner[other]))
                 yield f"{prefix}.{name}".lstrip("."), inner[other]
 
 
-def names_in(model: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, str]:
-    """Return name on disk → name in the model, for all tensors that the model has.
+def names_in(
+    model: nn.Module, state: Mapping[str, Tensor], where: Path
+) -> tuple[dict[str, str], dict[str, list[Piece]]]:
+    """Return name on disk → name in the model of all tensors that the model has, and name → pieces of the others.
 
     A name on disk may lack the prefix of the base model, have one that the model lacks, or be one that transformers
-    renames. Values are compared, so that a weight which it has split, merged or transposed is not taken for another.
+    renames. What transformers merges, splits or transposes as it loads is found by undoing that with the numbers of the
+    elements in place of their values. Values are compared, so that no weight is taken for another.
 
     Raises:
-        WeightsError: a parameter has no tensor on disk, or another one.
+        WeightsError: a parameter has no tensors on disk, or others.
     """
     inner = model.state_dict()
-    prefix, renamed = f"{getattr(model, 'base_model_prefix', '')}.", _renamed(model, inner)
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    meta = {name: tensor.to("meta") for name, tensor in inner.items()}
+    originals = {id(tensor): name for name, tensor in meta.items()}
+    renamed = {name: originals[id(tensor)] for name, tensor in _undone(model, meta).items() if id(tensor) in originals}
     names = {}
     for name, tensor in state.items():
-        candidates = (name, prefix + name, name.removeprefix(prefix), renamed.get(name, name))
+        candidates = (*_with_and_without(name, prefix), renamed.get(name, name))
         other = next((one for one in candidates if one in inner), None)
         if other is not None and _is_same(inner[other], tensor):
             names[name] = other
     loaded = {inner[other].data_ptr() for other in names.values()}
-    for other, parameter in model.named_parameters():
-        if parameter.data_ptr() not in loaded:
+    others = {name: weight for name, weight in model.named_parameters() if weight.data_ptr() not in loaded}
+    pieces = _pieces(model, others, state, prefix) if others else {}
+    for other, parameter in others.items():
+        if sum(len(piece.numbers.reshape(-1)) for piece in pieces.get(other, ())) != parameter.numel():
             raise WeightsError(
                 f"parameter {other!r} of the {type(model).__name__} is no tensor of {where} under this name: "
                 "transformers has converted it, so the folder cannot be calibrated; calibrate the module in Python, "
                 "with birdie.save(model, …, calibration=(model, batches, loss))"
             )
-    return names
+    return names, pieces
 
 
-def _renamed(model: nn.Module, inner: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return name on disk → name in the model of tensors that transformers (from version 5) renames as it loads."""
+def _pieces(
+    model: nn.Module, parameters: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str
+) -> dict[str, list[Piece]]:
+    """Return the pieces of parameters that are several tensors on disk, or one in another order."""
+    numbered, starts, count = {}, [], 0
+    for name, parameter in parameters.items():
+        numbered[name] = torch.arange(count, count + parameter.numel()).view(parameter.shape)
+        starts.append((count, name))
+        count += parameter.numel()
+    pieces: dict[str, list[Piece]] = {}
+    for saved, numbers in _undone(model, numbered).items():
+        name = next((one for one in _with_and_without(saved, prefix) if one in state), "")
+        if not name or numbers.shape != state[name].shape or not numbers.numel():
+            continue
+        start, other = max(pair for pair in starts if pair[0] <= int(numbers.min()))
+        piece, parameter = Piece.at(name, numbers - start), parameters[other].detach()
+        if piece is None or int(numbers.max()) - start >= parameter.numel() or not parameter.is_contiguous():
+            continue
+        if _is_same(piece.of(parameter), state[name]):
+            pieces.setdefault(other, []).append(piece)
+    return pieces
+
+
+def _with_and_without(name: str, prefix: str) -> tuple[str, str, str]:
+    return name, prefix + name, name.removeprefix(prefix)
+
+
+def _undone(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return name on disk → tensor, as transformers (from version 5) writes the tensors of a model.
+
+    Of another version, or of a conversion without a way back, there are none.
+    """
     try:
-        saved = import_module("transformers.core_model_loading").revert_weight_conversion(model, dict(inner))
-    except Exception:  # another version, or a conversion without a way back: the names that agree are enough, or not
+        undone = import_module("transformers.core_model_loading").revert_weight_conversion(model, dict(tensors))
+    except Exception:  # the names that agree are enough, or not
         return {}
-    names = {id(tensor): name for name, tensor in inner.items()}
-    return {name: names[id(tensor)] for name, tensor in saved.items() if id(tensor) in names}
+    return {name: tensor for name, tensor in undone.items() if isinstance(tensor, Tensor)}
 
 
 def _is_same(loaded: Tensor, tensor: Tensor) -> bool:
