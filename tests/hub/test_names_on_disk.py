@@ -1,4 +1,4 @@
-"""What transformers merges, splits and transposes as it loads is calibrated under its names on disk."""
+"""Weights that transformers merges, splits and transposes as it loads are calibrated under their names on disk."""
 
 import copy
 import json

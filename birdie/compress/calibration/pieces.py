@@ -103,15 +103,15 @@ class Fused:
         if weight.ndim != 2 or not weight.is_contiguous() or columns != self.parameter.shape[-1]:
             return None
         first, rest = divmod(int(weight.storage_offset()) - int(self.parameter.storage_offset()), columns)
-        found: Rows = []
+        pairs: Rows = []
         for piece in self.pieces:
             rows = piece.rows(columns)
             inside = None if rows is None else (rows >= first) & (rows < first + len(weight))
             if rows is not None and inside is not None and bool(inside.all()):
-                found.append((piece.name, rows - first))
+                pairs.append((piece.name, rows - first))
             elif inside is None or bool(inside.any()):
                 return None
-        return found if not rest and sum(len(rows) for _, rows in found) == len(weight) else None
+        return pairs if not rest and sum(len(rows) for _, rows in pairs) == len(weight) else None
 
 
 def fused_weights(module: nn.Module) -> list[Fused]:

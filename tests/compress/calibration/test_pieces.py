@@ -89,9 +89,9 @@ def test_a_fused_weight_is_measured_as_its_pieces(way: str) -> None:
     fused, separate = (calibrate(Separate(kind, way), batches, loss) for kind in (True, False))
     assert fused.keys() == separate.keys() == {"first", "second"}
     for name, expected in separate.items():
-        found = fused[name]
-        assert found.hessian is not None
+        measured = fused[name]
+        assert measured.hessian is not None
         assert expected.hessian is not None
-        torch.testing.assert_close(found.hessian, expected.hessian)
-        torch.testing.assert_close(found.row_fisher, expected.row_fisher)
-        assert (found.samples, found.gradients) == pytest.approx((expected.samples, expected.gradients))
+        torch.testing.assert_close(measured.hessian, expected.hessian)
+        torch.testing.assert_close(measured.row_fisher, expected.row_fisher)
+        assert (measured.samples, measured.gradients) == pytest.approx((expected.samples, expected.gradients))
