@@ -66,11 +66,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a class.
+    """Result for one class.
 
     Attributes:
         library, kind, name: of the subject.
-        made: whether there is a small model of the class; if not, `reason` says why.
+        buildable: whether there is a small model of the class; if not, `reason` says why.
         back: whether all of it came back; if not, `reason` says what did not.
         calibrated: whether data reached it; if not, `reason` says why.
         outputs: whether outputs were compared, and not the tensors alone.
@@ -82,7 +82,7 @@ class Outcome:
     library: str
     kind: str
     name: str
-    made: bool = False
+    buildable: bool = False
     back: bool = False
     calibrated: bool = False
     outputs: bool = False
@@ -166,7 +166,7 @@ def _of_transformers(subject: Subject) -> Iterable[Build]:
     kind: Any = getattr(transformers, subject.name, None)
     if kind is None:
         raise NotMadeError(f"{_MADE}transformers has no class {subject.name}")
-    settings = _own_settings(kind, transformers, subject.kind)
+    settings = _default_config(kind, transformers, subject.kind)
     last = "no smaller configuration is accepted"
     for config in variants(settings):
         try:
@@ -191,11 +191,11 @@ def _of_transformers(subject: Subject) -> Iterable[Build]:
         raise NotMadeError(_MADE + last)
 
 
-def _own_settings(kind: Any, transformers: Any, model_type: str) -> Any:
+def _default_config(kind: Any, transformers: Any, model_type: str) -> Any:
     try:
         of_type = transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type]
-        own = kind.config_class
-        return (of_type if own is None or issubclass(of_type, own) else own)()
+        of_class = kind.config_class
+        return (of_type if of_class is None or issubclass(of_type, of_class) else of_class)()
     except Exception as error:
         raise NotMadeError(_MADE + _line(error)) from error
 
@@ -227,11 +227,11 @@ def _of_diffusers(subject: Subject) -> Iterable[Build]:
         def build(folder: Path, settings: dict[str, Any] = settings) -> nn.Module:
             torch.manual_seed(0)
             model: nn.Module = kind(**settings).eval()
-            whole: Any = model
+            saved: Any = model
             if is_pipeline:
                 scheduler = getattr(diffusers, subject.name.replace("Pipeline", "Scheduler"))()
-                whole = getattr(diffusers, subject.name)(unet=model, scheduler=scheduler)
-            whole.save_pretrained(folder)
+                saved = getattr(diffusers, subject.name)(unet=model, scheduler=scheduler)
+            saved.save_pretrained(folder)
             return model
 
         yield build
@@ -287,30 +287,30 @@ def examine(subject: Subject, folder: Path) -> Outcome:
     tries, best, calibrated = 0, outcome, False
     try:
         for number, build in enumerate(builds(subject)):
-            place = folder / str(number)
-            place.mkdir()
+            root = folder / str(number)
+            root.mkdir()
             try:
-                model = build(place / "model")
+                model = build(root / "model")
             except Exception as error:  # a configuration that the class does not take after all
-                if not best.made:
+                if not best.buildable:
                     best = replace(outcome, reason=_MADE + _line(error))
                 continue
             tries += 1
-            current = _through(replace(outcome, made=True), model, place)
-            if not best.made or (current.back, current.calibrated) > (best.back, best.calibrated):
+            current = _through(replace(outcome, buildable=True), model, root)
+            if not best.buildable or (current.back, current.calibrated) > (best.back, best.calibrated):
                 best = current
             calibrated = best.back and best.calibrated
             is_late = time.process_time() > SECONDS / 3
             if calibrated or tries == TRIES or is_late or not best.reason.startswith("not calibrated"):
                 break
     except NotMadeError as error:
-        return best if best.made else replace(outcome, reason=str(error))
+        return best if best.buildable else replace(outcome, reason=str(error))
     return best
 
 
-def _through(outcome: Outcome, model: nn.Module, place: Path) -> Outcome:
-    """Return the outcome of a model that is saved in place/model."""
-    folder, file, back = place / "model", place / "model.birdie", place / "back"
+def _through(outcome: Outcome, model: nn.Module, root: Path) -> Outcome:
+    """Return the outcome of a model that is saved in root/model."""
+    folder, file, back = root / "model", root / "model.birdie", root / "back"
     weights = sum(weight.numel() for weight in model.parameters())
     start = time.process_time()
     code, text, errors = _command("compress", folder, "-o", file, "--bits", "6", "--coder", "fast", "--json")
@@ -356,13 +356,13 @@ def _compare(outcome: Outcome, model: Any, folder: Path, file: Path, back: Path)
     decoded = dict(birdie.load(file))
     if outcome.library == "transformers":
         loaded, info = type(model).from_pretrained(back, output_loading_info=True)
-        before, expected = type(model).from_pretrained(folder, output_loading_info=True)
+        original, expected = type(model).from_pretrained(folder, output_loading_info=True)
         new = {name: sorted(map(str, info[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
         old = {name: sorted(map(str, expected[name])) for name in new}
         if new != old:
-            return False, f"{new} in place of {old}"
+            return False, f"{new} in root of {old}"
         try:
-            reference: Any = NamesOnDisk(before, read_folder(folder).tensors, folder)
+            reference: Any = NamesOnDisk(original, read_folder(folder).tensors, folder)
             reference.load_state_dict({name: decoded[name] for name in reference.state_dict()})
             NamesOnDisk(loaded, decoded, back)  # compares each tensor
         except BirdieError:  # conversions without a way back: compare what is saved again
@@ -431,7 +431,7 @@ def _child(subject: Subject, folder: str, result: str, seconds: int) -> None:
         try:
             outcome = examine(subject, Path(folder))
         except BaseException as error:
-            outcome = Outcome(subject.library, subject.kind, subject.name, made=True, reason=_line(error))
+            outcome = Outcome(subject.library, subject.kind, subject.name, buildable=True, reason=_line(error))
     with atomic_path(Path(result)) as temporary:
         temporary.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 
@@ -449,15 +449,28 @@ def examine_apart(subject: Subject, seconds: int = SECONDS) -> Outcome:
             process.kill()
             process.join()
         if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
-            return Outcome(*asdict(subject).values(), made=True, seconds=seconds, reason=f"takes over {seconds} s")
+            return Outcome(
+                subject.library,
+                subject.kind,
+                subject.name,
+                buildable=True,
+                seconds=seconds,
+                reason=f"takes over {seconds} s",
+            )
         if not result.exists():
-            return Outcome(*asdict(subject).values(), made=True, reason=f"the process ends with {process.exitcode}")
+            return Outcome(
+                subject.library,
+                subject.kind,
+                subject.name,
+                buildable=True,
+                reason=f"the process ends with {process.exitcode}",
+            )
         return Outcome(**json.loads(result.read_text(encoding="utf-8")))
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
     """Return the tables of docs/ecosystem.md."""
-    tried = [one for one in outcomes if one.made]
+    tried = [one for one in outcomes if one.buildable]
     slowest = max(tried, key=lambda one: one.seconds)
     lines = ["| library | classes | come back | outputs compared | calibrated | slowest |", "|---|--:|--:|--:|--:|--:|"]
     for library in [*dict.fromkeys(one.library for one in tried), "all"]:
@@ -469,7 +482,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
     for title, some in (
         ("Not back", [one for one in tried if not one.back]),
         ("Back, not calibrated", [one for one in tried if one.back and not one.calibrated]),
-        ("Not tried: no small model can be made", [one for one in outcomes if not one.made]),
+        ("Not tried: no small model can be made", [one for one in outcomes if not one.buildable]),
     ):
         if some:
             lines += [f"**{title}** ({len(some)})", "", "| class | reason |", "|---|---|"]
@@ -506,14 +519,14 @@ def main() -> None:
     for number, subject in enumerate(some, start=1):
         outcome = examine_apart(subject, options.seconds)
         outcomes.append(outcome)
-        state = "back" if outcome.back else "not back" if outcome.made else "not made"
+        state = "back" if outcome.back else "not back" if outcome.buildable else "not made"
         data = "calibrated" if outcome.calibrated else "not calibrated"
         log(f"{number} of {len(some)}: {outcome.name}: {state}, {data}, {outcome.seconds:.0f} s {outcome.reason}")
     if options.page is not None:
         with atomic_path(options.page) as temporary:
             temporary.write_text(page(outcomes), encoding="utf-8")
     report([asdict(one) for one in outcomes], as_json=options.json)
-    tried = [one for one in outcomes if one.made]
+    tried = [one for one in outcomes if one.buildable]
     log(page(outcomes) if tried else "nothing could be tried")
     sys.exit(0 if sum(one.back for one in tried) >= 0.97 * len(tried) else 1)
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def write(kind: str, folder: Path) -> Any:
+def write(kind: str, folder: Path, **more: Any) -> Any:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SMALL | MODELS[kind])
+    config = getattr(transformers, f"{kind}Config")(**SMALL | MODELS[kind] | more)
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     return read_folder(folder).tensors
 
@@ -87,6 +88,17 @@ def test_data_reach_each_expert_by_its_names_on_disk(kind: str, tmp_path: Path) 
     one = sorted(experts)[0]
     assert result.held_out({one: 0 * state[one]}) > 0  # the values of one expert reach the model
     assert result.held_out(state) == 0
+
+
+def test_an_expert_without_tokens_is_named(tmp_path: Path) -> None:
+    state = write("Mixtral", tmp_path, num_experts_per_tok=1)
+    module = NamesOnDisk(load("Mixtral", tmp_path), state, tmp_path, use_cache=False)
+    router = "model.layers.0.block_sparse_moe.gate.weight"
+    state[router] = torch.stack((state[router][0], -state[router][0], *torch.zeros(2, 32)))  # the first two win
+    module.load_state_dict(state)
+    result = CalibrationResult.of(state, (module, batches(2), next_token_loss), symmetries=False)
+    assert set(result.unreached) >= {name for name in state if re.search(r"layers\.0\..*experts\.[23]\.", name)}
+    assert not [name for name in result.unreached if re.search(r"layers\.0\..*experts\.[01]\.", name)]
 
 
 def test_weights_of_experts_are_written_by_their_names(tmp_path: Path) -> None:
