@@ -51,7 +51,7 @@ def sizes(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
 def _widths(key: str, value: Any) -> Iterator[int]:
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _widths(name, item)
+            yield from _widths(str(name), item)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _widths(key, item)
@@ -78,9 +78,9 @@ def shrunken(values: Mapping[str, Any], divisor: int, layers: int) -> dict[str, 
     """
     ids: dict[int, int] = {}
     return {
-        key: _value(key, value, divisor, layers, ids)
+        key: _value(str(key), value, divisor, layers, ids)
         for key, value in values.items()
-        if not (layers and _DERIVED.search(key)) and key != "id2label" and key != "label2id"
+        if not (layers and _DERIVED.search(str(key))) and key not in ("id2label", "label2id")
     }
 
 

@@ -119,7 +119,7 @@ def calibrate_module(
         device, work, world, progress: as in `calibrate_folder`.
 
     Raises:
-        ConfigError: as `CalibrationResult.of`; or the model has merged weights, and is to be calibrated in blocks.
+        ConfigError: as `CalibrationResult.of`; or a model with merged or split weights is to be calibrated in blocks.
         DataError, WeightsError: as `CalibrationResult.of`.
     """
     total = sum(map(len, batches[: len(batches) - held_out_batches(len(batches))]))
@@ -131,10 +131,10 @@ def calibrate_module(
     if work is None:
         calibration = module.to(device), batches, loss
         return CalibrationResult.of(dict(state), calibration, symmetries=False, progress=report)
-    if fused := module.fused_weights():
+    if portions := module.portions():
         raise ConfigError(
-            f"--blockwise does not combine with a model whose weights transformers merges as it loads them: "
-            f"{fused[0].name!r} is {len(fused[0].pieces)} tensors on disk; leave out --blockwise"
+            f"--blockwise does not combine with a model whose weights transformers merges or splits as it loads them: "
+            f"{portions[0].name!r} is not one tensor on disk; leave out --blockwise"
         )
     module.assign(state)
     calibration = module.to(device), batches, loss

@@ -154,6 +154,46 @@ def test_rows_that_transformers_reorders_are_written_with_the_next_call() -> Non
     torch.testing.assert_close(on_disk(module(x).T), torch.nn.functional.linear(x, state["wq"]).T)
 
 
+def test_one_tensor_on_disk_may_be_several_parameters() -> None:
+    class Attention(torch.nn.Module):
+        """Stands for a model whose projections are one tensor on disk."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in "qkv")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+    def joined(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {f"qkv.{kind}": torch.cat([tensors[f"{name}.{kind}"] for name in "qkv"]) for kind in ("weight", "bias")}
+
+    model = Attention()
+    state = joined(model.state_dict())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "transformers.core_model_loading.revert_weight_conversion", lambda _model, tensors: joined(tensors)
+        )
+        module = NamesOnDisk(model, state, Path("folder"))
+        with pytest.raises(WeightsError, match=r"'q\.weight'"):
+            NamesOnDisk(model, {**state, "qkv.weight": state["qkv.weight"] + 1}, Path("folder"))
+    x, other = torch.randn(3, 8), {name: torch.randn_like(tensor) for name, tensor in state.items()}
+    expected, changed = module(x), copy.deepcopy(module)
+    changed.load_state_dict(other)
+    assert not torch.allclose(changed(x), expected)
+    assert joined(changed.model.state_dict()).keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in joined(changed.model.state_dict()).items())
+    assert torch.equal(module(x), expected)
+    inputs = [torch.randn(16, 8) for _ in range(4)]
+    result = CalibrationResult.of(state, (module, inputs, lambda net, x: net(x).square().sum()), symmetries=False)
+    known = result.sensitivities["qkv.weight"]
+    assert known.hessian is not None
+    assert known.row_fisher is not None
+    assert (len(known.hessian), len(known.row_fisher)) == (8, 24)
+    assert known.row_fisher.min() > 0
+    assert not result.unreached
+
+
 def test_blocks_and_merged_weights_do_not_combine(tmp_path: Path) -> None:
     state = write("Mixtral", tmp_path)
     module = NamesOnDisk(load("Mixtral", tmp_path), state, tmp_path, use_cache=False)

@@ -1,13 +1,13 @@
-"""Tensors of a file that a module holds as pieces of one parameter, such as the experts of a layer.
+"""Tensors of a file that a module holds in other portions, such as the experts of a layer in one parameter.
 
-    q, k, v of a file ──loaded──► one parameter (3 · heads · size, inputs) ──► F.linear: rows of the output by piece
-    w1, w3 of each expert ──────► one parameter (experts, 2 · inner, inputs) ──► its gradient, cut into pieces
+    w1, w3 of each expert ──fused──► one parameter (experts, 2 · inner, inputs): products and gradients cut into pieces
+    qkv of a file ─────────divided──► three parameters (inputs, inputs): products and gradients put at their rows
 
 An element (i, j, …) of a piece is number start + offsets[0][i] + offsets[1][j] + … of its parameter, which covers
 slices, transposes, and rows in another order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Rows = list[tuple[str, Tensor]]
+
+@dataclass(frozen=True)
+class Use:
+    """Use of some rows of a tensor in a product with a matrix.
+
+    Attributes:
+        name: of the tensor.
+        outputs: rows of the matrix.
+        rows: of the tensor, if the matrix has but some of them; else None.
+        count: of all rows of the tensor.
+    """
+
+    name: str
+    outputs: Tensor
+    rows: Tensor | None = None
+    count: int = 0
+
+    @property
+    def share(self) -> float:
+        """Share of the tensor's rows that the matrix has."""
+        return 1.0 if self.rows is None else len(self.rows) / self.count
+
+    def of(self, gradient: Tensor) -> Tensor:
+        """Return a gradient (outputs of the matrix, …) as one of the tensor's rows, zero for rows of other matrices."""
+        chosen = gradient[self.outputs.to(gradient.device)]
+        if self.rows is None:
+            return chosen
+        return chosen.new_zeros((self.count, *chosen.shape[1:])).index_copy_(0, self.rows.to(chosen.device), chosen)
 
 
 @dataclass(frozen=True)
@@ -97,58 +124,113 @@ class Fused:
     parameter: Tensor
     pieces: Sequence[Piece]
 
-    def rows_of(self, weight: Tensor) -> Rows | None:
-        """Return name and rows of each piece of a matrix, which is a part of the parameter; None if pieces are cut."""
+    def uses(self, weight: Tensor) -> list[Use]:
+        """Return the uses of the pieces in a matrix, which is a part of the parameter; none if pieces are cut."""
         columns = weight.shape[-1]
         if weight.ndim != 2 or not weight.is_contiguous() or columns != self.parameter.shape[-1]:
-            return None
+            return []
         first, rest = divmod(int(weight.storage_offset()) - int(self.parameter.storage_offset()), columns)
-        pairs: Rows = []
+        uses: list[Use] = []
         for piece in self.pieces:
             rows = piece.rows(columns)
             inside = None if rows is None else (rows >= first) & (rows < first + len(weight))
             if rows is not None and inside is not None and bool(inside.all()):
-                pairs.append((piece.name, rows - first))
+                uses.append(Use(piece.name, rows - first))
             elif inside is None or bool(inside.any()):
-                return None
-        return pairs if not rest and sum(len(rows) for _, rows in pairs) == len(weight) else None
+                return []
+        return uses if not rest and sum(len(use.outputs) for use in uses) == len(weight) else []
+
+    def gradients(self, gradient: Tensor) -> Iterator[tuple[str, Tensor, float]]:
+        """Yield name, gradient and share of each piece, of the gradient of the parameter."""
+        for piece in self.pieces:
+            yield piece.name, piece.of(gradient.contiguous()), 1.0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the pieces."""
+        return [piece.name for piece in self.pieces]
 
 
-def fused_weights(module: nn.Module) -> list[Fused]:
-    """Return the parameters of a module that are several tensors of its state dict, if it says so."""
-    listed: Any = getattr(module, "fused_weights", None)
+@dataclass(frozen=True)
+class Divided:
+    """A parameter with its name in the module, which has some rows of a tensor of the file.
+
+    Attributes:
+        name, parameter: in the module.
+        tensor: name of the tensor.
+        shape: of the tensor.
+        rows: of the tensor, in the order of the parameter's rows.
+    """
+
+    name: str
+    parameter: Tensor
+    tensor: str
+    shape: tuple[int, ...]
+    rows: Tensor
+
+    @property
+    def names(self) -> list[str]:
+        """Name of the tensor."""
+        return [self.tensor]
+
+    @property
+    def use(self) -> Use:
+        """Use of the complete parameter."""
+        return Use(self.tensor, torch.arange(len(self.parameter)), self.rows, self.shape[0])
+
+    def uses(self, weight: Tensor) -> list[Use]:
+        """Return the use of the tensor in a matrix that is the parameter; none in another."""
+        return [self.use] if weight.shape == self.parameter.shape and weight.is_contiguous() else []
+
+    def gradients(self, gradient: Tensor) -> Iterator[tuple[str, Tensor, float]]:
+        """Yield name, gradient and share of the tensor, of the gradient of the parameter."""
+        yield self.tensor, self.use.of(gradient), self.use.share
+
+
+Portion = Fused | Divided
+
+
+def portions(module: nn.Module) -> list[Portion]:
+    """Return the parameters of a module that are no tensors of its state dict but pieces of some or several, if any."""
+    listed: Any = getattr(module, "portions", None)
     return list(listed()) if callable(listed) else []
 
 
-class FusedWeights:
-    """Fused parameters by their memory.
+class Portions:
+    """Parameters in other portions than the tensors of the file, by their memory.
 
     Args:
-        fused: as `fused_weights` returns them.
+        listed: as `portions` returns them.
     """
 
-    def __init__(self, fused: Sequence[Fused] = ()) -> None:
-        self.by_name: Mapping[str, Fused] = {one.name: one for one in fused}
-        self._by_storage = {one.parameter.untyped_storage().data_ptr(): one for one in fused}
-        self._rows: dict[tuple[int, int, tuple[int, ...]], Rows | None] = {}
+    def __init__(self, listed: Sequence[Portion] = ()) -> None:
+        self.by_name: Mapping[str, Portion] = {one.name: one for one in listed}
+        self._by_storage = {one.parameter.untyped_storage().data_ptr(): one for one in listed}
+        self._uses: dict[tuple[int, int, tuple[int, ...]], list[Use]] = {}
 
     def name(self, weight: Tensor) -> str | None:
         """Return the name of a complete parameter."""
         one = self._by_storage.get(weight.untyped_storage().data_ptr()) if self._by_storage else None
         return one.name if one is not None and weight.numel() == one.parameter.numel() else None
 
-    def pieces(self, name: str) -> list[str]:
-        """Return the names of the pieces of a parameter; of any other weight its own name."""
-        return [piece.name for piece in self.by_name[name].pieces] if name in self.by_name else [name]
+    def names(self, name: str) -> list[str]:
+        """Return the names of the tensors of a parameter; of any other weight its own name."""
+        return self.by_name[name].names if name in self.by_name else [name]
 
-    def rows(self, weight: Tensor) -> Rows:
-        """Return name and rows of each piece of a matrix; none if it is not one of complete pieces."""
+    def with_siblings(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights by name, and the other parameters of divided tensors that have one of them."""
+        tensors = {one.tensor for name in weights if isinstance(one := self.by_name.get(name), Divided)}
+        others = [one for one in self.by_name.values() if isinstance(one, Divided) and one.tensor in tensors]
+        return {**weights, **{one.name: one.parameter for one in others}}
+
+    def uses(self, weight: Tensor) -> list[Use]:
+        """Return the uses of tensors in a product with a matrix; none if it is not one of complete pieces."""
         if not self._by_storage:
             return []
         storage = weight.untyped_storage().data_ptr()
         if (one := self._by_storage.get(storage)) is None:
             return []
         key = storage, int(weight.storage_offset()), tuple(weight.shape)
-        if key not in self._rows:
-            self._rows[key] = one.rows_of(weight)
-        return self._rows[key] or []
+        if key not in self._uses:
+            self._uses[key] = one.uses(weight)
+        return self._uses[key]

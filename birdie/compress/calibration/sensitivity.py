@@ -40,7 +40,7 @@ from birdie.compress.calibration.modes import (
     differentiable_tensors,
 )
 from birdie.compress.calibration.other_uses import node_of, reached_weights
-from birdie.compress.calibration.pieces import Fused, FusedWeights, fused_weights
+from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.stacks import used_as_matrix
 from birdie.errors import ConfigError, DataError, WeightsError
@@ -84,7 +84,7 @@ def calibrate(
 
     Args:
         module: neither trained nor changed; its `named_matrices()`, if it has any, name views of banks, and its
-            `fused_weights()` the parameters that are several tensors of its state dict.
+            `portions()` the parameters that are several tensors of its state dict, or a part of one.
         batches: arguments of `loss`, one at a time; tens of thousands of tokens, or thousands of images.
         loss: (module, batch) → summed nats by `F.cross_entropy` (any reduction), or any differentiable scalar, whose
             gradients are squared as they are.
@@ -109,7 +109,7 @@ def calibrate(
             temperature,
             device,
             gradients,
-            fused_weights(module),
+            portions(module),
         )
         for done, batch in enumerate(batches, start=1):
             with naming_bad_weights(module):
@@ -164,8 +164,8 @@ def names_by_memory(module: nn.Module) -> dict[Key, str]:
     if callable(views):
         named |= dict(views())
     matrices = {_key(named[name]): name for name in sorted(named, reverse=True) if named[name].ndim >= 2}
-    for one in fused_weights(module):
-        for number, piece in enumerate(one.pieces, start=1):
+    for one in portions(module):
+        for number, piece in enumerate(one.pieces if isinstance(one, Fused) else (), start=1):
             weight = named[piece.name]
             if weight.ndim >= 2 and not weight.is_contiguous():  # a key has no strides: another matrix may have it
                 memory, _, shape = key = _key(weight)
@@ -223,20 +223,20 @@ class Recorder(TorchFunctionMode):
         temperature: float,
         device: torch.device,
         gradients: bool,
-        fused: Sequence[Fused] = (),
+        listed: Sequence[Portion] = (),
     ) -> None:
         super().__init__()
         self.names, self.generator, self.temperature, self.device = names, generator, temperature, device
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
-        self.fused = FusedWeights(fused)
+        self.portions = Portions(listed)
         self.weights = sum(math.prod(shape) for _, _, shape in names)
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self.sums: dict[str, Sums] = {}
         self.roots: list[GradientEdge] = []
         self.products: dict[Node, Node | None] = {}
         self.others: dict[str, Tensor] = {}
-        self.by_gradient: set[str] = set()  # names of `others`, or of the pieces of a fused parameter
+        self.by_gradient: set[str] = set()  # names of `others`, or of the tensors that they have portions of
         self.losses: list[Tensor] = []  # of every target
         self._again: torch.Generator | None = None
         self.redrawn = False  # whether gradients are those of signs that are drawn again, for `others` alone
@@ -289,19 +289,22 @@ class Recorder(TorchFunctionMode):
     def _name_of_matrix(self, weight: Tensor) -> str | None:
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
         is_gate = weight.ndim < 2 or (weight.ndim == 2 and min(weight.shape) < _LEAST_SIDE)
-        return None if is_gate else self._name(weight) or self.fused.name(weight)
+        return None if is_gate else self._name(weight) or self.portions.name(weight)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
-        pieces = [(name, slice(None))] if name is not None else self.fused.rows(weight)
-        if pieces and self._is_recorded(out):
+        uses: list[Use | None] = [None] if name is not None else [*self.portions.uses(weight)]
+        if uses and self._is_recorded(out):
             inputs = x.detach().reshape(-1, x.shape[-1])
 
             def add(g: Tensor | None) -> None:
                 outputs = None if g is None else g.reshape(-1, g.shape[-1])
-                for piece, rows in pieces:
-                    g = None if outputs is None else outputs[:, rows]
-                    self._add(piece, [inputs.float()], inputs.shape[1], len(inputs), g)
+                for use in uses:
+                    if use is None:
+                        self._add(str(name), [inputs.float()], inputs.shape[1], len(inputs), outputs)
+                        continue
+                    g = None if outputs is None else use.of(outputs.T).T
+                    self._add(use.name, [inputs.float()], inputs.shape[1], len(inputs), g, share=use.share)
 
             self._on_gradient(x, out, add)
 
@@ -384,8 +387,8 @@ class Recorder(TorchFunctionMode):
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
-        weights = reached_weights(loss, self.products, self._name_of_matrix)
-        for name in [piece for other in weights.keys() - self.others.keys() for piece in self.fused.pieces(other)]:
+        weights = self.portions.with_siblings(reached_weights(loss, self.products, self._name_of_matrix))
+        for name in {tensor for other in weights.keys() - self.others.keys() for tensor in self.portions.names(other)}:
             self.sums[name] = Sums()  # what single products had is in the gradient of the weight as well
             self.by_gradient.add(name)
         self.others |= weights
@@ -416,15 +419,14 @@ class Recorder(TorchFunctionMode):
         for name, gradient in zip(self.others, gradients, strict=True):
             if gradient is None:
                 continue
-            gradient, fused = gradient.detach(), self.fused.by_name.get(name)
-            for piece in () if fused is None else fused.pieces:
-                part = piece.of(gradient.contiguous())
+            portion = self.portions.by_name.get(name)
+            for tensor, part, share in () if portion is None else portion.gradients(gradient.detach()):
                 if part.ndim > 1 and min(part.shape[:2]) >= _LEAST_SIDE:
-                    self._add_gradient(piece.name, used_as_matrix(part), first=first)
-            if fused is None:
-                self._add_gradient(name, used_as_matrix(gradient), first=first)
+                    self._add_gradient(tensor, used_as_matrix(part), first=first, share=share)
+            if portion is None:
+                self._add_gradient(name, used_as_matrix(gradient.detach()), first=first)
 
-    def _add_gradient(self, name: str, gradient: Tensor, *, first: bool) -> None:
+    def _add_gradient(self, name: str, gradient: Tensor, *, first: bool, share: float = 1.0) -> None:
         """Add Σ Dᵀ D and Σ D Dᵀ of a gradient D of the weight, (rows, …)."""
         rows, sums = gradient.flatten(1).float(), self.sums[name]
         columns = rows.shape[1]
@@ -434,8 +436,8 @@ class Recorder(TorchFunctionMode):
         outputs = _finite(name, rows @ rows.T if len(rows) <= MAX_OUTPUTS else (rows * rows).sum(1))
         sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
         sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
-        sums.samples += 1
-        sums.examples += first
+        sums.samples += share
+        sums.examples += first * share
 
     def _add(
         self,
@@ -445,6 +447,7 @@ class Recorder(TorchFunctionMode):
         uses: int,
         g: Tensor | None,
         examples: int | None = None,
+        share: float = 1.0,
     ) -> None:
         """Add Σ x xᵀ of slices of the inputs (…, taps …, channels), and gradients g (uses, rows).
 
@@ -465,8 +468,8 @@ class Recorder(TorchFunctionMode):
             _finite(name, sums.inputs)
         sums.uses += uses
         examples = uses if examples is None else examples
-        sums.samples += examples ** (1 - _SPREAD) * uses**_SPREAD
-        sums.examples += examples
+        sums.samples += share * examples ** (1 - _SPREAD) * uses**_SPREAD
+        sums.examples += share * examples
         if g is not None:
             g = g.float()
             outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
@@ -517,8 +520,8 @@ class Recorder(TorchFunctionMode):
             raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
         everywhere = {name: self.sums.get(name, Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
-        for one in self.fused.by_name.values():
-            taps |= {piece.name: 1 for piece in one.pieces}  # used as a matrix, with columns in their order
+        for one in self.portions.by_name.values():
+            taps |= dict.fromkeys(one.names, 1)  # used as a matrix, with columns in their order
         sensitivities = {
             name: sensitivity_of(sums, taps[name], targets or batches, world, signed=targets > 0)
             for name, sums in everywhere.items()

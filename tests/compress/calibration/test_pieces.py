@@ -1,4 +1,4 @@
-"""Pieces of a parameter: any part, in any order of rows; fused weights are measured as separate ones are."""
+"""Pieces of a parameter: any part, in any order of rows; fused and divided weights are measured as others are."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.pieces import Fused, Piece
+from birdie.compress.calibration.pieces import Divided, Fused, Piece
 from birdie.compress.calibration.sensitivity import calibrate
 
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -70,7 +70,7 @@ class Separate(nn.Module):
             )
         return F.silu(a) * b
 
-    def fused_weights(self) -> list[Fused]:
+    def portions(self) -> list[Fused]:
         return [Fused("weight", self.weight, self.pieces)] if self.fused else []
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
@@ -94,4 +94,51 @@ def test_a_fused_weight_is_measured_as_its_pieces(way: str) -> None:
         assert expected.hessian is not None
         torch.testing.assert_close(measured.hessian, expected.hessian)
         torch.testing.assert_close(measured.row_fisher, expected.row_fisher)
+        assert (measured.samples, measured.gradients) == pytest.approx((expected.samples, expected.gradients))
+
+
+class Joined(nn.Module):
+    """One tensor of the file, of which the module has even and odd rows as two parameters, or which it has as it is."""
+
+    def __init__(self, divided: bool, way: str) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(32, 12, generator=generator) / 4
+        self.divided, self.way = divided, way
+        self.weight = nn.Parameter(weight)
+        self.even, self.odd = nn.Parameter(weight[::2].clone()), nn.Parameter(weight[1::2].clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "matmul":
+            even, odd = (self.even, self.odd) if self.divided else (self.weight[::2], self.weight[1::2])
+            return F.silu(x @ even.T) * (x @ odd.T)
+        if self.divided:
+            return F.silu(F.linear(x, self.even)) * F.linear(x, self.odd)
+        out = F.linear(x, self.weight)
+        return F.silu(out[:, ::2]) * out[:, 1::2]
+
+    def portions(self) -> list[Divided]:
+        rows = {"even": torch.arange(0, 32, 2), "odd": torch.arange(1, 32, 2)}
+        parts = [Divided(name, getattr(self, name), "weight", (32, 12), rows[name]) for name in rows]
+        return parts if self.divided else []
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"weight": self.weight}
+
+
+@pytest.mark.parametrize("way", ["one product", "matmul"])
+def test_a_divided_weight_is_measured_as_the_tensor_of_the_file(way: str) -> None:
+    batches = [torch.randn(40, 12, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        return F.cross_entropy(module(x), torch.zeros(len(x), dtype=torch.long))
+
+    divided, joined = (calibrate(Joined(kind, way), batches, loss) for kind in (True, False))
+    assert divided.keys() == joined.keys() == {"weight"}
+    measured, expected = divided["weight"], joined["weight"]
+    assert measured.hessian is not None
+    assert expected.hessian is not None
+    torch.testing.assert_close(measured.hessian, expected.hessian)
+    torch.testing.assert_close(measured.row_fisher, expected.row_fisher)
+    if way == "one product":
         assert (measured.samples, measured.gradients) == pytest.approx((expected.samples, expected.gradients))
