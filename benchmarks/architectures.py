@@ -21,6 +21,7 @@ import inspect
 import io
 import json
 import multiprocessing
+import os
 import resource
 import signal
 import sys
@@ -47,9 +48,10 @@ from birdie.hub.made_up import made_up_inputs
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.files import atomic_path
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: nothing is downloaded
 SECONDS, MEMORY = 120, 8 << 30  # limits of one class, in processor time and of its data
 _PATIENCE = 5  # times as long as that by the clock
-MOST_WEIGHTS = 3_000_000
+MOST_WEIGHTS = 8_000_000
 TRIES = 4  # variants that are compressed until one is calibrated
 _ORDER = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "PRETRAINING", "IMAGE_CLASSIFICATION")
 _MADE = "cannot be made small: "
@@ -210,8 +212,8 @@ def _of_diffusers(subject: Subject) -> Iterable[Build]:
         if parameter.default is not inspect.Parameter.empty
     }
     last = "no smaller configuration is accepted"
-    for divisor, layers in sizes(defaults):
-        settings = shrunken(defaults, divisor, layers)
+    for size in sizes(defaults):
+        settings = shrunken(defaults, *size)
         settings |= {name: 4 for name, value in settings.items() if "norm_num_groups" in name and value}
         try:
             with torch.device("meta"):

@@ -22,9 +22,9 @@ SWIN = {"embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "i
 
 def test_widths_that_were_multiples_stay_multiples() -> None:
     settings = {**BERT, "vision_config": {"hidden_size": 1024, "projection_dim": 768, "image_size": 224}}
-    divisor, layers = sizes(settings)[0]
+    divisor, layers, heads = sizes(settings)[0]
     small = shrunken(settings, divisor, layers)
-    assert (divisor, layers) == (32, 2)
+    assert (divisor, layers, heads) == (32, 2, 0)
     assert small["hidden_size"] == small["vision_config"]["projection_dim"] == 24
     assert small["intermediate_size"] == 4 * small["hidden_size"]
     assert small["vision_config"] == {"hidden_size": 32, "projection_dim": 24, "image_size": 32}
@@ -40,6 +40,13 @@ def test_lists_of_sizes_are_shrunken_and_ids_stay_within_the_vocabulary() -> Non
         "num_heads": [3, 6, 12, 24],
         "image_size": 32,
         "patch_size": 4,
+    }
+    mixed = {"num_hidden_layers": 6, "layer_types": ["a", "b"] * 3, "num_heads": [3, 6, 12, 24], "names": ["a"] * 4}
+    assert shrunken(mixed, 2, 2, 4) == {
+        "num_hidden_layers": 2,
+        "layer_types": ["a", "b"],
+        "num_heads": [3, 4, 4, 4],
+        "names": ["a"] * 4,
     }
     ids = shrunken({"image_token_id": 151655, "video_token_id": 151656, "vocab_size": 152064}, 16, 2)
     assert len({ids["image_token_id"], ids["video_token_id"]}) == 2
