@@ -4,7 +4,7 @@
     python -m benchmarks.architectures --every             each class of each task
     python -m benchmarks.architectures --only 'mixtral*'   model types, classes or libraries by their names
     python -m benchmarks.architectures --count 40          so many of them, spread evenly
-    python -m benchmarks.architectures --page PATH         the table for docs/ecosystem.md
+    python -m benchmarks.architectures --page PATH         docs/ecosystem.md
 
 Classes are those of the auto mappings of transformers, the models of diffusers and two pipelines, adapters of peft, and
 timm if it is installed; random weights, and sizes found by rule (`benchmarks.shrunken`). In a process of its own, with
@@ -22,6 +22,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
@@ -51,7 +52,7 @@ from birdie.runtime.files import atomic_path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: nothing is downloaded
 SECONDS, MEMORY = 120, 8 << 30  # limits of one class, in processor time and of its data
 _PATIENCE = 5  # times as long as that by the clock
-MOST_WEIGHTS = 8_000_000
+LEAST_WEIGHTS, MOST_WEIGHTS = 50_000, 8_000_000  # below the first, headers are larger than weights of 6 bits
 TRIES = 4  # variants that are compressed until one is calibrated
 _ORDER = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "PRETRAINING", "IMAGE_CLASSIFICATION")
 _MADE = "cannot be made small: "
@@ -169,7 +170,7 @@ def _of_transformers(subject: Subject) -> Iterable[Build]:
     if kind is None:
         raise NotMadeError(f"{_MADE}transformers has no class {subject.name}")
     settings = _default_config(kind, transformers, subject.kind)
-    last = "no smaller configuration is accepted"
+    last, tiny = "no smaller configuration is accepted", []
     for config in variants(settings):
         try:
             with torch.device("meta"):
@@ -188,8 +189,12 @@ def _of_transformers(subject: Subject) -> Iterable[Build]:
             model.save_pretrained(folder)
             return model  # type: ignore[no-any-return]
 
-        yield build
-    if last:
+        if count < LEAST_WEIGHTS:
+            tiny.append(build)
+        else:
+            yield build
+    yield from reversed(tiny)
+    if last and not tiny:
         raise NotMadeError(_MADE + last)
 
 
@@ -315,7 +320,10 @@ def _through(outcome: Outcome, model: nn.Module, root: Path) -> Outcome:
     folder, file, back = root / "model", root / "model.birdie", root / "back"
     weights = sum(weight.numel() for weight in model.parameters())
     start = time.process_time()
-    code, text, errors = _command("compress", folder, "-o", file, "--bits", "6", "--coder", "fast", "--json")
+    for bits in (["--bits", "6"], []):  # of small adapters headers and vectors alone take more
+        code, text, errors = _command("compress", folder, "-o", file, *bits, "--coder", "fast", "--json")
+        if "cannot be met" not in errors:
+            break
     outcome = replace(outcome, weights=weights, seconds=round(time.process_time() - start, 1))
     if code:
         return replace(outcome, reason=f"compress fails: {errors}")
@@ -345,7 +353,10 @@ def _command(*arguments: Any) -> tuple[int, str, str]:
             code = run(build_app, [str(argument) for argument in arguments])
     except Exception as error:  # what birdie lets through
         return 1, "", f"traceback, {_line(error)}"
-    lines = [line for line in errors.getvalue().splitlines() if line.strip()] or [text.getvalue()[-300:]]
+    if code:
+        with suppress(ValueError, KeyError, TypeError):
+            return code, "", str(json.loads(text.getvalue())["error"]["message"])[:300]
+    lines = [line for line in errors.getvalue().splitlines() if line.strip()] or [""]
     return code, text.getvalue(), lines[-1][:300]
 
 
@@ -470,27 +481,53 @@ def examine_apart(subject: Subject, seconds: int = SECONDS) -> Outcome:
         return Outcome(**json.loads(result.read_text(encoding="utf-8")))
 
 
+_INTRODUCTION = """# Ecosystem
+
+Which models of other libraries go through birdie? `python -m benchmarks.architectures --page docs/ecosystem.md`
+writes this page. It takes one class of each model type in the auto mappings of `transformers` (`--every` takes each
+class of each task), the models of `diffusers` and two pipelines, adapters of `peft`, and `timm` if it is installed. Its
+configuration is made small by rule: widths divided by one number, two layers, 256 words, images of 32 × 32. Weights are
+random. Each model is saved and goes through `birdie compress FOLDER --bits 6 --coder fast` (without `--bits` where
+headers and vectors alone take more, as in small adapters), with made-up inputs, `birdie decompress` and `from_pretrained`, in a process of its own with 120 s of processor time.
+
+A model *comes back* if every tensor that `from_pretrained` loads is the decoded one to the bit, if its outputs are
+those of the first model with the decoded weights (where inputs can be made up), and if every file of the folder is in
+the result or named as left out. It is *calibrated* if the command says so. Seconds are processor time of the
+compression.
+"""
+
+
 def page(outcomes: Sequence[Outcome]) -> str:
-    """Return the tables of docs/ecosystem.md."""
+    """Return the text of docs/ecosystem.md."""
     tried = [one for one in outcomes if one.buildable]
     slowest = max(tried, key=lambda one: one.seconds)
-    lines = ["| library | classes | come back | outputs compared | calibrated | slowest |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [_INTRODUCTION]
+    lines += [
+        "| library | classes | come back | outputs compared | calibrated | slowest |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for library in [*dict.fromkeys(one.library for one in tried), "all"]:
         rows = [one for one in tried if library in (one.library, "all")]
         back, data, outputs = (sum(getattr(one, key) for one in rows) for key in ("back", "calibrated", "outputs"))
         shares = f"{back / len(rows):.1%} | {outputs} | {data / len(rows):.1%}"
         lines.append(f"| {library} | {len(rows)} | {shares} | {max(one.seconds for one in rows):.0f} s |")
-    lines += ["", f"The slowest is {slowest.name}, {slowest.seconds:.0f} s.", ""]
+    lines += ["", f"Slowest: {slowest.name}, {slowest.seconds:.0f} s.", ""]
     for title, some in (
         ("Not back", [one for one in tried if not one.back]),
         ("Back, not calibrated", [one for one in tried if one.back and not one.calibrated]),
         ("Not tried: no small model can be made", [one for one in outcomes if not one.buildable]),
     ):
         if some:
-            lines += [f"**{title}** ({len(some)})", "", "| class | reason |", "|---|---|"]
-            lines += [f"| {one.name} | {one.reason.removeprefix(_MADE).replace('|', '/')} |" for one in some]
+            lines += [f"## {title} ({len(some)})", "", "| class | reason |", "|---|---|"]
+            lines += [f"| {one.name} | {_cell(one.reason)} |" for one in some]
             lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cell(reason: str) -> str:
+    """Return a reason in a table of Markdown: one line that is no link or code and names no folder of this machine."""
+    text = re.sub(r"/\S*/birdie-architectures-[^/\s]*/\d+/", "", reason.removeprefix(_MADE))
+    return re.sub(r"[|`<>\[\]]", " ", text).strip()
 
 
 def chosen(every: Sequence[Subject], pattern: str | None, count: int | None) -> list[Subject]:
@@ -511,7 +548,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="PATTERN", help="of libraries, model types or classes, with * and ?")
     parser.add_argument("--count", type=int, help="so many of them, spread evenly (default: all)")
     parser.add_argument("--every", action="store_true", help="every class of each model type (default: one)")
-    parser.add_argument("--page", type=Path, help="write the tables of docs/ecosystem.md here")
+    parser.add_argument("--page", type=Path, help="write docs/ecosystem.md here")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"limit of one class (default: {SECONDS})")
     options: argparse.Namespace = parser.parse_args()
     outcomes = []
@@ -529,7 +566,7 @@ def main() -> None:
             temporary.write_text(page(outcomes), encoding="utf-8")
     report([asdict(one) for one in outcomes], as_json=options.json)
     tried = [one for one in outcomes if one.buildable]
-    log(page(outcomes) if tried else "nothing could be tried")
+    log(page(outcomes).removeprefix(_INTRODUCTION) if tried else "nothing could be tried")
     sys.exit(0 if sum(one.back for one in tried) >= 0.97 * len(tried) else 1)
 
 
