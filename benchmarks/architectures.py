@@ -488,7 +488,8 @@ writes this page. It takes one class of each model type in the auto mappings of 
 class of each task), the models of `diffusers` and two pipelines, adapters of `peft`, and `timm` if it is installed. Its
 configuration is made small by rule: widths divided by one number, two layers, 256 words, images of 32 × 32. Weights are
 random. Each model is saved and goes through `birdie compress FOLDER --bits 6 --coder fast` (without `--bits` where
-headers and vectors alone take more, as in small adapters), with made-up inputs, `birdie decompress` and `from_pretrained`, in a process of its own with 120 s of processor time.
+headers and vectors alone take more, as in small adapters), with made-up inputs, through `birdie decompress` and
+`from_pretrained`, in a process of its own with 120 s of processor time.
 
 A model *comes back* if every tensor that `from_pretrained` loads is the decoded one to the bit, if its outputs are
 those of the first model with the decoded weights (where inputs can be made up), and if every file of the folder is in
