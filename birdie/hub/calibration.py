@@ -119,7 +119,8 @@ def calibrate_module(
         device, work, world, progress: as in `calibrate_folder`.
 
     Raises:
-        ConfigError, DataError, WeightsError: as `CalibrationResult.of`.
+        ConfigError: as `CalibrationResult.of`; or a model with merged or split weights is to be calibrated in blocks.
+        DataError, WeightsError: as `CalibrationResult.of`.
     """
     total = sum(map(len, batches[: len(batches) - held_out_batches(len(batches))]))
 
@@ -130,6 +131,11 @@ def calibrate_module(
     if work is None:
         calibration = module.to(device), batches, loss
         return CalibrationResult.of(dict(state), calibration, symmetries=False, progress=report)
+    if portions := module.portions():
+        raise ConfigError(
+            f"--blockwise does not combine with a model whose weights transformers merges or splits as it loads them: "
+            f"{portions[0].name!r} is not one tensor on disk; leave out --blockwise"
+        )
     module.assign(state)
     calibration = module.to(device), batches, loss
     return calibrate_in_blocks(state, calibration, folder=work, symmetries=False, world=world, progress=report)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
@@ -252,7 +253,8 @@ def unreached(module: nn.Module, state: Mapping[str, Tensor], reached: Collectio
         for (memory, _, shape), name in names_by_memory(module).items()
         if memory not in buffers and name in state and state[name].is_floating_point()
     }
-    known = {memory for name, (memory, _) in matrices.items() if name in reached}
+    pieces = {name for one in portions(module) for name in one.names}  # of one memory, yet not tied
+    known = {memory for name, (memory, _) in matrices.items() if name in reached and name not in pieces}
     missing = {name: size for name, (memory, size) in matrices.items() if name not in reached and memory not in known}
     if missing:
         logging.getLogger("birdie").info(

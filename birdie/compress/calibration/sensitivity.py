@@ -40,6 +40,7 @@ from birdie.compress.calibration.modes import (
     differentiable_tensors,
 )
 from birdie.compress.calibration.other_uses import node_of, reached_weights
+from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.stacks import used_as_matrix
 from birdie.errors import ConfigError, DataError, WeightsError
@@ -82,7 +83,8 @@ def calibrate(
     """Return the sensitivity of every matrix that the loss used, by name.
 
     Args:
-        module: neither trained nor changed; its `named_matrices()`, if it has any, name views of banks.
+        module: neither trained nor changed; its `named_matrices()`, if it has any, name views of banks, and its
+            `portions()` the parameters that are several tensors of its state dict, or a part of one.
         batches: arguments of `loss`, one at a time; tens of thousands of tokens, or thousands of images.
         loss: (module, batch) → summed nats by `F.cross_entropy` (any reduction), or any differentiable scalar, whose
             gradients are squared as they are.
@@ -102,7 +104,12 @@ def calibrate(
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     with evaluation_mode(module), torch.set_grad_enabled(gradients):
         recorder = Recorder(
-            names_by_memory(module), torch.Generator().manual_seed(seed), temperature, device, gradients
+            names_by_memory(module),
+            torch.Generator().manual_seed(seed),
+            temperature,
+            device,
+            gradients,
+            portions(module),
         )
         for done, batch in enumerate(batches, start=1):
             with naming_bad_weights(module):
@@ -157,6 +164,14 @@ def names_by_memory(module: nn.Module) -> dict[Key, str]:
     if callable(views):
         named |= dict(views())
     matrices = {_key(named[name]): name for name in sorted(named, reverse=True) if named[name].ndim >= 2}
+    for one in portions(module):
+        for number, piece in enumerate(one.pieces if isinstance(one, Fused) else (), start=1):
+            weight = named[piece.name]
+            if weight.ndim >= 2 and not weight.is_contiguous():  # a key has no strides: another matrix may have it
+                memory, _, shape = key = _key(weight)
+                if matrices.get(key) == piece.name:
+                    del matrices[key]
+                matrices[memory, -number, shape] = piece.name
     if not matrices:
         raise ConfigError("the module to calibrate has no matrices; give the model itself, with its weights")
     return matrices
@@ -208,17 +223,20 @@ class Recorder(TorchFunctionMode):
         temperature: float,
         device: torch.device,
         gradients: bool,
+        listed: Sequence[Portion] = (),
     ) -> None:
         super().__init__()
         self.names, self.generator, self.temperature, self.device = names, generator, temperature, device
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
+        self.portions = Portions(listed)
         self.weights = sum(math.prod(shape) for _, _, shape in names)
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self.sums: dict[str, Sums] = {}
         self.roots: list[GradientEdge] = []
         self.products: dict[Node, Node | None] = {}
         self.others: dict[str, Tensor] = {}
+        self.by_gradient: set[str] = set()  # names of `others`, or of the tensors that they have portions of
         self.losses: list[Tensor] = []  # of every target
         self._again: torch.Generator | None = None
         self.redrawn = False  # whether gradients are those of signs that are drawn again, for `others` alone
@@ -271,16 +289,22 @@ class Recorder(TorchFunctionMode):
     def _name_of_matrix(self, weight: Tensor) -> str | None:
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
         is_gate = weight.ndim < 2 or (weight.ndim == 2 and min(weight.shape) < _LEAST_SIDE)
-        return None if is_gate else self._name(weight)
+        return None if is_gate else self._name(weight) or self.portions.name(weight)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
-        if name is not None and self._is_recorded(out):
+        uses: list[Use | None] = [None] if name is not None else [*self.portions.uses(weight)]
+        if uses and self._is_recorded(out):
             inputs = x.detach().reshape(-1, x.shape[-1])
 
             def add(g: Tensor | None) -> None:
-                rows = None if g is None else g.reshape(-1, g.shape[-1])
-                self._add(name, [inputs.float()], inputs.shape[1], len(inputs), rows)
+                outputs = None if g is None else g.reshape(-1, g.shape[-1])
+                for use in uses:
+                    if use is None:
+                        self._add(str(name), [inputs.float()], inputs.shape[1], len(inputs), outputs)
+                        continue
+                    g = None if outputs is None else use.of(outputs.T).T
+                    self._add(use.name, [inputs.float()], inputs.shape[1], len(inputs), g, share=use.share)
 
             self._on_gradient(x, out, add)
 
@@ -307,7 +331,7 @@ class Recorder(TorchFunctionMode):
         shape, device, table = out.shape, out.device, tuple(weight.shape)
 
         def add(g: Tensor | None) -> None:
-            if name in self.others:
+            if name in self.by_gradient:
                 return
             g = torch.ones(shape, device=device) if g is None else g
             sums = self.sums.setdefault(name, Sums())
@@ -363,9 +387,10 @@ class Recorder(TorchFunctionMode):
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
-        weights = reached_weights(loss, self.products, self._name_of_matrix)
-        for name in weights.keys() - self.others.keys():
+        weights = self.portions.with_siblings(reached_weights(loss, self.products, self._name_of_matrix))
+        for name in {tensor for other in weights.keys() - self.others.keys() for tensor in self.portions.names(other)}:
             self.sums[name] = Sums()  # what single products had is in the gradient of the weight as well
+            self.by_gradient.add(name)
         self.others |= weights
         others = list(self.others.values())
         if not self.roots and not others:
@@ -392,10 +417,16 @@ class Recorder(TorchFunctionMode):
 
     def _add_gradients(self, gradients: Sequence[Tensor | None], *, first: bool = False) -> None:
         for name, gradient in zip(self.others, gradients, strict=True):
-            if gradient is not None:
+            if gradient is None:
+                continue
+            portion = self.portions.by_name.get(name)
+            for tensor, part, share in () if portion is None else portion.gradients(gradient.detach()):
+                if part.ndim > 1 and min(part.shape[:2]) >= _LEAST_SIDE:
+                    self._add_gradient(tensor, used_as_matrix(part), first=first, share=share)
+            if portion is None:
                 self._add_gradient(name, used_as_matrix(gradient.detach()), first=first)
 
-    def _add_gradient(self, name: str, gradient: Tensor, *, first: bool) -> None:
+    def _add_gradient(self, name: str, gradient: Tensor, *, first: bool, share: float = 1.0) -> None:
         """Add Σ Dᵀ D and Σ D Dᵀ of a gradient D of the weight, (rows, …)."""
         rows, sums = gradient.flatten(1).float(), self.sums[name]
         columns = rows.shape[1]
@@ -405,8 +436,8 @@ class Recorder(TorchFunctionMode):
         outputs = _finite(name, rows @ rows.T if len(rows) <= MAX_OUTPUTS else (rows * rows).sum(1))
         sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
         sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
-        sums.samples += 1
-        sums.examples += first
+        sums.samples += share
+        sums.examples += first * share
 
     def _add(
         self,
@@ -416,12 +447,13 @@ class Recorder(TorchFunctionMode):
         uses: int,
         g: Tensor | None,
         examples: int | None = None,
+        share: float = 1.0,
     ) -> None:
         """Add Σ x xᵀ of slices of the inputs (…, taps …, channels), and gradients g (uses, rows).
 
         Grouped convolutions have fewer gradients than uses.
         """
-        if name in self.others:
+        if name in self.by_gradient:
             return
         sums = self.sums.setdefault(name, Sums())
         for part in inputs:
@@ -436,8 +468,8 @@ class Recorder(TorchFunctionMode):
             _finite(name, sums.inputs)
         sums.uses += uses
         examples = uses if examples is None else examples
-        sums.samples += examples ** (1 - _SPREAD) * uses**_SPREAD
-        sums.examples += examples
+        sums.samples += share * examples ** (1 - _SPREAD) * uses**_SPREAD
+        sums.examples += share * examples
         if g is not None:
             g = g.float()
             outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
@@ -488,6 +520,8 @@ class Recorder(TorchFunctionMode):
             raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
         everywhere = {name: self.sums.get(name, Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
+        for one in self.portions.by_name.values():
+            taps |= dict.fromkeys(one.names, 1)  # used as a matrix, with columns in their order
         sensitivities = {
             name: sensitivity_of(sums, taps[name], targets or batches, world, signed=targets > 0)
             for name, sums in everywhere.items()
