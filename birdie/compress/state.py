@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from birdie.compress.exact import is_exact
+from birdie.compress.exact import is_exact, scales_of
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.tensors import FORMATS, REAL_DTYPES
@@ -70,7 +70,7 @@ class ModelState:
             if name not in stored_as
             if is_exact(name, tensor, is_buffer=None if buffers is None else name in buffers, doubles=doubles)
         }
-        return cls(by_name, tensors, ties, stored_as, frozenset(exact))
+        return cls(by_name, tensors, ties, stored_as, frozenset(exact | (scales_of(tensors) - stored_as.keys())))
 
 
 @dataclass(frozen=True, slots=True)
