@@ -15,6 +15,7 @@ import json
 import os
 import pickle
 import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ FOLDER_NAMES = (
     "adapter_model.bin",
 )
 MAX_INDEX_BYTES = 1 << 26
+MARK = ("writer", "birdie")  # in the headers of .safetensors files of a folder that birdie wrote
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
 _MAX_PARTS = 16
@@ -61,11 +63,12 @@ _MAGIC = {
     b"\x28\xb5\x2f\xfd": ["zstd"],
     b"\x5d\x00\x00": ["lzma", "brotli"],
 }
+_PICKLED = (".pt", ".pth", ".th", ".bin", ".ckpt")
 _SUFFIXES: dict[str, Format] = {  # of files whose first bytes tell nothing: damaged ones, and brotli
     ".safetensors": "safetensors",
     ".ptz": "packed",
     ".br": "packed",
-    **dict.fromkeys((".pt", ".pth", ".th", ".bin", ".ckpt"), "torch"),
+    **dict.fromkeys(_PICKLED, "torch"),
 }
 _FOREIGN = {  # position, first bytes
     (0, b"GGUF"): "a GGUF file",
@@ -73,8 +76,13 @@ _FOREIGN = {  # position, first bytes
     (0, b"\x93NUMPY"): "a NumPy file",
     (0, b"\x89BRD\r\n"): "a .birdie file",
     (4, b"TFL3"): "a TensorFlow Lite file",
+    (0, b"version https://git-lfs"): "a pointer of Git LFS and not the file itself; run git lfs pull",
     (257, b"ustar"): "a tar archive; unpack it, and compress the files in it",
 }
+_DISTRIBUTED = (
+    "a part of a distributed checkpoint; make one file of its folder with "
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE"
+)
 _HEAD = 264  # bytes
 _READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
 
@@ -163,6 +171,8 @@ def format_of(path: Path) -> Format:
 
 def foreign_format(path: Path) -> str | None:
     """Return the name of a format that birdie knows and does not read, or None."""
+    if path.suffix == ".distcp":
+        return _DISTRIBUTED
     head = _head(path)
     return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
 
@@ -207,7 +217,7 @@ def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def headers_of(files: Sequence[Path]) -> dict[str, str]:
-    """Return the metadata in the headers of those of the files that are safetensors, without their "format".
+    """Return the metadata in the headers of the files that are safetensors, without "format" and birdie's mark.
 
     Where two files differ, the value of the second has the name of its file behind its key.
 
@@ -217,17 +227,25 @@ def headers_of(files: Sequence[Path]) -> dict[str, str]:
     header: dict[str, str] = {}
     for file in files:
         if format_of(file) == "safetensors":
-            try:
-                with safe_open(file, "pt") as opened:
-                    metadata = opened.metadata() or {}
-            except (SafetensorError, OSError) as error:
-                raise WeightsError(
-                    f"{file} is not a complete safetensors file ({_first_line(error)}); copy it again"
-                ) from error
-            for key, value in metadata.items():
+            for key, value in read_header(file).items():
                 header[key if header.get(key, value) == value else f"{key} ({file.name})"] = value
     header.pop("format", None)
-    return header
+    return {key: value for key, value in header.items() if (key, value) != MARK}
+
+
+def read_header(file: Path) -> dict[str, str]:
+    """Return all metadata in the header of a .safetensors file.
+
+    Raises:
+        WeightsError: it is missing or damaged.
+    """
+    try:
+        with safe_open(file, "pt") as opened:
+            return opened.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{file} is not a complete safetensors file ({_first_line(error)}); copy it again"
+        ) from error
 
 
 def _require_content(path: Path) -> None:
@@ -314,6 +332,8 @@ def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False)
 def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
     with ExitStack() as stack:
         stack.enter_context(safe_globals(stand_ins))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error says more
         file: Path | BinaryIO = source
         if isinstance(source, Path) and source.suffix == ".safetensors":  # torch.load goes by the name
             file, mapped = stack.enter_context(source.open("rb")), False
@@ -344,7 +364,12 @@ def _require_torch_save(source: Path | io.BytesIO, path: Path) -> None:
             "torch.save(torch.export.load(…).state_dict, …), if you trust it"
         )
     if "data.pkl" not in entries:
-        raise WeightsError(f"{path} is a zip file that torch.save did not write; birdie reads {_READ}")
+        what = f"; birdie reads {_READ}"
+        if any(name.endswith(".npy") for name in entries):
+            what = ", but NumPy; save its arrays with safetensors.numpy.save_file(dict(numpy.load(…)), …)"
+        elif any(name.endswith((".safetensors", *_PICKLED)) for name in entries):
+            what = "; unpack it, and compress its folder"
+        raise WeightsError(f"{path} is a zip file that torch.save did not write{what}")
 
 
 def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_objects: bool) -> str:
@@ -367,15 +392,20 @@ def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_obje
                 "there with torch.load(…, weights_only=False), if you trust it"
             )
         return f"holds {what} that may run code when opened, which birdie never does{skipped}"
+    if not mapped and isinstance(source, Path) and _head(source)[:1] == b"\x80" and not zipfile.is_zipfile(source):
+        return (
+            "is a pickle that torch.save did not write, and pickles may run code when opened, which birdie never does; "
+            "open it in the program that wrote it, if you trust it, and save its tensors with torch.save(…)"
+        )
     return "is not a checkpoint that torch.save wrote; check the file"
 
 
 def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool:
     try:
-        choose(_load(source, mapped, _stand_ins(source)), Path())
+        state = choose(_load(source, mapped, _stand_ins(source)), Path()).state
     except Exception:  # whatever torch.load raises
         return False
-    return True
+    return any(isinstance(tensor, Tensor) and tensor.ndim > 1 for tensor in state.values())
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:

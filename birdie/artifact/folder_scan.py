@@ -341,10 +341,21 @@ def _holds_weights(form: _Form, root: Path) -> bool:
 
 def _not_understood(path: Path, what: str, root: Path) -> WeightsError:
     name = path.relative_to(root).as_posix()
+    holds = "" if "Git LFS" in what else "holds weights and "
     return WeightsError(
-        f"{path} holds weights and is {what}; save it as safetensors, leave it out with --skip {name}, or keep it "
-        f"unchanged with --keep {name}"
+        f"{path} {holds}is {what}; save it as safetensors, leave it out with --skip {name}, or keep it unchanged with "
+        f"--keep {name}"
     )
+
+
+def _instead(folder: Path) -> str:
+    """Return what a folder without weights has, for an error message."""
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _walk(folder) if path.is_file()}
+    if any(name.rpartition("/")[2].startswith("zero_pp_rank_") for name in sizes):
+        return "; DeepSpeed has cut it in parts: make one file of them with zero_to_fp32.py, which it has put there"
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    listed = ", ".join(f"{ascii(name)[1:-1][:80]} ({sizes[name]:,} bytes)" for name in largest)
+    return f"; its largest files are {listed}" if listed else ", nor anything else"
 
 
 def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> dict[str, Group]:
@@ -363,7 +374,9 @@ def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> 
                 f"{folder} is a pipeline ({PIPELINE}) none of whose folders has weights; download it again"
             )
     if not groups:
-        raise WeightsError(f"folder {folder} holds none of model.safetensors, pytorch_model.bin or other weights")
+        raise WeightsError(
+            f"folder {folder} holds none of model.safetensors, pytorch_model.bin or other weights{_instead(folder)}"
+        )
     components: dict[str, Group] = {}
     order = {stem: number for number, stem in enumerate(_LIBRARY)}
     for group in sorted(groups, key=lambda group: (group.folder, order.get(group.stem, len(order)), group.stem)):

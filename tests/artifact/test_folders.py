@@ -113,7 +113,7 @@ def test_the_library_finds_what_kind_of_file_it_is(tmp_path: Path) -> None:
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
     data = (tmp_path / "target" / "model.safetensors").read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    assert header["__metadata__"] == {"format": "pt"}
+    assert header["__metadata__"] == {"format": "pt", "writer": "birdie"}
     assert load_file(tmp_path / "target" / "model.safetensors").keys() == tensors().keys()
 
 
