@@ -342,9 +342,9 @@ def _holds_weights(form: _Form, root: Path) -> bool:
 def _not_understood(path: Path, what: str, root: Path) -> WeightsError:
     name = path.relative_to(root).as_posix()
     holds = "" if "Git LFS" in what else "holds weights and "
+    advice = "" if ";" in what else "save it as safetensors, "
     return WeightsError(
-        f"{path} {holds}is {what}; save it as safetensors, leave it out with --skip {name}, or keep it unchanged with "
-        f"--keep {name}"
+        f"{path} {holds}is {what}; {advice}leave it out with --skip {name}, or keep it unchanged with --keep {name}"
     )
 
 

@@ -52,7 +52,7 @@ class Perceptron(nn.Sequential):
 
 
 class LitClassifier(nn.Module):
-    """What a LightningModule is to its checkpoint: the network is its attribute `model`, a metric has a buffer."""
+    """Stands for a LightningModule: the network is its attribute `model`, and it has a buffer of its own."""
 
     example = Perceptron().example
 
@@ -210,7 +210,7 @@ class Rwkv(nn.Module):
         return logits
 
 
-def made(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def seeded(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """A module as training has left it: statistics and norms are not those it began with."""
     torch.manual_seed(seed)
     module = kind()

@@ -39,8 +39,8 @@ from tests.cli.layout_models import (
     adam,
     adapted,
     bert,
-    made,
     output,
+    seeded,
     t5,
 )
 
@@ -72,7 +72,7 @@ class Part:
 
     def with_weights(self, state: Mapping[str, Tensor]) -> Any:
         """The module as torch loads a state dict into it."""
-        module = made(self.kind, seed=9)
+        module = seeded(self.kind, seed=9)
         self.accept(module, {name: state[self.prefix + name] for name in self.names(state)})
         return module
 
@@ -115,22 +115,22 @@ def prefixed(prefix: str, state: State) -> State:
 
 
 def detector() -> Any:
-    model = made(Detector)
+    model = seeded(Detector)
     return {
         "meta": {"epoch": 12, "CLASSES": ("cat", "dog"), "config": "model = dict(type='RetinaNet')"},
         "state_dict": model.state_dict(),
-        "ema_state_dict": {"steps": torch.tensor(7)} | prefixed("module.", made(Detector, 1).state_dict()),
+        "ema_state_dict": {"steps": torch.tensor(7)} | prefixed("module.", seeded(Detector, 1).state_dict()),
         "optimizer": adam(model),
         "param_schedulers": [{"last_step": 12, "_last_lr": [0.01]}],
     }
 
 
 def super_resolution() -> Any:
-    return {"params": made(SuperResolution).state_dict(), "params_ema": made(SuperResolution, 1).state_dict()}
+    return {"params": seeded(SuperResolution).state_dict(), "params_ema": seeded(SuperResolution, 1).state_dict()}
 
 
 def lightning() -> Any:
-    model = made(LitClassifier)
+    model = seeded(LitClassifier)
     return {
         "epoch": 4, "global_step": 500, "pytorch-lightning_version": "2.4.0",
         "state_dict": model.state_dict(),
@@ -142,17 +142,17 @@ def lightning() -> Any:
 
 
 def timm() -> Any:
-    model = made(Detector)
+    model = seeded(Detector)
     return {
         "epoch": 30, "arch": "resnet", "version": 2, "metric": 71.3, "args": argparse.Namespace(lr=0.1, opt="sgd"),
         "state_dict": prefixed("module.", model.state_dict()),
-        "state_dict_ema": made(Detector, 1).state_dict(),
+        "state_dict_ema": seeded(Detector, 1).state_dict(),
         "optimizer": adam(model), "amp_scaler": {"scale": 65536.0},
     }  # fmt: skip
 
 
 def fairseq() -> Any:
-    model = made(Translator)
+    model = seeded(Translator)
     return {
         "args": None, "cfg": {"_name": None, "model": {"arch": "transformer", "dropout": 0.1}},
         "model": model.state_dict(), "criterion": {},
@@ -163,9 +163,9 @@ def fairseq() -> Any:
 
 
 def gan() -> Any:
-    generator, discriminator = made(Generator), made(Discriminator)
+    generator, discriminator = seeded(Generator), seeded(Discriminator)
     return {
-        "g": generator.state_dict(), "d": discriminator.state_dict(), "g_ema": made(Generator, 1).state_dict(),
+        "g": generator.state_dict(), "d": discriminator.state_dict(), "g_ema": seeded(Generator, 1).state_dict(),
         "g_optim": adam(generator), "d_optim": adam(discriminator), "ada_aug_p": torch.tensor(0.2), "args": {"size": 4},
     }  # fmt: skip
 
@@ -173,14 +173,14 @@ def gan() -> Any:
 def vocoder() -> Any:
     """The names are those of weight norm before it was a parametrization."""
     state = {}
-    for name, tensor in made(Vocoder).state_dict().items():
+    for name, tensor in seeded(Vocoder).state_dict().items():
         old = name.replace("parametrizations.weight.original0", "weight_g")
         state[old.replace("parametrizations.weight.original1", "weight_v")] = tensor
     return {"generator": state}
 
 
 def diffusion() -> Any:
-    model, average = made(SuperResolution), made(SuperResolution, 1)
+    model, average = seeded(SuperResolution), seeded(SuperResolution, 1)
     return {
         "step": 1000, "model": model.state_dict(), "opt": adam(model), "scaler": None, "version": "2.1",
         "ema": prefixed("online_model.", model.state_dict()) | prefixed("ema_model.", average.state_dict())
@@ -189,7 +189,7 @@ def diffusion() -> Any:
 
 
 def shadow_parameters() -> Any:
-    model = made(SuperResolution)
+    model = seeded(SuperResolution)
     averages = [parameter.detach() / 2 for parameter in model.parameters()]
     return {
         "optimizer": adam(model), "model": prefixed("module.", model.state_dict()), "step": 1000,
@@ -198,21 +198,21 @@ def shadow_parameters() -> Any:
 
 
 def agent() -> Any:
-    policy = made(Policy)
+    policy = seeded(Policy)
     return {
-        "policy": policy.state_dict(), "policy.optimizer": adam(policy), "obs_rms": made(Normalizer).state_dict(),
+        "policy": policy.state_dict(), "policy.optimizer": adam(policy), "obs_rms": seeded(Normalizer).state_dict(),
         "num_timesteps": 100_000, "pytorch_variables": None, "rng": torch.get_rng_state(),
     }  # fmt: skip
 
 
 def saved(kind: Kind, folder: Path) -> None:
-    model: Any = made(kind)
+    model: Any = seeded(kind)
     model.save_pretrained(folder)
 
 
 def timm_folder(folder: Path) -> Path:
     texts(folder, "config.json", "README.md")
-    state = made(Detector).state_dict()
+    state = seeded(Detector).state_dict()
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     torch.save(state, folder / "pytorch_model.bin")
     return folder
@@ -221,7 +221,7 @@ def timm_folder(folder: Path) -> Path:
 def sentence_transformers(folder: Path) -> Path:
     saved(bert, folder)
     texts(folder, "modules.json", "tokenizer.json", "vocab.txt", "1_Pooling/config.json", "2_Dense/config.json")
-    save_file(made(Perceptron).state_dict(), folder / "2_Dense" / "model.safetensors", {"format": "pt"})
+    save_file(seeded(Perceptron).state_dict(), folder / "2_Dense" / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -233,9 +233,9 @@ def adapter(folder: Path) -> Path:
 def speech(folder: Path) -> Path:
     texts(folder, "hyperparams.yaml", "preprocessor_config.json", "label_encoder.txt", "tokenizer/vocab.json")
     texts(folder, "acoustic/config.json", "example1.wav")
-    save_file(made(Perceptron).state_dict(), folder / "acoustic" / "model.safetensors", {"format": "pt"})
-    torch.save(made(Policy).state_dict(), folder / "embedding_model.ckpt")
-    torch.save({"model": made(Discriminator).state_dict(), "epoch": 3}, folder / "classifier.ckpt")
+    save_file(seeded(Perceptron).state_dict(), folder / "acoustic" / "model.safetensors", {"format": "pt"})
+    torch.save(seeded(Policy).state_dict(), folder / "embedding_model.ckpt")
+    torch.save({"model": seeded(Discriminator).state_dict(), "epoch": 3}, folder / "classifier.ckpt")
     statistics = {"count": 5, "glob_mean": torch.rand(12), "glob_std": torch.rand(12), "spk_dict_mean": {}}
     torch.save(statistics, folder / "mean_var_norm_emb.ckpt")
     return folder
@@ -243,7 +243,7 @@ def speech(folder: Path) -> Path:
 
 def open_clip(folder: Path) -> Path:
     texts(folder, "open_clip_config.json", "tokenizer.json", "merges.txt")
-    torch.save(made(Clip).state_dict(), folder / "open_clip_pytorch_model.bin")
+    torch.save(seeded(Clip).state_dict(), folder / "open_clip_pytorch_model.bin")
     return folder
 
 
@@ -258,7 +258,7 @@ def from_library(kind: Kind) -> Callable[[Path], Any]:
 
 
 def from_file(kind: Kind, name: str, *keys: str) -> Callable[[Path], Any]:
-    """What a program does that reads a file of a folder, where the weights are below some keys."""
+    """Read a file of a folder, where the weights are below some keys, as its program does."""
 
     def restore(folder: Path) -> Any:
         module, path = kind(), folder / name
@@ -335,7 +335,7 @@ LAYOUTS = {
         taken=("classifier.ckpt: model",),
     ),
     "open_clip": Layout(open_clip, (Part(Clip, from_file(Clip, "open_clip_model.safetensors")),)),
-    "RWKV": Layout(one_file("RWKV-4-Pile.pth", lambda: OrderedDict(made(Rwkv).state_dict())), (Part(Rwkv),)),
+    "RWKV": Layout(one_file("RWKV-4-Pile.pth", lambda: OrderedDict(seeded(Rwkv).state_dict())), (Part(Rwkv),)),
     "T5": Layout(transformers_folder, (Part(t5, from_library(t5), accept=accept_without_ties),)),
 }  # fmt: skip
 
@@ -404,6 +404,6 @@ def test_a_layout_comes_back_into_the_module_that_made_it(
         assert torch.equal(output(restored), expected)
         if part.accept is not accept_adapter:
             for lazy in (False, True):
-                module = made(part.kind, seed=8)
+                module = seeded(part.kind, seed=8)
                 birdie.load(file, into=module, lazy=lazy, prefix=part.prefix, names=part.names(decoded))
                 assert torch.equal(output(module), expected)
