@@ -31,8 +31,9 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from birdie.artifact.layouts import Choice, choose, without_prefixes
+from birdie.artifact.layouts import Choice, choose
 from birdie.compress.state import is_text
+from birdie.compress.wrappers import without_prefixes
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name

@@ -26,10 +26,11 @@ from birdie.artifact.checkpoints import MARK, headers_of, own_file, read_header,
 from birdie.artifact.container import Reader
 from birdie.artifact.decoding import decoded_bytes, require_limits
 from birdie.artifact.folder_scan import TORCH, Group, scan
-from birdie.artifact.layouts import Choice, without_prefixes
+from birdie.artifact.layouts import Choice
 from birdie.artifact.load import decoders_of
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress.registry import import_schemes
+from birdie.compress.wrappers import without_prefixes
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.runtime.files import atomic_folder
 from birdie.runtime.names import is_name, is_part

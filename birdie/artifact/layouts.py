@@ -20,7 +20,7 @@ from torch import Tensor
 from birdie.artifact import int8_zlib as baseline
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
-from birdie.compress.wrappers import COUNTER, plain_name
+from birdie.compress.wrappers import without_prefixes
 from birdie.errors import WeightsError
 
 Keys: TypeAlias = tuple[Any, ...]
@@ -28,7 +28,6 @@ _USUAL = ("state_dict", "model_state_dict", "model", "params_ema", "params")
 _AVERAGES = {"ema", "avg", "average", "averages", "averaged", "shadow", "swa", "target"}
 _PARTS = {"generator", "discriminator", "gen", "disc", "g", "d", "netg", "netd"}
 _PARTS |= {"encoder", "decoder", "enc", "dec", "actor", "critic"}
-_PREFIX = "module."
 _DEEPEST, _LISTED = 16, 20
 
 
@@ -104,32 +103,6 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
 def tensor_bytes(content: Any) -> int:
     """Return the bytes of all tensors in nested dicts, lists and tuples; tied tensors are counted once."""
     return sum(size for _, size in _memories(content))
-
-
-def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state under the names without wrappers.
-
-    These are torch.compile, checkpoints and FSDP anywhere, and DataParallel or AveragedModel, whose counter has no
-    prefix, around all of the module.
-    """
-    names, prefixes = {name: plain_name(name) or name for name in state}, 0
-    while (weights := [name for name in names.values() if name != COUNTER]) and all(
-        name.startswith(_PREFIX) and name != _PREFIX for name in weights
-    ):
-        names, prefixes = {old: name.removeprefix(_PREFIX) for old, name in names.items()}, prefixes + 1
-    if all(old == name for old, name in names.items()) or len(set(names.values())) < len(names):
-        return state
-    plain = OrderedDict((names[name], item) for name, item in state.items())
-    about = getattr(state, "_metadata", None)
-    if about is None:
-        return dict(plain)
-    dropped = prefixes * _PREFIX
-    vars(plain)["_metadata"] = OrderedDict(
-        (plain_name(path).removeprefix(dropped.rstrip(".")).lstrip("."), one)
-        for path, one in about.items()
-        if f"{plain_name(path)}.".startswith(dropped)
-    )
-    return plain
 
 
 def _items(node: Any) -> Iterator[tuple[Any, Any]]:
