@@ -84,6 +84,7 @@ _DISTRIBUTED = (
     "a part of a distributed checkpoint; make one file of its folder with "
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE"
 )
+_LEGACY = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # the number that begins older files of torch.save
 _HEAD = 264  # bytes
 _READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
 
@@ -176,6 +177,12 @@ def foreign_format(path: Path) -> str | None:
         return _DISTRIBUTED
     head = _head(path)
     return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
+
+
+def is_foreign_pickle(path: Path) -> bool:
+    """Return whether a file is a pickle that torch.save did not write, as those of NumPy arrays and settings."""
+    head = _head(path)
+    return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and _LEGACY not in head[:32]
 
 
 def _head(path: Path) -> bytes:
@@ -393,7 +400,7 @@ def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_obje
                 "there with torch.load(…, weights_only=False), if you trust it"
             )
         return f"holds {what} that may run code when opened, which birdie never does{skipped}"
-    if not mapped and isinstance(source, Path) and _head(source)[:1] == b"\x80" and not zipfile.is_zipfile(source):
+    if isinstance(source, Path) and is_foreign_pickle(source):
         return (
             "is a pickle that torch.save did not write, and pickles may run code when opened, which birdie never does; "
             "open it in the program that wrote it, if you trust it, and save its tensors with torch.save(…)"

@@ -303,7 +303,7 @@ def _beside(
 
     Memory that several tensors share counts where it occurs first.
     """
-    seen = _memories(state)
+    seen, stored = _memories(state), set(map(id, state.values()))
     dropped: dict[str, int] = {}
     others: dict[str, int] = {}
     named, on_the_way, others_of = _beginnings(leaves), _beginnings(taken), _beginnings(keyed)
@@ -312,7 +312,7 @@ def _beside(
         at, node, inside = waiting.popleft()
         for key, item in _items(node):
             keys = (*at, key)
-            if inside and isinstance(key, str) and isinstance(item, Tensor):
+            if inside and isinstance(item, Tensor) and (isinstance(key, str) or id(item) in stored):
                 continue
             if keys in on_the_way or (inside and keys in named):
                 waiting.append((keys, item, inside or keys in taken))

@@ -3,6 +3,7 @@
 import functools
 import json
 import operator
+import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact.checkpoints import read_files
+from birdie.artifact.checkpoints import is_foreign_pickle, read_files
 from birdie.artifact.folders import read_folder, write_folder
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
@@ -203,6 +204,22 @@ LAYOUTS: dict[str, tuple[dict[str, dict[str, Tensor]], set[str], set[str]]] = {
     "open_clip beside transformers": (
         {"open_clip_pytorch_model.bin": A, "model.safetensors": B}, {""}, {"open_clip_pytorch_model.bin"}
     ),
+    "parts for each GPU": (
+        {"consolidated.00.pth": A, "consolidated.01.pth": A, "consolidated.02.pth": B},
+        {"", "consolidated.01.pth", "consolidated.02.pth"},
+        set(),
+    ),
+    "a part for one GPU": ({"consolidated.00.pth": A}, {""}, set()),
+    "parts beside the library's file": (
+        {"consolidated.00.pth": A, "consolidated.01.pth": B, "model.safetensors": A | B},
+        {""},
+        {"consolidated.00.pth", "consolidated.01.pth"},
+    ),
+    "the authors' names beside the library's": (
+        {"consolidated.safetensors": A | B, "model-00001-of-00001.safetensors": A},
+        {""},
+        {"consolidated.safetensors"},
+    ),
     "no suffix": ({"model.safetensors": A, "head": B}, {"", "head"}, set()),
 }  # fmt: skip
 
@@ -283,6 +300,26 @@ def test_weights_that_are_not_understood_are_an_error_unless_they_are_named(name
         read_folder(tmp_path)
     assert read_folder(tmp_path, skip=[name]).left_out[name] == (path.stat().st_size, "--skip")
     assert read_folder(tmp_path, keep=[name]).files[name] == path.read_bytes()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["scaler.pkl", "vocab.pickle", "sub/encoder.joblib"])
+def test_small_pickles_of_other_programs_are_kept_and_never_opened(name: str, protocol: int, tmp_path: Path) -> None:
+    save(A, tmp_path / "model.safetensors")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(pickle.dumps({"mean": Path(), "scale": [1.0]}, protocol))
+    assert read_folder(tmp_path).files.keys() == {name}
+    (tmp_path / name).write_bytes(pickle.dumps(bytes(1_000_001), protocol))
+    with pytest.raises(WeightsError, match=r"pickle|pickled"):
+        read_folder(tmp_path)
+
+
+def test_the_older_format_of_torch_is_no_pickle_of_others(tmp_path: Path) -> None:
+    for protocol in (2, 3, 4):
+        torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+        assert not is_foreign_pickle(tmp_path / "old.pkl")
+    torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False)
+    assert read_folder(tmp_path).tensors.keys() == A.keys()
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
