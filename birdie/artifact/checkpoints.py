@@ -15,6 +15,7 @@ import json
 import os
 import pickle
 import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -30,8 +31,9 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from birdie.artifact.layouts import Choice, choose, without_prefixes
+from birdie.artifact.layouts import Choice, choose
 from birdie.compress.state import is_text
+from birdie.compress.wrappers import without_prefixes
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name
@@ -50,6 +52,7 @@ FOLDER_NAMES = (
     "adapter_model.bin",
 )
 MAX_INDEX_BYTES = 1 << 26
+MARK = ("writer", "birdie")  # in the headers of .safetensors files of a folder that birdie wrote
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
 _MAX_PARTS = 16
@@ -61,11 +64,12 @@ _MAGIC = {
     b"\x28\xb5\x2f\xfd": ["zstd"],
     b"\x5d\x00\x00": ["lzma", "brotli"],
 }
+_PICKLED = (".pt", ".pth", ".th", ".bin", ".ckpt")
 _SUFFIXES: dict[str, Format] = {  # of files whose first bytes tell nothing: damaged ones, and brotli
     ".safetensors": "safetensors",
     ".ptz": "packed",
     ".br": "packed",
-    **dict.fromkeys((".pt", ".pth", ".th", ".bin", ".ckpt"), "torch"),
+    **dict.fromkeys(_PICKLED, "torch"),
 }
 _FOREIGN = {  # position, first bytes
     (0, b"GGUF"): "a GGUF file",
@@ -73,8 +77,14 @@ _FOREIGN = {  # position, first bytes
     (0, b"\x93NUMPY"): "a NumPy file",
     (0, b"\x89BRD\r\n"): "a .birdie file",
     (4, b"TFL3"): "a TensorFlow Lite file",
+    (0, b"version https://git-lfs"): "a pointer of Git LFS and not the file itself; run git lfs pull",
     (257, b"ustar"): "a tar archive; unpack it, and compress the files in it",
 }
+_DISTRIBUTED = (
+    "a part of a distributed checkpoint; make one file of its folder with "
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE"
+)
+_LEGACY = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # the number that begins older files of torch.save
 _HEAD = 264  # bytes
 _READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
 
@@ -163,8 +173,16 @@ def format_of(path: Path) -> Format:
 
 def foreign_format(path: Path) -> str | None:
     """Return the name of a format that birdie knows and does not read, or None."""
+    if path.suffix == ".distcp":
+        return _DISTRIBUTED
     head = _head(path)
     return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
+
+
+def is_foreign_pickle(path: Path) -> bool:
+    """Return whether a file is a pickle that torch.save did not write, as those of NumPy arrays and settings."""
+    head = _head(path)
+    return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and _LEGACY not in head[:32]
 
 
 def _head(path: Path) -> bytes:
@@ -207,7 +225,7 @@ def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def headers_of(files: Sequence[Path]) -> dict[str, str]:
-    """Return the metadata in the headers of those of the files that are safetensors, without their "format".
+    """Return the metadata in the headers of the files that are safetensors, without "format" and birdie's mark.
 
     Where two files differ, the value of the second has the name of its file behind its key.
 
@@ -217,17 +235,25 @@ def headers_of(files: Sequence[Path]) -> dict[str, str]:
     header: dict[str, str] = {}
     for file in files:
         if format_of(file) == "safetensors":
-            try:
-                with safe_open(file, "pt") as opened:
-                    metadata = opened.metadata() or {}
-            except (SafetensorError, OSError) as error:
-                raise WeightsError(
-                    f"{file} is not a complete safetensors file ({_first_line(error)}); copy it again"
-                ) from error
-            for key, value in metadata.items():
+            for key, value in read_header(file).items():
                 header[key if header.get(key, value) == value else f"{key} ({file.name})"] = value
     header.pop("format", None)
-    return header
+    return {key: value for key, value in header.items() if (key, value) != MARK}
+
+
+def read_header(file: Path) -> dict[str, str]:
+    """Return all metadata in the header of a .safetensors file.
+
+    Raises:
+        WeightsError: it is missing or damaged.
+    """
+    try:
+        with safe_open(file, "pt") as opened:
+            return opened.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{file} is not a complete safetensors file ({_first_line(error)}); copy it again"
+        ) from error
 
 
 def _require_content(path: Path) -> None:
@@ -314,6 +340,8 @@ def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False)
 def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
     with ExitStack() as stack:
         stack.enter_context(safe_globals(stand_ins))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error says more
         file: Path | BinaryIO = source
         if isinstance(source, Path) and source.suffix == ".safetensors":  # torch.load goes by the name
             file, mapped = stack.enter_context(source.open("rb")), False
@@ -344,7 +372,12 @@ def _require_torch_save(source: Path | io.BytesIO, path: Path) -> None:
             "torch.save(torch.export.load(…).state_dict, …), if you trust it"
         )
     if "data.pkl" not in entries:
-        raise WeightsError(f"{path} is a zip file that torch.save did not write; birdie reads {_READ}")
+        what = f"; birdie reads {_READ}"
+        if any(name.endswith(".npy") for name in entries):
+            what = ", but NumPy; save its arrays with safetensors.numpy.save_file(dict(numpy.load(…)), …)"
+        elif any(name.endswith((".safetensors", *_PICKLED)) for name in entries):
+            what = "; unpack it, and compress its folder"
+        raise WeightsError(f"{path} is a zip file that torch.save did not write{what}")
 
 
 def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_objects: bool) -> str:
@@ -367,15 +400,20 @@ def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_obje
                 "there with torch.load(…, weights_only=False), if you trust it"
             )
         return f"holds {what} that may run code when opened, which birdie never does{skipped}"
+    if isinstance(source, Path) and is_foreign_pickle(source):
+        return (
+            "is a pickle that torch.save did not write, and pickles may run code when opened, which birdie never does; "
+            "open it in the program that wrote it, if you trust it, and save its tensors with torch.save(…)"
+        )
     return "is not a checkpoint that torch.save wrote; check the file"
 
 
 def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool:
     try:
-        choose(_load(source, mapped, _stand_ins(source)), Path())
+        state = choose(_load(source, mapped, _stand_ins(source)), Path()).state
     except Exception:  # whatever torch.load raises
         return False
-    return True
+    return any(isinstance(tensor, Tensor) and tensor.ndim > 1 for tensor in state.values())
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from birdie.artifact.checkpoints import foreign_format, format_of, own_file, read_object, weight_map
+from birdie.artifact.checkpoints import foreign_format, format_of, is_foreign_pickle, own_file, read_object, weight_map
 from birdie.artifact.layouts import choose
 from birdie.artifact.pytree import tensors_in
 from birdie.errors import ConfigError, WeightsError
@@ -85,7 +85,8 @@ class _Form:
     def order(self) -> tuple[Any, ...]:
         size = sum(path.stat().st_size for path in self.files.values())
         kind = ("safetensors", "torch").index(self.kind) if self.kind in ("safetensors", "torch") else 2
-        return (kind > 1, bool(self.variant), kind, self.total > 0, -size)
+        theirs = any(path.name.startswith("consolidated") for path in self.files.values())  # names of the authors' code
+        return (kind > 1, bool(self.variant), kind, theirs, self.total > 0, -size)
 
 
 def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Account:
@@ -172,6 +173,8 @@ def _foreign_folder(name: str) -> str | None:
 def _kind(path: Path) -> str:
     """Return "safetensors" or "torch" for a file that may hold weights, "unread" for one of other formats, or ""."""
     name = path.name.lower()
+    if path.stat().st_size <= SMALL and is_foreign_pickle(path):
+        return ""
     if not path.stat().st_size and not name.endswith(".safetensors"):
         return ""
     if foreign := foreign_format(path):
@@ -276,6 +279,10 @@ def _chosen(
             raise _not_understood(first, foreign_format(first) or f"a {first.suffix} file", root)
         else:
             groups.append(Group(folder, _stem(taken, base), _complete(taken, folder, root), taken.index))
+            if taken.variant.isdigit():  # parts of one network, one for each GPU: consolidated.00.pth
+                parts = [form for form in others if form.variant.isdigit() and form.kind == taken.kind]
+                groups += [Group(folder, _stem(form, base), _complete(form, folder, root)) for form in parts]
+                others = [form for form in others if form not in parts]
         for form in others:
             another = f"variant {form.variant}" if form.variant != taken.variant else "the same weights in another form"
             for path in (*form.files.values(), *([] if form.index is None else [form.index])):
@@ -303,6 +310,8 @@ def _stem(form: _Form, base: str) -> str:
     _, stem, variant, _, _ = _split(file.name)
     if form.index is not None:
         stem, variant = form.index.name.partition(".")[0], form.variant
+    if variant.isdigit() and form.kind == "torch":
+        return file.name
     if stem in _SAME and form.kind == "torch":
         stem = base
     if form.kind != "safetensors" and base not in _LIBRARY:
@@ -341,10 +350,21 @@ def _holds_weights(form: _Form, root: Path) -> bool:
 
 def _not_understood(path: Path, what: str, root: Path) -> WeightsError:
     name = path.relative_to(root).as_posix()
+    holds = "" if "Git LFS" in what else "holds weights and "
+    advice = "" if ";" in what else "save it as safetensors, "
     return WeightsError(
-        f"{path} holds weights and is {what}; save it as safetensors, leave it out with --skip {name}, or keep it "
-        f"unchanged with --keep {name}"
+        f"{path} {holds}is {what}; {advice}leave it out with --skip {name}, or keep it unchanged with --keep {name}"
     )
+
+
+def _instead(folder: Path) -> str:
+    """Return what a folder without weights has, for an error message."""
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _walk(folder) if path.is_file()}
+    if any(name.rpartition("/")[2].startswith("zero_pp_rank_") for name in sizes):
+        return "; DeepSpeed has cut it in parts: make one file of them with zero_to_fp32.py, which it has put there"
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    listed = ", ".join(f"{ascii(name)[1:-1][:80]} ({sizes[name]:,} bytes)" for name in largest)
+    return f"; its largest files are {listed}" if listed else ", nor anything else"
 
 
 def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> dict[str, Group]:
@@ -363,7 +383,9 @@ def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> 
                 f"{folder} is a pipeline ({PIPELINE}) none of whose folders has weights; download it again"
             )
     if not groups:
-        raise WeightsError(f"folder {folder} holds none of model.safetensors, pytorch_model.bin or other weights")
+        raise WeightsError(
+            f"folder {folder} holds none of model.safetensors, pytorch_model.bin or other weights{_instead(folder)}"
+        )
     components: dict[str, Group] = {}
     order = {stem: number for number, stem in enumerate(_LIBRARY)}
     for group in sorted(groups, key=lambda group: (group.folder, order.get(group.stem, len(order)), group.stem)):

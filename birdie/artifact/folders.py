@@ -11,7 +11,8 @@ second and all others are components of their own, called as the file: {"classif
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,22 @@ from torch import Tensor
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.checkpoints import headers_of, own_file, read_weights, weight_map
+from birdie.artifact.checkpoints import MARK, headers_of, own_file, read_header, read_weights, weight_map
 from birdie.artifact.container import Reader
 from birdie.artifact.decoding import decoded_bytes, require_limits
 from birdie.artifact.folder_scan import TORCH, Group, scan
-from birdie.artifact.layouts import without_prefixes
+from birdie.artifact.layouts import Choice
 from birdie.artifact.load import decoders_of
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress.registry import import_schemes
+from birdie.compress.wrappers import without_prefixes
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.runtime.files import atomic_folder
 from birdie.runtime.names import is_name, is_part
+from birdie.runtime.outputs import require_output_folder
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
+_DEEPEST = 16  # keys to the weights in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class ModelFolder:
         headers: component → metadata in the headers of its files of weights, where there are any.
         sources: the files of weights, with their indices.
         left_out: name of each other file → (bytes, why). What a file of weights holds beside them follows its name.
+        taken: the dicts of tensors that were taken of files that have several: "classifier.ckpt: model".
+        keys: component → keys of the dict in its file that holds the weights, where they are not the file itself.
     """
 
     tensors: dict[str, Tensor]
@@ -56,11 +62,14 @@ class ModelFolder:
     headers: dict[str, dict[str, str]]
     sources: tuple[Path, ...]
     left_out: dict[str, tuple[int, str]]
+    taken: tuple[str, ...] = ()
+    keys: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata for the .birdie file."""
-        return {"weights": self.weights} | ({"headers": self.headers} if self.headers else {})
+        fields = {"headers": self.headers, "keys": self.keys}
+        return {"weights": self.weights} | {name: value for name, value in fields.items() if value}
 
 
 def read_folder(
@@ -83,11 +92,17 @@ def read_folder(
     weights: dict[str, str | list[str]] = {}
     headers: dict[str, dict[str, str]] = {}
     beside: dict[str, tuple[int, str]] = {}
+    taken: list[str] = []
+    keys: dict[str, list[str]] = {}
     for part, group in account.groups.items():
         if header := headers_of(group.files):
             headers[part] = header
-        state, dropped = _read_group(group, folder, skip_objects)
-        beside |= dropped
+        state, choices = _read_group(group, folder, skip_objects)
+        for name, choice in choices.items():
+            beside |= {f"{name}: {key}": (size, "beside the weights") for key, size in choice.dropped.items()}
+            taken += [f"{name}: {key}" for key in choice.taken]
+            if choice.at and len(choices) == 1:
+                keys[part] = list(choice.at)
         if not part:
             state = without_prefixes(state)
         for name, tensor in state.items():
@@ -105,7 +120,7 @@ def read_folder(
         for path in (*([] if group.index is None else [group.index]), *group.files)
     ]
     left_out = {name: (_bytes_of(folder / name), why) for name, why in sorted(account.left_out.items())}
-    return ModelFolder(tensors, files, weights, headers, tuple(sources), left_out | beside)
+    return ModelFolder(tensors, files, weights, headers, tuple(sources), left_out | beside, tuple(taken), keys)
 
 
 def component_of(name: str, components: Collection[str]) -> str:
@@ -122,16 +137,16 @@ def _bytes_of(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _read_group(group: Group, root: Path, skip_objects: bool) -> tuple[dict[str, Tensor], dict[str, tuple[int, str]]]:
-    """Return the tensors of a group, and what else its files hold."""
+def _read_group(group: Group, root: Path, skip_objects: bool) -> tuple[dict[str, Tensor], dict[str, Choice]]:
+    """Return the tensors of a group, and what was taken of each of its files."""
     listed = {} if group.index is None else weight_map(group.index)
     folder = root / group.folder
     state: dict[str, Tensor] = {}
-    beside: dict[str, tuple[int, str]] = {}
+    choices: dict[str, Choice] = {}
     for path in group.files:
         choice = read_weights(path, skip_objects=skip_objects, with_prefixes=True)
-        file, name = path.relative_to(folder).as_posix(), path.relative_to(root).as_posix()
-        beside |= {f"{name}: {key}": (size, "beside the weights") for key, size in choice.dropped.items()}
+        file = path.relative_to(folder).as_posix()
+        choices[path.relative_to(root).as_posix()] = choice
         for key, tensor in choice.state.items():
             if key in state and listed.get(key) is None:
                 raise WeightsError(f"{path} holds {key!r}, which another shard holds as well; copy them again")
@@ -141,7 +156,7 @@ def _read_group(group: Group, root: Path, skip_objects: bool) -> tuple[dict[str,
         raise WeightsError(
             f"{folder / listed[absent[0]]} lacks {absent[0]!r}, a tensor that the index lists for it; copy it again"
         )
-    return state, beside
+    return state, choices
 
 
 def write_folder(
@@ -159,7 +174,8 @@ def write_folder(
 
     Args:
         file: the .birdie file.
-        target: a folder that does not exist or is empty; it appears complete or not at all.
+        target: a folder that does not exist, is empty, or holds nothing but what an earlier decompression wrote; it
+            appears complete or not at all. A link to a folder stands for it.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         max_shard_bytes: most bytes of a file of weights; one tensor may be larger.
         max_bytes, max_operations, schemes, workers: as in `birdie.load`.
@@ -174,17 +190,71 @@ def write_folder(
     import_schemes(schemes)
     with Reader(file) as reader:
         kept = kept_files.read(reader, max_bytes)
+        is_own = not overwrite and _is_own(target, kept)
+        target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
         require_limits(reader, decoders_of(reader), left, max_operations)
         fields = file_metadata.parse(bytes(reader.metadata), reader.where)
         headers = headers_in(fields, reader.where)
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
-        with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:
+        nests = _keys_in(fields, reader.where)
+        with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file]) as folder:
             kept_files.write(kept, folder)
             for part, (subfolder, stem, keys) in groups.items():
                 (folder / subfolder).mkdir(parents=True, exist_ok=True)
-                header = headers.get(part, {})
-                _write_weights(reader, folder / subfolder, stem, keys, header, max_shard_bytes, workers)
+                header = dict([MARK]) | headers.get(part, {})
+                _write_weights(
+                    reader, folder / subfolder, stem, keys, header, max_shard_bytes, workers, nests.get(part, [])
+                )
+
+
+def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
+    """Return whether a folder has content, all of which is birdie's: weights with its mark, and files kept as they are.
+
+    Args:
+        target: the folder.
+        kept: name → content of the files that will be there again.
+    """
+    if not target.is_dir():
+        return False
+    paths = {path.relative_to(target).as_posix(): path for path in target.rglob("*")}
+    files = {name: path for name, path in paths.items() if path.is_symlink() or not path.is_dir()}
+    if not files or any(path.is_symlink() or not path.is_file() for path in files.values()):
+        return False
+    marked = {path for path in files.values() if path.suffix == ".safetensors" and _is_marked(path)}
+    return all(
+        path in marked
+        or (path.stat().st_size == len(kept.get(name, b"")) and path.read_bytes() == kept.get(name))
+        or (".safetensors.index." in path.name and _lists_only(path, marked))
+        for name, path in files.items()
+    )
+
+
+def _is_marked(path: Path) -> bool:
+    with suppress(WeightsError):
+        return MARK in read_header(path).items()
+    return False
+
+
+def _lists_only(index: Path, marked: Collection[Path]) -> bool:
+    with suppress(WeightsError):
+        return {index.parent / shard for shard in weight_map(index).values()} <= {*marked}
+    return False
+
+
+def _keys_in(fields: Mapping[str, Any], where: str) -> dict[str, list[str]]:
+    """Return component → keys of the dict that holds its weights in a file of torch.
+
+    Raises:
+        ArtifactError: they are no lists of texts.
+    """
+    keys = fields.get("metadata", {}).get("keys", {})
+    if not isinstance(keys, dict) or not all(
+        isinstance(path, list) and len(path) <= _DEEPEST and all(isinstance(key, str) for key in path)
+        for path in keys.values()
+    ):
+        raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
+    return keys
 
 
 def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple[str, str, dict[str, str]]]:
@@ -219,8 +289,9 @@ def _write_weights(
     header: Mapping[str, str],
     most: int,
     workers: int | None,
+    nest: Sequence[str],
 ) -> None:
-    """Write tensors as one file, or as shards with an index."""
+    """Write tensors as one file, which has them below the keys of `nest` if it is one of torch, or as shards."""
     shards: list[dict[str, str]] = [{}]
     total = filled = 0
     for name in sorted(keys):
@@ -232,7 +303,10 @@ def _write_weights(
         filled, total = filled + size, total + size
     if stem.lower().endswith(TORCH):
         write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
-        torch.save(load_file(folder / f"{stem}.safetensors"), folder / stem)
+        content: dict[str, Any] = load_file(folder / f"{stem}.safetensors")
+        for key in reversed(nest):
+            content = {key: content}
+        torch.save(content, folder / stem)
         (folder / f"{stem}.safetensors").unlink()
         return
     if len(shards) == 1:

@@ -7,10 +7,11 @@ network by their shapes. A dict of several different networks gives all of them,
 """
 
 import re
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from birdie.artifact import int8_zlib as baseline
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
-from birdie.compress.wrappers import COUNTER, plain_name
+from birdie.compress.wrappers import without_prefixes
 from birdie.errors import WeightsError
 
 Keys: TypeAlias = tuple[Any, ...]
@@ -27,7 +28,6 @@ _USUAL = ("state_dict", "model_state_dict", "model", "params_ema", "params")
 _AVERAGES = {"ema", "avg", "average", "averages", "averaged", "shadow", "swa", "target"}
 _PARTS = {"generator", "discriminator", "gen", "disc", "g", "d", "netg", "netd"}
 _PARTS |= {"encoder", "decoder", "enc", "dec", "actor", "critic"}
-_PREFIX = "module."
 _DEEPEST, _LISTED = 16, 20
 
 
@@ -38,6 +38,7 @@ class Choice:
     Attributes:
         state: name → tensor, with the prefixes that wrappers add to all of them.
         taken: key paths of the dicts that were taken; none if the checkpoint is nothing but one.
+        at: keys of the dict that was taken, if it is one and all of them are texts.
         others: key path of each other dict of tensors, which could be taken instead → bytes.
         dropped: key path of everything beside the weights → bytes of the tensors there that `state` lacks.
     """
@@ -46,6 +47,7 @@ class Choice:
     taken: tuple[str, ...] = ()
     others: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
+    at: tuple[str, ...] = ()
 
 
 def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
@@ -66,10 +68,14 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
                 named_tensors(content[group])
         return Choice(baseline.dequantize(content))
     leaves = dict(_leaves(content))
-    if not leaves:
+    named = {keys: tensors for keys, tensors in _leaves(content, numbered=True) if _rank(tensors) > 1} | leaves
+    if not named:
         keys = ", ".join(repr(key) for key, _ in list(_items(content))[:_LISTED])
         where = f" under its keys {keys}" if keys else f": it is a {type(content).__name__}"
-        raise WeightsError(f"{path} holds no dict of tensors{where}; save torch.save(model.state_dict(), …)")
+        kept = ", or keep all of it with birdie compress --lossless" if tensor_bytes(content) else ""
+        raise WeightsError(f"{path} holds no dict of tensors{where}; save torch.save(model.state_dict(), …){kept}")
+    if wanted or not leaves:
+        leaves = named
     if wanted:
         starts = [_resolve(content, key, leaves, path) for key in wanted]
         picked = {start: _inside(leaves, start) for start in starts}
@@ -88,40 +94,15 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         for name, tensor in part.items():
             if state.setdefault(prefix + name, tensor) is not tensor:
                 raise WeightsError(f"{path} has two tensors named {prefix + name!r}; name one dict with --key")
-    dropped, others = _beside(content, state, leaves, set(picked.values()))
+    dropped, others = _beside(content, state, leaves, named, set(picked.values()))
     taken = tuple(_dotted(keys) for keys in picked.values() if keys)
-    return Choice(state, taken, others, dropped)
+    at = next(iter(picked.values())) if len(picked) == 1 else ()
+    return Choice(state, taken, others, dropped, at if all(isinstance(key, str) for key in at) else ())
 
 
 def tensor_bytes(content: Any) -> int:
     """Return the bytes of all tensors in nested dicts, lists and tuples; tied tensors are counted once."""
     return sum(size for _, size in _memories(content))
-
-
-def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state under the names without wrappers.
-
-    These are torch.compile, checkpoints and FSDP anywhere, and DataParallel or AveragedModel, whose counter has no
-    prefix, around all of the module.
-    """
-    names, prefixes = {name: plain_name(name) or name for name in state}, 0
-    while (weights := [name for name in names.values() if name != COUNTER]) and all(
-        name.startswith(_PREFIX) and name != _PREFIX for name in weights
-    ):
-        names, prefixes = {old: name.removeprefix(_PREFIX) for old, name in names.items()}, prefixes + 1
-    if all(old == name for old, name in names.items()) or len(set(names.values())) < len(names):
-        return state
-    plain = OrderedDict((names[name], item) for name, item in state.items())
-    about = getattr(state, "_metadata", None)
-    if about is None:
-        return dict(plain)
-    dropped = prefixes * _PREFIX
-    vars(plain)["_metadata"] = OrderedDict(
-        (plain_name(path).removeprefix(dropped.rstrip(".")).lstrip("."), one)
-        for path, one in about.items()
-        if f"{plain_name(path)}.".startswith(dropped)
-    )
-    return plain
 
 
 def _items(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -132,8 +113,13 @@ def _items(node: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(node)
 
 
-def _leaves(content: Any) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
-    """Yield the keys to each dict with named tensors, and these; not those of optimizers, nor one dict twice."""
+def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
+    """Yield the keys to each dict with named tensors, and these; not those of optimizers, nor one dict twice.
+
+    Args:
+        content: the object.
+        numbered: take lists of tensors as well, and dicts with numbers for keys, as averages are often kept.
+    """
     waiting: deque[tuple[Keys, Any]] = deque([((), content)])
     seen: set[int] = set()
     while waiting:
@@ -141,18 +127,26 @@ def _leaves(content: Any) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
         if id(node) in seen or len(keys) > _DEEPEST or (isinstance(node, Mapping) and "param_groups" in node):
             continue
         seen.add(id(node))
-        if isinstance(node, Mapping) and (tensors := _named_tensors(node)):
+        if (isinstance(node, Mapping) or numbered) and (tensors := _named_tensors(node, numbered)):
             yield keys, tensors
+        kinds: tuple[type, ...] = (str, int) if numbered or not isinstance(node, Mapping) else (str,)
         waiting += [
             ((*keys, key), item)
             for key, item in _items(node)
-            if isinstance(item, Mapping | list | tuple) and type(key) is (str if isinstance(node, Mapping) else int)
+            if isinstance(item, Mapping | list | tuple) and type(key) in kinds
         ]
 
 
-def _named_tensors(node: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return the named tensors of a dict, with the versions of modules if it is a state dict that has them."""
-    tensors = {name: item for name, item in node.items() if isinstance(name, str) and isinstance(item, Tensor)}
+def _named_tensors(node: Any, numbered: bool) -> dict[str, Tensor]:
+    """Return the named tensors of a dict, with the versions of modules if it is a state dict that has them.
+
+    Numbers become names of equal lengths, so that the order of the names is theirs.
+    """
+    tensors = {name: item for name, item in _items(node) if isinstance(item, Tensor) and isinstance(name, str)}
+    if numbered:
+        numbers = {key: item for key, item in _items(node) if isinstance(item, Tensor) and type(key) is int}
+        width = len(str(max(numbers, default=0)))
+        tensors |= {f"{key:0{width}}": item for key, item in numbers.items()}
     if not hasattr(node, "_metadata"):
         return tensors
     state = OrderedDict(tensors)
@@ -193,8 +187,8 @@ def _usual(leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> dict[Keys, K
             return {at: at}
         at = (*at, networks[0])
     shapes = {key: _shapes(leaves, (*at, key)) for key in networks}
-    copies = {shape for shape, count in Counter(shapes.values()).items() if count > 1}
-    if any(shapes[key] in copies and not _words(key) & _PARTS for key in networks):
+    copies = {key for pair in combinations(networks, 2) if _are_copies(*(shapes[key] for key in pair)) for key in pair}
+    if any(not _words(key) & _PARTS for key in copies):
         raise WeightsError(
             f"{path} holds several dicts of tensors, and nothing tells which one is meant: {_sizes(leaves)}; name it "
             f"with --key {_dotted((*at, networks[0]))} (several become one file)"
@@ -249,8 +243,13 @@ def _shapes(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys) -> frozenset[Any
         (keys[len(at) :], name, tensor.shape)
         for keys, tensors in leaves.items()
         if keys[: len(at)] == at
-        for name, tensor in tensors.items()
+        for name, tensor in without_prefixes(tensors).items()
     )
+
+
+def _are_copies(one: frozenset[Any], other: frozenset[Any]) -> bool:
+    """Return whether two dicts are one network twice; an average often lacks the buffers."""
+    return (one <= other or other <= one) and 2 * min(len(one), len(other)) > max(len(one), len(other))
 
 
 def _named(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys, path: Path) -> dict[str, Tensor]:
@@ -294,29 +293,33 @@ def _common(paths: list[Keys]) -> Keys:
 
 
 def _beside(
-    content: Any, state: Mapping[str, Tensor], leaves: Mapping[Keys, object], taken: Collection[Keys]
+    content: Any,
+    state: Mapping[str, Tensor],
+    leaves: Mapping[Keys, object],
+    keyed: Iterable[Keys],
+    taken: Collection[Keys],
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the path of everything beside the weights → bytes of its tensors, and of those that have names.
+    """Return the path of everything beside the weights → bytes of its tensors, and of those that a key can name.
 
     Memory that several tensors share counts where it occurs first.
     """
-    seen = _memories(state)
+    seen, stored = _memories(state), set(map(id, state.values()))
     dropped: dict[str, int] = {}
     others: dict[str, int] = {}
-    named, on_the_way = _beginnings(leaves), _beginnings(taken)
+    named, on_the_way, others_of = _beginnings(leaves), _beginnings(taken), _beginnings(keyed)
     waiting: deque[tuple[Keys, Any, bool]] = deque([((), content, () in taken)])
     while waiting:
         at, node, inside = waiting.popleft()
         for key, item in _items(node):
             keys = (*at, key)
-            if inside and isinstance(key, str) and isinstance(item, Tensor):
+            if inside and isinstance(item, Tensor) and (isinstance(key, str) or id(item) in stored):
                 continue
             if keys in on_the_way or (inside and keys in named):
                 waiting.append((keys, item, inside or keys in taken))
                 continue
             memories = _memories(item) - seen
             dropped["/".join(map(str, keys))] = sum(size for _, size in memories)
-            if keys in named:
+            if keys in others_of:
                 others[_dotted(keys)] = tensor_bytes(item)
             seen |= memories
     return dropped, others

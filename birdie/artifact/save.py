@@ -39,7 +39,7 @@ from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
 from birdie.compress.state import EncodedState, ModelState
-from birdie.compress.wrappers import unwrapped
+from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.blas import one_thread
@@ -144,6 +144,8 @@ def save(
     file_metadata.to_bytes(metadata, tree=tree)
     hidden = [kept_files.entry_of(files)] if files else []
     model = unwrapped(model)
+    if isinstance(model, Mapping) and isinstance(calibration, CalibrationResult | tuple):
+        model = _under_calibrated_names(model, calibration)
     state = ModelState.of(model)
     extra, about_state = kept_beside(model)
     assign(state, scheme, target)
@@ -217,6 +219,16 @@ def save(
         if calibrated.held_out is None:
             return summary
         return replace(summary, error=calibrated.divergence(encoded))
+
+
+def _under_calibrated_names(
+    model: Mapping[str, Tensor], calibration: Calibration | CalibrationResult
+) -> Mapping[str, Tensor]:
+    """Return a state dict without the prefixes of wrappers, if the calibrated module has other names than it."""
+    known = calibration.state if isinstance(calibration, CalibrationResult) else unwrapped(calibration[0]).state_dict()
+    if not all(isinstance(name, str) for name in model) or model.keys() <= known.keys():
+        return model
+    return without_prefixes(model)
 
 
 def _resume(path: Source | BytesIO, weights: int, world: World) -> Resume | None:

@@ -227,6 +227,7 @@ def command(
     others: dict[str, int] = {}
     if folder is not None:
         content, dropped = folder.tensors, {name: count for name, (count, _) in folder.left_out.items()}
+        taken = folder.taken
         if weights_only:
             dropped |= {name: len(data) for name, data in folder.files.items()}
     elif complete:
@@ -411,6 +412,8 @@ def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:
     if lossless and 0 < output_bytes <= input_bytes:
         saved = input_bytes - output_bytes
         return f"{size(saved)}, {saved / input_bytes:.1%} saved"
+    if not input_bytes:
+        return "its tensors are empty"
     ratio = input_bytes / output_bytes
     return f"{ratio:.2f}× smaller" if ratio >= 1 else f"{1 / ratio:.2f}× larger"
 

@@ -79,7 +79,7 @@ def command(
     limit = None if max_size is None else parse_size(max_size)
     limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     if output.is_dir() or not output.suffix:
-        output = require_output_folder(output, overwrite=overwrite)
+        output = require_output_folder(output, overwrite=True)  # write_folder looks at what is there
         with compiling_notice(), into_folder(output) as left:
             write_folder(file, output, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
         written = {path.relative_to(output).as_posix(): path for path in output.rglob("*") if path.is_file()}

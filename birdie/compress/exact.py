@@ -20,14 +20,16 @@ from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts
 FEW = 16  # different values up to which a tensor is a mask, a one-hot table or the like; a large one: FEW_OF_LARGE
 FEW_OF_LARGE = 4
 LARGE = 1 << 16  # elements
+_PACKED = {torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2}  # of quantized matrices
 _EXACT_INTEGERS = 1 << 24  # beyond, every float32 is one
 _SAMPLE = 1 << 12  # elements of a part that are looked at first
 # The last part of the names that torch, torchvision and transformers give to buffers, whatever their shape.
 _BUFFERS = {
     *("running_mean", "running_var", "num_batches_tracked", "n_averaged", "inv_freq", "original_inv_freq"),
-    *("cos_cached", "sin_cached", "weight_u", "weight_v", "_u", "_v", "weight_mask", "bias_mask", "masked_bias"),
+    *("cos_cached", "sin_cached", "weight_mask", "bias_mask", "masked_bias"),
     *("attn_mask", "causal_mask", "position_ids", "token_type_ids"),
 }
+_SINGULAR_VECTORS = {"weight_u", "weight_v", "_u", "_v"}  # of spectral norm; weight norm calls its matrices weight_v
 # Words of names of vectors whose errors count absolutely, and those of parameters whose errors count relatively.
 _ABSOLUTE = {
     *("freq", "freqs", "frequency", "frequencies", "energy", "energies", "atomref", "e0", "shift", "offset", "offsets"),
@@ -52,7 +54,7 @@ def exact_names(tensors: Mapping[str, Tensor], buffers: Collection[str] | None) 
     doubles = {tensor.dtype for tensor in matrices} == {torch.float64}
     sides = {size for tensor in matrices if not _is_vector(tensor) for size in tensor.shape[:2]}
     statistics = set(_statistics(tensors)) if buffers is None else set()
-    return frozenset(
+    return frozenset(_scales(tensors)) | frozenset(
         name
         for name, tensor in tensors.items()
         if is_exact(
@@ -90,8 +92,28 @@ def is_exact(
     return _has_few_values(weight, masked=is_buffer is None)
 
 
+def _scales(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of floats beside a larger matrix of a module that is quantized already: scales, zeros, tables.
+
+    Another quantization of the scales (GPTQ, AWQ, bitsandbytes, FP8) would change all weights of a group at once.
+    """
+    largest: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype in _PACKED and tensor.ndim > 1:
+            for owner in (name, name.rpartition(".")[0]):  # bitsandbytes: "q_proj.weight.absmax"
+                largest[owner] = max(largest.get(owner, 0), tensor.numel())
+    return {
+        name
+        for name, tensor in tensors.items()
+        if tensor.dtype in REAL_DTYPES
+        and tensor.numel() < largest.get(name.rpartition(".")[0], 0)
+        and not has_nonfinite(tensor)
+    }
+
+
 def _is_no_weight(name: str, weight: Tensor, doubles: bool, in_layer: bool) -> bool:
-    if _last_part(name) in _BUFFERS or weight.numel() == 1:
+    last = _last_part(name)
+    if last in _BUFFERS or (last in _SINGULAR_VECTORS and weight.ndim < 2) or weight.numel() == 1:
         return True
     if weight.numel() >= SMALL:
         return False

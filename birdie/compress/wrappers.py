@@ -4,7 +4,8 @@ Wrappers put a prefix before every name, and their forward passes communicate or
 the module inside, and calibration runs that module alone. Wrappers may be anywhere in the tree of a module.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 COUNTER = "n_averaged"  # the buffer of AveragedModel: files keep it beside the tensors of the module inside
 PRIVATE_PARTS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Parts of names that only wrappers use."""
+_PREFIX = "module."
 
 
 def unwrapped(model: T) -> T:
@@ -66,6 +68,32 @@ def without_wrappers(module: nn.Module) -> Iterator[nn.Module]:
 def plain_name(name: str, parts: Collection[str] = PRIVATE_PARTS) -> str:
     """Return a dotted name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in parts)
+
+
+def without_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state under the names without wrappers.
+
+    These are torch.compile, checkpoints and FSDP anywhere, and DataParallel or AveragedModel, whose counter has no
+    prefix, around all of the module.
+    """
+    names, prefixes = {name: plain_name(name) or name for name in state}, 0
+    while (weights := [name for name in names.values() if name != COUNTER]) and all(
+        name.startswith(_PREFIX) and name != _PREFIX for name in weights
+    ):
+        names, prefixes = {old: name.removeprefix(_PREFIX) for old, name in names.items()}, prefixes + 1
+    if all(old == name for old, name in names.items()) or len(set(names.values())) < len(names):
+        return cast(dict[str, Tensor], state)
+    plain = OrderedDict((names[name], item) for name, item in state.items())
+    about = getattr(state, "_metadata", None)
+    if about is None:
+        return dict(plain)
+    dropped = prefixes * _PREFIX
+    vars(plain)["_metadata"] = OrderedDict(
+        (plain_name(path).removeprefix(dropped.rstrip(".")).lstrip("."), one)
+        for path, one in about.items()
+        if f"{plain_name(path)}.".startswith(dropped)
+    )
+    return plain
 
 
 def own_names(names: Iterable[str], expected: Collection[str], modules: Collection[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import birdie
 from birdie.artifact.calibrated import opened
@@ -268,3 +269,33 @@ def test_two_ranks_write_one_file_between_them(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == [
         "calibration.json", "progress.json", "rank-0", "rank-1"
     ]  # fmt: skip
+
+
+class Holder(nn.Module):
+    """A module that is no wrapper, and calls its part `module`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.module(inputs)
+        return out
+
+
+@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda module: AveragedModel(module), Holder])
+def test_the_state_dict_of_a_wrapped_module_is_calibrated(wrap: Any, blockwise: bool, tmp_path: Path) -> None:
+    module, batches, loss = chain()
+    wrapped = wrap(module)
+    settings: dict[str, Any] = {"coder": "fast", "blockwise": blockwise}
+    plain = birdie.save(wrapped, tmp_path / "a.birdie", calibration=(wrapped, batches, loss), **settings)
+    state = wrapped.state_dict()
+    other = birdie.save(state, tmp_path / "b.birdie", calibration=(wrapped, batches, loss), **settings)
+    assert other.uncalibrated == plain.uncalibrated == ()
+    tensors, expected = birdie.load(tmp_path / "b.birdie"), birdie.load(tmp_path / "a.birdie")
+    assert tensors.keys() == expected.keys()
+    assert all(name.startswith("module.") == (wrap is Holder) for name in tensors if name != "n_averaged")
+    result = birdie.calibrate(wrapped, batches, loss, blockwise=blockwise)
+    birdie.save(state, tmp_path / "c.birdie", calibration=result, coder="fast")
+    assert birdie.load(tmp_path / "c.birdie").keys() == expected.keys()

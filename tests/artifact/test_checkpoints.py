@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import pickle
 import struct
 import subprocess
 import zipfile
@@ -336,6 +337,7 @@ FOREIGN = {
     "NumPy": b"\x93NUMPY\x01",
     r"\.birdie": b"\x89BRD\r\n\x1a\n",
     "tar archive; unpack": bytes(257) + b"ustar\x0000",
+    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
     "JSON": b' {"a": 1}',
 }
 
@@ -355,9 +357,17 @@ def programs(tmp_path: Path) -> None:
     torch.save({"model": module, "epoch": 3}, tmp_path / "module in a dict")
     torch.save(module, tmp_path / "legacy module", _use_new_zipfile_serialization=False)
     torch.save({"a": state(), "b": argparse.Namespace()}, tmp_path / "legacy", _use_new_zipfile_serialization=False)
-    for name, entry in (("TorchScript", "constants.pkl"), ("export", "models/model.json"), ("other", "a.npy")):
+    entries = {"TorchScript": "constants.pkl", "export": "models/model.json", "other": "a.txt"}
+    for name, entry in (entries | {"npz": "a.npy", "agent": "policy.pth"}).items():
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(f"program/{entry}", b"x")
+    for protocol in (3, 4, 5):
+        (tmp_path / f"pickle {protocol}").write_bytes(pickle.dumps({"a": np.ones(3)}, protocol))
+    (tmp_path / "__0_0.distcp").write_bytes(saved(state()))
+    torch.save(
+        {"table": nn.ParameterDict({"*": nn.Parameter(torch.ones(2, 2))}), "step": torch.tensor(3)},
+        tmp_path / "parameters",
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,7 +379,12 @@ def programs(tmp_path: Path) -> None:
         ("legacy", r"weights_only=False"),
         ("TorchScript", r"is a TorchScript program.*torch\.jit\.load"),
         ("export", r"is a program of torch\.export.*torch\.export\.load"),
-        ("other", r"zip file that torch\.save did not write"),
+        ("other", r"zip file that torch\.save did not write; birdie reads"),
+        ("npz", r"zip file that torch\.save did not write, but NumPy; .*save_file\(dict\(numpy\.load"),
+        ("agent", r"zip file that torch\.save did not write; unpack it"),
+        *((f"pickle {protocol}", r"may run code when opened.*in the program that wrote it") for protocol in (3, 4, 5)),
+        ("__0_0.distcp", r"a distributed checkpoint.*dcp_to_torch"),
+        ("parameters", r"weights_only=False"),
     ],
 )
 def test_what_holds_code_is_refused_with_advice_that_works(tmp_path: Path, name: str, advice: str) -> None:
@@ -378,8 +393,9 @@ def test_what_holds_code_is_refused_with_advice_that_works(tmp_path: Path, name:
     with pytest.raises(WeightsError, match=advice) as refused:
         read_weights(tmp_path / name)
     assert "--weights-only" not in str(refused.value)
-    with pytest.raises(WeightsError):
-        read_weights(tmp_path / name, skip_objects=True)
+    if name != "parameters":  # which has a number beside them
+        with pytest.raises(WeightsError):
+            read_weights(tmp_path / name, skip_objects=True)
 
 
 def test_an_index_that_lists_too_little_loses_no_tensor(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """Model folders: one file and back, with the names, the files and the shards that the library expects."""
 
+import functools
 import json
+import operator
+import pickle
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact.checkpoints import read_files
+from birdie.artifact.checkpoints import is_foreign_pickle, read_files
 from birdie.artifact.folders import read_folder, write_folder
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
@@ -113,7 +118,7 @@ def test_the_library_finds_what_kind_of_file_it_is(tmp_path: Path) -> None:
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
     data = (tmp_path / "target" / "model.safetensors").read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    assert header["__metadata__"] == {"format": "pt"}
+    assert header["__metadata__"] == {"format": "pt", "writer": "birdie"}
     assert load_file(tmp_path / "target" / "model.safetensors").keys() == tensors().keys()
 
 
@@ -199,6 +204,22 @@ LAYOUTS: dict[str, tuple[dict[str, dict[str, Tensor]], set[str], set[str]]] = {
     "open_clip beside transformers": (
         {"open_clip_pytorch_model.bin": A, "model.safetensors": B}, {""}, {"open_clip_pytorch_model.bin"}
     ),
+    "parts for each GPU": (
+        {"consolidated.00.pth": A, "consolidated.01.pth": A, "consolidated.02.pth": B},
+        {"", "consolidated.01.pth", "consolidated.02.pth"},
+        set(),
+    ),
+    "a part for one GPU": ({"consolidated.00.pth": A}, {""}, set()),
+    "parts beside the library's file": (
+        {"consolidated.00.pth": A, "consolidated.01.pth": B, "model.safetensors": A | B},
+        {""},
+        {"consolidated.00.pth", "consolidated.01.pth"},
+    ),
+    "the authors' names beside the library's": (
+        {"consolidated.safetensors": A | B, "model-00001-of-00001.safetensors": A},
+        {""},
+        {"consolidated.safetensors"},
+    ),
     "no suffix": ({"model.safetensors": A, "head": B}, {"", "head"}, set()),
 }  # fmt: skip
 
@@ -279,6 +300,83 @@ def test_weights_that_are_not_understood_are_an_error_unless_they_are_named(name
         read_folder(tmp_path)
     assert read_folder(tmp_path, skip=[name]).left_out[name] == (path.stat().st_size, "--skip")
     assert read_folder(tmp_path, keep=[name]).files[name] == path.read_bytes()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["scaler.pkl", "vocab.pickle", "sub/encoder.joblib"])
+def test_small_pickles_of_other_programs_are_kept_and_never_opened(name: str, protocol: int, tmp_path: Path) -> None:
+    save(A, tmp_path / "model.safetensors")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(pickle.dumps({"mean": Path(), "scale": [1.0]}, protocol))
+    assert read_folder(tmp_path).files.keys() == {name}
+    (tmp_path / name).write_bytes(pickle.dumps(bytes(1_000_001), protocol))
+    with pytest.raises(WeightsError, match=r"pickle|pickled"):
+        read_folder(tmp_path)
+
+
+def test_the_older_format_of_torch_is_no_pickle_of_others(tmp_path: Path) -> None:
+    for protocol in (2, 3, 4):
+        torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+        assert not is_foreign_pickle(tmp_path / "old.pkl")
+    torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False)
+    assert read_folder(tmp_path).tensors.keys() == A.keys()
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize("name", ["head.pt", "tokenizer.model", "sub/model.safetensors", "vocab.json"])
+def test_a_pointer_of_git_lfs_is_never_taken_for_the_file(name: str, tmp_path: Path) -> None:
+    save(A, tmp_path / "model.safetensors")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(WeightsError, match=rf"{name} is a pointer of Git LFS.*git lfs pull"):
+        read_folder(tmp_path)
+    assert read_folder(tmp_path, skip=[name]).left_out[name] == (len(POINTER), "--skip")
+
+
+def test_a_pointer_beside_the_same_weights_is_left_out(tmp_path: Path) -> None:
+    save(A, tmp_path / "model.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(POINTER)
+    assert read_folder(tmp_path).left_out.keys() == {"pytorch_model.bin"}
+
+
+PARTS: dict[str, tuple[list[str], str]] = {
+    "DeepSpeed": (["global_step10/zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_to_fp32.py"], r"zero_to_fp32\.py"),
+    "distributed": (["pytorch_model_fsdp_0/__0_0.distcp", "config.json"], "dcp_to_torch"),
+    "TensorFlow": (["model.ckpt.data-00000-of-00001", "checkpoint"], r"model\.ckpt\.data-00000-of-00001 \(\d+ bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_folder_whose_weights_are_in_parts_says_what_to_do(kind: str, tmp_path: Path) -> None:
+    names, advice = PARTS[kind]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        torch.save({"module": {"w": torch.empty(0)}}, tmp_path / name) if name.endswith(".pt") else (
+            tmp_path / name
+        ).write_text("import torch\n" * 9)
+    with pytest.raises(WeightsError, match=advice):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("keys", [(), ("model",), ("state", "a.b")], ids=str)
+def test_weights_in_a_dict_of_a_file_come_back_in_it_and_are_named(keys: tuple[str, ...], tmp_path: Path) -> None:
+    content: Any = A
+    for key in reversed(keys):
+        content = {key: content, "epoch": 3}
+    torch.save(content, tmp_path / "head.ckpt")
+    save(B, tmp_path / "model.safetensors")
+    folder = read_folder(tmp_path)
+    assert folder.taken == ((f"head.ckpt: {'.'.join(keys)}",) if keys else ())
+    assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'epoch'))}" for depth in range(len(keys))}
+    birdie.save(folder.tensors, tmp_path / "x.birdie", lossless=True, metadata=folder.metadata)
+    write_folder(tmp_path / "x.birdie", tmp_path / "target")
+    state = functools.reduce(operator.getitem, keys, torch.load(tmp_path / "target" / "head.ckpt"))
+    assert state.keys() == A.keys()
+    birdie.save(A, tmp_path / "y.birdie", metadata={"weights": {"": "x.pt"}, "keys": {"": [3]}})
+    with pytest.raises(ArtifactError, match="keys in the metadata"):
+        write_folder(tmp_path / "y.birdie", tmp_path / "other")
 
 
 def test_the_command_names_what_becomes_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,6 +467,55 @@ def test_targets_that_cannot_be_written_are_refused_before_anything_is_lost(take
     paths = sorted(tmp_path.rglob("*"))
     assert run("decompress", tmp_path / "x.birdie", "-o", target, *flags) == 1
     assert sorted(tmp_path.rglob("*")) == paths
+
+
+def edited(folder: Path) -> None:
+    (folder / "config.json").write_text('{"mine": 1}')
+
+
+def noted(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "notes.txt").write_text("mine")
+
+
+def trained(folder: Path) -> None:
+    save(tensors(7), next(folder.glob("*.safetensors")))
+
+
+def linked(folder: Path) -> None:
+    (folder / "more.safetensors").symlink_to(next(folder.glob("*.safetensors")))
+
+
+def other_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "thesis.safetensors"}}')
+
+
+@pytest.mark.parametrize("shards", [(10_000, 10_000), (10_000, 1), (1, 10_000), (1, 800)], ids=str)
+def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
+    shards: tuple[int, int], tmp_path: Path
+) -> None:
+    for number, most in enumerate(shards):
+        file = tmp_path / f"{number}.birdie"
+        birdie.save(tensors(number), file, lossless=True, files={"config.json": b"{}", "a/b.txt": b"c"})
+        write_folder(file, tmp_path / "target", max_shard_bytes=most)
+        assert all(torch.equal(read_files(tmp_path / "target")[name], one) for name, one in tensors(number).items())
+        assert read_folder(tmp_path / "target").headers == {}
+    for change in (edited, noted, trained, linked, other_index):
+        shutil.copytree(tmp_path / "target", tmp_path / "copy")
+        change(tmp_path / "copy")
+        contents = {path: path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+        with pytest.raises(OutputError, match="has content"):
+            write_folder(tmp_path / "0.birdie", tmp_path / "copy")
+        assert {path: path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file()} == contents
+        shutil.rmtree(tmp_path / "copy")
+
+
+def test_the_folder_that_a_file_was_made_of_is_never_replaced(tmp_path: Path) -> None:
+    save(tensors(), tmp_path / "in" / "model.safetensors")
+    write_files(tmp_path / "in", config__json="{}")
+    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--coder", "fast") == 0
+    assert run("decompress", tmp_path / "x.birdie", "-o", tmp_path / "in") == 1
+    assert torch.equal(load_file(tmp_path / "in" / "model.safetensors")["a.weight"], tensors()["a.weight"])
 
 
 def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:

@@ -79,6 +79,19 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Tensor], tuple[str, ...], set[str]]] = {
     ),
     "deep": ({"model": {"language_model": {"layers": ONE}}, "it": 5}, ONE, ("model.language_model.layers",), set()),
     "list": ([ONE, {"epoch": 1}], ONE, ("0",), set()),
+    "average in a list": (
+        {"net": ONE, "ema": {"decay": 0.9, "shadow_params": [*TWO.values()]}}, ONE, ("net",), {"ema"}
+    ),
+    "average in a list alone": (
+        {"decay": 0.9, "shadow_params": [*TWO.values()] * 3, "collected_params": None},
+        {f"{number:02}": tensor for number, tensor in enumerate([*TWO.values()] * 3)}, ("shadow_params",), set(),
+    ),
+    "layers with numbers": ({0: ONE["0.weight"], 1: ONE["0.bias"]}, {"0": ONE["0.weight"], "1": ONE["0.bias"]}, (),
+        set()),
+    "experts with numbers": (
+        {"experts": {3: ONE, 12: WIDE}}, prefixed("3", ONE) | prefixed("12", WIDE), ("experts.3", "experts.12"), set()
+    ),
+    "vectors of words": ((["a", "b"], {"a": 0, "b": 1}, ONE["0.weight"], 3), {"2": ONE["0.weight"]}, (), set()),
     "class weights": ({"model": ONE, "loss": {"weight": torch.ones(9)}}, ONE, ("model",), {"loss"}),
     "normalizer": ({"state_dict": ONE, "mean": torch.tensor(1.0)}, ONE, ("state_dict",), set()),
     "flat": (ONE, ONE, (), set()),
@@ -122,6 +135,26 @@ def test_a_real_choice_is_an_error_that_lists_the_keys_with_their_sizes(names: t
         assert choice.others == dict.fromkeys(set(names) - {name}, 92)
 
 
+def without_buffers() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    return dict(module.state_dict()), {name: tensor / 2 for name, tensor in module.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(ONE, TWO), (prefixed("module", ONE), TWO), (prefixed("module._orig_mod", ONE), TWO), without_buffers()],
+    ids=["plain", "wrapped", "compiled and wrapped", "without buffers"],
+)
+@pytest.mark.parametrize("in_list", [False, True])
+def test_two_copies_of_a_network_are_a_choice_whatever_wraps_one(
+    one: dict[str, Tensor], other: dict[str, Tensor], in_list: bool, tmp_path: Path
+) -> None:
+    torch.save([one, optimizer(), 4, other] if in_list else {"x": one, "y": other}, tmp_path / "x")
+    with pytest.raises(WeightsError, match="several dicts of tensors"):
+        read_weights(tmp_path / "x")
+    assert same(read_weights(tmp_path / "x", keys=["3" if in_list else "y"]).state, other)
+
+
 @pytest.mark.parametrize("key", ["model.ema", "model/ema"])
 def test_a_key_path_names_the_dict_that_is_meant(key: str, tmp_path: Path) -> None:
     torch.save({"model": {"net": ONE, "ema": prefixed("module", TWO)}, "optimizer": optimizer()}, tmp_path / "x")
@@ -144,6 +177,25 @@ def test_a_key_without_tensors_is_an_error_that_lists_those_with_some(key: str, 
     torch.save({"model": {"a": ONE, "b": TWO}, "optimizer": optimizer(), "epoch": 3}, tmp_path / "x")
     with pytest.raises(WeightsError, match=r"it has model\.b 92 B, model\.a 92 B"):
         read_weights(tmp_path / "x", keys=[key])
+
+
+def test_what_is_no_network_can_be_kept_whole(tmp_path: Path) -> None:
+    for content in (optimizer(), [torch.ones(9)], torch.ones(3, 3)):
+        torch.save(content, tmp_path / "x")
+        with pytest.raises(WeightsError, match="--lossless"):
+            read_weights(tmp_path / "x")
+        assert run("compress", tmp_path / "x", "-o", tmp_path / "x.birdie", "--lossless", "--coder", "fast") == 0
+    torch.save({"state_dict": {}}, tmp_path / "x")
+    with pytest.raises(WeightsError, match="no dict of tensors") as refused:
+        read_weights(tmp_path / "x")
+    assert "--lossless" not in str(refused.value)
+
+
+@pytest.mark.parametrize("flags", [(), ("--lossless",), ("--json",)])
+def test_empty_tensors_are_compressed_too(flags: tuple[str, ...], tmp_path: Path) -> None:
+    torch.save({"w": torch.empty(0, 4)}, tmp_path / "x.pt")
+    assert run("compress", tmp_path / "x.pt", "-o", tmp_path / "x.birdie", "--coder", "fast", *flags) == 0
+    assert birdie.load(tmp_path / "x.birdie")["w"].shape == (0, 4)
 
 
 def test_hostile_nesting_ends(tmp_path: Path) -> None:

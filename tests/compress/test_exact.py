@@ -123,6 +123,35 @@ def test_running_statistics_are_known_by_their_position(counter: bool, layers: i
     assert ModelState.of(state).exact == statistics
 
 
+@pytest.mark.parametrize("shape", [(32, 64), (32, 8, 8), (8, 32, 7)], ids=str)
+def test_weight_norm_has_weights_where_spectral_norm_has_vectors(shape: tuple[int, ...]) -> None:
+    state = {"conv.weight_v": gaussian(*shape), "other.weight_v": gaussian(64), "other.weight_u": gaussian(32)}
+    assert ModelState.of(state).exact == {"other.weight_v", "other.weight_u"}
+
+
+def packed(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+
+
+QUANTIZED = {
+    "GPTQ": {"q.qweight": packed(32, 512), "q.qzeros": packed(16, 64), "q.scales": gaussian(16, 512).half()},
+    "compressed-tensors": {"q.weight_packed": packed(64, 64), "q.weight_scale": gaussian(64, 32).bfloat16()},
+    "bitsandbytes": {
+        "q.weight": packed(1 << 15, 1, dtype=torch.uint8), "q.weight.absmax": gaussian(8192),
+        "q.weight.quant_map": gaussian(256),
+    },
+    "FP8": {"q.weight": gaussian(128, 128).to(torch.float8_e4m3fn), "q.weight_scale_inv": gaussian(32, 32)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_scales_of_quantized_matrices_stay_exact(method: str) -> None:
+    state = QUANTIZED[method] | {"head.weight": gaussian(64, 64), "head.index": packed(8, 8)}
+    decoded = roundtrip(state)
+    assert not torch.equal(decoded["head.weight"], state["head.weight"])
+    assert all(torch.equal(decoded[name].float(), tensor.float()) for name, tensor in QUANTIZED[method].items())
+
+
 def test_few_values_are_fewer_in_a_large_tensor_whose_bits_count() -> None:
     for values in (FEW_OF_LARGE, FEW_OF_LARGE + 1):
         table = torch.linspace(-1, 1, values)[torch.arange(LARGE) % values].reshape(256, -1)

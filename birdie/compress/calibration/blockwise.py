@@ -250,7 +250,10 @@ class _Calibration:
             if file.exists():  # else no gradient arrived at it
                 files[name] = str(file.relative_to(self.work.root))
         if not files:
-            raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
+            raise ConfigError(
+                "the calibration loss uses none of the module's matrices in a product that is seen block by block "
+                "(F.linear, F.embedding, convolutions); check that it calls the module, or calibrate without blockwise"
+            )
         return files
 
     def _capture(self) -> None:

@@ -229,6 +229,8 @@ class HeldOutKL:
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the KL in nats per target, plus relative errors of values; both as in the module's docstring.
 
+        It is infinite if the predictions with these weights are NaN.
+
         Weights that `state` leaves out keep the values of the previous call.
 
         Raises:
@@ -246,7 +248,7 @@ class HeldOutKL:
         mean = None if total is None else total.mean()
         if mean is None:
             raise DataError("the held-out calibration batches have no targets to measure the KL on; give others")
-        return float(mean)
+        return math.inf if math.isnan(mean) else float(mean)  # what predicts NaN is worse than all else
 
     def _expected(self, index: int, batch: Batch) -> Predictions:
         """Return the float model's predictions for batch `index`, cached as far as memory allows."""

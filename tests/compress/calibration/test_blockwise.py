@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import birdie
 from birdie.compress.calibration import sensitivity
 from birdie.compress.calibration.blockwise import calibrate_blockwise
 from birdie.compress.calibration.interception import Interception
@@ -347,6 +348,56 @@ class Reordered(nn.Module):
         for index in order:
             x = self.blocks[index](x)
         return x[:, :4]
+
+
+class Unseen(nn.Module):
+    """A block with one use of a weight that is seen block by block, and others that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.recurrent = nn.Linear(WIDTH, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.raw = nn.Parameter(seeded(WIDTH, WIDTH))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.normed(torch.tanh(self.seen(x) @ self.raw)) + self.recurrent(x[:, None])[0][:, 0]
+        return out
+
+
+class WithUnseen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.outside, self.unused = nn.Parameter(seeded(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH)
+        self.blocks, self.head = nn.ModuleList([Unseen(), Unseen()]), nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.outside
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_what_is_not_reached_block_by_block_is_in_the_log_and_in_the_summary(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "birdie")
+    module = WithUnseen()
+    settings: dict[str, Any] = {"calibration": (module, vectors(4), classify), "coder": "fast"}
+    summary = birdie.save(module, tmp_path / "x.birdie", blockwise=True, **settings)
+    block = {"raw", "recurrent.weight_ih_l0", "recurrent.weight_hh_l0", "normed.parametrizations.weight.original1"}
+    missing = {f"blocks.{index}.{name}" for index in (0, 1) for name in block} | {"outside", "unused.weight"}
+    gains = {name for name in summary.uncalibrated if name.endswith("original0")}  # of weight norm
+    assert {*summary.uncalibrated} - gains == missing
+    assert f"do not reach {len(summary.uncalibrated)} of " in caplog.text
+    complete = birdie.save(module, tmp_path / "y.birdie", **settings)
+    assert {name for name in complete.uncalibrated if not name.endswith("original0")} == {"unused.weight"}
+    with torch.no_grad():
+        module.blocks = nn.ModuleList()
+        module.head = module.unused = nn.Identity()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="calibrate without blockwise"):
+        birdie.save(module, tmp_path / "x.birdie", blockwise=True, **settings)
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def captured(call: Callable[[Tensor], Any], logits: Tensor) -> list[Tensor]:
     return list(predictions(nn.Identity(), logits, lambda module, batch: call(module(batch))).log_probabilities)
 
 
+@pytest.mark.parametrize("loss", [nats, lambda module, batch: F.mse_loss(module(batch[0]).sum(1), batch[1].float())])
+def test_weights_that_predict_nan_are_worse_than_any(loss: Callable[[nn.Module, Batch], Tensor]) -> None:
+    """Weight norm predicts NaN where all weights of a row came back as zeros."""
+    module = net().eval()
+    held_out = HeldOutKL(module, some_batches(), loss)
+    weights = {name: weight.detach() for name, weight in module.named_parameters()}
+    assert held_out(weights) < 1e-6
+    assert held_out(weights | {"0.bias": torch.full((8,), torch.nan)}) == math.inf
+    assert held_out(weights) < 1e-6
+
+
 @pytest.mark.parametrize(
     "call",
     [
