@@ -17,6 +17,7 @@ from birdie.artifact.container import ALIAS, BLOCKS, Entry, Reader
 from birdie.artifact.inspect import DTYPES as DTYPE_NAMES
 from birdie.artifact.inspect import dtype_name
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
+from birdie.compress.tensors import from_planes
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
 
@@ -182,7 +183,7 @@ def decode_all(
     lengths = {block: reader.header(block).length for _, block, _ in blocks}
     blocks.sort(key=lambda item: lengths[item[1]], reverse=True)
     share = sum(lengths.values()) / workers
-    decoded = {name: _empty(entry, device) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
+    decoded = {name: _empty(reader, entry, device) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
     queue = iter(blocks)
 
     def decode_next(_: int) -> None:
@@ -195,7 +196,7 @@ def decode_all(
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(decode_next, range(workers)))
-    return decoded
+    return {name: _complete(reader.entry(name), tensor) for name, tensor in decoded.items()}
 
 
 def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
@@ -206,10 +207,10 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
     """
     if (entry := reader.entry(name)).scheme != BLOCKS:
         return decode_one(reader, name, decoder_of, threads)
-    out = _empty(entry)
+    out = _empty(reader, entry)
     for block, part in blocks_of(reader, name):
         out.view(-1)[part] = decode_one(reader, block, decoder_of, threads).reshape(-1)
-    return out
+    return _complete(entry, out)
 
 
 def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
@@ -221,8 +222,30 @@ def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
     return [(block.name, slice(end - math.prod(block.shape), end)) for block, end in zip(blocks, ends, strict=True)]
 
 
-def _empty(entry: Entry, device: torch.device | None = None) -> Tensor:
+def is_planes(reader: Reader, entry: Entry) -> bool:
+    """Return whether the blocks of a complex tensor hold its real parts and then its imaginary parts.
+
+    Raises:
+        ArtifactError: the dtype of blocks is neither that of their tensor nor that of its parts.
+    """
+    if entry.scheme != BLOCKS:
+        return False
+    whole, part = dtype_of(entry), dtype_of(reader.entry(reader.blocks(entry.name)[0]))
+    if part != whole and (not whole.is_complex or part != whole.to_real()):
+        raise ArtifactError(f"tensor {entry.name!r} of {reader.where} has blocks of {part}; the file is damaged")
+    return part != whole
+
+
+def _empty(reader: Reader, entry: Entry, device: torch.device | None = None) -> Tensor:
+    """Return memory for the blocks of a tensor; of planes, (2, …)."""
+    if is_planes(reader, entry):
+        return torch.empty((2, *entry.shape), dtype=dtype_of(entry).to_real(), device=device or "cpu")
     return torch.empty(entry.shape, dtype=dtype_of(entry), device=device or "cpu")
+
+
+def _complete(entry: Entry, decoded: Tensor) -> Tensor:
+    """Return the tensor that was decoded: complex if planes were."""
+    return from_planes(decoded, entry.shape) if decoded.dtype != dtype_of(entry) else decoded
 
 
 def decode_one(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:

@@ -48,7 +48,11 @@ def inspect(path: Source | BytesIO) -> Summary:
             )
             for entry in entries
         )
-        weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
+        weights = sum(
+            math.prod(row.shape) * (2 if row.dtype.startswith("complex") else 1)
+            for row in rows
+            if row.scheme != "alias"
+        )
         kept = kept_files.listed(fields, reader.where)
         return Summary(
             reader.where,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.small_tensors import SMALL
-from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts
+from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts, planes
 
 FEW = 16  # different values up to which a tensor is a mask, a one-hot table or the like; a large one: FEW_OF_LARGE
 FEW_OF_LARGE = 4
@@ -22,7 +22,7 @@ _SAMPLE = 1 << 12  # elements of a part that are looked at first
 _BUFFERS = {
     *("running_mean", "running_var", "num_batches_tracked", "n_averaged", "inv_freq", "original_inv_freq"),
     *("cos_cached", "sin_cached", "weight_u", "weight_v", "_u", "_v", "weight_mask", "bias_mask", "masked_bias"),
-    *("attn_mask", "causal_mask", "position_ids", "token_type_ids"),
+    *("attn_mask", "causal_mask", "position_ids", "token_type_ids", "freqs_cis"),
 }
 # Words of names of vectors whose errors count absolutely, and those of parameters whose errors count relatively.
 _ABSOLUTE = {
@@ -38,7 +38,7 @@ _RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 
 def is_exact(name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool = False) -> bool:
-    """Return whether a tensor of real floats must keep every bit; other dtypes are stored losslessly anyway.
+    """Return whether a tensor of floats must keep every bit; integers and booleans are stored losslessly anyway.
 
     Args:
         name: in the state dict.
@@ -46,12 +46,13 @@ def is_exact(name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool
         is_buffer: whether a module has it as a buffer; None: a state dict alone does not tell.
         doubles: whether all matrices of the model are float64, which then tells nothing about one of them.
     """
-    if weight.dtype not in REAL_DTYPES or not weight.numel():
+    if not (weight.dtype in REAL_DTYPES or weight.is_complex()) or not weight.numel():
         return False
     if is_buffer:
         return True
     if _is_no_weight(name, weight, doubles):
         return not has_nonfinite(weight)  # NaN in a tensor that is not known to be a buffer is refused
+    weight = planes(weight)
     if weight.ndim < 2 and weight.numel() < SMALL and bool((weight == weight.to(torch.float16)).all()):
         return False  # a norm of ones, a bias of zeros: 16 bits keep them, and a refit may tune them
     if is_buffer is False and weight.ndim > 1:
@@ -65,7 +66,7 @@ def _is_no_weight(name: str, weight: Tensor, doubles: bool) -> bool:
     if weight.numel() >= SMALL:
         return False
     is_vector = sum(size > 1 for size in weight.shape) < 2
-    if weight.dtype is torch.float64:
+    if weight.dtype in (torch.float64, torch.complex128):
         return is_vector or not doubles
     return is_vector and not _is_relative(name)
 

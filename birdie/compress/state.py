@@ -62,8 +62,12 @@ class ModelState:
         if isinstance(model, nn.Module):
             buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
             buffers -= {first for second, first in ties.items() if second not in buffers}  # tied to a parameter
-        matrices = {tensor.dtype for tensor in tensors.values() if tensor.ndim > 1 and tensor.dtype in REAL_DTYPES}
-        doubles = matrices == {torch.float64}
+        matrices = {
+            tensor.dtype
+            for tensor in tensors.values()
+            if tensor.ndim > 1 and (tensor.dtype in REAL_DTYPES or tensor.is_complex())
+        }
+        doubles = matrices <= {torch.float64, torch.complex128}
         exact = {
             name
             for name, tensor in tensors.items()

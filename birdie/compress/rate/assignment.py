@@ -28,6 +28,7 @@ from birdie.compress.small_tensors import (
     small_scheme,
 )
 from birdie.compress.state import ModelState
+from birdie.compress.tensors import count_reals, planes
 from birdie.errors import ConfigError
 
 DEFAULT = parse_spec("feedback:bits=8")
@@ -63,8 +64,8 @@ class Assignment:
 
     @property
     def weights(self) -> int:
-        """Elements of all tensors, tied ones once."""
-        return sum(tensor.numel() for tensor in self.tensors.values())
+        """Elements of all tensors, tied ones once and complex ones as two."""
+        return sum(map(count_reals, self.tensors.values()))
 
 
 def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assignment:
@@ -93,10 +94,12 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
     free, reserve = [], []
-    for name, weight in state.tensors.items():
+    for name, tensor in state.tensors.items():
         if target.lossless or name in exact:
             settled[name] = Lossless()
-        elif name in named:
+            continue
+        weight = planes(tensor)
+        if name in named:
             settled[name] = applicable(named[name], weight)
         elif not target.searched:
             settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
