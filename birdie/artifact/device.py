@@ -143,7 +143,7 @@ class CompressedTensors:
         stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
 
         def read(name: str) -> _Blocks | None:
-            if is_planes(reader, reader.entry(name)):
+            if reader.holder(name) != name or is_planes(reader, reader.entry(name)):
                 return None
             blocks = []
             for block, part in blocks_of(reader, name):

@@ -43,7 +43,7 @@ def inspect(path: Source | BytesIO) -> Summary:
                 entry.name,
                 entry.shape,
                 dtype_name(entry),
-                stored_as(reader.entry(reader.blocks(entry.name)[0]), foreign),
+                stored_as(reader.entry(reader.blocks(reader.holder(entry.name))[0]), foreign),
                 sizes[entry.name],
             )
             for entry in entries

@@ -36,6 +36,7 @@ from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.copies import merged
 from birdie.compress.rate.encoding import Refinement, encode_state
+from birdie.compress.rate.groups import grouped
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
 from birdie.compress.state import EncodedState, ModelState
@@ -165,7 +166,7 @@ def save(
     ):
         assignment = assign(state, scheme, target)
         if calibrated is None:  # else each copy has the precision that its own use needs
-            assignment = merged(assignment)
+            assignment = grouped(merged(assignment))
         fields = {
             "metadata": metadata,
             "budget": target.in_bytes(assignment.weights),
@@ -185,7 +186,7 @@ def save(
             hidden += lossless_entries(extra, pool, coder)
             meter = Meter(coded, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
-            writer = Writer(pool, coder, fields, meter, resume, hidden)
+            writer = Writer(pool, coder, fields, meter, resume, hidden, assignment.groups)
             in_files = calibrated is None or calibrated.factors is not None
             recalled = None if resume is None else writer.recalled
             hooks = Hooks(writer.coded, writer.estimated, recalled, share) if in_files else None

@@ -416,6 +416,7 @@ def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMappi
         for name, weight in matrices.items()
         if weight.ndim < tensors[name].ndim and not tensors[name].is_complex()
     }
+    counts |= {name: len(group.names) for name, group in allocation.assignment.groups.items() if name in matrices}
     prior = assumed(allocation.sensitivities, matrices, counts)
     kept: MutableMapping[str, Feedback] = {} if allocation.factors is None else allocation.factors
 

@@ -10,7 +10,7 @@ without a rule take the default scheme, or, with a target, what the search choos
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import Tensor
@@ -37,6 +37,19 @@ Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | 
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors that one entry of a file holds, one after the other.
+
+    Attributes:
+        names: sorted.
+        shape: of each.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """The tensors of a file with their settled schemes, and the tensors left to a search.
 
@@ -50,6 +63,7 @@ class Assignment:
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
         exact: names of settled tensors that are lossless because they are no weights.
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
+        groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
     """
 
     tensors: Mapping[str, Tensor]
@@ -61,6 +75,7 @@ class Assignment:
     steered: Scheme | None = None
     exact: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
