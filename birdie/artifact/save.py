@@ -147,7 +147,7 @@ def save(
     model = unwrapped(model)
     state = ModelState.of(model)
     extra, about_state = kept_beside(model)
-    assign(state, scheme, target)
+    assignment = assign(state, scheme, target)
     path = _require_target(path, overwrite)
 
     if made_up and isinstance(model, nn.Module):
@@ -164,9 +164,10 @@ def save(
             calibrated,
         ),
     ):
-        assignment = assign(state, scheme, target)
-        if calibrated is None:  # else each copy has the precision that its own use needs
+        if calibrated is None:
             assignment = grouped(merged(assignment))
+        else:  # each copy has the precision that its own use needs
+            assignment = assign(state, scheme, target)
         fields = {
             "metadata": metadata,
             "budget": target.in_bytes(assignment.weights),

@@ -17,7 +17,7 @@ FEW = 16  # different values up to which a tensor is a mask, a one-hot table or 
 FEW_OF_LARGE = 4
 LARGE = 1 << 16  # elements
 _EXACT_INTEGERS = 1 << 24  # beyond, every float32 is one
-_SAMPLE = 1 << 12  # elements of a part that are looked at first
+_SAMPLES = 1 << 6, 1 << 12  # elements of a part that are looked at first
 # The last part of the names that torch, torchvision and transformers give to buffers, whatever their shape.
 _BUFFERS = {
     *("running_mean", "running_var", "num_batches_tracked", "n_averaged", "inv_freq", "original_inv_freq"),
@@ -98,8 +98,9 @@ def _has_few_values(weight: Tensor, *, masked: bool) -> bool:
     seen: Tensor | None = None
     for part in parts(weight):
         flat = part.reshape(-1)
-        for values in (flat[:: max(1, flat.numel() // _SAMPLE)], flat):  # a sample is enough to tell most weights
-            values = torch.unique(values.double())
+        steps = {max(1, flat.numel() // sample) for sample in _SAMPLES} | {1}
+        for step in sorted(steps, reverse=True):  # a sample is enough to tell most weights
+            values = torch.unique(flat[::step].double())
             integers = integers and bool(((values == values.round()) & (values.abs() <= _EXACT_INTEGERS)).all())
             if len(values) > few and not integers:
                 return False

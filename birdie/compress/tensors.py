@@ -121,6 +121,10 @@ def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
 def parts(weight: Tensor) -> Iterator[Tensor]:
     """Yield a tensor in parts of about 4 M elements, for checks that make copies; mapped pages are released."""
     flat = weight.detach().reshape(-1) if weight.is_contiguous() else weight.detach()
+    if flat.numel() <= _PART:
+        yield flat.reshape(-1)
+        release(flat)
+        return
     for part in torch.split(flat, max(1, _PART * len(flat) // max(flat.numel(), 1))):
         yield part
         release(part)

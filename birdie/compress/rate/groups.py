@@ -24,7 +24,7 @@ from birdie.compress.tensors import planes
 
 LEAST = 64  # tensors of a group
 TINY = 1 << 10  # elements of a tensor, at most
-MOST = 1 << 16  # elements of a group, about: one tensor of it can be read alone, but all are decoded for that
+MOST = 1 << 17  # elements of a group, about: one tensor of it can be read alone, but all are decoded for that
 _LARGEST = 2.0**15  # magnitudes above may be beyond a scheme, whose error must name the tensor
 
 
