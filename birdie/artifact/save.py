@@ -164,10 +164,8 @@ def save(
             calibrated,
         ),
     ):
-        if calibrated is None:
-            assignment = grouped(merged(assignment))
-        else:  # each copy has the precision that its own use needs
-            assignment = assign(state, scheme, target)
+        # With data each copy has the precision that its own use needs.
+        assignment = grouped(merged(assignment)) if calibrated is None else assign(state, scheme, target)
         fields = {
             "metadata": metadata,
             "budget": target.in_bytes(assignment.weights),

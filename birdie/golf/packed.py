@@ -97,6 +97,10 @@ return compiled(cache=cache, **options)"""
 DECODING = {
     ("birdie.artifact.container", "Reader._require_blocks"): "pass",
     ("birdie.artifact.decoding", "blocks_of"): "return [(name, slice(None))]",
+    ("birdie.artifact.decoding", "is_planes"): "return False",
+    ("birdie.artifact.decoding", "_group"): "pass",
+    ("birdie.artifact.container", "Reader.holder"): "return name",
+    ("birdie.artifact.container", "Reader.position"): "pass",
     ("birdie.artifact.decoding", "decode_all"): _DECODE_ALL,
     ("birdie.artifact.decoding", "require_limits"): "pass",
     ("birdie.entropy.static", "_take_lengths"): "return reader.take_all(_WORDS, chunks)[:, None]",
@@ -109,6 +113,7 @@ _REPLACED = DECODING | {
     ("birdie.artifact.load", "_copies"): "return ()",
     ("birdie.artifact.metadata", "copies_of"): "return None",
     ("birdie.compress.rate.copies", "merged"): "return assignment",
+    ("birdie.compress.rate.groups", "grouped"): "return assignment",
     ("birdie.compress.rate.encoding", "exact_share"): "return ''",
     ("birdie.compress.schemes.lossless", "_runs"): "return None",
     ("birdie.compress.schemes.lossless", "_from_runs"): "pass",

@@ -107,24 +107,34 @@ def _kinds(assignment: Assignment) -> dict[str, _Kind]:
 
 def _parts(names: Sequence[str], tensors: Mapping[str, Tensor], kind: _Kind) -> Iterator[list[str]]:
     """Yield the groups of tensors of one kind, none of which is too large."""
+    runs = [list(names)]
     if not isinstance(kind.scheme, Lossless):
         values = torch.stack([planes(tensors[name].detach()).reshape(-1) for name in names])
         if values.dtype == torch.float64:
             return
         values = values.float()
         usable = (values.abs().amax(1) < _LARGEST).tolist()  # False for NaN
-        # A search takes one scale for a group, so its tensors must be about as large as each other.
-        sizes = values.square().mean(1).log2().div(2).floor().tolist() if kind.scheme is None else [0.0] * len(names)
-        keys = [size if good else None for size, good in zip(sizes, usable, strict=True)]
-    else:
-        keys = [0.0] * len(names)
+        sizes = dict(zip(names, values.square().mean(1).sqrt().tolist(), strict=True))
+        runs = [[name for name, good in zip(names, usable, strict=True) if good]]
+        if kind.scheme is None:  # a search takes one scale for a group
+            runs = list(_of_one_size(sorted(runs[0], key=lambda name: sizes[name]), sizes))
     most = max(LEAST, MOST // tensors[names[0]].numel())
-    for key, members in _by(names, keys):
-        if key is None or len(members) < LEAST:
-            continue
-        count = math.ceil(len(members) / most)
-        cuts = [len(members) * index // count for index in range(count + 1)]
-        yield from (members[start:end] for start, end in pairwise(cuts))
+    for run in runs:
+        if len(run) >= LEAST:
+            count = math.ceil(len(run) / most)
+            cuts = [len(run) * index // count for index in range(count + 1)]
+            yield from (sorted(run)[start:end] for start, end in pairwise(cuts))
+
+
+def _of_one_size(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[list[str]]:
+    """Yield tensors whose root mean squares are within a factor of two, from the smallest."""
+    run: list[str] = []
+    for name in names:
+        if run and sizes[name] > 2 * sizes[run[0]]:
+            yield run
+            run = []
+        run.append(name)
+    yield run
 
 
 def _by(names: Sequence[str], keys: Sequence[Any]) -> list[tuple[Any, list[str]]]:
