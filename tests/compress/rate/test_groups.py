@@ -33,8 +33,8 @@ def adapters(
     count: int = 70, shape: tuple[int, ...] = (16, 20), dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
     """Return tensors in two sizes, so that under a budget there are two groups, and something else."""
-    scales = torch.tensor([1.0, 0.01]).to(dtype)
-    parts = [torch.randn(shape, generator=NUMBERS).to(dtype) * scales[i % 2] for i in range(2 * count)]
+    parts = [torch.randn(shape, generator=NUMBERS) for _ in range(2 * count)]
+    parts = [((part + 0.01 * part.sign()) * (1.0, 0.1)[i % 2]).to(dtype) for i, part in enumerate(parts)]
     state = {f"blocks.{i}.lora_{'ab'[i % 2]}.weight": part for i, part in enumerate(parts)}
     return state | {"head.weight": torch.randn(40, 64, generator=NUMBERS)}
 
