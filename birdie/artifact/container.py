@@ -374,8 +374,8 @@ class Reader:
             owner = name.partition("\0")[0]
             table[owner] = table.get(owner, 0) + end - start
         for group, size in shared.items():
-            each, more = divmod(size, len(self.groups[group]))
-            table |= {name: each + (index < more) for index, name in enumerate(self.groups[group])}
+            share, rest = divmod(size, len(self.groups[group]))
+            table |= {name: share + (index < rest) for index, name in enumerate(self.groups[group])}
         return table
 
     def close(self) -> None:

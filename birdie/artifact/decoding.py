@@ -269,10 +269,10 @@ def is_planes(reader: Reader, entry: Entry) -> bool:
     """
     if entry.scheme != BLOCKS:
         return False
-    whole, part = dtype_of(entry), dtype_of(reader.entry(reader.blocks(entry.name)[0]))
-    if part != whole and (not whole.is_complex or part != whole.to_real()):
+    dtype, part = dtype_of(entry), dtype_of(reader.entry(reader.blocks(entry.name)[0]))
+    if part != dtype and (not dtype.is_complex or part != dtype.to_real()):
         raise ArtifactError(f"tensor {entry.name!r} of {reader.where} has blocks of {part}; the file is damaged")
-    return part != whole
+    return part != dtype
 
 
 def _empty(reader: Reader, entry: Entry, device: torch.device | None = None) -> Tensor:

@@ -208,8 +208,8 @@ def test_equal_complex_tensors_are_stored_once() -> None:
 def test_blocks_of_another_dtype_are_refused() -> None:
     file = saved({"weight": random(64, 64)})
     with Reader(file) as reader:
-        whole, block = (reader.read(name) for name in ("weight", block_name("weight", 0)))
+        tensor, block = (reader.read(name) for name in ("weight", block_name("weight", 0)))
     for dtype in ("float64", "float16", "complex128"):
-        changed = to_bytes([replace(whole, dtype=DTYPES.index(dtype)), block])
+        changed = to_bytes([replace(tensor, dtype=DTYPES.index(dtype)), block])
         with pytest.raises(ArtifactError, match="blocks"):
             tensors_of(changed)

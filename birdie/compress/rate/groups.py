@@ -74,7 +74,7 @@ def grouped(assignment: Assignment) -> Assignment:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a tensor shares with the others of its group, beside shape and dtype.
+    """Properties that the tensors of a group share, beside shape and dtype.
 
     Attributes:
         scheme: that is settled; None for those of a search.
@@ -139,7 +139,7 @@ def _of_one_size(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[l
 
 def _by(names: Sequence[str], keys: Sequence[Any]) -> list[tuple[Any, list[str]]]:
     """Return the names of each key, in order, where there are enough of them."""
-    found: dict[Any, list[str]] = {}
+    by_key: dict[Any, list[str]] = {}
     for name, key in zip(names, keys, strict=True):
-        found.setdefault(key, []).append(name)
-    return [(key, members) for key, members in found.items() if len(members) >= LEAST]
+        by_key.setdefault(key, []).append(name)
+    return [(key, members) for key, members in by_key.items() if len(members) >= LEAST]

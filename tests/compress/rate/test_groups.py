@@ -124,10 +124,10 @@ def grouped(state: dict[str, Tensor], schemes: Any = None, target: Target | None
 
 def test_a_group_has_one_scheme_and_one_scale() -> None:
     state = adapters()
-    found = grouped(state, [("*.lora_a.*", "int4"), ("*.lora_b.*", "int6")]).groups
-    assert [{name.split(".")[2] for name in one.names} for one in found.values()] == [{"lora_a"}, {"lora_b"}]
-    found = grouped(state, target=Target(bits=6)).groups
-    assert all(len({name.split(".")[2] for name in one.names}) == 1 for one in found.values())
+    parts = grouped(state, [("*.lora_a.*", "int4"), ("*.lora_b.*", "int6")]).groups
+    assert [{name.split(".")[2] for name in one.names} for one in parts.values()] == [{"lora_a"}, {"lora_b"}]
+    parts = grouped(state, target=Target(bits=6)).groups
+    assert all(len({name.split(".")[2] for name in one.names}) == 1 for one in parts.values())
     assert not grouped(state, [("*", "codebook:k=4")]).groups  # its levels are those of a tensor
     assert len(grouped(adapters(1000)).groups) > 1  # one tensor can be read without the others
 
