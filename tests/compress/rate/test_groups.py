@@ -82,8 +82,8 @@ def test_values_are_those_that_each_tensor_would_have_alone(
     monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, Any]
 ) -> None:
     state = many()[kind]
-    if "bits" in settings and kind in ("vectors", "doubles", "counters", "small matrices"):
-        pytest.skip("kept in more bits than that")
+    if "bits" in settings and kind not in ("matrices", "complex"):
+        pytest.skip("kept in more bits than that, or takes seconds")
     file = saved(state, **settings)
     apart = alone(monkeypatch, state, **settings)
     assert members(file) or (kind, "lossless" in settings) == ("doubles", False)
