@@ -6,8 +6,9 @@ The header lists every entry (sorted by name) in columns and is deflated, so a t
 The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exceptions are
 scheme 0, an alias, a second name of another entry, and scheme 11: a tensor that is cut into blocks of rows or the
 matrices of a stack, each an entry of its own that `Reader.names` leaves out. So are files beside the tensors, scheme 12
-(kept_files.py). Every length is checked against a limit and against the size of the file before anything is allocated,
-and the payloads must fill the file exactly. `docs/format.md` is the byte-exact spec.
+(kept_files.py), and groups, each an entry that holds several tensors, its members, scheme 13. Every length is checked
+against a limit and against the size of the file before anything is allocated, and the payloads must fill the file
+exactly. `docs/format.md` is the byte-exact spec.
 """
 
 import functools
@@ -17,6 +18,7 @@ import re
 import struct
 import threading
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +40,7 @@ VERSION = 1
 ALIAS = 0
 BLOCKS = 11
 FILES = 12
+MEMBER = 13  # a tensor that is a part of an entry that others share
 
 MAX_HEADER_BYTES = 1 << 26
 HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file
@@ -83,9 +86,9 @@ class Entry:
         scheme, dtype: codes below 256 of the layer above; scheme 0 is an alias.
         shape: of the decoded tensor; the number of elements stays below 2**48.
         params: signed 64-bit integers of the scheme. An alias has one, the index of its target among the sorted
-            names, which the writer fills in.
+            names, which the writer fills in; a member that of its group.
         streams: coded streams, in the scheme's order.
-        target: for an alias, the name of the entry it repeats; None otherwise.
+        target: for an alias, the name of the entry it repeats, for a member that of its group; None otherwise.
         crc: CRC-32 of the payloads, one after the other, if the writer knows it.
     """
 
@@ -194,6 +197,7 @@ class Reader:
         metadata: bytes that the writer passed.
         header_bytes: position of the first payload byte.
         schemes: the code of the scheme of every entry, in name order.
+        groups: name of an entry that tensors share → their names, in order.
 
     Raises:
         ArtifactError: this is not a .birdie file, or its header is damaged, over a limit, or contradicts the size.
@@ -224,13 +228,13 @@ class Reader:
 
     def _open(self) -> None:
         header, self.header_bytes = self._read_header()
-        self.metadata, names, self.schemes, self._offsets, self._header_at = _decode_header(
+        self.metadata, names, self.schemes, self._offsets, self.groups, self._header_at = _decode_header(
             header, self.where, self.header_bytes
         )
         self._index = {name: index for index, name in enumerate(names)}
         self._names = tuple(name for name in names if "\0" not in name)
         for name, scheme in zip(names, self.schemes, strict=True):
-            if scheme == BLOCKS and "\0" not in name:
+            if scheme == BLOCKS and ("\0" not in name or name in self.groups):
                 self._require_blocks(name)
         if (end := self._offsets[-1]) != self._size:
             raise ArtifactError(
@@ -302,6 +306,21 @@ class Reader:
         """Return the entry with empty payloads; reads nothing from the file. Raises as `header`."""
         return self.header(name).entry
 
+    @property
+    def entries(self) -> Iterable[str]:
+        """Names of all entries: tensors, their blocks, groups, and the files beside them."""
+        return self._index.keys()
+
+    def holder(self, name: str) -> str:
+        """Return the name of the entry that holds the elements of a tensor: that of its group, or its own."""
+        entry = self.entry(name)
+        return entry.target or name if entry.scheme == MEMBER else name
+
+    def position(self, name: str) -> int:
+        """Return the position of a tensor in its group."""
+        members = self.groups[self.holder(name)]
+        return bisect_left(members, name)
+
     def blocks(self, name: str) -> tuple[str, ...]:
         """Return the names of the entries that hold the blocks of a tensor, in order; else the name itself."""
         if self.entry(name).scheme != BLOCKS:
@@ -313,16 +332,19 @@ class Reader:
         """Check that the blocks of a tensor that is cut make it up."""
         entry = self.entry(name)
         blocks = [self.entry(block) for block in self.blocks(name)]
-        last = blocks[0].shape[1:] if blocks else ()
-        cut = len(entry.shape) - len(last)
+        last, shape = blocks[0].shape[1:] if blocks else (), entry.shape
+        dtype = blocks[0].dtype if blocks else entry.dtype
+        if dtype != entry.dtype:  # planes of complex numbers, which have as many bytes; decoders check the dtypes
+            shape = (2, *shape[:1], math.prod(shape[1:]))
+        cut = len(shape) - len(last)
         alike = {(one.shape[:1] > (0,), one.shape[1:], one.dtype, one.scheme in (ALIAS, BLOCKS)) for one in blocks}
         if (
             entry.params
             or entry.streams
             or cut < 1
-            or entry.shape[cut:] != last
-            or alike != {(True, last, entry.dtype, False)}
-            or sum(block.shape[0] for block in blocks) != math.prod(entry.shape[:cut])
+            or shape[cut:] != last
+            or alike != {(True, last, dtype, False)}
+            or sum(block.shape[0] for block in blocks) != math.prod(shape[:cut])
         ):
             raise ArtifactError(f"the blocks of tensor {name!r} of {self.where} do not make it up; the file is damaged")
 
@@ -344,9 +366,16 @@ class Reader:
     def table(self) -> dict[str, int]:
         """Return the payload bytes of every tensor, in name order. With `header_bytes` they add up to `size`."""
         table = dict.fromkeys(self._names, 0)
+        shared = dict.fromkeys(self.groups, 0)
         for name, (start, end) in zip(self._index, pairwise(self._offsets), strict=True):
+            if (group := "\0".join(name.split("\0")[:2])) in shared:
+                shared[group] += end - start
+                continue
             owner = name.partition("\0")[0]
             table[owner] = table.get(owner, 0) + end - start
+        for group, size in shared.items():
+            share, rest = divmod(size, len(self.groups[group]))
+            table |= {name: share + (index < rest) for index, name in enumerate(self.groups[group])}
         return table
 
     def close(self) -> None:
@@ -380,9 +409,13 @@ def _resolved(ordered: list[Entry]) -> list[Entry]:
         raise ConfigError(f"the names of all tensors have more than {MAX_NAMES_BYTES:,} bytes; shorten them")
     resolved = []
     for entry in ordered:
-        if entry.scheme == ALIAS:
+        if entry.scheme in (ALIAS, MEMBER):
             target = None if entry.target is None else index.get(entry.target)
-            if target is None or ordered[target].scheme == ALIAS or "\0" in ordered[target].name:
+            if (
+                target is None
+                or ordered[target].scheme in ((ALIAS,) if entry.scheme == ALIAS else (ALIAS, MEMBER))
+                or ("\0" in ordered[target].name) != (entry.scheme == MEMBER)
+            ):
                 raise ConfigError(f"alias {entry.name!r} points to {entry.target!r}, which is not a stored tensor")
             entry = replace(entry, params=(target,), streams=())
         if problem := _over_limit(entry):
@@ -524,8 +557,8 @@ def _decode_columns(
 
 def _decode_header(
     header: bytes, where: str, offset: int
-) -> tuple[bytes, list[str], bytes, list[int], Callable[[int], EntryHeader]]:
-    """Check a header; return the metadata, the names, the schemes, and where payloads begin and the last one ends.
+) -> tuple[bytes, list[str], bytes, list[int], dict[str, list[str]], Callable[[int], EntryHeader]]:
+    """Check a header; return the metadata, names, schemes, where payloads begin and the last one ends, and groups.
 
     The last value makes the description of an entry: making all takes longer than reading the header.
     """
@@ -557,12 +590,29 @@ def _decode_header(
             or (shapes[i], dtypes[i]) != (shapes[target], dtypes[target])
         ):
             raise cursor.fail(f"alias {name!r} points to no stored tensor of its shape and dtype")
+    members: dict[int, list[int]] = {}
+    for i in [i for i in range(count) if schemes[i] == MEMBER] if MEMBER in schemes else []:
+        if len(params[i]) != 1 or coders[i] or not 0 <= params[i][0] < count:
+            raise cursor.fail(f"tensor {names[i]!r} is no member of a group")
+        members.setdefault(params[i][0], []).append(i)
+    for target, indices in members.items():
+        kinds = {(shapes[i], dtypes[i]) for i in indices}
+        if (
+            schemes[target] in (ALIAS, FILES, MEMBER)
+            or not names[target].startswith("\0")
+            or "\0" in names[target][1:]  # a block
+            or any("\0" in names[i] for i in indices)
+            or kinds != {(shapes[indices[0]], dtypes[target])}
+            or len(indices) * math.prod(shapes[indices[0]]) != math.prod(shapes[target])
+        ):
+            raise cursor.fail(f"the tensors of group {names[target][1:]!r} do not make it up")
+    groups = {names[target]: [names[i] for i in indices] for target, indices in members.items()}
 
     @functools.cache
     def header_at(i: int) -> EntryHeader:
         streams = tuple([_EMPTY[code] for code in coders[i]])
-        target = names[params[i][0]] if schemes[i] == ALIAS else None
+        target = names[params[i][0]] if schemes[i] in (ALIAS, MEMBER) else None
         entry = Entry(names[i], schemes[i], dtypes[i], shapes[i], params[i], streams, target)
         return EntryHeader(entry, lengths[i], offsets[i], crcs[i])
 
-    return metadata, names, schemes, offsets, header_at
+    return metadata, names, schemes, offsets, groups, header_at

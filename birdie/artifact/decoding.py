@@ -6,17 +6,20 @@ The caller passes the look-up of decoders (`decoder_of`): the one-file decoder h
 """
 
 import math
-from collections.abc import Callable, Collection
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from birdie.artifact.container import ALIAS, BLOCKS, Entry, Reader
+from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Reader
 from birdie.artifact.inspect import DTYPES as DTYPE_NAMES
 from birdie.artifact.inspect import dtype_name
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
+from birdie.compress.tensors import from_planes
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
 
@@ -40,6 +43,10 @@ MIN_OPERATIONS = 1 << 31
 OPERATIONS_PER_DECODED = 2
 OPERATIONS_PER_BYTE = 1 << 16
 OPERATIONS_PER_TENSOR = 150_000
+_GROUPS = 8  # groups of tiny tensors of a file that stay decoded, when tensors are read one by one
+
+_recent: weakref.WeakKeyDictionary[Reader, dict[str, tuple[Tensor, ...]]] = weakref.WeakKeyDictionary()
+_deciding = threading.Lock()
 
 
 def dtype_of(entry: Entry) -> torch.dtype:
@@ -58,7 +65,8 @@ def stored_name(reader: Reader, name: str) -> str:
     Raises:
         ArtifactError: there is no such entry.
     """
-    return reader.entry(name).target or name
+    entry = reader.entry(name)
+    return entry.target or name if entry.scheme == ALIAS else name
 
 
 def decoded_bytes(entry: Entry) -> int:
@@ -103,12 +111,12 @@ def require_limits(
     if max_operations is None:
         max_operations = max(MIN_OPERATIONS, OPERATIONS_PER_DECODED * limit) + OPERATIONS_PER_BYTE * payload
     if names is None:  # before the entries are made, which takes longer
-        stored = len(reader.schemes) - reader.schemes.count(ALIAS)
+        stored = len(reader.schemes) - reader.schemes.count(ALIAS) - reader.schemes.count(MEMBER)
         _require(
             reader, OPERATIONS_PER_TENSOR * stored, max_operations, "operations", "max_operations (--max-operations)"
         )
     named = [reader.entry(name) for name in (reader.names if names is None else names)]
-    stored_names = [entry.name for entry in named if entry.scheme != ALIAS]
+    stored_names = dict.fromkeys(reader.holder(entry.name) for entry in named if entry.scheme != ALIAS)
     entries = [reader.entry(block) for name in stored_names for block, _ in blocks_of(reader, name)]
     total = sum(map(decoded_bytes, entries))
     apart = set(independent)
@@ -167,22 +175,25 @@ def decode_all(
     workers: int,
     decode: DecodeOne | None = None,
     device: torch.device | None = None,
+    names: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Decode every stored tensor, the longest first, so that no thread works on it alone at the end.
+    """Decode stored tensors, the longest first, so that no thread works on it alone at the end.
 
     Args:
         reader, decoder_of: the file, and its decoders.
         workers: threads. A tensor that is longer than one thread's share is itself decoded on all of them.
         decode: decodes one entry; default: on the CPU.
         device: where it puts the tensor.
+        names: of stored tensors; None: all.
     """
     decode = decode or decode_one
-    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+    wanted = [name for name in (reader.names if names is None else names) if reader.entry(name).scheme != ALIAS]
+    stored = list(dict.fromkeys(map(reader.holder, wanted)))
     blocks = [(name, block, part) for name in stored for block, part in blocks_of(reader, name)]
     lengths = {block: reader.header(block).length for _, block, _ in blocks}
     blocks.sort(key=lambda item: lengths[item[1]], reverse=True)
     share = sum(lengths.values()) / workers
-    decoded = {name: _empty(entry, device) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
+    decoded = {name: _empty(reader, entry, device) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
     queue = iter(blocks)
 
     def decode_next(_: int) -> None:
@@ -195,7 +206,14 @@ def decode_all(
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(decode_next, range(workers)))
-    return decoded
+    decoded = {name: _complete(reader.entry(name), tensor) for name, tensor in decoded.items()}
+    members = {
+        name: member.clone()  # memory of its own
+        for group in stored
+        if group in reader.groups
+        for name, member in zip(reader.groups[group], _members(reader, group, decoded.pop(group)), strict=True)
+    }
+    return decoded | (members if names is None else {name: members[name] for name in wanted if name in members})
 
 
 def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
@@ -204,12 +222,34 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
     Raises:
         ArtifactError: the tensor is corrupt, or uses a code of a newer version.
     """
-    if (entry := reader.entry(name)).scheme != BLOCKS:
+    if (entry := reader.entry(name)).scheme == MEMBER:
+        return _group(reader, reader.holder(name), decoder_of, threads)[reader.position(name)].clone()
+    if entry.scheme != BLOCKS:
         return decode_one(reader, name, decoder_of, threads)
-    out = _empty(entry)
+    out = _empty(reader, entry)
     for block, part in blocks_of(reader, name):
         out.view(-1)[part] = decode_one(reader, block, decoder_of, threads).reshape(-1)
-    return out
+    return _complete(entry, out)
+
+
+def _members(reader: Reader, group: str, decoded: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors of a group, views of it."""
+    names = reader.groups[group]
+    return decoded.reshape(len(names), *reader.entry(names[0]).shape).unbind()
+
+
+def _group(reader: Reader, group: str, decoder_of: DecoderOf, threads: int | None) -> tuple[Tensor, ...]:
+    """Return the tensors of a group; the last few groups of a file stay decoded, for the next tensor of each."""
+    with _deciding:
+        recent = _recent.setdefault(reader, {})
+        known = recent.get(group)
+    if known is None:
+        known = _members(reader, group, decode_entry(reader, group, decoder_of, threads))
+        with _deciding:
+            recent[group] = known
+            while len(recent) > _GROUPS:
+                del recent[next(iter(recent))]
+    return known
 
 
 def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
@@ -221,8 +261,30 @@ def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
     return [(block.name, slice(end - math.prod(block.shape), end)) for block, end in zip(blocks, ends, strict=True)]
 
 
-def _empty(entry: Entry, device: torch.device | None = None) -> Tensor:
+def is_planes(reader: Reader, entry: Entry) -> bool:
+    """Return whether the blocks of a complex tensor hold its real parts and then its imaginary parts.
+
+    Raises:
+        ArtifactError: the dtype of blocks is neither that of their tensor nor that of its parts.
+    """
+    if entry.scheme != BLOCKS:
+        return False
+    dtype, part = dtype_of(entry), dtype_of(reader.entry(reader.blocks(entry.name)[0]))
+    if part != dtype and (not dtype.is_complex or part != dtype.to_real()):
+        raise ArtifactError(f"tensor {entry.name!r} of {reader.where} has blocks of {part}; the file is damaged")
+    return part != dtype
+
+
+def _empty(reader: Reader, entry: Entry, device: torch.device | None = None) -> Tensor:
+    """Return memory for the blocks of a tensor; of planes, (2, …)."""
+    if is_planes(reader, entry):
+        return torch.empty((2, *entry.shape), dtype=dtype_of(entry).to_real(), device=device or "cpu")
     return torch.empty(entry.shape, dtype=dtype_of(entry), device=device or "cpu")
+
+
+def _complete(entry: Entry, decoded: Tensor) -> Tensor:
+    """Return the tensor that was decoded: complex if planes were."""
+    return from_planes(decoded, entry.shape) if decoded.dtype != dtype_of(entry) else decoded
 
 
 def decode_one(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:

@@ -28,6 +28,7 @@ from birdie.artifact.decoding import (
     decode_one,
     decoded_bytes,
     dtype_of,
+    is_planes,
     layout_of,
 )
 from birdie.artifact.tensor_cache import Pending
@@ -142,6 +143,8 @@ class CompressedTensors:
         stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
 
         def read(name: str) -> _Blocks | None:
+            if reader.holder(name) != name or is_planes(reader, reader.entry(name)):
+                return None
             blocks = []
             for block, part in blocks_of(reader, name):
                 compressed = compressed_entry(reader, block, decoder_of)

@@ -43,12 +43,16 @@ def inspect(path: Source | BytesIO) -> Summary:
                 entry.name,
                 entry.shape,
                 dtype_name(entry),
-                stored_as(reader.entry(reader.blocks(entry.name)[0]), foreign),
+                stored_as(reader.entry(reader.blocks(reader.holder(entry.name))[0]), foreign),
                 sizes[entry.name],
             )
             for entry in entries
         )
-        weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
+        weights = sum(
+            math.prod(row.shape) * (2 if row.dtype.startswith("complex") else 1)
+            for row in rows
+            if row.scheme != "alias"
+        )
         kept = kept_files.listed(fields, reader.where)
         return Summary(
             reader.where,

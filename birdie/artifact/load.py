@@ -7,7 +7,6 @@ names it; the file is decoded only if that scheme is registered, or if the calle
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -313,8 +312,7 @@ def _decode_all(
 ) -> dict[str, Tensor]:
     """Decode stored tensors, on a GPU if that is where they go; then `into` is moved there before they are."""
     if names is not None:
-        with ThreadPoolExecutor(workers) as pool:
-            return dict(zip(names, pool.map(lambda name: decode_entry(reader, name, decoders, 1), names), strict=True))
+        return decode_all(reader, decoders, workers, names=names)
     module = None if into is None else unwrapped(into)
     on_device = device_decoder(device, module)
     if on_device is None:

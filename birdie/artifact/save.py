@@ -36,6 +36,7 @@ from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.copies import merged
 from birdie.compress.rate.encoding import Refinement, encode_state
+from birdie.compress.rate.groups import grouped
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
 from birdie.compress.state import EncodedState, ModelState
@@ -148,7 +149,7 @@ def save(
         model = _under_calibrated_names(model, calibration)
     state = ModelState.of(model)
     extra, about_state = kept_beside(model)
-    assign(state, scheme, target)
+    assignment = assign(state, scheme, target)
     path = _require_target(path, overwrite)
 
     if made_up and isinstance(model, nn.Module):
@@ -165,9 +166,8 @@ def save(
             calibrated,
         ),
     ):
-        assignment = assign(state, scheme, target)
-        if calibrated is None:  # else each copy has the precision that its own use needs
-            assignment = merged(assignment)
+        # With data each copy has the precision that its own use needs.
+        assignment = grouped(merged(assignment)) if calibrated is None else assign(state, scheme, target)
         fields = {
             "metadata": metadata,
             "budget": target.in_bytes(assignment.weights),
@@ -187,7 +187,7 @@ def save(
             hidden += lossless_entries(extra, pool, coder)
             meter = Meter(coded, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
-            writer = Writer(pool, coder, fields, meter, resume, hidden)
+            writer = Writer(pool, coder, fields, meter, resume, hidden, assignment.groups)
             in_files = calibrated is None or calibrated.factors is not None
             recalled = None if resume is None else writer.recalled
             hooks = Hooks(writer.coded, writer.estimated, recalled, share) if in_files else None

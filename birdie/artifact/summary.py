@@ -24,7 +24,7 @@ class Summary:
         path: of the file; "the data" of one in memory.
         bytes: size of the complete file.
         budget: byte budget of the file, or None.
-        weights: number of elements of all tensors, tied ones counted once.
+        weights: number of elements of all tensors, tied ones counted once and complex ones as two.
         tensors: sorted by name.
         metadata: JSON of the caller of `save`.
         files: name → bytes of the files kept beside the tensors, unpacked; `file_bytes`: what they take together.

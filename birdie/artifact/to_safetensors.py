@@ -22,7 +22,15 @@ from torch import Tensor
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
-from birdie.artifact.decoding import blocks_of, decode_entry, decoded_bytes, dtype_of, require_limits, stored_name
+from birdie.artifact.decoding import (
+    blocks_of,
+    decode_entry,
+    decoded_bytes,
+    dtype_of,
+    is_planes,
+    require_limits,
+    stored_name,
+)
 from birdie.artifact.load import decoders_of
 from birdie.compress.registry import import_schemes
 from birdie.errors import ArtifactError, WeightsError
@@ -120,6 +128,9 @@ def write_tensors(
 def _blocks(reader: Reader, positions: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
     """Yield the entries of the tensors at these positions, and where the bytes of each go."""
     for name, starts in positions.items():
+        if is_planes(reader, reader.entry(name)):  # its numbers are pairs there
+            yield name, starts
+            continue
         offset = 0
         for block, _ in blocks_of(reader, name):
             yield block, [start + offset for start in starts]

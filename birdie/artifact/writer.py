@@ -13,10 +13,11 @@ from torch import Tensor
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import scheme_codes
-from birdie.artifact.container import ALIAS, BLOCKS, Entry, Stream, block_name
+from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Stream, block_name
 from birdie.artifact.decoding import DTYPES
 from birdie.artifact.resume import Resume, StoredStream
 from birdie.compress import registry
+from birdie.compress.rate.assignment import Group
 from birdie.compress.scheme import Blocks, Encoded
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState, problem_of
@@ -97,6 +98,7 @@ class Writer:
         meter: counts coded tensors.
         resume: takes coded tensors of a model that is too large for memory.
         hidden: entries beside the tensors.
+        groups: name of a tensor → the tensors of the file that it consists of.
     """
 
     def __init__(
@@ -107,8 +109,9 @@ class Writer:
         meter: Meter,
         resume: Resume | None = None,
         hidden: Sequence[Entry] = (),
+        groups: Mapping[str, Group] | None = None,
     ) -> None:
-        self.hidden = hidden
+        self.hidden, self.groups = hidden, groups or {}
         self.pool, self.effort, self.about, self.meter, self.resume = pool, effort, about, meter, resume
         self._coded: dict[int, tuple[Encoded, tuple[Stream, ...]]] = {}
 
@@ -192,9 +195,12 @@ class Writer:
         for name, tensor in encoded.tensors.items():
             if isinstance(tensor, Blocks):
                 entries.append(Entry(name, BLOCKS, DTYPES.index(tensor.dtype), tensor.shape))
-        for name, first in encoded.ties.items():
-            tensor = encoded.tensors[first]
-            entries.append(Entry(name, ALIAS, DTYPES.index(tensor.dtype), tensor.shape, target=first))
+        kinds = {name: (DTYPES.index(tensor.dtype), tensor.shape) for name, tensor in encoded.tensors.items()}
+        for group, members in self.groups.items():
+            if group in kinds:
+                kinds |= dict.fromkeys(members.names, (kinds[group][0], members.shape))
+                entries += [Entry(name, MEMBER, *kinds[name], target=group) for name in members.names]
+        entries += [Entry(name, ALIAS, *kinds[first], target=first) for name, first in encoded.ties.items()]
         return entries, file_metadata.to_bytes(**self.about, schemes=foreign)
 
     def estimate(self, encoded: EncodedState) -> dict[str, tuple[float, float]]:

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from birdie.compress.small_tensors import SMALL
-from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts
+from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts, planes
 
 FEW = 16  # different values up to which a tensor is a mask, a one-hot table or the like; a large one: FEW_OF_LARGE
 FEW_OF_LARGE = 4
 LARGE = 1 << 16  # elements
 _PACKED = {torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2}  # of quantized matrices
 _EXACT_INTEGERS = 1 << 24  # beyond, every float32 is one
-_SAMPLE = 1 << 12  # elements of a part that are looked at first
+_SAMPLES = 1 << 6, 1 << 12  # elements of a part that are looked at first
 # The last part of the names that torch, torchvision and transformers give to buffers, whatever their shape.
 _BUFFERS = {
     *("running_mean", "running_var", "num_batches_tracked", "n_averaged", "inv_freq", "original_inv_freq"),
     *("cos_cached", "sin_cached", "weight_mask", "bias_mask", "masked_bias"),
-    *("attn_mask", "causal_mask", "position_ids", "token_type_ids"),
+    *("attn_mask", "causal_mask", "position_ids", "token_type_ids", "freqs_cis"),
 }
 _SINGULAR_VECTORS = {"weight_u", "weight_v", "_u", "_v"}  # of spectral norm; weight norm calls its matrices weight_v
 # Words of names of vectors whose errors count absolutely, and those of parameters whose errors count relatively.
@@ -50,8 +50,9 @@ def exact_names(tensors: Mapping[str, Tensor], buffers: Collection[str] | None) 
         tensors: of a model, in the order of its state dict.
         buffers: names of its buffers; None: a state dict alone does not tell.
     """
-    matrices = [tensor for tensor in tensors.values() if tensor.ndim > 1 and tensor.dtype in REAL_DTYPES]
-    doubles = {tensor.dtype for tensor in matrices} == {torch.float64}
+    floats = (tensor for tensor in tensors.values() if tensor.dtype in REAL_DTYPES or tensor.is_complex())
+    matrices = [tensor for tensor in floats if tensor.ndim > 1]
+    doubles = {tensor.dtype for tensor in matrices} <= {torch.float64, torch.complex128}
     sides = {size for tensor in matrices if not _is_vector(tensor) for size in tensor.shape[:2]}
     statistics = set(_statistics(tensors)) if buffers is None else set()
     return frozenset(_scales(tensors)) | frozenset(
@@ -70,7 +71,7 @@ def exact_names(tensors: Mapping[str, Tensor], buffers: Collection[str] | None) 
 def is_exact(
     name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool = False, in_layer: bool = False
 ) -> bool:
-    """Return whether a tensor of real floats must keep every bit; other dtypes are stored losslessly anyway.
+    """Return whether a tensor of floats must keep every bit; integers and booleans are stored losslessly anyway.
 
     Args:
         name: in the state dict.
@@ -79,12 +80,13 @@ def is_exact(
         doubles: whether all matrices of the model are float64, which then tells nothing about one of them.
         in_layer: whether a matrix has as many rows or columns as a vector elements, and no batch norm is around it.
     """
-    if weight.dtype not in REAL_DTYPES or not weight.numel():
+    if not (weight.dtype in REAL_DTYPES or weight.is_complex()) or not weight.numel():
         return False
     if is_buffer:
         return True
     if _is_no_weight(name, weight, doubles, in_layer):
         return not has_nonfinite(weight)  # NaN in a tensor that is not known to be a buffer is refused
+    weight = planes(weight)
     if weight.ndim < 2 and weight.numel() < SMALL and bool((weight == weight.to(torch.float16)).all()):
         return False  # a norm of ones, a bias of zeros: 16 bits keep them, and a refit may tune them
     if is_buffer is False and weight.ndim > 1:
@@ -117,7 +119,7 @@ def _is_no_weight(name: str, weight: Tensor, doubles: bool, in_layer: bool) -> b
         return True
     if weight.numel() >= SMALL:
         return False
-    if weight.dtype is torch.float64:
+    if weight.dtype in (torch.float64, torch.complex128):
         return _is_vector(weight) or not doubles
     if not _is_vector(weight) or _ABSOLUTE & _words(name):
         return _is_vector(weight)
@@ -173,8 +175,9 @@ def _has_few_values(weight: Tensor, *, masked: bool) -> bool:
     seen: Tensor | None = None
     for part in parts(weight):
         flat = part.reshape(-1)
-        for values in (flat[:: max(1, flat.numel() // _SAMPLE)], flat):  # a sample is enough to tell most weights
-            values = torch.unique(values.double())
+        steps = {max(1, flat.numel() // sample) for sample in _SAMPLES} | {1}
+        for step in sorted(steps, reverse=True):  # a sample is enough to tell most weights
+            values = torch.unique(flat[::step].double())
             integers = integers and bool(((values == values.round()) & (values.abs() <= _EXACT_INTEGERS)).all())
             if len(values) > few and not integers:
                 return False

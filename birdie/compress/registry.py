@@ -26,6 +26,7 @@ from torch import Tensor
 
 from birdie.compress import schemes
 from birdie.compress.scheme import Blocks, Decoder, Encoded, Scheme, Spec
+from birdie.compress.tensors import from_planes
 from birdie.errors import ArtifactError, ConfigError
 
 GROUP = "birdie.schemes"  # of entry points
@@ -142,7 +143,10 @@ def decode(encoded: Encoded) -> Tensor:
     """
     if isinstance(encoded, Blocks):
         parts = [decode(part) for part in encoded.parts]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(encoded.shape)
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if encoded.dtype.is_complex and not joined.is_complex():
+            return from_planes(joined, encoded.shape)
+        return joined.reshape(encoded.shape)
     return decoder(encoded.scheme).decode(encoded)
 
 

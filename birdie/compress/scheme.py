@@ -67,16 +67,16 @@ class Blocks(Encoded):
 
     Attributes:
         parts: in order, of the tensor's last dimensions behind one that takes up all before; scheme "blocks" has
-            neither parameters nor streams of its own.
+            neither parameters nor streams of its own. Those of a complex tensor may be real: its planes.
     """
 
     parts: tuple[Encoded, ...] = ()
 
     @classmethod
-    def of(cls, shape: Shape, parts: Sequence[Encoded]) -> Encoded:
-        """Return the tensor of `shape` that these parts make up; the only one as it is if it has this shape."""
-        one = len(parts) == 1 and parts[0].shape == shape
-        return parts[0] if one else cls("blocks", shape, parts[0].dtype, (), (), tuple(parts))
+    def of(cls, shape: Shape, dtype: torch.dtype, parts: Sequence[Encoded]) -> Encoded:
+        """Return the tensor of `shape` that these parts make up; the only one as it is if it is that tensor."""
+        one = len(parts) == 1 and (parts[0].shape, parts[0].dtype) == (shape, dtype)
+        return parts[0] if one else cls("blocks", shape, dtype, (), (), tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,15 @@ def small_scheme(weight: Tensor) -> Scheme:
     subnormal: a variance of 1e-9 counts, however large its neighbors are. Nor do values of `FAR` and more, such as
     energies, whose absolute error counts.
     """
-    if weight.dtype not in (torch.float32, torch.float64) or has_nonfinite(weight):
-        return Lossless() if weight.dtype not in REAL_DTYPES else Cast()
-    return Cast() if all(map(_fits_float16, parts(weight))) else Lossless()
+    if weight.dtype not in REAL_DTYPES:
+        return Lossless()
+    if weight.dtype.itemsize == 2 or all(map(_fits_float16, parts(weight))):
+        return Cast()
+    return Cast() if has_nonfinite(weight) else Lossless()  # a cast refuses what is not finite
 
 
 def _fits_float16(weight: Tensor) -> bool:
-    rounded = weight.to(torch.float16).double().abs()
+    rounded = weight.to(torch.float16).abs()
     normal = (rounded >= torch.finfo(torch.float16).tiny) & (rounded < FAR)
     return bool((normal | (weight == 0)).all())
 

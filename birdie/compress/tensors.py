@@ -61,6 +61,30 @@ def rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0], columns
 
 
+def planes(weight: Tensor) -> Tensor:
+    """Return a complex tensor as real numbers, the real parts before the imaginary ones; others and empty ones as is.
+
+    Of a tensor of two dimensions and more they are a matrix of twice the rows, so that no row has both: what is a
+    dimension of taps elsewhere is one of frequencies, whose neighbors are unrelated. Of others they are a vector.
+    """
+    if not weight.is_complex() or not weight.numel():
+        return weight
+    parts = torch.view_as_real(weight.detach().resolve_conj().resolve_neg()).movedim(-1, 0)
+    rows, columns = rows_columns(tuple(weight.shape))
+    return parts.reshape((2 * rows, columns) if weight.ndim > 1 else -1)
+
+
+def from_planes(parts: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the complex tensor of these real numbers: the inverse of `planes`."""
+    pairs = parts.new_empty((*shape, 2))
+    return torch.view_as_complex(pairs.copy_(parts.reshape(2, *shape).movedim(0, -1)))
+
+
+def count_reals(weight: Tensor) -> int:
+    """Return the number of elements of a tensor; complex ones are two."""
+    return (2 if weight.is_complex() else 1) * weight.numel()
+
+
 def to_bits(weight: Tensor) -> Bits:
     """Return the bit patterns of `weight`, (rows, columns · words), unsigned integers of the word's width."""
     rows, columns = rows_columns(tuple(weight.shape))
@@ -97,14 +121,19 @@ def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
 def parts(weight: Tensor) -> Iterator[Tensor]:
     """Yield a tensor in parts of about 4 M elements, for checks that make copies; mapped pages are released."""
     flat = weight.detach().reshape(-1) if weight.is_contiguous() else weight.detach()
+    if flat.numel() <= _PART:
+        yield flat.reshape(-1)
+        release(flat)
+        return
     for part in torch.split(flat, max(1, _PART * len(flat) // max(flat.numel(), 1))):
         yield part
         release(part)
 
 
 def has_nonfinite(weight: Tensor) -> bool:
-    """Return whether real floats hold NaN or infinite values; every other dtype is stored losslessly anyway."""
-    return weight.dtype in REAL_DTYPES and not all(bool(part.isfinite().all()) for part in parts(weight))
+    """Return whether floats hold NaN or infinite values; every other dtype is stored losslessly anyway."""
+    is_float = weight.dtype in REAL_DTYPES or weight.is_complex()
+    return is_float and not all(bool(part.isfinite().all()) for part in parts(weight))
 
 
 def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:

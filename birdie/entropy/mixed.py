@@ -21,6 +21,8 @@ from birdie.entropy.side_information import Reader, Writer
 from birdie.entropy.trellis import chunk_rows
 from birdie.errors import ArtifactError
 
+# Tall narrow arrays, of very many rows, are transposed only if that pays for the first symbols.
+_NARROW, _TALL, _TRIED = 64, 32, 1 << 13
 _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _PSEUDO_COUNT = 5, 21, 23, 6, 7, 8, 9  # contexts of the side information
 
 
@@ -72,6 +74,12 @@ def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1
     plans = [_plan(symbols, False, predictor, zero, alphabet, low) for predictor in predictors]
     best = min(plans, key=lambda plan: plan.bytes)
     if best.predictor is None and min(symbols.shape) > 1:
+        rows, columns = symbols.shape
+        if columns <= _NARROW and rows * columns > 2 * _TRIED and rows > _TALL * columns:
+            part = symbols[: _TRIED // columns]
+            straight, turned = (_plan(turned, False, None, zero, alphabet, low).bytes for turned in (part, part.T))
+            if turned >= straight:
+                return _payload(best, alphabet, symbols, low)
         best = min(best, _plan(symbols.T, True, None, zero, alphabet, low), key=lambda plan: plan.bytes)
     return _payload(best, alphabet, symbols, low)
 

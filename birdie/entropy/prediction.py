@@ -32,6 +32,7 @@ _MAX_PRODUCTS = 3 * 10**10  # multiplications that the search for references may
 _BLOCK = 512  # rows searched at a time
 _TRIED_RUNS, _RUN, _TRIED_COLUMNS = 8, 16, 1024  # runs of rows that are tried first, and their size
 _WORTHWHILE = 0.004  # bits a symbol that the trial must save
+_SHORT, _PREDICTED = 32, 1 / 8  # columns of short rows, and the share of them that must be predicted in the trial
 _RIDGE = 1e-3  # in symbols squared, per symbol
 _MAX_TAPS = 8  # with a weight other than 0, per position
 
@@ -184,6 +185,9 @@ def fit_rows(symbols: Symbols, zero: int) -> RowPrediction | None:
         starts = np.linspace(0, rows - _RUN, _TRIED_RUNS).astype(np.int64)
         tried = np.ascontiguousarray(symbols[(starts[:, None] + np.arange(_RUN)).ravel(), :_TRIED_COLUMNS])
         if _saved_bits(tried, zero) < _WORTHWHILE * tried.size:
+            return None
+        # Some row resembles any short one by chance, so only a fit tells.
+        if tried.shape[1] < _SHORT and _fit_rows(tried, zero).weights.any(1).mean() < _PREDICTED:
             return None
     predictor = _fit_rows(symbols, zero)
     return predictor if predictor.weights.any() else None

@@ -46,7 +46,7 @@ def store_temperature(path: Path, recipe: Recipe, device: torch.device) -> tuple
     temperature, gain = fit_temperature(lambda ids: model(ids.to(device)), batches)
     with Reader(path) as reader:
         fields = file_metadata.parse(bytes(reader.metadata), reader.where)
-        entries = [reader.read(entry) for name in reader.names for entry in {name, *reader.blocks(name)}]
+        entries = [reader.read(name) for name in reader.entries]
     fields["metadata"]["recipe"]["evaluation"]["temperature"] = temperature
     container.write(path, entries, file_metadata.to_bytes(**fields))
     return temperature, gain

@@ -10,7 +10,6 @@ probabilities a relative error is measured instead of the KL (`birdie.compress.c
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -31,6 +30,7 @@ from birdie.compress.feedback import Feedback
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
+from birdie.compress.tensors import count_reals
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
 
@@ -249,9 +249,9 @@ def unreached(module: nn.Module, state: Mapping[str, Tensor], reached: Collectio
     """
     buffers = {buffer.untyped_storage().data_ptr() for buffer in module.buffers()}
     matrices = {
-        name: (memory, math.prod(shape))
-        for (memory, _, shape), name in names_by_memory(module).items()
-        if memory not in buffers and name in state and state[name].is_floating_point()
+        name: (memory, count_reals(state[name]))
+        for (memory, _, _), name in names_by_memory(module).items()
+        if memory not in buffers and name in state and (state[name].is_floating_point() or state[name].is_complex())
     }
     pieces = {name for one in portions(module) for name in one.names}  # of one memory, yet not tied
     known = {memory for name, (memory, _) in matrices.items() if name in reached and name not in pieces}

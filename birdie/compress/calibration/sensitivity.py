@@ -279,8 +279,8 @@ class Recorder(TorchFunctionMode):
         return signs.to(p) * 2 - 1
 
     def _name(self, weight: Any) -> str | None:
-        if not isinstance(weight, Tensor) or weight.ndim < 2:
-            return None
+        if not isinstance(weight, Tensor) or weight.ndim < 2 or weight.is_complex():
+            return None  # of complex weights nothing is measured
         cast = self.casts.get(id(weight))
         if cast is not None and cast[0]() is weight:
             return cast[1]

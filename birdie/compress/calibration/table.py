@@ -29,7 +29,7 @@ from birdie.compress.scheme import Sensitivity
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.compress.stacks import with_rows
 from birdie.compress.state import ModelState
-from birdie.compress.tensors import rows_columns
+from birdie.compress.tensors import planes, rows_columns
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
@@ -220,7 +220,9 @@ def sensitivity(
         for name, curve in curves.items()
     ]
     rows.sort(key=lambda row: -next(iter(row.loss.values()), 0.0))
-    unmeasured = [name for name, weight in state.tensors.items() if name not in known and is_worth_coarsening(weight)]
+    unmeasured = [
+        name for name, weight in state.tensors.items() if name not in known and is_worth_coarsening(planes(weight))
+    ]
     return SensitivityTable(tuple(rows), unit, bits, tuple(unmeasured))
 
 

@@ -41,7 +41,7 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.stacks import as_matrix, with_rows
 from birdie.compress.state import EncodedState
-from birdie.compress.tensors import finite_rows, rows_columns, to_bits
+from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.runtime.mapped import release
 from birdie.runtime.room import Room
 
@@ -213,8 +213,13 @@ class Allocation:
         )
 
     def _matrix(self, name: str, scheme: Scheme | None) -> Tensor:
-        """Return a tensor as `scheme` encodes it: a stack of matrices as one matrix, unless its dimensions count."""
+        """Return a tensor as `scheme` encodes it: a stack of matrices as one matrix, unless its dimensions count.
+
+        Complex numbers are real ones, unless they are kept as they are.
+        """
         weight = self.assignment.tensors[name]
+        if not isinstance(scheme, Lossless):
+            weight = planes(weight)
         if scheme is not None and scheme.by_axes:
             return weight
         return with_rows(weight, self.sensitivities[name]) if name in self.sensitivities else as_matrix(weight)
@@ -322,8 +327,11 @@ class Allocation:
             encode: encodes some rows of a tensor.
             settings: what the result depends on besides these rows.
         """
-        room, shapes = Room(_IN_FLIGHT), {name: tuple(self.assignment.tensors[name].shape) for name in tensors}
-        blocks = {name: encoded_blocks(weight, shapes[name], by_rows=by_rows(name)) for name, weight in tensors.items()}
+        room, blocks = Room(_IN_FLIGHT), {}
+        for name, weight in tensors.items():
+            tensor = self.assignment.tensors[name]
+            shape = tuple((weight if tensor.dtype != weight.dtype else tensor).shape)
+            blocks[name] = encoded_blocks(weight, shape, by_rows=by_rows(name))
         rows = {(name, index): block for name in tensors for index, block in enumerate(blocks[name])}
         sizes = {part: _rows_of(tensors[part[0]], block).numel() for part, block in rows.items()}
 
@@ -343,10 +351,11 @@ class Allocation:
                 return dict(zip(parts, pool.map(complete, parts), strict=True))
 
         encoded = encode_all(list(rows)) if self.hooks.share is None else self.hooks.share(sizes, encode_all)
-        return {
-            name: Blocks.of(shapes[name], [encoded[name, index] for index in range(len(blocks[name]))])
-            for name in tensors
-        }
+        joined = {}
+        for name in tensors:
+            tensor, parts = self.assignment.tensors[name], [encoded[name, index] for index in range(len(blocks[name]))]
+            joined[name] = Blocks.of(tuple(tensor.shape), tensor.dtype, parts)
+        return joined
 
     def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
         """Return `encoded` and the tensors that the exponent does not change, in the order of the assignment."""
@@ -402,8 +411,14 @@ def _rows_of(weight: Tensor, rows: slice) -> Tensor:
 def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMapping[str, Feedback]:
     """Return name → factors of error feedback of the free matrices, computed by `pool` where nobody has before."""
     matrices, tensors, room = allocation.matrices, allocation.assignment.tensors, Room(_IN_FLIGHT)
-    counts = {name: len(tensors[name]) for name, weight in matrices.items() if weight.ndim < tensors[name].ndim}
-    prior = assumed(allocation.sensitivities, matrices, counts, tensors, allocation.assignment.embeddings)
+    counts = {
+        name: len(tensors[name])
+        for name, weight in matrices.items()
+        if weight.ndim < tensors[name].ndim and not tensors[name].is_complex()
+    }
+    counts |= {name: len(group.names) for name, group in allocation.assignment.groups.items() if name in matrices}
+    real = {name: tensor for name, tensor in tensors.items() if not tensor.is_complex()}
+    prior = assumed(allocation.sensitivities, matrices, counts, real, allocation.assignment.embeddings)
     kept: MutableMapping[str, Feedback] = {} if allocation.factors is None else allocation.factors
 
     def compute(name: str) -> Feedback:
@@ -436,5 +451,5 @@ def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
     reserve = [assignment.tensors[name] for name in assignment.reserve]
     freed = {*assignment.free, *assignment.reserve}
     every = replace(assignment, free=tuple(name for name in assignment.tensors if name in freed), reserve=())
-    kept = RESERVE_SHARE * sum(tensor.numel() * min(tensor.itemsize, 2) for tensor in reserve) <= budget
+    kept = RESERVE_SHARE * sum(count_reals(tensor) * min(tensor.itemsize, 2) for tensor in reserve) <= budget
     return [*([assignment] if kept else []), every]

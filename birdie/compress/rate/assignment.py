@@ -10,7 +10,7 @@ without a rule take the default scheme, or, with a target, what the search choos
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import Tensor
@@ -28,11 +28,25 @@ from birdie.compress.small_tensors import (
     small_scheme,
 )
 from birdie.compress.state import ModelState
+from birdie.compress.tensors import count_reals, planes
 from birdie.errors import ConfigError
 
 DEFAULT = parse_spec("feedback:bits=8")
 Rule = tuple[str, Scheme]
 Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | Scheme]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors that one entry of a file holds, one after the other.
+
+    Attributes:
+        names: sorted.
+        shape: of each.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,7 @@ class Assignment:
         exact: names of settled tensors that are lossless because they are no weights.
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
+        groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
     """
 
     tensors: Mapping[str, Tensor]
@@ -62,11 +77,12 @@ class Assignment:
     exact: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
     embeddings: frozenset[str] = frozenset()
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
-        """Elements of all tensors, tied ones once."""
-        return sum(tensor.numel() for tensor in self.tensors.values())
+        """Elements of all tensors, tied ones once and complex ones as two."""
+        return sum(map(count_reals, self.tensors.values()))
 
 
 def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assignment:
@@ -95,10 +111,12 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
     free, reserve = [], []
-    for name, weight in state.tensors.items():
+    for name, tensor in state.tensors.items():
         if target.lossless or name in exact:
             settled[name] = Lossless()
-        elif name in named:
+            continue
+        weight = planes(tensor)
+        if name in named:
             settled[name] = applicable(named[name], weight)
         elif not target.searched:
             settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)

@@ -152,8 +152,11 @@ def exact_share(allocation: Allocation, size: Size, budget: int) -> str:
     if sum(sizes.values()) * _MENTIONED < budget:
         return ""
     largest = max(sizes, key=lambda name: sizes[name])
+    groups = allocation.assignment.groups
+    first = groups[largest].names[0] if largest in groups else largest
+    others = f" and {len(groups[largest].names) - 1} others like it" if largest in groups else ""
     return (
-        f"; {sum(sizes.values()):,} bytes are of tensors that stay exact, the largest is {largest!r} with "
+        f"; {sum(sizes.values()):,} bytes are of tensors that stay exact, the largest is {first!r}{others} with "
         f"{sizes[largest]:,} bytes: a rule of its full name may store it otherwise"
     )
 

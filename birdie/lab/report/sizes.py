@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import registered_decoders
-from birdie.artifact.container import ALIAS, Reader
+from birdie.artifact.container import ALIAS, MEMBER, Reader
 from birdie.artifact.decoding import blocks_of, default_limit, dtype_of, require_limits
 from birdie.artifact.inspect import stored_as
 from birdie.compress.scheme import StreamLayout
@@ -97,12 +97,12 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
         require_limits(reader, decoder_of, default_limit(reader), shared=True)
         tensors: list[TensorSize] = []
         firsts: dict[str, tuple[str, tuple[StreamLayout, ...]]] = {}  # name → its first block, and the layout of that
-        for name in reader.names:
-            entry = reader.entry(name)
-            if entry.scheme == ALIAS:
-                continue
+        stored = {name: name for name in reader.names if reader.entry(name).scheme not in (ALIAS, MEMBER)}
+        stored |= {f"{one[0]} and {len(one) - 1} others like it": group for group, one in reader.groups.items()}
+        for name, holder in stored.items():
+            entry = reader.entry(holder)
             symbols = side = 0
-            for block, _ in blocks_of(reader, name):
+            for block, _ in blocks_of(reader, holder):
                 part = reader.entry(block)
                 layout = decoder_of(part).layout(part.shape, dtype_of(part), part.params)
                 firsts.setdefault(name, (block, layout))

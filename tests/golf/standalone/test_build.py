@@ -32,7 +32,7 @@ from tests.artifact.states import every_dtype, same_bits, small_model
 from tests.reference.streams import FEATURES
 
 SCHEMES = {name: code for code, name in registry.own_names_by_code().items()}
-LIMITS = {"fast": 18_000, "max": 22_900}
+LIMITS = {"fast": 18_600, "max": 23_500}
 SPECS = (
     *("trellis:states=8,sigma=0.3", "ternary", "int4:group_size=48", "codebook:k=9,per_row"),
     *("rotation:bits=3,residual", "lowrank:rank=2,base=int4"),

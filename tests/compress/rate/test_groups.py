@@ -1,0 +1,222 @@
+"""Tiny tensors of one kind are coded as one: smaller and faster, with the values that each would have alone."""
+
+import copy
+import io
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import birdie
+from birdie.artifact import repack
+from birdie.artifact.container import MEMBER, Entry, Reader, to_bytes
+from birdie.artifact.load import decode_tensor
+from birdie.artifact.to_safetensors import to_safetensors
+from birdie.compress.rate import groups
+from birdie.compress.rate.assignment import Assignment, assign
+from birdie.compress.rate.target import Target
+from birdie.compress.state import ModelState
+from birdie.errors import ArtifactError, BudgetError, ConfigError, WeightsError
+from birdie.golf.standalone import decode
+from birdie.lab.report.sizes import sizes_of
+from tests.artifact.states import same_bits
+
+NUMBERS = torch.Generator().manual_seed(0)
+
+
+def adapters(
+    count: int = 70, shape: tuple[int, ...] = (16, 20), dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Return tensors in two sizes, so that under a budget there are two groups, and something else."""
+    parts = [torch.randn(shape, generator=NUMBERS) for _ in range(2 * count)]
+    parts = [((part + 0.01 * part.sign()) * (1.0, 0.1)[i % 2]).to(dtype) for i, part in enumerate(parts)]
+    state = {f"blocks.{i}.lora_{'ab'[i % 2]}.weight": part for i, part in enumerate(parts)}
+    return state | {"head.weight": torch.randn(40, 64, generator=NUMBERS)}
+
+
+def many() -> dict[str, dict[str, Tensor]]:
+    return {
+        "matrices": adapters(),
+        "kernels": adapters(shape=(8, 4, 3, 3)),
+        "small matrices": adapters(shape=(6, 10)),
+        "vectors": adapters(shape=(12,)),
+        "halves": adapters(dtype=torch.bfloat16),
+        "doubles": adapters(dtype=torch.float64),
+        "counters": {f"layers.{i}.num_batches_tracked": torch.tensor(i) for i in range(100)},
+        "complex": {f"modes.{i}": torch.randn(12, 16, dtype=torch.complex64, generator=NUMBERS) for i in range(80)},
+    }
+
+
+def saved(state: Any, **settings: Any) -> bytes:
+    file = io.BytesIO()
+    birdie.save(state, file, **{"coder": "fast"} | settings)
+    return file.getvalue()
+
+
+def tensors_of(file: bytes) -> dict[str, Tensor]:
+    return birdie.load(file)  # type: ignore[call-overload, no-any-return]
+
+
+def alone(monkeypatch: pytest.MonkeyPatch, state: Any, **settings: Any) -> bytes:
+    """Return a file without groups."""
+    with monkeypatch.context() as patch:
+        patch.setattr(groups, "LEAST", 1 << 20)
+        return saved(state, **settings)
+
+
+def members(file: bytes) -> dict[str, list[str]]:
+    with Reader(file) as reader:
+        return reader.groups
+
+
+@pytest.mark.parametrize("kind", many())
+@pytest.mark.parametrize(
+    "settings", [{}, {"lossless": True}, {"scheme": "fp16"}, {"scheme": [("*", "int5")]}, {"bits": 7}], ids=str
+)
+def test_values_are_those_that_each_tensor_would_have_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, Any]
+) -> None:
+    state = many()[kind]
+    if "bits" in settings and kind not in ("matrices", "complex"):
+        pytest.skip("kept in more bits than that, or takes seconds")
+    file = saved(state, **settings)
+    apart = alone(monkeypatch, state, **settings)
+    assert members(file) or (kind, "lossless" in settings) == ("doubles", False)
+    assert not members(apart)
+    loaded, expected = tensors_of(file), tensors_of(apart)
+    assert loaded.keys() == state.keys()
+    if "bits" not in settings:
+        assert len(file) <= len(apart)
+        assert all(same_bits(loaded[name], tensor) for name, tensor in expected.items())
+        return
+    errors = [
+        sum(float((tensors[name] - weight).abs().norm() / weight.abs().norm()) for name, weight in state.items())
+        for tensors in (loaded, expected)
+    ]
+    assert errors[0] <= 1.02 * errors[1]
+    assert len(file) <= sum(map(Tensor.numel, state.values())) * 7 / 8 * (2 if kind == "complex" else 1)
+
+
+def test_a_file_is_smaller_and_the_same_whatever_the_workers() -> None:
+    state = adapters()
+    for settings in ({}, {"bits": 6}):
+        file = saved(state, workers=1, **settings)
+        assert file == saved(dict(reversed(state.items())), workers=3, **settings)
+        assert sum(map(len, members(file).values())) == 140
+
+
+def test_few_tensors_stay_apart() -> None:
+    state = dict(list(adapters().items())[:63])
+    assert not members(saved(state))
+    assert not members(saved({f"{i}": torch.randn(33, 32, generator=NUMBERS) for i in range(70)}))
+    state = {f"{i}": torch.randn(8, 8 + i % 2, generator=NUMBERS) for i in range(2 * 63)}
+    assert not members(saved(state))
+
+
+def grouped(state: dict[str, Tensor], schemes: Any = None, target: Target | None = None) -> Assignment:
+    return groups.grouped(assign(ModelState.of(state), schemes, target or Target()))
+
+
+def test_a_group_has_one_scheme_and_one_scale() -> None:
+    state = adapters()
+    parts = grouped(state, [("*.lora_a.*", "int4"), ("*.lora_b.*", "int6")]).groups
+    assert [{name.split(".")[2] for name in one.names} for one in parts.values()] == [{"lora_a"}, {"lora_b"}]
+    parts = grouped(state, target=Target(bits=6)).groups
+    assert all(len({name.split(".")[2] for name in one.names}) == 1 for one in parts.values())
+    assert not grouped(state, [("*", "codebook:k=4")]).groups  # its levels are those of a tensor
+    assert len(grouped(adapters(1000)).groups) > 1  # one tensor can be read without the others
+
+
+def test_every_reader_returns_the_same_values(tmp_path: Path) -> None:
+    state = adapters(40) | {"again": (weight := torch.randn(16, 20, generator=NUMBERS)), "tied": weight}
+    path = tmp_path / "model.birdie"
+    birdie.save(state, path)
+    expected = birdie.load(path)
+    assert same_bits(expected["again"], expected["tied"])
+    assert len({tensor.untyped_storage().data_ptr() for tensor in expected.values()}) == len(state) - 1
+    to_safetensors(path, tmp_path / "model.safetensors")
+    some = [*list(state)[5:60:7], "tied"]
+    for tensors in (
+        load_file(tmp_path / "model.safetensors"),
+        decode.load(path),
+        birdie.load(path, names=some),
+        {name: decode_tensor(path, name) for name in some},
+    ):
+        assert tensors
+        assert all(same_bits(tensor, expected[name]) for name, tensor in tensors.items())
+    summary = birdie.inspect(path)
+    rows = {row.name: row for row in summary.tensors}
+    assert rows.keys() == state.keys()
+    assert summary.weights == sum(map(Tensor.numel, state.values())) - weight.numel()
+    sizes = {rows[name].bytes for name in state if ".lora_" in name}
+    assert max(sizes) - min(sizes) <= 1
+    with Reader(path) as reader:
+        assert sum(row.bytes for row in rows.values()) + reader.header_bytes == reader.size
+    assert sum(size.weights for size in sizes_of(path).tensors) == summary.weights
+
+
+class Adapter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(nn.Parameter(torch.randn(4, 40, generator=NUMBERS)) for _ in range(80))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = x + scale.mean(0)
+        return x
+
+
+def test_modules_load_them_eagerly_and_lazily(tmp_path: Path) -> None:
+    path, x = tmp_path / "model.birdie", torch.zeros(2, 40)
+    birdie.save(Adapter(), path)
+    eager, lazy = (birdie.load(path, into=Adapter(), lazy=lazy).eval() for lazy in (False, True))
+    assert torch.equal(eager(x), lazy(x))
+    assert torch.equal(eager(x), copy.deepcopy(eager)(x))
+
+
+def test_checkpoints_keep_every_bit(tmp_path: Path) -> None:
+    content = {"step": 3, "state": [{"exp_avg": torch.randn(4, generator=NUMBERS)} for _ in range(70)]}
+    repack.save_object(content, tmp_path / "run.birdie")
+    again = repack.load_object(tmp_path / "run.birdie")
+    assert pickle.dumps(again["step"]) == pickle.dumps(3)
+    assert all(same_bits(a["exp_avg"], b["exp_avg"]) for a, b in zip(again["state"], content["state"], strict=True))  # type: ignore[call-overload]
+
+
+def test_errors_name_the_tensor() -> None:
+    state = adapters()
+    state["blocks.7.lora_b.weight"][3, 3] = torch.nan
+    for settings in ({}, {"bits": 6}, {"scheme": [("*", "int4")]}):
+        with pytest.raises(WeightsError, match=r"'blocks\.7\.lora_b\.weight'"):
+            saved(state, **settings)
+    state["blocks.7.lora_b.weight"][3, 3] = 1e6
+    with pytest.raises(WeightsError, match=r"'blocks\.7\.lora_b\.weight'"):
+        saved(state, scheme="fp16")
+    energies = {f"energies.{i}": torch.randn(200, generator=NUMBERS) for i in range(70)}
+    with pytest.raises(BudgetError, match=r"'energies\.0' and 69 others"):
+        saved(energies | {"weight": torch.randn(80, 80, generator=NUMBERS)}, budget=8000)
+
+
+def group_of(count: int, **changes: Any) -> list[Entry]:
+    with Reader(saved({f"t{i}": torch.arange(3.0) + i for i in range(70)}, lossless=True)) as reader:
+        entries = [reader.read(name) for name in reader.entries]
+    group, *parts = sorted(entries, key=lambda entry: entry.scheme == MEMBER)
+    return [group, *(replace(entry, params=(), **changes) for entry in parts[:count])]
+
+
+@pytest.mark.parametrize(
+    ("count", "changes"),
+    [(69, {}), (70, {"shape": (1, 2)}), (70, {"dtype": 9}), (35, {"shape": (3, 3)})],
+    ids=["one is missing", "another shape", "another dtype", "too long"],
+)
+def test_members_that_do_not_make_up_a_group_are_refused(count: int, changes: dict[str, Any]) -> None:
+    assert len(members(to_bytes(group_of(70)))["\0group0"]) == 70
+    with pytest.raises(ArtifactError, match="group0"):
+        Reader(to_bytes(group_of(count, **changes)))
+    with pytest.raises(ConfigError, match="points to"):
+        to_bytes(group_of(70, target="t0"))
