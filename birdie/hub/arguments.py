@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from birdie.compress.calibration.modes import in_mode
@@ -24,11 +24,14 @@ from birdie.compress.calibration.synthetic import LENGTH, SAMPLES, Inputs, forwa
 from birdie.errors import ConfigError
 from birdie.hub.calibration import LENGTHS
 
-_EDGE = 224  # of images whose size no configuration names
+_EDGE, _LATENT_EDGE = 224, 32  # of images, and of latents of images, whose size no configuration names
+_SHORT, _HALVINGS = 16, 3  # tokens of the shortest text; halvings of an image's edge, and so on
 _DECODED = 64  # tokens that the decoder of an encoder-decoder takes
 _FRAMES = 64  # of spectrograms whose length no configuration names
 _DIFFUSION_STEPS = 1000
-_TEXT = ("text_config", "text_encoder", "")  # parts of a configuration, in the order in which they are asked
+_CONDITION, _POSITIONS = 77, 64  # tokens that condition a diffusion model, and positions of latents in a row
+_LENGTHS = (*LENGTHS, "max_encoder_position_embeddings", "max_target_positions")
+_TEXT = ("text_config", "text_encoder", "encoder", "")  # parts of a configuration, in the order in which they are asked
 _DECODER = ("decoder", "text_config", "")
 _VISION = ("vision_config", "encoder", "backbone_config", "")
 _SOUND = ("audio_config", "audio_encoder", "encoder", "")
@@ -43,13 +46,13 @@ class Attempt:
         names: of the arguments.
         length: of a text, in tokens.
         layout: which of the usual shapes sounds and series have.
-        edge: height and width of images whose size no configuration names.
+        halvings: of the sizes that the configuration leaves open, to save work.
     """
 
     names: tuple[str, ...]
     length: int
     layout: int
-    edge: int = _EDGE
+    halvings: int = 0
 
 
 class Sizes:
@@ -57,7 +60,9 @@ class Sizes:
 
     def __init__(self, model: Any, attempt: Attempt, generator: torch.Generator) -> None:
         self.model, self.config, self.generator = model, model.config, generator
-        self.attempt, self.length = attempt, attempt.length
+        self.layout, self.halvings = attempt.layout, attempt.halvings
+        self.latent = not hasattr(model, "main_input_name")  # of diffusers
+        self.length = max(min(attempt.length, _SHORT), attempt.length >> attempt.halvings)
 
     def value(self, *names: str, parts: Sequence[str] = ("",), default: Any = None) -> Any:
         """Return the first value that is set, of the names of one meaning, in parts of the configuration."""
@@ -82,7 +87,7 @@ class Sizes:
 
     def tokens(self, samples: int, length: int, parts: Sequence[str]) -> Tensor:
         """Return random tokens, none of which stands for an image or sound; a text ends as the configuration says."""
-        vocabulary = self.count("vocab_size", parts=parts, default=0)
+        vocabulary = self.count("vocab_size", "num_hash_buckets", parts=parts, default=0)
         if not vocabulary:
             raise ConfigError("the configuration has no vocab_size")
         ids = self.integers(vocabulary, samples, length)
@@ -92,12 +97,14 @@ class Sizes:
                 ids[ids == other] = 0 if other else 1
         end = self.value("eos_token_id", parts=parts)
         if isinstance(end, int) and 0 <= end < vocabulary and parts is _TEXT:
+            ids[ids == end] = 0 if end else 1
             ids[:, -1] = end
         return ids
 
     def image_size(self) -> tuple[int, int]:
         """Return the height and width of images."""
-        size = self.value("image_size", "sample_size", "input_size", parts=_VISION, default=self.attempt.edge)
+        edge = (_LATENT_EDGE if self.latent else _EDGE) >> self.halvings
+        size = self.value("image_size", "sample_size", "input_size", parts=_VISION, default=edge)
         if isinstance(size, Mapping):
             size = tuple(size.values())
         if isinstance(size, Sequence) and len(size) > 1:
@@ -137,9 +144,9 @@ def attempts(model: Any) -> Iterator[Attempt]:
     """
     config = getattr(model, "config", None)
     texts = [config, *(getattr(config, part, None) for part in (*_TEXT, *_DECODER) if part)]
-    limits = [value for text in texts for name in LENGTHS if isinstance(value := getattr(text, name, None), int)]
+    limits = [value for text in texts for name in _LENGTHS if isinstance(value := getattr(text, name, None), int)]
     length = min([LENGTH, *(limit for limit in limits if limit > 1)])
-    lengths = [length, max(length - 8, length // 2), max(1, length // 2), min(length, 16)]
+    lengths = [length, max(length - 8, length // 2), max(1, length // 2), min(length, _SHORT)]
     for names in dict.fromkeys(map(tuple, input_names(model))):
         for index, layout in itertools.product(range(4), range(3)):
             if index and not _OF_LENGTH.intersection(names):
@@ -151,17 +158,20 @@ def attempts(model: Any) -> Iterator[Attempt]:
 def arguments(model: Any, attempt: Attempt, samples: int, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments of an attempt, for so many samples, on the model's device."""
     sizes = Sizes(model, attempt, generator)
-    made = {name: _MAKERS[name](sizes, samples) for name in attempt.names}
+    made = {name: value for name in attempt.names if (value := _MAKERS[name](sizes, samples)) is not None}
     if "input_ids" in made and "pixel_values" in made:
         made["input_ids"] = _with_image_tokens(sizes, made["input_ids"], made["pixel_values"])
-    device = next(model.parameters()).device
-    return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), made)
+    return dict(tree_map_only(Tensor, lambda tensor: tensor.to(_device(model)), made))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
 
 def first_accepted(model: nn.Module, generator: torch.Generator, most: float) -> tuple[Attempt, "Work"]:
     """Return the first attempt that the model accepts, and the work of two samples.
 
-    Images whose size no configuration names are made smaller, until `most` is enough work for one pass of two samples.
+    Sizes that no configuration names are halved until two samples are `most` work, or there is nothing left to halve.
 
     Raises:
         ConfigError: it accepts none.
@@ -173,13 +183,16 @@ def first_accepted(model: nn.Module, generator: torch.Generator, most: float) ->
         except Exception as error:  # whatever the code of the model raises
             reason = reason or error
             continue
-        while work.total > most and attempt.edge > 32 and Sizes(model, attempt, generator).image_size()[0] == attempt.edge:
-            smaller = replace(attempt, edge=attempt.edge // 2)
-            try:
-                work = work_of(model, arguments(model, smaller, 2, generator))
-            except Exception:
+        for halvings in range(1, _HALVINGS + 1):
+            if work.total <= most:
                 break
-            attempt = smaller
+            smaller = replace(attempt, halvings=halvings)
+            try:
+                less = work_of(model, arguments(model, smaller, 2, generator))
+            except Exception:  # too small for this model
+                break
+            if less.total < work.total:
+                attempt, work = smaller, less
         return attempt, work
     raise ConfigError(f"inputs of {type(model).__name__} cannot be made up: {reason}") from reason
 
@@ -242,11 +255,14 @@ def _with_image_tokens(sizes: Sizes, ids: Tensor, pixels: Tensor) -> Tensor:
     token = sizes.value("image_token_id", "image_token_index")
     if not isinstance(token, int) or not hasattr(sizes.model, "get_image_features"):
         return ids
-    with torch.no_grad():
-        features = sizes.model.get_image_features(pixel_values=pixels[:1].to(next(sizes.model.parameters()).device))
-    features = getattr(features, "pooler_output", features)
-    width = sizes.count("hidden_size", "n_embd", "d_model", parts=_TEXT, default=1)
-    count = sum(part.numel() for part in tree_leaves(features)) // width
+    try:
+        with torch.no_grad():
+            features = sizes.model.get_image_features(pixel_values=pixels[:1].to(_device(sizes.model)))
+    except TypeError:  # it needs more than an image
+        count = sizes.count("num_query_tokens", default=0)
+    else:
+        width = sizes.count("hidden_size", "n_embd", "d_model", parts=_TEXT, default=1)
+        count = sum(part.numel() for part in tree_leaves(getattr(features, "pooler_output", features))) // width
     return torch.cat((ids[:, :1], torch.full((len(ids), count), token), ids[:, 1:]), 1)
 
 
@@ -265,9 +281,11 @@ def _waves(sizes: Sizes, samples: int) -> Tensor:
     if isinstance(frames, int) and isinstance(bins, int) and not sizes.value("conv_dim"):
         return noise_sounds(bins, frames, samples, sizes.generator).mT
     channels = sizes.count("audio_channels", parts=_SOUND, default=1)
-    sounds = noise_sounds(channels, SAMPLES[min(sizes.attempt.layout, 1)], samples, sizes.generator)
+    sounds = noise_sounds(
+        channels, SAMPLES[max(min(sizes.layout, 1), min(sizes.halvings, 2))], samples, sizes.generator
+    )
     has_channels = sizes.value("audio_channels", "codebook_size", parts=_SOUND) is not None
-    if has_channels != (sizes.attempt.layout == 2):
+    if has_channels != (sizes.layout == 2):
         return sounds
     return sounds[:, 0] / sounds[:, 0].std(1, keepdim=True)
 
@@ -287,7 +305,7 @@ def _features(sizes: Sizes, samples: int) -> Tensor:
         return noise_sounds(channels, frames, samples, sizes.generator).mT[:, None]
     frames = 2 * int(positions) if whisper else _FRAMES
     features = noise_sounds(max(3, channels), frames, samples, sizes.generator)[:, :channels]
-    return features if whisper != (sizes.attempt.layout == 1) else features.mT
+    return features if whisper != (sizes.layout == 1) else features.mT
 
 
 def _spectrogram(sizes: Sizes, samples: int) -> Tensor:
@@ -321,7 +339,7 @@ def _series(sizes: Sizes, samples: int, length: int) -> Tensor:
     channels = sizes.count("num_input_channels", "input_size", default=1)
     series = sizes.normal(samples, length, channels).cumsum(1)
     has_channels = sizes.value("num_input_channels") is not None or channels > 1
-    return series if has_channels != (sizes.attempt.layout == 2) else series[..., 0]
+    return series if has_channels != (sizes.layout == 2) else series[..., 0]
 
 
 def _future(sizes: Sizes) -> int:
@@ -333,29 +351,53 @@ def _time(sizes: Sizes, samples: int, length: int) -> Tensor:
     return torch.linspace(-0.5, 0.5, length)[None, :, None].expand(samples, length, features).clone()
 
 
-def _categories(sizes: Sizes, samples: int) -> Tensor:
-    sizes_of = list(sizes.value("cardinality", default=[]))[: sizes.count("num_static_categorical_features", default=0)]
-    columns = [sizes.integers(int(size), samples, 1) for size in sizes_of]
-    return torch.cat(columns, 1) if columns else torch.zeros(samples, 0, dtype=torch.long)
+def _categories(sizes: Sizes, samples: int) -> Tensor | None:
+    counts = list(sizes.value("cardinality", default=[]))[: sizes.count("num_static_categorical_features", default=0)]
+    return torch.cat([sizes.integers(int(count), samples, 1) for count in counts], 1) if counts else None
+
+
+def _constants(sizes: Sizes, samples: int) -> Tensor | None:
+    count = sizes.count("num_static_real_features", default=0)
+    return sizes.normal(samples, count) if count else None
+
+
+def _image_positions(sizes: Sizes, samples: int) -> Tensor | None:
+    """Return a mask of the tokens that stand for an image, the first ones."""
+    count = sizes.value("latent_query_num")
+    if not isinstance(count, int):
+        return None
+    positions = torch.arange(sizes.length).repeat(samples, 1)
+    return positions < count
 
 
 def _any_kind(sizes: Sizes, samples: int) -> Tensor:
-    """Return what a model of any modality takes: tokens or images."""
-    return sizes.tokens(samples, sizes.length, _TEXT) if sizes.attempt.layout == 0 else _images(sizes, samples)
+    """Return what a model of any modality takes: tokens, images, or sounds."""
+    if sizes.layout == 0:
+        return sizes.tokens(samples, sizes.length, _TEXT)
+    if sizes.layout == 1:
+        return _images(sizes, samples)
+    return noise_sounds(1, SAMPLES[min(sizes.halvings, 2)], samples, sizes.generator)[:, 0]
 
 
 def _latents(sizes: Sizes, samples: int) -> Tensor:
-    """Return noise of a diffusion model, (samples, channels, height, width); or frames, or positions in a row."""
+    """Return noise of a diffusion model, (samples, channels, height, width); or with frames, or without a height."""
     channels, (height, width) = sizes.count("in_channels", default=4), sizes.image_size()
-    if sizes.attempt.layout == 2:
-        return sizes.normal(samples, 64, channels)
-    frames = [sizes.count("sample_frames", "num_frames", default=5)] if sizes.attempt.layout == 1 else []
+    if sizes.layout == 2:
+        return sizes.normal(samples, channels, width)
+    frames = [sizes.count("sample_frames", "num_frames", default=5)] if sizes.layout == 1 else []
     return sizes.normal(samples, channels, *frames, height, width)
 
 
+def _packed_latents(sizes: Sizes, samples: int) -> Tensor:
+    """Return such noise, or positions in a row with their channels, as many as `img_ids` has."""
+    if sizes.layout < 2:
+        return _latents(sizes, samples)
+    return sizes.normal(samples, _POSITIONS, sizes.count("in_channels", default=64))
+
+
 def _condition(sizes: Sizes, samples: int) -> Tensor:
-    names = ("caption_channels", "joint_attention_dim", "text_embed_dim", "encoder_hid_dim", "cross_attention_dim")
-    return sizes.normal(samples, 77, sizes.count(*names, default=768))
+    names = ("caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "encoder_hid_dim")
+    return sizes.normal(samples, _CONDITION, sizes.count(*names, "cross_attention_dim", default=768))
 
 
 def _added(sizes: Sizes, samples: int) -> dict[str, Any]:
@@ -364,6 +406,14 @@ def _added(sizes: Sizes, samples: int) -> dict[str, Any]:
     if width <= 0:
         return {"resolution": None, "aspect_ratio": None}
     return {"text_embeds": sizes.normal(samples, width), "time_ids": torch.full((samples, 6), 512.0)}
+
+
+def _control(sizes: Sizes, samples: int) -> Tensor:
+    """Return images in front of the convolutions that make them as large as latents."""
+    convolutions = len(sizes.value("conditioning_embedding_out_channels", default=[0] * 4)) - 1
+    height, width = (edge << convolutions for edge in sizes.image_size())
+    channels = sizes.count("conditioning_channels", default=3)
+    return noise_images(channels, samples, sizes.generator, (height, width))
 
 
 _Maker = Callable[[Sizes, int], Any]
@@ -377,6 +427,7 @@ _MAKERS: dict[str, _Maker] = {
     "decoder_attention_mask": lambda s, n: torch.ones(n, min(s.length, _DECODED), dtype=torch.long),
     "inputs": _any_kind,
     "pixel_values": _images,
+    "image_embeds_position_mask": _image_positions,
     "flattened_patches": _patches,
     "input_points": lambda s, n: torch.rand((n, 1, 1, 2), generator=s.generator, device="cpu") * min(s.image_size()),
     "visual_feats": lambda s, n: s.normal(n, 16, s.count("visual_feat_dim", default=2048)),
@@ -392,7 +443,7 @@ _MAKERS: dict[str, _Maker] = {
     "past_time_features": lambda s, n: _time(s, n, _past(s)),
     "past_observed_mask": lambda s, n: torch.ones_like(_series(s, n, _past(s))),
     "static_categorical_features": _categories,
-    "static_real_features": lambda s, n: s.normal(n, s.count("num_static_real_features", default=0)),
+    "static_real_features": _constants,
     "future_values": lambda s, n: _series(s, n, _future(s)),
     "future_time_features": lambda s, n: _time(s, n, _future(s)),
     "states": lambda s, n: s.normal(n, 16, s.count("state_dim", default=1)),
@@ -401,18 +452,28 @@ _MAKERS: dict[str, _Maker] = {
     "returns_to_go": lambda s, n: s.normal(n, 16, 1),
     "timesteps": lambda _, n: torch.arange(16).repeat(n, 1),
     "sample": _latents,
-    "hidden_states": _latents,
+    "hidden_states": _packed_latents,
     "timestep": lambda s, n: s.integers(_DIFFUSION_STEPS, n),
     "encoder_hidden_states": _condition,
     "pooled_projections": lambda s, n: s.normal(n, s.count("pooled_projection_dim", default=768)),
     "class_labels": lambda s, n: s.integers(s.count("num_embeds_ada_norm", "num_class_embeds", default=1), n),
     "added_cond_kwargs": _added,
-    "guidance": lambda _, n: torch.ones(n),
-    "img_ids": lambda s, _: s.integers(8, 64, 3).float(),
-    "txt_ids": lambda *_: torch.zeros(77, 3),
+    "controlnet_cond": _control,
+    "guidance": lambda s, n: torch.ones(n) if s.value("guidance_embeds") else None,
+    "img_ids": lambda s, _: s.integers(8, _POSITIONS, 3).float(),
+    "txt_ids": lambda *_: torch.zeros(_CONDITION, 3),
 }
 _MASKS = {"attention_mask", "decoder_attention_mask"}
-_IF_NEEDED = {*_MASKS, "encoder_hidden_states", "hidden_states", "sample", "timestep", "inputs", "token_type_ids"}
+_IF_NEEDED = {
+    *_MASKS,
+    "class_labels",
+    "encoder_hidden_states",
+    "hidden_states",
+    "sample",
+    "timestep",
+    "inputs",
+    "token_type_ids",
+}
 """Arguments that mean something else where they are optional."""
 _OF_LENGTH = {"input_ids", "bbox", "inputs", "decoder_input_ids"}
 _OF_LAYOUT = {"input_values", "input_features", "past_values", "inputs", "sample", "hidden_states"}

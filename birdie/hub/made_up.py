@@ -1,22 +1,24 @@
 """Calibration of a Hugging Face folder without data: made-up inputs of the kind that the model takes.
 
-    main_input_name of the class ──► random tokens, noise images, features or sounds ──► CalibrationResult
+    signature and configuration ──► random tokens, noise images, features or sounds ──► CalibrationResult
 
 See `birdie.compress.calibration.synthetic` for what made-up inputs are worth.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches
-from birdie.compress.calibration.sensitivity import MAX_COLUMNS
+from birdie.artifact.folder_scan import PIPELINE
+from birdie.compress.calibration.result import CalibrationResult, HeldOut, held_out_batches
+from birdie.compress.calibration.sensitivity import MAX_COLUMNS, Loss
 from birdie.compress.calibration.synthetic import (
     BATCHES,
     IMAGES,
@@ -31,9 +33,9 @@ from birdie.compress.calibration.synthetic import (
 )
 from birdie.compress.small_tensors import is_matrix
 from birdie.compress.stacks import is_stack
-from birdie.errors import ConfigError
+from birdie.errors import BirdieError, ConfigError
 from birdie.hub.arguments import arguments, first_accepted
-from birdie.hub.loading import load_part, require_transformers
+from birdie.hub.loading import class_name, is_diffusers_folder, load_part, require_library
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
 
@@ -41,12 +43,33 @@ _TOKENS_TIMES_WEIGHTS = 1 << 42  # large models take fewer tokens, so that minut
 _LEAST_TOKENS = 4096
 _PIXELS = IMAGES * 32 * 32  # of all images: large images are fewer
 _LEAST = 2 * BATCHES  # images or sounds, if the work allows
+_FEWEST = 4  # samples of a model that computes for long
 _FRAMES = SOUNDS * SAMPLES[0]  # samples, or features of all channels, of all sounds
 # Work that is about as long as coding the weights, in FLOPs: of any model, and of each weight.
 _WORK, _WORK_OF_WEIGHT = 1 << 36, 1 << 20
 _PASSES = 8  # as long as gradients, Hessians and the error of two files
 _PASSES_OF_STATISTICS = 3 * STEPS
 _BYTES, _HESSIAN_BYTES = 12, 8  # of memory for a weight (float32, its copy and a batch), and for an entry of a Hessian
+
+
+def calibrate_without_data(
+    folder: Path, state: Mapping[str, Tensor], *, device: torch.device | None = None, progress: Progress | None = None
+) -> tuple[CalibrationResult, dict[str, str]]:
+    """Calibrate a model or a pipeline on made-up inputs, and return the parts of it that are not calibrated, and why.
+
+    Args:
+        folder: of a model of transformers or diffusers, or of a pipeline.
+        state: its tensors, by their names on disk.
+        device: to compute on; None is the CPU.
+        progress: called with (done, total) in batches of inputs, or in parts of a pipeline.
+
+    Raises:
+        ConfigError: nothing of it can be calibrated.
+        WeightsError: the model's parameters are not the tensors on disk.
+    """
+    if (folder / PIPELINE).is_file():
+        return calibrate_pipeline(folder, state, device=device, progress=progress)
+    return calibrate_on_made_up_inputs(folder, state, device=device, progress=progress), {}
 
 
 def calibrate_on_made_up_inputs(
@@ -67,18 +90,104 @@ def calibrate_on_made_up_inputs(
         progress: called with (done, total) in batches of inputs.
 
     Raises:
-        ConfigError: transformers cannot load the model, inputs of its kind cannot be made up, or it is too large for
+        ConfigError: the library cannot load the model, inputs of its kind cannot be made up, or it is too large for
             the memory of this machine.
         WeightsError: the model's parameters are not the tensors on disk.
     """
-    require_transformers()
+    library: Literal["transformers", "diffusers"] = "diffusers" if is_diffusers_folder(folder) else "transformers"
+    require_library(library)
     _require_memory(state)
-    config = load_part(folder, "AutoConfig", "configuration")
-    names = getattr(config, "architectures", None) or [""]
-    if not hasattr(import_module("transformers"), str(names[0])):
-        raise ConfigError(f"transformers has no class {str(names[0])!r}, which {folder / 'config.json'} names")
-    model = load_part(folder, str(names[0]), "model", dtype=torch.float32).eval().to(device)
+    name = class_name(folder)
+    if not hasattr(import_module(library), name):
+        raise ConfigError(f"{library} has no class {name!r}, which {folder / 'config.json'} names")
+    dtype: dict[str, Any] = {"dtype": torch.float32}
+    if library == "diffusers":
+        dtype = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}
+    model = load_part(folder, name, "model", library, **dtype).eval().to(device)
     return calibrate_model(model, state, folder, seed=seed, progress=progress)
+
+
+def calibrate_pipeline(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    *,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> tuple[CalibrationResult, dict[str, str]]:
+    """Calibrate each part of a pipeline of diffusers, and return the parts that cannot be calibrated with the reasons.
+
+    Args:
+        folder: with a folder for each part.
+        state: the tensors of all parts, by part and name: "unet/conv_in.weight".
+        device: to compute on; None is the CPU.
+        progress: called with (done, total) in parts.
+
+    Raises:
+        ConfigError: no part can be calibrated.
+    """
+    names = sorted({name.partition("/")[0] for name in state if "/" in name})
+    results: dict[str, CalibrationResult] = {}
+    reasons: dict[str, str] = {}
+    for index, part in enumerate(names):
+        tensors = {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
+        update = None if progress is None else partial(_report_part, progress, index, len(names))
+        try:
+            results[part] = calibrate_on_made_up_inputs(folder / part, tensors, device=device, progress=update)
+        except Exception as error:  # of the model's own code, too
+            reasons[part] = reason_of(error)
+    if not results:
+        listed = "; ".join(f"{part}: {reason}" for part, reason in reasons.items())
+        raise ConfigError(f"no part of the pipeline can be calibrated: {listed or 'it has none'}")
+    held_out = {part: result.held_out for part, result in results.items() if result.held_out is not None}
+    return CalibrationResult(
+        dict(state),
+        {f"{part}/{name}": item for part, result in results.items() for name, item in result.sensitivities.items()},
+        HeldOutParts(held_out) if held_out else None,
+        synthetic=True,
+        unreached=[f"{part}/{name}" for part, result in results.items() for name in result.unreached],
+    ), reasons
+
+
+def _report_part(progress: Progress, index: int, parts: int, done: float, total: float | None) -> None:
+    progress(index + done / total if total else index, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutParts:
+    """Mean of the distances of the parts of a pipeline; tensors have the name of their part before theirs."""
+
+    parts: Mapping[str, HeldOut]
+
+    @property
+    def module(self) -> nn.Module:
+        """The first part."""
+        return next(iter(self.parts.values())).module
+
+    @property
+    def batches(self) -> Sequence[Any]:
+        """Batches of the first part."""
+        return next(iter(self.parts.values())).batches
+
+    @property
+    def loss(self) -> Loss:
+        """Loss of the first part."""
+        return next(iter(self.parts.values())).loss
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Return the mean distance."""
+        distances = [
+            held_out({name.removeprefix(f"{part}/"): one for name, one in state.items() if name.startswith(f"{part}/")})
+            for part, held_out in self.parts.items()
+        ]
+        return sum(distances) / len(distances)
+
+
+def reason_of(error: Exception) -> str:
+    """Return one line about an error, with its class if the code of a model raised it."""
+    if isinstance(error, BirdieError):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def calibrate_model(
@@ -131,12 +240,13 @@ def made_up_inputs(model: Any, generator: torch.Generator) -> list[Inputs]:
     weights = sum(weight.numel() for weight in model.parameters())
     passes = _PASSES + (_PASSES_OF_STATISTICS if norms_with_statistics(model) else 0)
     limit = (_WORK + _WORK_OF_WEIGHT * weights) / passes
-    attempt, work = first_accepted(model, generator, limit / BATCHES)
+    attempt, work = first_accepted(model, generator, 2 * limit / BATCHES)
     example = arguments(model, attempt, 2, generator)
     most = min((_most(name, value, weights) for name, value in example.items()), default=IMAGES)
     affordable = int((limit - BATCHES * work.calls) / max(work.samples / 2, 1))
-    count = max(BATCHES, min(most, affordable))
-    sizes = [count // BATCHES + (index < count % BATCHES) for index in range(BATCHES)]
+    count = max(_FEWEST, min(most, affordable))
+    parts = min(BATCHES, count)
+    sizes = [count // parts + (index < count % parts) for index in range(parts)]
     return [Inputs(keywords=arguments(model, attempt, size, generator)) for size in sizes]
 
 
