@@ -307,7 +307,7 @@ def command(
                 )
             else:
 
-                def saved(calibration: CalibrationResult | None, overwrite: bool) -> Summary:
+                def saved(calibration: "CalibrationResult | None", overwrite: bool) -> "Summary":
                     return save(
                         content,
                         output,

@@ -40,11 +40,11 @@ from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
-IMAGES, EDGE = 320, 32  # noise images
+IMAGES, EDGE = 160, 32  # noise images
 SOUNDS, SAMPLES = 64, (16_384, 4096, 1024)  # noise sounds, and their lengths: the first that the module accepts
 LOUDNESS, STEADY = (0.005, 0.2), 8  # range of the amplitude of a sound, and in how many parts it is steady
 BATCHES = 10  # of which one in five is held out
-STEPS, RATE = 30, 0.05  # of Adam on images
+STEPS, RATE = 16, 0.1  # of Adam on images
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size", "context_length")
 _INNER = {"past_key_values", "hidden_states", "attentions", "cache_params", "mems", "loss"}  # of outputs
