@@ -227,9 +227,9 @@ def work_of(model: nn.Module, keywords: Mapping[str, Any]) -> Work:
     return counter.work
 
 
-class _WorkCounter(TorchDispatchMode):
+class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.work = Work()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -247,7 +247,7 @@ def _images(sizes: Sizes, samples: int) -> Tensor:
     frames = sizes.value("num_frames", parts=parts)
     if not isinstance(frames, int):
         return noise_images(channels, samples, sizes.generator, size)
-    return noise_images(channels, samples * frames, sizes.generator, size).unflatten(0, (samples, frames))
+    return noise_images(channels, samples * frames, sizes.generator, size).view(samples, frames, channels, *size)
 
 
 def _with_image_tokens(sizes: Sizes, ids: Tensor, pixels: Tensor) -> Tensor:
@@ -332,7 +332,7 @@ def _decoded(sizes: Sizes, samples: int) -> Tensor:
 
 def _past(sizes: Sizes) -> int:
     lags = sizes.value("lags_sequence", default=[0])
-    return sizes.count("context_length", default=64) + max(lags)
+    return sizes.count("context_length", default=64) + int(max(lags))
 
 
 def _series(sizes: Sizes, samples: int, length: int) -> Tensor:

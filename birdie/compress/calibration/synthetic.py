@@ -483,7 +483,10 @@ def with_statistics(
             for _ in range(STEPS):
                 differences.clear()
                 forward(module, call(pixels.to(images.dtype)))
-                (pixels.grad,) = torch.autograd.grad(torch.stack(differences).mean(), [pixels])
+                difference = torch.stack(differences).mean()
+                if not difference.requires_grad:  # the module computes without gradients
+                    return images
+                (pixels.grad,) = torch.autograd.grad(difference, [pixels])
                 optimizer.step()
     finally:
         for hook in hooks:
