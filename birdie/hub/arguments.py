@@ -158,10 +158,10 @@ def attempts(model: Any) -> Iterator[Attempt]:
 def arguments(model: Any, attempt: Attempt, samples: int, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments of an attempt, for so many samples, on the model's device."""
     sizes = Sizes(model, attempt, generator)
-    made = {name: value for name in attempt.names if (value := _MAKERS[name](sizes, samples)) is not None}
-    if "input_ids" in made and "pixel_values" in made:
-        made["input_ids"] = _with_image_tokens(sizes, made["input_ids"], made["pixel_values"])
-    return dict(tree_map_only(Tensor, lambda tensor: tensor.to(_device(model)), made))
+    keywords = {name: value for name in attempt.names if (value := _MAKERS[name](sizes, samples)) is not None}
+    if "input_ids" in keywords and "pixel_values" in keywords:
+        keywords["input_ids"] = _with_image_tokens(sizes, keywords["input_ids"], keywords["pixel_values"])
+    return dict(tree_map_only(Tensor, lambda tensor: tensor.to(_device(model)), keywords))
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -211,7 +211,7 @@ class Work:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Work of both kinds."""
         return self.calls + self.samples
 
 
@@ -401,8 +401,8 @@ def _condition(sizes: Sizes, samples: int) -> Tensor:
 
 
 def _added(sizes: Sizes, samples: int) -> dict[str, Any]:
-    each = sizes.count("addition_time_embed_dim", default=0)
-    width = sizes.count("projection_class_embeddings_input_dim", default=0) - 6 * each
+    times = 6 * sizes.count("addition_time_embed_dim", default=0)
+    width = sizes.count("projection_class_embeddings_input_dim", default=0) - times
     if width <= 0:
         return {"resolution": None, "aspect_ratio": None}
     return {"text_embeds": sizes.normal(samples, width), "time_ids": torch.full((samples, 6), 512.0)}

@@ -220,9 +220,9 @@ class Towers(nn.Module):
 
 def test_all_outputs_count_but_inner_states_and_random_numbers_are_those_of_each_call() -> None:
     model, x = Towers(), torch.randn(40, 16)
-    before = torch.get_rng_state()
+    generator_state = torch.get_rng_state()
     result = synthetic_calibration(model, x)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), generator_state)
     assert result.sensitivities.keys() == {"first.weight", "second.weight"}
     assert result.held_out is not None
     assert result.held_out(model.state_dict()) == 0
