@@ -516,7 +516,8 @@ def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> 
     if gradients or measured.row_fisher is None or assumed.row_fisher is None:
         return measured
     measured = replace(measured, row_fisher=assumed.row_fisher.to(measured.row_fisher), output=None)
-    return scaled(measured, level(assumed) / level(measured))
+    known = level(measured)
+    return scaled(measured, level(assumed) / known) if known > 0 else assumed  # made-up inputs arrive as zeros
 
 
 def _require_finite_buffers(module: nn.Module) -> None:

@@ -285,6 +285,17 @@ def test_hessians_of_made_up_inputs_shrink_towards_the_assumed_ones() -> None:
     assert mixed[1, 1] == pytest.approx(2 * synthetic.SHRINKAGE)
 
 
+def test_a_weight_at_which_inputs_are_zero_is_as_assumed() -> None:
+    weights = {"weight": torch.ones(8, 8)}
+    measured = {"weight": Sensitivity(torch.zeros(8, 8), torch.zeros(8))}
+    (assumed,) = prior(weights).values()
+    (moderated,) = synthetic._moderated(measured, weights, gradients=False).values()
+    assert assumed.row_fisher is not None
+    assert moderated.row_fisher is not None
+    assert torch.equal(moderated.row_fisher, assumed.row_fisher)
+    assert (moderated.row_fisher > 0).all()
+
+
 def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
     model, file = nn.Linear(64, 64), tmp_path / "x.birdie"
     inputs = torch.randn(20, 64)
