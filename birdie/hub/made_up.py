@@ -46,7 +46,7 @@ _LEAST = 2 * BATCHES  # images or sounds, if the work allows
 _FEWEST = 4  # samples of a model that computes for long
 _FRAMES = SOUNDS * SAMPLES[0]  # samples, or features of all channels, of all sounds
 # Work that is about as long as coding the weights, in FLOPs: of any model, and of each weight.
-_WORK, _WORK_OF_WEIGHT = 1 << 36, 1 << 20
+_WORK, _WORK_OF_WEIGHT = 1 << 35, 1 << 20
 _PASSES = 8  # as long as gradients, Hessians and the error of two files
 _PASSES_OF_STATISTICS = 3 * STEPS
 _BYTES, _HESSIAN_BYTES = 12, 8  # of memory for a weight (float32, its copy and a batch), and for an entry of a Hessian

@@ -48,6 +48,7 @@ STEPS, RATE = 16, 0.1  # of Adam on images
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size", "context_length")
 _INNER = {"past_key_values", "hidden_states", "attentions", "cache_params", "mems", "loss"}  # of outputs
+_LEAST_VARIANCE = 1e-10  # of the inputs of a batch norm
 _COLORS = 0.8  # correlation of the colors of a pixel
 
 
@@ -471,6 +472,7 @@ def with_statistics(
         assert norm.running_mean is not None
         assert norm.running_var is not None
         variance, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
+        variance = variance.clamp_min(_LEAST_VARIANCE)  # the root has no finite gradient at zero
         expected, spread = norm.running_mean, norm.running_var.clamp_min(norm.eps)
         share = ((mean - expected) ** 2 + (variance.sqrt() - spread.sqrt()) ** 2) / spread
         differences.append(share.mean())
