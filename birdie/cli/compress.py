@@ -23,12 +23,13 @@ from birdie.cli.console import (
 )
 from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
-from birdie.errors import BirdieError, ConfigError
+from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.outputs import require_output, require_writable
 
 if TYPE_CHECKING:
     from birdie.artifact.folders import ModelFolder
+    from birdie.artifact.summary import Summary
     from birdie.compress.calibration.result import CalibrationResult
     from birdie.run.recipe import CalibrationSettings, Recipe
 
@@ -136,8 +137,8 @@ def command(
     are stored in 16 bits where that is precise enough, else losslessly. --budget and --bits choose the precision of
     each tensor so that the file just fits; --quality chooses it so that the predictions change by no more than that.
     With --calibrate the quantization scales follow the sensitivity of the loss, which makes files of the same quality
-    much smaller. For the folder of a transformers model inputs are made up instead (random tokens, noise images), if
-    --budget or --bits is given and the model fits in memory; --calibrate none turns that off.
+    much smaller. For the folder of a model of transformers or diffusers inputs are made up instead (random tokens,
+    noise images), if --budget or --bits is given and the model fits in memory; --calibrate none turns that off.
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
@@ -183,8 +184,8 @@ def command(
     from birdie.compress.calibration.blockwise_result import work_folder
     from birdie.hub.calibration import TOKENS, calibrate_folder
     from birdie.hub.images import calibrate_on_images, images_in
-    from birdie.hub.loading import is_transformers_folder, require_transformers_folder
-    from birdie.hub.made_up import calibrate_on_made_up_inputs
+    from birdie.hub.loading import is_of_library, require_transformers_folder
+    from birdie.hub.made_up import calibrate_without_data, reason_of
     from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
     from birdie.run.dataset import data_files
     from birdie.runtime.device import choose_device
@@ -284,15 +285,16 @@ def command(
                     recipe, content, settings, update, device=calibration_device, folder=work, world=world
                 ).result
             metadata = (metadata or {}) | artifact_metadata(recipe)
-        elif made_up and world.size == 1 and is_transformers_folder(checkpoint):
+        elif made_up and world.size == 1 and is_of_library(checkpoint):
             with bar("calibrating on made-up inputs", "batches") as update:
                 try:
-                    calibration = calibrate_on_made_up_inputs(
+                    calibration, parts = calibrate_without_data(
                         checkpoint, content, device=calibration_device, progress=update
                     )
                     note = "calibrated on made-up inputs; --calibrate with a text or images is better"
+                    note += "".join(f"; not calibrated: {part} ({reason})" for part, reason in parts.items())
                 except Exception as error:  # of the model's own code, too: nobody asked for this calibration
-                    note = f"not calibrated: {_reason(error)}"
+                    note = f"not calibrated: {reason_of(error)}"
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
             if complete:
                 summary = save_object(
@@ -305,24 +307,34 @@ def command(
                     world=world,
                 )
             else:
-                summary = save(
-                    content,
-                    output,
-                    scheme=schemes,
-                    budget=None if budget is None else parse_size(budget),
-                    bits=bits,
-                    quality=quality,
-                    calibration=calibration,
-                    recalibrate=recalibrate,
-                    refit=refit,
-                    metadata=metadata,
-                    files=kept,
-                    coder=coder,
-                    lossless=lossless,
-                    overwrite=overwrite,
-                    progress=update,
-                    world=world,
-                )
+
+                def saved(calibration: "CalibrationResult | None", overwrite: bool) -> "Summary":
+                    return save(
+                        content,
+                        output,
+                        scheme=schemes,
+                        budget=None if budget is None else parse_size(budget),
+                        bits=bits,
+                        quality=quality,
+                        calibration=calibration,
+                        recalibrate=recalibrate,
+                        refit=refit,
+                        metadata=metadata,
+                        files=kept,
+                        coder=coder,
+                        lossless=lossless,
+                        overwrite=overwrite,
+                        progress=update,
+                        world=world,
+                    )
+
+                try:
+                    summary = saved(calibration, overwrite)
+                except Exception as error:
+                    if not made_up or calibration is None or isinstance(error, BudgetError | OutputError):
+                        raise
+                    note = f"not calibrated: {reason_of(error)}"  # measuring runs the model's own code as well
+                    summary = saved(None, True)
         if not world.is_main:
             return
     if json:
@@ -397,14 +409,6 @@ def _listed(dropped: Mapping[str, int]) -> str:
     names = sorted(dropped, key=lambda name: -dropped[name])
     texts = [plain(name).plain[:80] + (f" {size(dropped[name])}" if dropped[name] else "") for name in names]
     return ", ".join(texts[:_MAX_LISTED]) + (f" and {len(texts) - _MAX_LISTED:,} more" * (len(texts) > _MAX_LISTED))
-
-
-def _reason(error: Exception) -> str:
-    """Return one line about an error, with its class if the code of a model raised it."""
-    if isinstance(error, BirdieError):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:

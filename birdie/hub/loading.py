@@ -1,4 +1,4 @@
-"""Parts of a Hugging Face folder that transformers loads for a calibration: model, configuration, tokenizer."""
+"""Parts of a Hugging Face folder that its library loads for a calibration: model, configuration, tokenizer."""
 
 import json
 from collections.abc import Iterator
@@ -6,18 +6,40 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from birdie.artifact.folder_scan import PIPELINE
 from birdie.errors import ConfigError
 
 
 def is_transformers_folder(folder: Path) -> bool:
     """Return True if a checkpoint is the folder of a model of transformers."""
+    return "model_type" in _configuration(folder)
+
+
+def is_diffusers_folder(folder: Path) -> bool:
+    """Return True if a checkpoint is the folder of a model of diffusers, but not of a pipeline."""
+    return "_class_name" in _configuration(folder)
+
+
+def is_of_library(folder: Path) -> bool:
+    """Return True if a checkpoint is the folder of a model of transformers or diffusers, or of a pipeline."""
+    return is_transformers_folder(folder) or is_diffusers_folder(folder) or (folder / PIPELINE).is_file()
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and "model_type" in config
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def class_name(folder: Path) -> str:
+    """Return the name of the class of a model of transformers or diffusers, as its configuration has it, or ""."""
+    config = _configuration(folder)
+    names = config.get("_class_name") or config.get("architectures") or [""]
+    return str(names if isinstance(names, str) else names[0])
 
 
 def require_transformers_folder(folder: Path) -> None:
@@ -36,8 +58,13 @@ def require_transformers_folder(folder: Path) -> None:
 
 def require_transformers() -> None:
     """Raise ConfigError unless transformers is installed."""
-    if find_spec("transformers") is None:
-        raise ConfigError("this calibration needs transformers, which is not installed; pip install transformers")
+    require_library("transformers")
+
+
+def require_library(library: str) -> None:
+    """Raise ConfigError unless a library is installed."""
+    if find_spec(library) is None:
+        raise ConfigError(f"this calibration needs {library}, which is not installed; pip install {library}")
 
 
 @contextmanager
@@ -53,13 +80,20 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_part(folder: Path, kind: str, noun: str, **options: Any) -> Any:
-    """Return what a class of transformers loads from a folder; nothing is downloaded, and no code of it is run.
+def load_part(
+    folder: Path,
+    kind: str,
+    noun: str,
+    library: Literal["transformers", "diffusers"] = "transformers",
+    **options: Any,
+) -> Any:
+    """Return what a class of a library loads from a folder; nothing is downloaded, and no code of it is run.
 
     Args:
         folder: of the model.
         kind: the class: "AutoTokenizer".
         noun: what it loads, for the error message.
+        library: that has the class.
         options: of its `from_pretrained`.
 
     Raises:
@@ -67,12 +101,10 @@ def load_part(folder: Path, kind: str, noun: str, **options: Any) -> Any:
     """
     try:
         with _no_progress_bar():
-            return getattr(import_module("transformers"), kind).from_pretrained(
-                folder, local_files_only=True, **options
-            )
+            return getattr(import_module(library), kind).from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # whatever the library raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(
-            f"transformers cannot load the {noun} of {folder} ({reason}), which calibration needs; complete "
+            f"{library} cannot load the {noun} of {folder} ({reason}), which calibration needs; complete "
             "the folder, or compress it without --calibrate"
         ) from error

@@ -1,50 +1,75 @@
 """Calibration of a Hugging Face folder without data: made-up inputs of the kind that the model takes.
 
-    main_input_name of the class ──► random tokens, noise images, features or sounds ──► CalibrationResult
+    signature and configuration ──► random tokens, noise images, features or sounds ──► CalibrationResult
 
 See `birdie.compress.calibration.synthetic` for what made-up inputs are worth.
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches
-from birdie.compress.calibration.sensitivity import MAX_COLUMNS
+from birdie.artifact.folder_scan import PIPELINE
+from birdie.compress.calibration.result import CalibrationResult, HeldOut, held_out_batches
+from birdie.compress.calibration.sensitivity import MAX_COLUMNS, Loss
 from birdie.compress.calibration.synthetic import (
     BATCHES,
     IMAGES,
-    LENGTH,
     SAMPLES,
     SOUNDS,
+    STEPS,
     TOKENS,
     Inputs,
     calibrate_on_inputs,
-    noise_images,
-    noise_sounds,
+    norms_with_statistics,
     with_statistics,
 )
 from birdie.compress.small_tensors import is_matrix
 from birdie.compress.stacks import is_stack
-from birdie.errors import ConfigError
-from birdie.hub.calibration import LENGTHS
-from birdie.hub.loading import load_part, require_transformers
+from birdie.errors import BirdieError, ConfigError
+from birdie.hub.arguments import arguments, first_accepted
+from birdie.hub.loading import class_name, is_diffusers_folder, load_part, require_library
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
 
-_WORK = 1 << 42  # weights times tokens: large models take fewer tokens, so that minutes are enough
+_TOKENS_TIMES_WEIGHTS = 1 << 42  # large models take fewer tokens, so that minutes are enough
 _LEAST_TOKENS = 4096
 _PIXELS = IMAGES * 32 * 32  # of all images: large images are fewer
-_LEAST = 2 * BATCHES  # images or sounds
+_LEAST = 2 * BATCHES  # images or sounds, if the work allows
+_FEWEST = 4  # samples of a model that computes for long
 _FRAMES = SOUNDS * SAMPLES[0]  # samples, or features of all channels, of all sounds
-_DECODED = 64  # tokens that the decoder of an encoder-decoder takes
+# Work that is about as long as coding the weights, in FLOPs: of any model, and of each weight.
+_WORK, _WORK_OF_WEIGHT = 1 << 35, 1 << 20
+_PASSES = 8  # as long as gradients, Hessians and the error of two files
+_PASSES_OF_STATISTICS = 3 * STEPS
 _BYTES, _HESSIAN_BYTES = 12, 8  # of memory for a weight (float32, its copy and a batch), and for an entry of a Hessian
+
+
+def calibrate_without_data(
+    folder: Path, state: Mapping[str, Tensor], *, device: torch.device | None = None, progress: Progress | None = None
+) -> tuple[CalibrationResult, dict[str, str]]:
+    """Calibrate a model or a pipeline on made-up inputs, and return the parts of it that are not calibrated, and why.
+
+    Args:
+        folder: of a model of transformers or diffusers, or of a pipeline.
+        state: its tensors, by their names on disk.
+        device: to compute on; None is the CPU.
+        progress: called with (done, total) in batches of inputs, or in parts of a pipeline.
+
+    Raises:
+        ConfigError: nothing of it can be calibrated.
+        WeightsError: the model's parameters are not the tensors on disk.
+    """
+    if (folder / PIPELINE).is_file():
+        return calibrate_pipeline(folder, state, device=device, progress=progress)
+    return calibrate_on_made_up_inputs(folder, state, device=device, progress=progress), {}
 
 
 def calibrate_on_made_up_inputs(
@@ -65,84 +90,187 @@ def calibrate_on_made_up_inputs(
         progress: called with (done, total) in batches of inputs.
 
     Raises:
-        ConfigError: transformers cannot load the model, inputs of its kind cannot be made up, or it is too large for
+        ConfigError: the library cannot load the model, inputs of its kind cannot be made up, or it is too large for
             the memory of this machine.
         WeightsError: the model's parameters are not the tensors on disk.
     """
-    require_transformers()
+    library: Literal["transformers", "diffusers"] = "diffusers" if is_diffusers_folder(folder) else "transformers"
+    require_library(library)
     _require_memory(state)
-    config = load_part(folder, "AutoConfig", "configuration")
-    names = getattr(config, "architectures", None) or [""]
-    if not hasattr(import_module("transformers"), str(names[0])):
-        raise ConfigError(f"transformers has no class {str(names[0])!r}, which {folder / 'config.json'} names")
-    model = load_part(folder, str(names[0]), "model", dtype=torch.float32).eval().to(device)
-    module = NamesOnDisk(model, state, folder)
-    generator = torch.Generator().manual_seed(seed)
-    batches = made_up_inputs(model, generator)
-    if model.main_input_name == "pixel_values":
-        batches = [
-            Inputs(keywords={"pixel_values": with_statistics(module, *one.keywords.values())}) for one in batches
+    name = class_name(folder)
+    if not hasattr(import_module(library), name):
+        raise ConfigError(f"{library} has no class {name!r}, which {folder / 'config.json'} names")
+    dtype: dict[str, Any] = {"dtype": torch.float32}
+    if library == "diffusers":
+        dtype = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}
+    model = load_part(folder, name, "model", library, **dtype).eval().to(device)
+    return calibrate_model(model, state, folder, seed=seed, progress=progress)
+
+
+def calibrate_pipeline(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    *,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> tuple[CalibrationResult, dict[str, str]]:
+    """Calibrate each part of a pipeline of diffusers, and return the parts that cannot be calibrated with the reasons.
+
+    Args:
+        folder: with a folder for each part.
+        state: the tensors of all parts, by part and name: "unet/conv_in.weight".
+        device: to compute on; None is the CPU.
+        progress: called with (done, total) in parts.
+
+    Raises:
+        ConfigError: no part can be calibrated.
+    """
+    names = sorted({name.partition("/")[0] for name in state if "/" in name})
+    results: dict[str, CalibrationResult] = {}
+    reasons: dict[str, str] = {}
+    for index, part in enumerate(names):
+        tensors = {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
+        update = None if progress is None else partial(_report_part, progress, index, len(names))
+        try:
+            results[part] = calibrate_on_made_up_inputs(folder / part, tensors, device=device, progress=update)
+        except Exception as error:  # of the model's own code, too
+            reasons[part] = reason_of(error)
+    if not results:
+        listed = "; ".join(f"{part}: {reason}" for part, reason in reasons.items())
+        raise ConfigError(f"no part of the pipeline can be calibrated: {listed or 'it has none'}")
+    held_out = {part: result.held_out for part, result in results.items() if result.held_out is not None}
+    return CalibrationResult(
+        dict(state),
+        {f"{part}/{name}": item for part, result in results.items() for name, item in result.sensitivities.items()},
+        HeldOutParts(held_out) if held_out else None,
+        synthetic=True,
+        unreached=[f"{part}/{name}" for part, result in results.items() for name in result.unreached],
+    ), reasons
+
+
+def _report_part(progress: Progress, index: int, parts: int, done: float, total: float | None) -> None:
+    progress(index + done / total if total else index, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutParts:
+    """Mean of the distances of the parts of a pipeline; tensors have the name of their part before theirs."""
+
+    parts: Mapping[str, HeldOut]
+
+    @property
+    def module(self) -> nn.Module:
+        """The first part."""
+        return next(iter(self.parts.values())).module
+
+    @property
+    def batches(self) -> Sequence[Any]:
+        """Batches of the first part."""
+        return next(iter(self.parts.values())).batches
+
+    @property
+    def loss(self) -> Loss:
+        """Loss of the first part."""
+        return next(iter(self.parts.values())).loss
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Return the mean distance."""
+        distances = [
+            held_out({name.removeprefix(f"{part}/"): one for name, one in state.items() if name.startswith(f"{part}/")})
+            for part, held_out in self.parts.items()
         ]
-    total = len(batches) - held_out_batches(len(batches))
+        return sum(distances) / len(distances)
+
+
+def reason_of(error: Exception) -> str:
+    """Return one line about an error, with its class if the code of a model raised it."""
+    if isinstance(error, BirdieError):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def calibrate_model(
+    model: Any, state: Mapping[str, Tensor], folder: Path, *, seed: int = 0, progress: Progress | None = None
+) -> CalibrationResult:
+    """Calibrate a model of transformers or diffusers on inputs that are made up.
+
+    Args:
+        model: in float32.
+        state: its tensors, by their names on disk.
+        folder: of the model, for error messages.
+        seed: of the inputs.
+        progress: called with (done, total) in batches of inputs.
+
+    Raises:
+        ConfigError: inputs of its kind cannot be made up.
+        WeightsError: the model's parameters are not the tensors on disk.
+    """
+    module = NamesOnDisk(model, state, folder)
+    batches = made_up_inputs(model, torch.Generator().manual_seed(seed))
+    used = len(batches) - held_out_batches(len(batches))
+    changed = len(batches) if _is_changed(model, batches[0]) else 0
 
     def report(done: int) -> None:
         if progress is not None:
-            progress(done, total)
+            progress(done, changed + used)
 
+    for index in range(changed):
+        batches[index] = _with_statistics(module, batches[index])
+        report(index + 1)
     # the names on disk have no module of their own, so nothing is known of the order of units
-    result = calibrate_on_inputs(module, batches, made_up=True, symmetries=False, seed=seed, progress=report)
+    result = calibrate_on_inputs(
+        module, batches, made_up=True, symmetries=False, seed=seed, progress=lambda done: report(changed + done)
+    )
     if result.held_out is not None:
         result.held_out({})  # what cannot be measured fails before the file is begun, not after
     return replace(result, state=dict(state))  # in the dtypes of the file
 
 
 def made_up_inputs(model: Any, generator: torch.Generator) -> list[Inputs]:
-    """Return batches of the inputs that a model of transformers takes, on its device.
+    """Return batches of the inputs that a model of transformers or diffusers takes, on its device.
 
     Args:
-        model: of transformers.
+        model: of a library whose models have a configuration.
         generator: of the inputs.
 
     Raises:
-        ConfigError: nothing is known of such inputs.
+        ConfigError: nothing is known of such inputs, or the model does not accept them.
     """
-    kind, config = str(model.main_input_name), model.config
     weights = sum(weight.numel() for weight in model.parameters())
-    tokens = min(TOKENS, max(_LEAST_TOKENS, _WORK // max(1, weights)))
-    text = config.get_text_config(decoder=True) if config.is_encoder_decoder else config.get_text_config()
-    keywords: dict[str, Tensor] = {}
-    if kind == "input_ids":
-        length = min([LENGTH, *(value for name in LENGTHS if isinstance(value := getattr(text, name, None), int))])
-        count = max(BATCHES, tokens // length)
-        keywords[kind] = _tokens(text, (count, length), generator)
-    elif kind == "pixel_values":
-        size = _image_size(config)
-        count = min(IMAGES, max(_LEAST, _PIXELS // (size[0] * size[1])))
-        keywords[kind] = noise_images(int(getattr(config, "num_channels", 3)), count, generator, size)
-    elif kind == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        channels, length = int(config.num_mel_bins), 2 * int(config.max_source_positions)
-        count = min(SOUNDS, max(_LEAST, _FRAMES // (channels * length)))
-        keywords[kind] = noise_sounds(channels, length, count, generator)
-    elif kind == "input_values":
-        sounds = noise_sounds(1, SAMPLES[0], SOUNDS, generator)[:, 0]
-        keywords[kind] = sounds / sounds.std(1, keepdim=True)
-    else:
-        raise ConfigError(f"inputs of {type(model).__name__}, {kind}, cannot be made up")
-    if config.is_encoder_decoder:
-        keywords["decoder_input_ids"] = _tokens(text, (len(keywords[kind]), _DECODED), generator)
-    parts = {name: tensor.to(model.device).tensor_split(BATCHES) for name, tensor in keywords.items()}
-    return [Inputs(keywords={name: part[index] for name, part in parts.items()}) for index in range(BATCHES)]
+    passes = _PASSES + (_PASSES_OF_STATISTICS if norms_with_statistics(model) else 0)
+    limit = (_WORK + _WORK_OF_WEIGHT * weights) / passes
+    attempt, work = first_accepted(model, generator, 2 * limit / BATCHES)
+    example = arguments(model, attempt, 2, generator)
+    most = min((_most(name, value, weights) for name, value in example.items()), default=IMAGES)
+    affordable = int((limit - BATCHES * work.calls) / max(work.samples / 2, 1))
+    count = max(_FEWEST, min(most, affordable))
+    parts = min(BATCHES, count)
+    sizes = [count // parts + (index < count % parts) for index in range(parts)]
+    return [Inputs(keywords=arguments(model, attempt, size, generator)) for size in sizes]
 
 
-def _tokens(config: Any, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    return torch.randint(0, int(config.vocab_size), shape, generator=generator, device="cpu")
+def _most(name: str, value: Any, weights: int) -> int:
+    """Return how many samples of an argument are enough, as its size and the size of the model tell."""
+    if not isinstance(value, Tensor):
+        return max(IMAGES, _LEAST)
+    size = max(1, value[0].numel())
+    if not value.is_floating_point():
+        return max(BATCHES, min(TOKENS, max(_LEAST_TOKENS, _TOKENS_TIMES_WEIGHTS // max(1, weights))) // size)
+    if name.startswith("input_"):  # sounds, or their features
+        return min(SOUNDS, max(_LEAST, _FRAMES // size))
+    return min(IMAGES, max(_LEAST, 3 * _PIXELS // size))
 
 
-def _image_size(config: Any) -> tuple[int, int]:
-    size = getattr(config, "image_size", None)
-    if isinstance(size, Sequence) and len(size) == 2:
-        return int(size[0]), int(size[1])
-    return (int(size), int(size)) if isinstance(size, int) else (224, 224)
+def _is_changed(model: Any, inputs: Inputs) -> bool:
+    return "pixel_values" in inputs.keywords and bool(norms_with_statistics(model))
+
+
+def _with_statistics(module: NamesOnDisk, inputs: Inputs) -> Inputs:
+    def call(images: Tensor) -> Inputs:
+        return Inputs(keywords={**inputs.keywords, "pixel_values": images})
+
+    return call(with_statistics(module, inputs.keywords["pixel_values"], call))
 
 
 def _require_memory(state: Mapping[str, Tensor]) -> None:

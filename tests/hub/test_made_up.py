@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import birdie
+from birdie.artifact import save as save_module
 from birdie.artifact.folders import read_folder
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -77,6 +78,59 @@ def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
     assert note.startswith("not calibrated: ")
     assert "\n" not in note
     assert len(birdie.load(tmp_path / "m.birdie")) == len(read_folder(tmp_path / "model").tensors)
+
+
+@pytest.mark.parametrize("name", ["closer", "encode_state"])
+def test_what_fails_only_as_the_file_is_made_is_one_line_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    real, calls = getattr(save_module, name), []
+
+    def failing(*arguments: Any, **settings: Any) -> Any:
+        calls.append(settings)
+        if len(calls) == 1:
+            raise RuntimeError("a foreign forward")
+        return real(*arguments, **settings)
+
+    write("llama", tmp_path / "model")
+    monkeypatch.setattr(save_module, name, failing)
+    file = tmp_path / "m.birdie"
+    command = ["compress", str(tmp_path / "model"), "-o", str(file), "--bits", "6", "--coder", "fast", "--json"]
+    assert run(build_app, command) == 0
+    assert json.loads(capsys.readouterr().out)["calibration"] == "not calibrated: RuntimeError: a foreign forward"
+    assert len(birdie.load(file)) == len(read_folder(tmp_path / "model").tensors)
+
+
+def test_a_key_that_interrupts_is_no_failure_of_made_up_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    write("llama", tmp_path / "model")
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", interrupted)
+    command = ["compress", str(tmp_path / "model"), "-o", str(tmp_path / "m.birdie"), "--bits", "6", "--coder", "fast"]
+    assert run(build_app, command) != 0
+    assert not (tmp_path / "m.birdie").exists()
+
+
+def test_models_of_diffusers_and_parts_of_a_pipeline_are_calibrated_or_named(tmp_path: Path, capsys: Any) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    unet = diffusers.UNet2DModel(
+        sample_size=8, layers_per_block=1, block_out_channels=(8,), norm_num_groups=4,
+        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
+    )  # fmt: skip
+    folder, file = tmp_path / "pipeline", tmp_path / "m.birdie"
+    unet.save_pretrained(folder / "unet")
+    unet.save_pretrained(folder / "other")
+    config = json.loads((folder / "other" / "config.json").read_text())
+    (folder / "other" / "config.json").write_text(json.dumps(config | {"_class_name": "NoSuchModel"}))
+    parts = {"unet": ["diffusers", "UNet2DModel"], "other": ["diffusers", "NoSuchModel"]}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "DDPMPipeline", **parts}))
+    command = ["compress", str(folder), "-o", str(file), "--bits", "6", "--coder", "fast", "--json"]
+    assert run(build_app, command) == 0
+    note = json.loads(capsys.readouterr().out)["calibration"]
+    assert note.startswith("calibrated on made-up inputs")
+    assert "; not calibrated: other (diffusers has no class 'NoSuchModel'" in note
+    assert "unet" not in note
 
 
 def test_the_error_on_other_tokens_falls_at_equal_bytes(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ larger.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.sensitivity import Batch, Loss, calibrate
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
@@ -25,13 +25,26 @@ SIGMA = 0.4  # scale of the grid in deviations of a row: coarse enough to measur
 _LEAST = 1e-12  # smallest KL of a matrix, in nats
 
 
+class Distance(Protocol):
+    """Measure of the distance of a module with other weights from itself; lacking weights stay."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module from which distances are measured."""
+        ...
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Return the distance; 0 for the weights of the module."""
+        ...
+
+
 def probe(
-    held_out: HeldOutKL, batches: Iterable[Batch], loss: Loss, *, progress: Callable[[int], None] | None = None
+    held_out: Distance, batches: Iterable[Batch], loss: Loss, *, progress: Callable[[int], None] | None = None
 ) -> dict[str, Sensitivity]:
     """Return sensitivities from forward passes: one for every batch, and one measurement of the KL for every matrix.
 
     Args:
-        held_out: KL of the module to calibrate.
+        held_out: KL of the module to calibrate, or another measure of what a change of its weights costs.
         batches: calibration batches for the Hessians.
         loss: (module, batch) → anything.
         progress: called with the number of batches done.

@@ -120,7 +120,7 @@ class CalibrationResult:
         else:
             sensitivities = probe(held_out, used, loss, progress=progress)
         missing = unreached(module, state, sensitivities)
-        sensitivities = _settled(sensitivities, state)
+        sensitivities = settled(sensitivities, state)
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), sensitivities, held_out, used, unreached=missing)
@@ -179,7 +179,7 @@ class CalibrationResult:
         held_out = self._require_batches("recalibration")
         module = copy.deepcopy(held_out.module).eval()
         module.load_state_dict(module.state_dict() | encoded.decode(workers))
-        quantized = _settled(calibrate(module, self.batches, held_out.loss), self.state)
+        quantized = settled(calibrate(module, self.batches, held_out.loss), self.state)
         means = {
             name: _mean(sensitivity, quantized[name])
             for name, sensitivity in self.sensitivities.items()
@@ -274,7 +274,7 @@ def abbreviated(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+def settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
     """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
     return {name: floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state, sensitivities)}
 

@@ -28,9 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.modes import differentiable_batch, in_mode
-from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.sensitivity import Calibration, Loss
+from birdie.compress.calibration.probe import probe
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches, settled, unreached
+from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.prior import level, prior, scaled
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.stacks import with_rows
@@ -38,13 +40,15 @@ from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
-IMAGES, EDGE = 320, 32  # noise images
+IMAGES, EDGE = 160, 32  # noise images
 SOUNDS, SAMPLES = 64, (16_384, 4096, 1024)  # noise sounds, and their lengths: the first that the module accepts
 LOUDNESS, STEADY = (0.005, 0.2), 8  # range of the amplitude of a sound, and in how many parts it is steady
 BATCHES = 10  # of which one in five is held out
-STEPS, RATE = 30, 0.05  # of Adam on images
+STEPS, RATE = 16, 0.1  # of Adam on images
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size", "context_length")
+_INNER = {"past_key_values", "hidden_states", "attentions", "cache_params", "mems", "loss"}  # of outputs
+_LEAST_VARIANCE = 1e-10  # of the inputs of a batch norm
 _COLORS = 0.8  # correlation of the colors of a pixel
 
 
@@ -105,7 +109,14 @@ def calibrate_on_inputs(
         batches = _split(batches[0])
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     calibration = output_calibration(module, batches, seed=seed)
-    result = CalibrationResult.of(state, calibration, symmetries=symmetries, progress=progress)
+    try:
+        result = CalibrationResult.of(state, calibration, symmetries=symmetries, progress=progress)
+    except Exception as error:  # whatever the code of the module raises
+        if not made_up or isinstance(error, MemoryError | WeightsError):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        logging.getLogger("birdie").info("no gradients (%s); calibrating by forward passes alone", reason)
+        return replace(_by_forward_passes(state, calibration, progress), synthetic=True)
     if calibration[2] is not _logit_loss and result.held_out is not None:
         result = replace(result, held_out=HeldOutError(module, result.held_out.batches, calibration[2]))
     if made_up:
@@ -114,40 +125,70 @@ def calibrate_on_inputs(
     return replace(result, synthetic=True)
 
 
-def output_calibration(module: nn.Module, batches: Sequence[Inputs], *, seed: int = 0) -> Calibration:
+def _by_forward_passes(
+    state: Mapping[str, Tensor],
+    calibration: tuple[nn.Module, Sequence[Inputs], Loss],
+    progress: Callable[[int], None] | None,
+) -> CalibrationResult:
+    """Calibrate a module that cannot be differentiated."""
+    module, batches, loss = calibration
+    count = held_out_batches(len(batches))
+    used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
+    held_out = (HeldOutKL if loss is _logit_loss else HeldOutError)(module, kept, loss)
+    sensitivities = probe(held_out, used, loss, progress=progress)
+    missing = unreached(module, state, sensitivities)
+    return CalibrationResult(dict(state), settled(sensitivities, state), held_out, used, unreached=missing)
+
+
+def output_calibration(
+    module: nn.Module, batches: Sequence[Inputs], *, seed: int = 0
+) -> tuple[nn.Module, Sequence[Inputs], Loss]:
     """Return (module, batches, loss), the loss being about the outputs alone.
 
     The outputs are logits if there is one for every token of a vocabulary, or one row of classes for every image: the
-    loss is then their KL divergence. Of other outputs it is the squared error in units of their mean square, by a
+    loss is then their KL divergence. Of other outputs it is the squared error of each in units of its mean square, by a
     random projection of the outputs, whose gradient has the covariance of that error.
 
     Raises:
         ConfigError: the module does not accept the batches, or returns no floating tensor.
     """
     with in_mode(module.modules(), training=False), torch.no_grad():
-        first = _forward(module, batches[0])
-    scale = float(first.float().square().mean()) ** -0.5 if bool(first.any()) else 1.0
-    if _are_logits(module, batches[0], first):
+        first = _outputs(module, batches[0])
+    if _are_logits(module, batches[0], first[0]):
         return module, batches, _logit_loss
+    scales = [_scale(output) for output in first]
     signs = torch.Generator().manual_seed(seed)
 
     def projection(module: nn.Module, inputs: Inputs) -> Tensor:
-        outputs = _forward(module, inputs)
-        random = torch.randint(0, 2, outputs.shape, generator=signs, device="cpu").to(outputs) * 2 - 1
-        return (outputs * random).sum() * scale
+        total = torch.zeros((), device="cpu")
+        for outputs, scale in zip(_outputs(module, inputs), scales, strict=True):
+            random = torch.randint(0, 2, outputs.shape, generator=signs, device="cpu").to(outputs) * 2 - 1
+            if scale:
+                total = total.to(outputs) + (outputs * random).sum() * scale
+        return total
 
     return module, batches, projection
 
 
+def _scale(output: Tensor) -> float:
+    """Return 1 over the root of the mean square; 0 for an output that is not finite everywhere, which tells nothing."""
+    power = float(output.float().square().mean()) if output.numel() else 0.0
+    return (power**-0.5 if power else 1.0) if math.isfinite(power) else 0.0
+
+
 def _logit_loss(module: nn.Module, inputs: Inputs) -> Tensor:
-    logits = _forward(module, inputs)
+    logits = _outputs(module, inputs)[0]
     flat = logits.reshape(-1, logits.shape[-1]).float()
     return F.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.long, device=flat.device), reduction="sum")
 
 
 @dataclass(slots=True)
 class HeldOutError:
-    """Squared error of a module's outputs with other weights, as a share of their variance, on held-out batches."""
+    """Squared error of a module's outputs with other weights, as a share of their variance, on held-out batches.
+
+    Of several outputs it is the mean of their shares. Outputs that the other weights give another shape, or none, count
+    as wrong altogether.
+    """
 
     module: nn.Module
     batches: Sequence[Inputs]
@@ -159,16 +200,30 @@ class HeldOutError:
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the error; weights that `state` leaves out keep the values of the previous call."""
-        error = total = 0.0
+        sums: dict[int, tuple[float, float]] = {}
         weights = self._candidate.state_dict()
         with in_mode(self.module.modules(), training=False), torch.no_grad():
             for name, weight in state.items():
                 weights[name].copy_(weight)
             for inputs in self.batches:
-                expected, decoded = (_forward(module, inputs).double() for module in (self.module, self._candidate))
-                error += float((decoded - expected).square().sum())
-                total += float((expected - expected.mean()).square().sum())
-        return error / total if total else error
+                for index, (error, total) in enumerate(self._differences(inputs)):
+                    errors, totals = sums.get(index, (0.0, 0.0))
+                    sums[index] = errors + error, totals + total
+        shares = [error / total if total else error for error, total in sums.values()]
+        return sum(shares) / len(shares)
+
+    def _differences(self, inputs: Inputs) -> Iterator[tuple[float, float]]:
+        """Yield the squared error and the variance of each output; zeros of one that is not finite."""
+        expected = [output.double() for output in _outputs(self.module, inputs)]
+        try:
+            decoded = [output.double() for output in _outputs(self._candidate, inputs)]
+        except ConfigError:
+            decoded = []
+        for index, output in enumerate(expected):
+            total = float((output - output.mean()).square().sum())
+            same = len(decoded) == len(expected) and decoded[index].shape == output.shape
+            error = float((decoded[index] - output).square().sum()) if same else total
+            yield (error if math.isfinite(error) else total, total) if math.isfinite(total) else (0.0, 0.0)
 
 
 def closer(calibration: CalibrationResult, calibrated: EncodedState, assumed: EncodedState) -> EncodedState:
@@ -187,30 +242,50 @@ def closer(calibration: CalibrationResult, calibrated: EncodedState, assumed: En
     return calibrated if errors[0] <= errors[1] else assumed
 
 
-def _forward(module: nn.Module, inputs: Inputs) -> Tensor:
-    """Return the output of a module: the first floating tensor, `.logits` before others.
+def forward(module: nn.Module, inputs: Inputs) -> Any:
+    """Return what a module returns, with the same random numbers in every call.
+
+    Raises:
+        ConfigError: the module raises an error.
+    """
+    devices = sorted({tensor.device.index or 0 for tensor in module.parameters() if tensor.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices):
+            torch.default_generator.manual_seed(0)
+            for device in devices:
+                torch.cuda.default_generators[device].manual_seed(0)
+            return module(*inputs.arguments, **inputs.keywords)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the code of the module raises
+        shapes = [tuple(value.shape) for value in _tensors((inputs.arguments, dict(inputs.keywords)))]
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not isinstance(error, RuntimeError | TypeError | ValueError | IndexError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise ConfigError(
+            f"the module does not accept inputs of shape {shapes} ({reason}); give example_inputs that it accepts"
+        ) from error
+
+
+def _outputs(module: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """Return the floating tensors that a module returns, logits before others, without caches and hidden states.
 
     Raises:
         ConfigError: the module raises an error, or returns no floating tensor.
     """
-    try:
-        outputs = module(*inputs.arguments, **inputs.keywords)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        shapes = [tuple(value.shape) for value in _tensors((inputs.arguments, dict(inputs.keywords)))]
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"the module does not accept inputs of shape {shapes} ({reason}); give example_inputs that it accepts"
-        ) from error
-    return _tensor(outputs)
-
-
-def _tensor(outputs: Any) -> Tensor:
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    tensors = _tensors(outputs if logits is None else logits)
-    floating = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-    if floating is None:
+    outputs = forward(module, inputs)
+    parts: list[Any] = [outputs]
+    if isinstance(outputs, Mapping):
+        names = sorted((name for name in outputs if name not in _INNER), key=lambda name: name != "logits")
+        parts = [outputs[name] for name in names]
+    elif (logits := getattr(outputs, "logits", None)) is not None:
+        parts = [logits]
+    # what parts return is in what the module makes of it, if it makes anything of it
+    near = [one for part in parts for one in _tensors(part if isinstance(part, Tensor | tuple | list) else None)]
+    tensors = [one for one in near or _tensors(parts) if one.is_floating_point() and one.numel()]
+    if not tensors:
         raise ConfigError("the module returns no floating tensor to compare; calibrate with a loss of your own instead")
-    return floating
+    return tensors
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -312,7 +387,7 @@ def _example_weight(module: nn.Module) -> Tensor:
 def _accepts(module: nn.Module, inputs: Inputs) -> bool:
     try:
         with in_mode(module.modules(), training=False), torch.no_grad():
-            _forward(module, inputs)
+            _outputs(module, inputs)
     except ConfigError:
         return False
     return True
@@ -372,9 +447,22 @@ def noise_sounds(channels: int, length: int, count: int, generator: torch.Genera
     return noise * loudness.repeat_interleave(length // STEADY, 2)
 
 
-def with_statistics(module: nn.Module, images: Tensor) -> Tensor:
-    """Return images changed until each batch norm sees its running mean and variance, or almost."""
-    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d) and part.track_running_stats]
+def norms_with_statistics(module: nn.Module) -> list[nn.BatchNorm2d]:
+    """Return the batch norms of images that have running statistics."""
+    return [part for part in module.modules() if isinstance(part, nn.BatchNorm2d) and part.track_running_stats]
+
+
+def with_statistics(
+    module: nn.Module, images: Tensor, call: Callable[[Tensor], Inputs] = lambda images: Inputs((images,))
+) -> Tensor:
+    """Return images changed until each batch norm sees its running mean and variance, or almost.
+
+    Args:
+        module: an image network; without such norms the images stay as they are.
+        images: in a batch.
+        call: images → arguments of the module.
+    """
+    norms = norms_with_statistics(module)
     if not norms:
         return images
     differences: list[Tensor] = []
@@ -384,6 +472,7 @@ def with_statistics(module: nn.Module, images: Tensor) -> Tensor:
         assert norm.running_mean is not None
         assert norm.running_var is not None
         variance, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
+        variance = variance.clamp_min(_LEAST_VARIANCE)  # the root has no finite gradient at zero
         expected, spread = norm.running_mean, norm.running_var.clamp_min(norm.eps)
         share = ((mean - expected) ** 2 + (variance.sqrt() - spread.sqrt()) ** 2) / spread
         differences.append(share.mean())
@@ -395,8 +484,11 @@ def with_statistics(module: nn.Module, images: Tensor) -> Tensor:
         with in_mode(module.modules(), training=False), torch.enable_grad():
             for _ in range(STEPS):
                 differences.clear()
-                _forward(module, Inputs((pixels.to(images.dtype),)))
-                (pixels.grad,) = torch.autograd.grad(torch.stack(differences).mean(), [pixels])
+                forward(module, call(pixels.to(images.dtype)))
+                difference = torch.stack(differences).mean()
+                if not difference.requires_grad:  # the module computes without gradients
+                    return images
+                (pixels.grad,) = torch.autograd.grad(difference, [pixels])
                 optimizer.step()
     finally:
         for hook in hooks:
@@ -426,7 +518,8 @@ def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> 
     if gradients or measured.row_fisher is None or assumed.row_fisher is None:
         return measured
     measured = replace(measured, row_fisher=assumed.row_fisher.to(measured.row_fisher), output=None)
-    return scaled(measured, level(assumed) / level(measured))
+    known = level(measured)
+    return scaled(measured, level(assumed) / known) if known > 0 else assumed  # made-up inputs arrive as zeros
 
 
 def _require_finite_buffers(module: nn.Module) -> None:

@@ -205,6 +205,60 @@ def test_the_error_is_that_of_a_module_whose_state_has_other_names_than_its_part
     assert measure(state) == 0
 
 
+class Towers(nn.Module):
+    """Two networks with an output each, a cache beside them, and noise in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        noisy = self.second(x + torch.randn(x.shape))
+        return {"first": self.first(x), "both": (noisy,), "hidden_states": self.third(x), "infinite": x * torch.inf}
+
+
+def test_all_outputs_count_but_inner_states_and_random_numbers_are_those_of_each_call() -> None:
+    model, x = Towers(), torch.randn(40, 16)
+    generator_state = torch.get_rng_state()
+    result = synthetic_calibration(model, x)
+    assert torch.equal(torch.get_rng_state(), generator_state)
+    assert result.sensitivities.keys() == {"first.weight", "second.weight"}
+    assert result.held_out is not None
+    assert result.held_out(model.state_dict()) == 0
+    zeros = {name: torch.zeros_like(weight) for name, weight in model.first.state_dict(prefix="first.").items()}
+    assert result.held_out(zeros) == pytest.approx(1 / 4, abs=0.1)  # of one output in four
+
+
+def test_a_module_that_cannot_be_differentiated_is_calibrated_by_forward_passes() -> None:
+    class Detached(Images):
+        def forward(self, images: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().forward(images)
+
+    result = synthetic_calibration(Detached())
+    assert {"first.weight", "second.weight"} <= result.sensitivities.keys()
+    assert result.held_out is not None
+    assert result.held_out({}) == pytest.approx(0, abs=1e-6)
+
+
+def test_outputs_that_other_weights_give_another_shape_are_wrong_altogether() -> None:
+    class Selected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.layer(x)
+            return outputs[outputs[:, 0] > 0]
+
+    model = Selected()
+    measure = HeldOutError(model, [Inputs((torch.randn(40, 8),))], loss)
+    assert measure(model.state_dict()) == 0
+    assert measure({name: -weight for name, weight in model.state_dict().items()}) == 1
+
+
 def test_the_better_of_two_encodings_on_inputs_kept_apart_is_kept() -> None:
     torch.manual_seed(0)
     model = nn.Linear(32, 32)
@@ -229,6 +283,17 @@ def test_hessians_of_made_up_inputs_shrink_towards_the_assumed_ones() -> None:
     assert mixed is not None
     assert mixed.trace() == pytest.approx(4)
     assert mixed[1, 1] == pytest.approx(2 * synthetic.SHRINKAGE)
+
+
+def test_a_weight_at_which_inputs_are_zero_is_as_assumed() -> None:
+    weights = {"weight": torch.ones(8, 8)}
+    measured = {"weight": Sensitivity(torch.zeros(8, 8), torch.zeros(8))}
+    (assumed,) = prior(weights).values()
+    (moderated,) = synthetic._moderated(measured, weights, gradients=False).values()
+    assert assumed.row_fisher is not None
+    assert moderated.row_fisher is not None
+    assert torch.equal(moderated.row_fisher, assumed.row_fisher)
+    assert (moderated.row_fisher > 0).all()
 
 
 def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
