@@ -10,7 +10,8 @@ calibration at all. Networks of sound take noise whose loudness changes. Any oth
 ones, if only a few, are used as they are.
 
 Hessians of made-up inputs are nearly singular in directions that real inputs have, so they shrink towards the assumed
-covariance (`birdie.compress.prior`). Outputs that are no logits are often saturated by made-up inputs, as the
+covariance (`birdie.compress.prior`). They may hardly reach a matrix that real inputs need, so none takes more than
+`LEAST_BITS` less than what is assumed of it. Outputs that are no logits are often saturated by made-up inputs, as the
 probability of speech is by noise. Their gradients then tell nothing, so rows weigh what is assumed.
 """
 
@@ -45,6 +46,7 @@ SOUNDS, SAMPLES = 64, (16_384, 4096, 1024)  # noise sounds, and their lengths: t
 LOUDNESS, STEADY = (0.005, 0.2), 8  # range of the amplitude of a sound, and in how many parts it is steady
 BATCHES = 10  # of which one in five is held out
 STEPS, RATE = 16, 0.1  # of Adam on images
+LEAST_BITS = 2  # that a matrix takes less than the median if made-up inputs hardly reach it
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size", "context_length")
 _INNER = {"past_key_values", "hidden_states", "attentions", "cache_params", "mems", "loss"}  # of outputs
@@ -501,10 +503,27 @@ def _moderated(
 ) -> dict[str, Sensitivity]:
     """Return sensitivities by made-up inputs, closer to the assumed ones; without `gradients` rows weigh as assumed."""
     assumed = prior({name: with_rows(state[name], item) for name, item in sensitivities.items() if name in state})
-    return {
+    moderated = {
         name: _shrunk(item, assumed[name], gradients=gradients) if name in assumed else item
         for name, item in sensitivities.items()
     }
+    ratios = {
+        name: level(moderated[name]) / level(item)
+        for name, item in assumed.items()
+        if moderated[name].row_fisher is not None and level(item) > 0
+    }
+    usual = float(np.median([ratio for ratio in ratios.values() if ratio > 0] or [1.0]))
+    least = usual * 4.0**-LEAST_BITS  # a bit is a quarter of the squared error
+    for name, ratio in ratios.items():
+        if ratio < least:  # made-up inputs hardly reach it; real ones may
+            moderated[name] = _raised(moderated[name], least / ratio) if ratio > 0 else scaled(assumed[name], least)
+    return moderated
+
+
+def _raised(sensitivity: Sensitivity, factor: float) -> Sensitivity:
+    output = None if sensitivity.output is None else sensitivity.output * factor
+    rows = None if sensitivity.row_fisher is None else sensitivity.row_fisher * factor
+    return replace(sensitivity, row_fisher=rows, output=output)
 
 
 def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> Sensitivity:

@@ -1,5 +1,6 @@
 """Made-up inputs calibrate a module alone, the better of two encodings is kept, and bad inputs are one sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import birdie
 from birdie.compress.calibration import synthetic
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import HeldOutError, Inputs, closer, synthetic_calibration
-from birdie.compress.prior import prior
+from birdie.compress.prior import level, prior
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.state import EncodedState
@@ -294,6 +295,20 @@ def test_a_weight_at_which_inputs_are_zero_is_as_assumed() -> None:
     assert moderated.row_fisher is not None
     assert torch.equal(moderated.row_fisher, assumed.row_fisher)
     assert (moderated.row_fisher > 0).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-12, 1e-3, 1 / 4])
+def test_no_matrix_takes_more_than_two_bits_less_than_what_is_assumed(share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(64, 64, generator=generator) for name in "abcd"}
+    measured = {
+        name: replace(item, row_fisher=item.row_fisher * 7 * (share if name == "d" else 1.0), output=torch.eye(64))
+        for name, item in prior(state).items()
+        if item.row_fisher is not None
+    }
+    moderated = synthetic._moderated(measured, state, gradients=True)
+    ratios = {name: level(moderated[name]) / level(item) for name, item in prior(state).items()}
+    assert ratios == pytest.approx({"a": 7, "b": 7, "c": 7, "d": 7 * max(share, 1 / 16)})
 
 
 def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
