@@ -49,7 +49,6 @@ from birdie.hub.made_up import made_up_inputs
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.files import atomic_path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: nothing is downloaded
 SECONDS, MEMORY = 120, 8 << 30  # limits of one class, in processor time and of its data
 _PATIENCE = 5  # times as long as that by the clock
 LEAST_WEIGHTS, MOST_WEIGHTS = 50_000, 8_000_000  # below the first, headers are larger than weights of 6 bits
@@ -552,6 +551,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write docs/ecosystem.md here")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"limit of one class (default: {SECONDS})")
     options: argparse.Namespace = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: nothing is downloaded
     outcomes = []
     some = chosen(subjects(every=options.every), options.only, options.count)
     if not some:

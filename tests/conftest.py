@@ -8,9 +8,13 @@ from typing import get_type_hints
 
 import pytest
 import torch
+from hypothesis import settings
 
 from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
 from birdie.run.recipe import Recipe
+
+settings.register_profile("birdie", deadline=None)  # a busy machine is no fault of birdie
+settings.load_profile("birdie")
 
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "RUN_ID"}
 

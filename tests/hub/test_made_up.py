@@ -34,7 +34,7 @@ def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None
     state = read_folder(tmp_path).tensors
     steps: list[tuple[float, float | None]] = []
     result = calibrate_on_made_up_inputs(tmp_path, state, progress=lambda *step: steps.append(step))
-    assert steps[-1][0] == steps[-1][1] == 8
+    assert steps[-1][0] == steps[-1][1]
     assert result.synthetic
     assert result.sensitivities.keys() <= state.keys()
     matrices = {key for key, tensor in state.items() if is_worth_coarsening(tensor)}
@@ -43,14 +43,6 @@ def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None
     assert all(any(part in key for part in other) for key in matrices - result.sensitivities.keys())
     assert result.held_out is not None
     assert result.held_out(state) == pytest.approx(0, abs=1e-6)
-
-
-def test_experts_that_transformers_merges_are_left_uncalibrated(tmp_path: Path, capsys: Any) -> None:
-    write("mixtral", tmp_path / "model")
-    file = tmp_path / "m.birdie"
-    command = ["compress", str(tmp_path / "model"), "-o", str(file), "--bits", "6", "--coder", "fast", "--json"]
-    assert run(build_app, command) == 0
-    assert "not calibrated" in json.loads(capsys.readouterr().out)["calibration"]
 
 
 @pytest.mark.parametrize(
