@@ -86,8 +86,8 @@ def command(
     if kind == "decoder":
         print_line(f"use it: python {output} MODEL.birdie OUT.pt, or import load and load_object from it")
     elif kind == "pair":
-        place = "paste it below any `from __future__` import"
-        print_line(place if paste else f"use it: from {output.stem} import export, load")
+        advice = "paste it below any `from __future__` import"
+        print_line(advice if paste else f"use it: from {output.stem} import export, load")
         print_line(
             'then: export(model.state_dict(), budget=16_000_000, path="model.birdie"); state = load("model.birdie")'
         )

@@ -215,9 +215,9 @@ def _needed(entry: Path) -> dict[str, str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             imported |= {name.partition(".")[0] for name in names}
-    own = {PACKAGE.name, *sys.stdlib_module_names}
+    builtin = {PACKAGE.name, *sys.stdlib_module_names}
     installed = metadata.packages_distributions()
-    return {name: installed[name][0] for name in sorted(imported - own) if name in installed}
+    return {name: installed[name][0] for name in sorted(imported - builtin) if name in installed}
 
 
 def _script(parts: list[str]) -> bytes:

@@ -91,17 +91,17 @@ def imports(name: str, text: str) -> set[tuple[str, bool]]:
     """Return (dotted name, whether it is inside a function) of each import in a packed module."""
     package = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     package = package if name.endswith("__init__.py") else package.rpartition(".")[0]
-    found = set()
+    names: set[tuple[str, bool]] = set()
     queue: list[tuple[ast.AST, bool]] = [(ast.parse(text), False)]
     while queue:
         node, late = queue.pop()
         if isinstance(node, ast.Import):
-            found |= {(alias.name, late) for alias in node.names}
+            names |= {(alias.name, late) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add((resolve_name("." * node.level + (node.module or ""), package), late))
+            names.add((resolve_name("." * node.level + (node.module or ""), package), late))
         late = late or isinstance(node, ast.FunctionDef)
         queue += [(child, late) for child in ast.iter_child_nodes(node)]
-    return found
+    return names
 
 
 def test_every_module_that_can_be_imported_is_in_the_file(packed: Packed) -> None:
