@@ -31,8 +31,7 @@ def source_files(entry: str | Path, follow: Follow = lambda _: True) -> tuple[Pa
     files = {start}
     queue = [start]
     while queue:
-        path = queue.pop()
-        for imported in _imports(ast.parse(path.read_bytes(), filename=str(path)), follow):
+        for imported in _imports(queue.pop(), follow):
             if imported not in files:
                 files.add(imported)
                 queue.append(imported)
@@ -49,10 +48,11 @@ def for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def _imports(tree: ast.Module, follow: Follow) -> Iterator[Path]:
+def _imports(path: Path, follow: Follow) -> Iterator[Path]:
+    content = path.read_bytes()
+    tree = ast.parse(content, filename=str(path))
     packages: dict[str, str] = {}  # local name → dotted name
     queue: list[tuple[ast.AST, bool]] = [(tree, False)]
-    listed: list[str] = []
     while queue:
         node, late = queue.pop()
         names: list[str] = []
@@ -61,17 +61,18 @@ def _imports(tree: ast.Module, follow: Follow) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             packages |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pkgutil.iter_modules":
-            listed.append(ast.unparse(node.args[0]).removesuffix(".__path__"))
         for name in names:
             if not late or follow(name):
                 yield from _files_of(name)
         if not for_types(node):
             late = late or isinstance(node, ast.FunctionDef)
-            queue += ((child, late) for child in ast.iter_child_nodes(node))
-    for name in listed:
-        for path in sorted(PACKAGE.parent.joinpath(*packages[name].split(".")).glob("*.py")):
-            yield from _files_of(f"{packages[name]}.{path.stem}")
+            children = ast.iter_child_nodes(node)  # no expression holds an import
+            queue += ((child, late) for child in children if not isinstance(child, ast.expr))
+    for node in ast.walk(tree) if b"pkgutil.iter_modules(" in content else ():
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pkgutil.iter_modules":
+            package = packages[ast.unparse(node.args[0]).removesuffix(".__path__")]
+            for file in sorted(PACKAGE.parent.joinpath(*package.split(".")).glob("*.py")):
+                yield from _files_of(f"{package}.{file.stem}")
 
 
 def _files_of(name: str) -> Iterator[Path]:

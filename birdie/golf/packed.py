@@ -260,9 +260,10 @@ def _literal(data: bytes) -> str:
     text = data.decode("latin-1")
     parts = []
     for letter, following in zip(text, [*text[1:], ""], strict=True):
-        # A digit after \0 would become part of the escape.
-        parts.append("\\x00" if letter == "\0" and following in "01234567" else _ESCAPES.get(letter, letter))
-    inner = "".join(parts).replace("'''", "''\\'")
-    if inner.endswith("'") and not inner.endswith("\\'"):
-        inner = inner[:-1] + "\\'"
-    return f"'''{inner}'''"
+        if letter == "\0" and following in "01234567":  # a digit after \0 would become part of the escape
+            parts.append("\\x00")
+        elif letter == "'" and following in "'":  # two quotes in a row, or one at the end
+            parts.append("\\'")
+        else:
+            parts.append(_ESCAPES.get(letter, letter))
+    return f"'''{''.join(parts)}'''"

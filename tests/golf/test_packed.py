@@ -4,6 +4,7 @@ import ast
 import json
 import lzma
 import os
+import random
 import subprocess
 import sys
 from importlib.util import resolve_name
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.data.corpus import file_corpus
@@ -80,7 +82,7 @@ def test_the_size(packed: Packed, kind: Kind) -> None:
 
 def test_the_file_is_python_and_names_what_it_needs(packed: Packed, kind: Kind) -> None:
     ast.parse(packed.script)
-    assert packed.script.startswith(b"#birdie ")
+    assert packed.script.startswith(f"#birdie {birdie.__version__} ".encode())
     assert not {b"\r", b"\0"} & {bytes([byte]) for byte in packed.script}  # survives text-mode transfers
     names = {line.partition("==")[0] for line in packed.requirements}
     assert names == NEEDED.get(kind, CORE | {"cyclopts", "rich", "safetensors", "sentencepiece", "threadpoolctl"})
@@ -175,6 +177,31 @@ def test_the_scan_says_that_a_damaged_script_was_not_read() -> None:
     (finding,) = scan(script(["pass", "a.py", "x = 1"], cut=3), "train_gpt.py")
     assert finding.result == "unknown"
     assert "damaged" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(bytes(range(256)) * 2, b"\x000\x00a\x00", b"'", b"''''", b"\\'''", b"\\", b"\r\n'''\\'"),
+        random.Random(0).randbytes(9999),
+    ],
+)
+def test_a_literal_in_latin_1_keeps_every_byte(data: bytes) -> None:
+    assert ast.literal_eval(packing._literal(data)).encode("latin-1") == data
+
+
+def test_a_damaged_file_and_a_missing_package_are_a_sentence(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback prints the line of the modules: what runs first is numbered below all lines of the file."""
+    path, middle = str(tmp_path / "file.py"), len(packed.script) // 2
+    damaged = packed.script[:middle] + b"birdie" + packed.script[middle + 6 :]
+    with pytest.raises(ImportError, match=r"this file is damaged .*; pack it again"):
+        exec(compile(damaged, path, "exec"), {"__file__": path, "__name__": "file"})
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="torch not installed; pip install -r") as error:
+        exec(compile(packed.script, path, "exec"), {"__file__": path, "__name__": "file"})
+    assert error.traceback[-1].lineno > packed.script.count(b"\n")
 
 
 @SLOW
