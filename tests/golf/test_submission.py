@@ -308,6 +308,7 @@ def test_a_submission_scores_itself_without_birdie_and_passes_the_audit(tmp_path
         tmp_path / "bare",
         tmp_path / "cache",
         EVAL_ONLY_PATH=str(tmp_path / "sub" / "model.birdie"),
+        VAL_MAX_TOKENS=str(recipe.validation.max_tokens),
     )
     assert scored.returncode == 0, scored.stderr[-2000:]
     line = next(line for line in scored.stdout.splitlines() if line.startswith("final_birdie_roundtrip_exact"))
