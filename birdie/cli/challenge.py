@@ -6,8 +6,8 @@ unchanged. Lines, order and number formats of the log are those of the challenge
 read them. birdie adds lines that begin with `birdie:`, `quantization_gap:` or `cpu_cost:`.
 
 Four variables are no settings: EVAL_ONLY_PATH names an artifact that is scored and nothing else (parameter-golf#1530),
-RESUME=1 continues from the last checkpoint, RESTORE=1 exports the float weights of a finished run again (not in packed
-scripts), and CAP_BYTES replaces the 16,000,000 bytes of code and model.
+RESUME=1 continues from the last checkpoint, RESTORE=1 exports the float weights of a finished run again, and CAP_BYTES
+replaces the 16,000,000 bytes of code and model.
 """
 
 import io
@@ -26,24 +26,20 @@ from pathlib import Path
 import torch
 
 from birdie.artifact import int8_zlib as baseline
+from birdie.cli.challenge_log import Log, is_set, log_roundtrip, score_as_recipe, score_roundtrip
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
 from birdie.compress.rate.size import parse_size
-from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.golf.features import require_same
-from birdie.run.environment import is_on, remarks
+from birdie.run.environment import remarks
 from birdie.run.estimate import on_this_cpu
-from birdie.run.evaluation import evaluate
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe, load_recipe
-from birdie.run.recipe_file import read_recipe_file
 from birdie.run.run_folder import read_metrics
 from birdie.run.temperature import stored_evaluation
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
-from birdie.runtime.files import open_append, write_bytes
-from birdie.runtime.outputs import require_writable
+from birdie.runtime.files import write_bytes
 from birdie.score.accumulator import Score
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
@@ -71,30 +67,6 @@ class Script:
     modules: Path
 
 
-class Log:
-    """Log in `logs/RUN_ID.txt` and on stdout, written by rank 0 only; that of a run that is continued grows."""
-
-    def __init__(self, run_id: str, world: World) -> None:
-        self.path = Path("logs") / f"{run_id}.txt"
-        self.active = world.is_main
-        self.continued = (_is_on("RESUME") or _is_on("RESTORE")) and self.path.is_file()
-        if self.active:
-            require_writable(self.path.parent)
-            if not self.continued:
-                write_bytes(self.path, b"")
-            sys.stdout.write(f"{self.path}\n")
-
-    def __call__(self, line: str, *, console: bool = True) -> None:
-        """Append `line` to the file and, unless `console` is False, print it on stdout."""
-        if not self.active:
-            return
-        with open_append(self.path) as file:
-            file.write(f"{line}\n".encode())
-        if console:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
-
-
 def main(*packed: Path) -> None:
     """Run with the settings of the environment and exit as `exit_code_of` says.
 
@@ -107,10 +79,6 @@ def main(*packed: Path) -> None:
 def _main(script: Script | None) -> None:
     origins: dict[str, str] = {}
     recipe = load_recipe(None if script is None else script.recipe, origins=origins)
-    if script is not None:
-        require_same(recipe, Recipe.from_dict(read_recipe_file(script.recipe)))
-        if _is_on("PROFILE"):
-            raise ConfigError("this script has no profiler; unset PROFILE, or run train_gpt.py of a checkout")
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         run_id = world.broadcast(os.environ.get("RUN_ID") or str(uuid.uuid4()))
@@ -118,10 +86,6 @@ def _main(script: Script | None) -> None:
             score_only(recipe, run_id, world, Path(path), script)
         else:
             train_and_score(recipe, run_id, world, script, origins)
-
-
-def _is_on(variable: str) -> bool:
-    return is_on(os.environ.get(variable, ""))
 
 
 def score_only(recipe: Recipe, run_id: str, world: World, path: Path, script: Script | None = None) -> None:
@@ -151,7 +115,7 @@ def train_and_score(
         recipe,
         folder,
         replace=True,
-        profiled=_is_on("PROFILE"),
+        profiled=is_set("PROFILE"),
         world=world,
         notify=lambda line: log(f"birdie:{line}"),
         log=log.path,
@@ -160,10 +124,10 @@ def train_and_score(
     for line in remarks(os.environ):
         log(f"birdie:{line}")
     with run.locked():
-        last = _restored(log, run) if _is_on("RESTORE") else _trained(log, run)
+        last = _restored(log, run) if is_set("RESTORE") else _trained(log, run)
         _log_memory(log, run.device)
         if last is not None:
-            _finish(log, run, last, code)
+            _finish(log, run, last, code, compared=script is None)
 
 
 def _trained(log: Log, run: Run) -> Validated | None:
@@ -176,7 +140,7 @@ def _trained(log: Log, run: Run) -> Validated | None:
     capped: Step | None = None
     with stop_on_signal(shown=run.world.is_main) as stop:
         for event in run.train(
-            resume=_is_on("RESUME"), stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")
+            resume=is_set("RESUME"), stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")
         ):
             _log_event(log, event, run)
             if isinstance(event, Validated):
@@ -251,7 +215,7 @@ def _log_checkout(log: Log, recipe: Recipe) -> int:
     """Log the sources of a checkout; return the bytes of the script that they would be packed into."""
     from birdie.golf.packed import pack
 
-    packed = pack(recipe)
+    packed = pack("train", recipe)
     if not packed.minified:
         log("birdie:python-minifier is not installed, so the code is larger; pip install 'birdie-compress[submit]'")
     _log_sources(log, [Path(sys.argv[0]), *(PACKAGE / name for name in sorted(packed.sources))])
@@ -350,16 +314,17 @@ def _log_memory(log: Log, device: torch.device) -> None:
     log(f"peak memory allocated: {allocated // 2**20} MiB reserved: {reserved // 2**20} MiB")
 
 
-def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
-    """Export as int8+zlib and as a .birdie file, score what both files decode to, and log the challenge's last lines.
+def _finish(log: Log, run: Run, last: Validated, code: int, *, compared: bool) -> None:
+    """Export as a .birdie file, score what it decodes to, and log the challenge's last lines.
 
     Args:
         last: validation of the float weights.
         code: bytes of the sources.
+        compared: export and score as int8+zlib, too, as the challenge's script does; a packed script scores what ships.
     """
     trained = last.score
     run_on_main(run.world, run.device, run.calibrate)
-    old = _int8_zlib(log, run, code)
+    old = _int8_zlib(log, run, code) if compared else None
     if old is None:
         log(f"Code size: {code} bytes")
     path = run.folder / "model.birdie"
@@ -389,22 +354,6 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
         write_bytes(run.folder / "summary.json", json.dumps(values, indent=1).encode() + b"\n")
 
 
-def score_roundtrip(log: Log, path: Path, request: EvaluationRequest, world: World) -> Score:
-    """Score an artifact as the challenge scores its export, log it, and return the score."""
-    began = time.perf_counter()
-    score = evaluate(path, request, world=world).score
-    log(
-        f"final_birdie_roundtrip val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
-        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
-    )
-    return score
-
-
-def log_roundtrip(log: Log, score: Score) -> None:
-    """Log the exact score of an artifact, the line that the challenge reads."""
-    log(f"final_birdie_roundtrip_exact val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
-
-
 def _final(log: Log, recipe: Recipe, path: Path, world: World, score: Score, code: int) -> Score:
     """Log the exact score and the bytes of an artifact; return its score by the recipe's `[evaluation]`."""
     log_roundtrip(log, score)
@@ -430,29 +379,8 @@ def _request(recipe: Recipe, settings: EvaluationSettings) -> EvaluationRequest:
     )
 
 
-def score_as_recipe(log: Log, path: Path, request: EvaluationRequest, world: World) -> Score:
-    """Score an artifact with the `[evaluation]` settings of its recipe, and log the score in the records' format."""
-    began = time.perf_counter()
-    result = evaluate(path, request, world=world, notify=lambda line: log(f"birdie:{line}"))
-    score, settings, mode = result.score, result.settings, result.mode
-    for warning in result.warnings:
-        log(f"birdie:{warning}")
-    log(f"birdie:evaluation: {result.method}; " + " ".join(f"{part}:{s:.1f}s" for part, s in result.seconds.items()))
-    if result.diagnostics:
-        log(f"birdie:{result.diagnostics}")
-    name, stride = mode.log_name, ""
-    if mode.name == "windows" and settings.stride and not settings.documents:
-        name, stride = "final_sliding_window_eval", f" stride:{settings.stride}"
-    log(
-        f"{name}{stride} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
-        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
-    )
-    log(f"{name}_exact{stride} val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
-    return score
-
-
-def _int8_zlib(log: Log, run: Run, code: int) -> Score | None:
-    """Write the challenge's int8+zlib export, read it back, and return its score; None in a packed script."""
+def _int8_zlib(log: Log, run: Run, code: int) -> Score:
+    """Write the challenge's int8+zlib export, read it back, and return its score."""
     path = run.folder / "final_model.int8.ptz"
     run_on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
     began = time.perf_counter()

@@ -30,13 +30,11 @@ def command(
     """
     if portable:
         os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = "generic", ""  # read when numba is imported
-    from birdie.golf import text_coder
     from birdie.run.warm_up import compile_kernels
     from birdie.runtime.kernels import PORTABLE, statistics
 
     start = time.perf_counter()
     compile_kernels()
-    text_coder.encode(b"birdie script")
     seconds = time.perf_counter() - start
     done = statistics()
     if portable and done.processor != PORTABLE[0]:

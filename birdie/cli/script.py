@@ -1,80 +1,93 @@
-"""`birdie script`: write a recipe as one training or scoring script that does not need birdie."""
+"""`birdie script`: write a recipe, a scorer, the decoder or the pair as one Python file that does not need birdie."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
+from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.golf.standalone.sources import PACKAGE, SCRIPT
+from birdie.golf.code_size import PACKAGE, SCRIPT
 from birdie.runtime import files, outputs
 
 GROUP = "Train"
 
+_NAMES = {"train": "train_gpt.py", "score": "score_gpt.py", "pair": "birdie_pair.py", "decoder": "decode.py"}
+
 
 def command(
-    recipe: Annotated[str, Parameter(help="A name that `birdie recipe list` shows, or a .toml file.")],
+    recipe: Annotated[
+        str | None, Parameter(help="A name that `birdie recipe list` shows, or a .toml file; for train and score.")
+    ] = None,
     /,
     *,
+    kind: Annotated[
+        Literal["train", "score", "pair", "decoder"],
+        Parameter(
+            help="train: train, export and score a recipe. score: decode and score a .birdie file of a recipe. "
+            "pair: export and load, for a training script of your own. decoder: load, for any program."
+        ),
+    ] = "train",
     output: Annotated[
-        Output | None, Parameter(help="The .py file to write; default: train_gpt.py, with --scoring score_gpt.py.")
+        Output | None,
+        Parameter(help="The .py file to write; default: train_gpt.py, score_gpt.py, birdie_pair.py or decode.py."),
     ] = None,
-    scoring: Annotated[
-        bool,
-        Parameter(negative=(), help="Write a script that only decodes a .birdie file of this recipe and scores it."),
-    ] = False,
     requirements: Annotated[
-        Path | None, Parameter(help="Also write the packages that the script needs to this file, for pip.")
+        Path | None, Parameter(help="Also write the packages that the file needs to this file, for pip.")
     ] = None,
-    messages: Annotated[
-        Path | None, Parameter(help="Also write the sentences that the numbers of the script's errors stand for.")
-    ] = None,
+    paste: Annotated[
+        bool,
+        Parameter(negative=(), help="Write the pair as ASCII text, to paste into a script instead of importing it."),
+    ] = False,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write a recipe as one script that trains, compresses and scores, with the parts of birdie that it needs inside.
+    """Write one .py file that carries the modules of birdie which it needs, for machines without birdie.
 
-    It takes the challenge's environment variables and writes its log, as train_gpt.py of a checkout does. Its bytes are
-    what the challenge counts as code, so its errors have numbers: --messages writes their sentences. Under torchrun:
-    `torchrun --nproc_per_node=8 train_gpt.py`.
+    A training script takes the challenge's environment variables and writes its log, as train_gpt.py of a checkout
+    does; its bytes are what the challenge counts as code. Under torchrun: `torchrun --nproc_per_node=8 train_gpt.py`.
+    A scoring script: `python score_gpt.py model.birdie`, with DATA_PATH and TOKENIZER_PATH as for training.
 
-    With --scoring: `python score_gpt.py model.birdie`; DATA_PATH and TOKENIZER_PATH as for training.
+    The pair is export(state, budget, path) and load(path); the budget is for code and model together. The decoder is
+    load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone.
     """
-    from birdie.golf.messages import table
     from birdie.golf.packed import pack
-    from birdie.golf.scoring import pack_scoring
     from birdie.run.registry import find
 
-    output = output or Path("score_gpt.py" if scoring else "train_gpt.py")
-    known = find(recipe)
-    inputs = [*PACKAGE.rglob("*.py"), known.path]
-    output = outputs.require_output(output, inputs, kind=SCRIPT, overwrite=overwrite)
-    requirements, messages = (
-        path and outputs.require_output(path, [*inputs, output], overwrite=overwrite)
-        for path in (requirements, messages)
-    )
-    packed = pack_scoring(known.recipe()) if scoring else pack(known.recipe())
-    files.write_bytes(output, packed.script)
-    lines = "".join(f"{line}\n" for line in packed.requirements)
+    of_recipe = kind in ("train", "score")
+    if recipe is None and of_recipe:
+        raise ConfigError(f"a script to {kind} has a recipe; name it: birdie script RECIPE --kind {kind}")
+    if recipe is not None and not of_recipe:
+        raise ConfigError(f"a {kind} has no recipe; leave {recipe!r} out")
+    if paste and kind != "pair":
+        raise ConfigError(f"--paste is for --kind pair; a file of the kind {kind} is started or imported")
+    known = None if recipe is None else find(recipe)
+    inputs = [*PACKAGE.rglob("*.py"), *([] if known is None else [known.path])]
+    output = outputs.require_output(output or Path(_NAMES[kind]), inputs, kind=SCRIPT, overwrite=overwrite)
     if requirements is not None:
-        files.write_bytes(requirements, lines.encode())
-    if messages is not None:
-        files.write_bytes(messages, table(packed.messages).encode())
+        requirements = outputs.require_output(requirements, [*inputs, output], overwrite=overwrite)
+    packed = pack(kind, None if known is None else known.recipe())
+    data = packed.text.encode("ascii") if paste else packed.script
+    files.write_bytes(output, data)
+    if requirements is not None:
+        files.write_bytes(requirements, "".join(f"{line}\n" for line in packed.requirements).encode())
     if not packed.minified:
-        log("without python-minifier the script is larger than necessary; pip install 'birdie-compress[submit]'")
+        log("without python-minifier the file is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
-        print_json(
-            {
-                "path": str(output),
-                "bytes": len(packed.script),
-                "left": CAP_BYTES - len(packed.script),
-                "minified": packed.minified,
-                "requirements": list(packed.requirements),
-                "modules": {path: len(source.encode()) for path, source in sorted(packed.sources.items())},
-            }
-        )
+        answer = {"path": str(output), "kind": kind, "bytes": len(data), "left": CAP_BYTES - len(data)}
+        modules = {path: len(source.encode()) for path, source in sorted(packed.sources.items())}
+        answer |= {"minified": packed.minified, "requirements": list(packed.requirements), "modules": modules}
+        print_json(answer)
         return
-    print_line(f"{size(len(packed.script))}: {output}")
-    print_line(f"left for the weights: {size(CAP_BYTES - len(packed.script))} of {size(CAP_BYTES)}")
+    print_line(f"{size(len(data))}: {output}")
+    print_line(f"left for the weights: {size(CAP_BYTES - len(data))} of {size(CAP_BYTES)}")
     print_line("it needs: " + (str(requirements) if requirements else ", ".join(packed.requirements)))
+    if kind == "decoder":
+        print_line(f"use it: python {output} MODEL.birdie OUT.pt, or import load and load_object from it")
+    elif kind == "pair":
+        advice = "paste it below any `from __future__` import"
+        print_line(advice if paste else f"use it: from {output.stem} import export, load")
+        print_line(
+            'then: export(model.state_dict(), budget=16_000_000, path="model.birdie"); state = load("model.birdie")'
+        )

@@ -1,1 +1,1 @@
-"""The challenge: the decoder as one file, the bytes of the code, the audit of its rules."""
+"""The challenge: birdie as one file, submissions, the bytes of the code, the audit of the rules."""

@@ -6,14 +6,23 @@ package whose modules are listed with `pkgutil.iter_modules(package.__path__)` c
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from birdie.runtime.outputs import Kind
+
 PACKAGE = Path(__file__).resolve().parents[1]
+SCRIPT = Kind("a script that birdie writes", rb"# ?birdie ")
+
+Follow = Callable[[str], bool]
 
 
-def source_files(entry: str | Path) -> tuple[Path, ...]:
+def source_files(entry: str | Path, follow: Follow = lambda _: True) -> tuple[Path, ...]:
     """Return `entry` (a script or a module of birdie) and every file of birdie that it can import, sorted by path.
+
+    Args:
+        entry: where the program begins.
+        follow: whether imports of a dotted name inside functions count.
 
     Raises:
         OSError: `entry` cannot be read.
@@ -22,7 +31,7 @@ def source_files(entry: str | Path) -> tuple[Path, ...]:
     files = {start}
     queue = [start]
     while queue:
-        for imported in _imports(queue.pop()):
+        for imported in _imports(queue.pop(), follow):
             if imported not in files:
                 files.add(imported)
                 queue.append(imported)
@@ -34,22 +43,36 @@ def code_bytes(entry: str | Path) -> int:
     return sum(path.stat().st_size for path in source_files(entry))
 
 
-def _imports(path: Path) -> Iterator[Path]:
+def for_types(node: ast.AST) -> bool:
+    """Return whether a statement is `if TYPE_CHECKING:`, whose imports are never loaded."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _imports(path: Path, follow: Follow) -> Iterator[Path]:
+    content = path.read_bytes()
+    tree = ast.parse(content, filename=str(path))
     packages: dict[str, str] = {}  # local name → dotted name
-    for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
+    queue: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while queue:
+        node, late = queue.pop()
+        names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             packages |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pkgutil.iter_modules":
-            listed = ast.unparse(node.args[0]).removesuffix(".__path__")
-            folder = PACKAGE.parent.joinpath(*packages[listed].split("."))
-            names = [f"{packages[listed]}.{module.stem}" for module in sorted(folder.glob("*.py"))]
-        else:
-            continue
         for name in names:
-            yield from _files_of(name)
+            if not late or follow(name):
+                yield from _files_of(name)
+        if not for_types(node):
+            late = late or isinstance(node, ast.FunctionDef)
+            children = ast.iter_child_nodes(node)  # no expression holds an import
+            queue += ((child, late) for child in children if not isinstance(child, ast.expr))
+    for node in ast.walk(tree) if b"pkgutil.iter_modules(" in content else ():
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pkgutil.iter_modules":
+            package = packages[ast.unparse(node.args[0]).removesuffix(".__path__")]
+            for file in sorted(PACKAGE.parent.joinpath(*package.split(".")).glob("*.py")):
+                yield from _files_of(f"{package}.{file.stem}")
 
 
 def _files_of(name: str) -> Iterator[Path]:

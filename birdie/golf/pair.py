@@ -1,117 +1,124 @@
-"""Pair for scripts that birdie did not write: `export` and `load` in one Python file that needs no birdie.
+"""Entry module of the pair, a one-file exporter and loader for training scripts without birdie.
 
-    birdie.golf.standalone.pair ──bundle──► one module ──minify──► short source ──► birdie_pair.py: imported
-                                                                               └──► ASCII text: pasted into a script
+    state dict ──export──► model.birdie ──load──► name → tensor          code + artifact ≤ budget
 
-Export and load are cut out of birdie's own modules, so files, values and errors are the same. The file is a module of
-its own in memory, too: an installed birdie is neither imported nor hidden by it.
+The file is this module and the modules that it imports (`birdie.golf.packed`). Tensors are encoded and decoded by the
+functions that `birdie.save` and `birdie.load` call, so files and values are the same.
 """
 
-import ast
-import base64
-import bz2
-from dataclasses import dataclass
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
-from birdie import errors
-from birdie.golf.packed import packages, pinned
-from birdie.golf.standalone import build
-from birdie.golf.standalone.bundle import bundle
-from birdie.golf.standalone.minify import minify
-from birdie.golf.standalone.pack import pack
-from birdie.runtime.provenance import versions
+from torch import Tensor
 
-ENTRY = "birdie.golf.standalone.pair"
-ERRORS = ("BirdieError", "ArtifactError", "BudgetError", "ConfigError", "DataError", "OutputError", "WeightsError")
-_COMPRESS = "birdie.compress"
+from birdie.artifact.writer import Meter, Writer
+from birdie.compress.calibration.result import calibrated_state, require_triple
+from birdie.compress.rate.allocation import Hooks
+from birdie.compress.rate.assignment import assign
+from birdie.compress.rate.encoding import encode_state
+from birdie.compress.rate.target import Target, whole_number
+from birdie.compress.state import ModelState
+from birdie.compress.tensors import has_nonfinite
+from birdie.errors import ArtifactError, BirdieError, BudgetError, ConfigError, DataError, OutputError, WeightsError
+from birdie.golf.decoder import load
+from birdie.runtime.outputs import require_path
+from birdie.runtime.provenance import VERSION
 
-# Replacements of what no export under a budget reaches: specs, rules, transforms of long kernels, other targets.
-_SUBSTITUTES = {
-    ("birdie.artifact.codes", "scheme_codes"): "scheme_codes",
-    (f"{_COMPRESS}.registry", "decoder"): "decoder",
-    (f"{_COMPRESS}.registry", "register"): "left_out",
-    (f"{_COMPRESS}.rate.allocation", "factors_of"): "factors_of",
-    (f"{_COMPRESS}.rate.assignment", "parse_rules"): "no_rules",
-    (f"{_COMPRESS}.rate.assignment", "match"): "no_matches",
-    (f"{_COMPRESS}.rate.assignment", "DEFAULT"): "DEFAULT",
-    (f"{_COMPRESS}.rate.parts", "refit_by_parts"): "left_out",
-    (f"{_COMPRESS}.rate.budget", "fit_quality"): "left_out",
-    (f"{_COMPRESS}.schemes.spectral", "best_transform"): "no_transform",
-    (f"{_COMPRESS}.device.encoding", "searches"): "no_gpu",
-    (f"{_COMPRESS}.device.encoding", "quantize"): "left_out",
-    ("birdie.entropy.static", "encode_fastest"): "left_out",
-    ("birdie.entropy.rans_lanes", "encode"): "left_out",
-    ("birdie.entropy.rans_lanes", "decode"): "left_out",
-    (f"{_COMPRESS}.schemes.spectral", "Spectral"): "left_out",
-}
-_UNCALIBRATED = {
-    (f"{_COMPRESS}.calibration.result", "calibrated_state"): "not_calibrated",
-    (f"{_COMPRESS}.state", "plain_state"): "left_out",
-    (f"{_COMPRESS}.state", "folded"): "left_out",
-}
-_CALIBRATED = {
-    (f"{_COMPRESS}.calibration.probe", "probe"): "left_out",
-    (f"{_COMPRESS}.calibration.refit", "refit"): "left_out",
-    (f"{_COMPRESS}.calibration.result", "_mean"): "left_out",
-    (f"{_COMPRESS}.calibration.symmetry", "canonical"): "left_out",
-    (f"{_COMPRESS}.calibration.symmetry", "carried"): "left_out",
-    (f"{_COMPRESS}.calibration.symmetry_graph", "symmetries_of"): "left_out",
-}
+__all__ = [
+    "ArtifactError", "BirdieError", "BudgetError", "ConfigError", "DataError", "OutputError", "WeightsError",
+    "__version__", "export", "load",
+]  # fmt: skip
+
+__version__ = VERSION
+Source = str | os.PathLike[str]
+
+CODE: list[Source] = []
+"""Files that count as code besides the running script: the packed file adds itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """`export` and `load` in one file.
-
-    Attributes:
-        module: the file to import.
-        text: ASCII text that does the same, to paste into a script, and larger by a quarter.
-        source: the source text that both unpack to.
-        minified: False where python-minifier is not installed; the file is larger then.
-        requirements: packages it needs, pinned to what is installed here.
-    """
-
-    module: bytes
-    text: str
-    source: str
-    minified: bool
-    requirements: tuple[str, ...]
-
-
-def build_pair(*, calibrated: bool = False) -> Pair:
-    """Return the pair; the same birdie gives the same bytes.
+def export(
+    state: Mapping[str, Tensor],
+    budget: int,
+    path: Source = "model.birdie",
+    *,
+    code: Iterable[Source] | None = None,
+    calibration: tuple[Any, Any, Any] | None = None,
+) -> int:
+    """Compress a state dict into a file, so that code and file together have at most `budget` bytes.
 
     Args:
-        calibrated: whether `export` takes calibration=(module, batches, loss).
+        state: name → tensor; never changed.
+        budget: bytes that code and file may have together.
+        path: the file to write; it appears complete or not at all.
+        code: the files that count as code; None: the running script and this file.
+        calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens in
+            batches, and loss(module, batch) → a number that can be differentiated; precision then follows the
+            sensitivity of the loss.
+
+    Returns:
+        Bytes of the file.
+
+    Raises:
+        ConfigError: the budget is no positive int, or the calibration does not fit.
+        DataError: there are no batches, or activations are not finite.
+        WeightsError: `state` is no dict of tensors, or one of them holds NaN or infinite values.
+        BudgetError: the code alone, or with the smallest file, has more bytes.
+        OutputError: the file cannot be written, or a file of the code cannot be read.
     """
-    names = _SUBSTITUTES | (_CALIBRATED if calibrated else _UNCALIBRATED)
-    substitutes = build.SUBSTITUTES | {target: (ENTRY, name) for target, name in names.items()}
-    exports = {"export": (ENTRY, "export_calibrated" if calibrated else "export"), "load": (ENTRY, "load")}
-    exports |= {name: (errors.__name__, name) for name in ERRORS}
-    tree = bundle(exports, substitutes=substitutes, numbered=False).tree
-    version = versions()["birdie"]
-    source, minified = f"__version__ = {version!r}\n{ast.unparse(tree)}\n", True
+    if calibration is not None:
+        require_triple(calibration)
+    require_path(path)
+    used = _code_bytes(budget, code)
+    target, fields = Target(budget - used), {"budget": int(budget - used)}
+    model = ModelState.of(state)
+    for name, weight in model.tensors.items():
+        if has_nonfinite(weight) and name not in model.exact:
+            raise WeightsError(f"tensor {name!r} holds NaN or infinite values; export weights that are finite")
+    model, calibrated = calibrated_state(model, calibration, symmetries=False)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        writer = Writer(pool, "max", fields, Meter(None))
+        try:
+            encoded = encode_state(
+                assign(model, None, target),
+                target,
+                writer.size,
+                rough=writer.estimate,
+                calibration=calibrated,
+                hooks=Hooks(writer.coded, writer.estimated) if calibrated is None else None,
+            )
+        except BudgetError as error:
+            raise BudgetError(f"{error} (of a budget of {budget:,} bytes the code takes {used:,})") from None
+        data = writer.to_bytes(encoded)
+    _write(Path(path), data)
+    return len(data)
+
+
+def _code_bytes(budget: Any, code: Iterable[Source] | None) -> int:
+    """Return the bytes of the code, which are fewer than the budget."""
+    if whole_number("budget", budget) is None:
+        raise ConfigError("the budget is None; give the bytes that code and model may have together")
+    if code is None:
+        code = [*filter(None, [getattr(sys.modules["__main__"], "__file__", None)]), *CODE]
     try:
-        source = minify(source, exports)
-    except ImportError:
-        minified = False
-    needed = tuple(pinned(packages([ast.parse(source)])))
-    return Pair(pack(source, f"birdie {version}"), _text(source, version), source, minified, needed)
+        used = sum(path.stat().st_size for path in {Path(file).resolve() for file in code})
+    except OSError as error:
+        raise OutputError(f"cannot count the code: {error}; give its files as code=[…]") from error
+    if used >= budget:
+        raise BudgetError(f"budget {budget:,} bytes cannot be met: the code alone takes {used:,} bytes; allow more")
+    return used
 
 
-def _text(source: str, version: str) -> str:
-    """Return lines that define `export` and `load` in whichever script they stand, and one more name, `birdie_pair`.
-
-    The source has a namespace of its own, for its short names would replace those of the script, and does not inherit
-    the script's future imports. It begins below the last line of any script, so that no traceback shows lines of the
-    script in place of it.
-    """
-    packed = base64.b85encode(bz2.compress(source.encode())).decode()
-    lines = (
-        f"# birdie {version}: export(state, budget, path) and load(path); errors are birdie_pair['BirdieError']",
-        "import base64, bz2",
-        f"birdie_pair = base64.b85decode('{packed}')",
-        "birdie_pair = compile(b'\\n' * 9999 + bz2.decompress(birdie_pair), __file__, 'exec', dont_inherit=True)",
-        "exec(birdie_pair, birdie_pair := {'__name__': 'birdie_pair', '__file__': __file__})",
-        "export, load = birdie_pair['export'], birdie_pair['load']",
-    )
-    return "\n".join(lines) + "\n"
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".birdie-", dir=path.parent) as folder:
+            temporary = Path(folder, "new")
+            temporary.write_bytes(data)
+            temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error}; choose another file") from error

@@ -3,10 +3,9 @@
     recipe ── pack ──► train_gpt.py ──► one process a seed ──► FOLDER.work/runs/train_seedN ─┐
     finished runs ── float weights ───► exported and scored again ───────────────────────────┴─► FOLDER
 
-FOLDER holds README.md, submission.json, train_gpt.py, requirements.txt, messages.txt (sentences of the script's
-errors by number), a log for each seed, the artifact of the median seed and the tokenizer, if it is a file. It appears
-complete or not at all. What was run stays in FOLDER.work, from which a second call takes finished seeds and continues
-an interrupted one.
+FOLDER holds README.md, submission.json, train_gpt.py, requirements.txt, a log for each seed, the artifact of the median
+seed and the tokenizer, if it is a file. It appears complete or not at all. What was run stays in FOLDER.work, from
+which a second call takes finished seeds and continues an interrupted one.
 """
 
 import dataclasses
@@ -29,9 +28,7 @@ from typing import Any, get_type_hints
 from birdie.data.tokenizer import BYTES
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
-from birdie.golf.messages import explained, table
 from birdie.golf.packed import Packed, pack
-from birdie.golf.standalone.sources import PACKAGE
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
 from birdie.lab.significance import MARGIN_NATS, P, Test, compare
 from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
@@ -186,13 +183,13 @@ def submit(
         raise ConfigError("a t-test against a baseline needs scipy; pip install scipy, or leave --baseline out")
     scores = [_baseline_score(name) for name in baseline]
     recipe = replace(recipe, train=replace(recipe.train, seed=Recipe().train.seed), data=_absolute(recipe.data))
-    packed = pack(replace(recipe, data=_portable(recipe.data)))
+    packed = pack("train", replace(recipe, data=_portable(recipe.data)))
     if len(packed.script) >= cap:
         raise BudgetError(
             f"the code has {len(packed.script):,} bytes, and the cap is {cap:,}: nothing is left to train"
         )
     work = folder.with_name(f"{folder.name}.work")
-    require_writable(require_own_folder(work, _WORK, beside=[LOCK], folders=["runs", "logs", "modules"]))
+    require_writable(require_own_folder(work, _WORK, beside=[LOCK], folders=["runs", "logs"]))
     with locked_folder(work, LOCK, notify):
         _prepare(work, recipe, packed, cap, runs)
         make = _Runner(work, recipe, packed, cap, ranks, notify)
@@ -274,10 +271,6 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
             )
         return
     write_bytes(path, json.dumps(ours).encode())
-    with atomic_folder(work / "modules", replace=True) as folder:
-        for name, text in packed.sources.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
     write_bytes(work / RECIPE, recipe.to_toml().encode())
     write_bytes(script, packed.script)
 
@@ -314,9 +307,6 @@ class _Runner:
             self.notify(f"seed {seed}: exporting {source.folder} again")
             _copy_run(source, run, log)
             changes["RESTORE"] = "1"
-            arguments = ", ".join(f"Path({str(self.work / part)!r})" for part in (SCRIPT, RECIPE, "modules"))
-            code = f"from pathlib import Path; from birdie.cli.challenge import main; main({arguments})"
-            command = [sys.executable, "-c", code]
         else:
             continued = any((run / "checkpoints").glob("step-*"))
             changes["RESUME"] = "1" if continued else "0"
@@ -332,7 +322,7 @@ class _Runner:
             raise
         if error is None and (result := _finished(run, log, seed)):
             return result
-        reason = explained(error or "it left no score", self.packed.messages)
+        reason = error or "it left no score"
         raise ConfigError(f"seed {seed} did not finish: {reason}; the same command goes on from where it ended")
 
     def _environment(self, changes: Mapping[str, str]) -> dict[str, str]:
@@ -343,8 +333,7 @@ class _Runner:
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
         data = self.recipe.data
         kept |= {"DATA_PATH": data.path, "TOKENIZER_PATH": data.tokenizer}
-        path = os.pathsep.join(filter(None, (str(PACKAGE.parent), kept.get("PYTHONPATH"))))
-        return {**kept, "PYTHONPATH": path, **changes}
+        return {**kept, **changes}
 
 
 def _variables(kind: type) -> Iterator[str]:
@@ -514,7 +503,6 @@ def _write(
     with atomic_folder(folder, overwrite=overwrite, inputs=inputs) as new:
         (new / SCRIPT).write_bytes(packed.script)
         (new / "requirements.txt").write_text("".join(f"{line}\n" for line in packed.requirements), encoding="utf-8")
-        (new / "messages.txt").write_text(table(packed.messages), encoding="utf-8")
         shutil.copyfile(chosen.artifact, new / ARTIFACT)
         for seed in results:
             shutil.copyfile(seed.log, new / f"{seed.log.stem}.log")
@@ -632,7 +620,7 @@ def _readme(done: Submission, recipe: Recipe, about: About, theirs: Sequence[flo
         f"SEED={chosen.seed} torchrun --standalone --nproc_per_node={ranks} {SCRIPT}   # train, export and score",
         "```",
         "",
-        "The script carries the parts of birdie that it needs, and unpacks them into your cache folder.",
+        "The script carries the modules of birdie that it needs, and unpacks them into your cache folder.",
     ]
     return "\n".join(lines) + "\n"
 

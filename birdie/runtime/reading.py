@@ -1,4 +1,4 @@
-"""Regular files: the only kind that is opened for reading. Apart from `files`, as the standalone decoder needs it."""
+"""Regular files: the only kind that is opened for reading."""
 
 import os
 import stat
@@ -11,7 +11,8 @@ def require_regular(path: str | os.PathLike[str]) -> Path:
     Raises:
         OSError: it does not exist, or is a folder, FIFO, socket or device.
     """
-    mode = os.stat(path).st_mode  # noqa: PTH116 (shorter in the standalone decoder)
+    path = Path(path)
+    mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise OSError("is a folder" if stat.S_ISDIR(mode) else "not a regular file")
-    return Path(path)
+    return path

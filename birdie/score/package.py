@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import birdie.model
+from birdie import model as model_package
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.model.rotary import Rotary
@@ -255,7 +255,7 @@ def _cpu_flags() -> str:
 def _source_digest() -> str:
     """Return a digest of the source that a package is compiled from."""
     digest = hashlib.sha256()
-    for folder in birdie.model.__path__:
+    for folder in model_package.__path__:
         for path in sorted(Path(folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

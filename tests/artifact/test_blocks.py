@@ -16,7 +16,7 @@ from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress import row_blocks
 from birdie.entropy import trellis
 from birdie.errors import ArtifactError
-from birdie.golf.standalone.build import build
+from birdie.golf import decoder
 
 COLUMNS = 1024
 
@@ -121,9 +121,7 @@ def test_a_module_loads_lazily(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_the_one_file_decoder_reads_them(state: dict[str, Tensor], tmp_path: Path) -> None:
     birdie.save(state, tmp_path / "x.birdie", bits=4.0, coder="fast")
-    namespace: dict[str, Any] = {"__name__": "decoder", "__file__": str(tmp_path / "decode.py")}
-    exec(build("fast").source, namespace)
-    decoded = namespace["load"](tmp_path / "x.birdie")
+    decoded = decoder.load(tmp_path / "x.birdie")
     assert all(torch.equal(tensor, decoded[name]) for name, tensor in birdie.load(tmp_path / "x.birdie").items())
 
 

@@ -21,7 +21,7 @@ from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError, ConfigError
-from birdie.golf.standalone import decode
+from birdie.golf import decoder
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 STREAMS = st.builds(Stream, st.integers(0, 255), st.binary(max_size=20))
@@ -246,7 +246,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "load": load,
     "load_object": load_object,
     "to_safetensors": lambda path: to_safetensors(path, path.with_suffix(".safetensors")),
-    "one-file decoder": decode.load_object,
+    "one-file decoder": decoder.load_object,
 }
 
 

@@ -19,7 +19,7 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress import registry
 from birdie.errors import ArtifactError
-from birdie.golf.standalone import decode
+from birdie.golf import decoder
 
 FLOAT = DTYPES.index(torch.float32)
 ZERO = Stream(0, b"")
@@ -28,7 +28,7 @@ LOADERS: dict[str, Any] = {
     "load_object": load_object,
     "decode_tensor": lambda path, **limits: decode_tensor(path, "w", **limits),
     "lazy": lambda path, **limits: birdie.load(path, into=linear(), lazy=True, **limits),
-    "one file": decode.load,
+    "one file": decoder.load,
 }
 
 
@@ -89,13 +89,13 @@ def test_a_small_file_that_would_take_minutes_is_refused(
     code = registry.decoder(scheme).code or 0
     data = container.to_bytes([Entry("w", code, FLOAT, shape, params, (ZERO,) * streams)])
     with pytest.raises(ArtifactError, match="operations"):
-        decode.load(data)
+        decoder.load(data)
 
 
 def test_a_small_file_that_would_take_many_times_its_decoded_bytes_is_refused() -> None:
     wavelet = Entry("w", 9, FLOAT, (1 << 12, 1 << 12), (2, 0, 1, 0, 0, 0), (ZERO, ZERO))
     with pytest.raises(ArtifactError, match=r"bytes of memory .* raise max_bytes \(--max-size\)"):
-        decode.load(container.to_bytes([wavelet]))
+        decoder.load(container.to_bytes([wavelet]))
 
 
 def test_many_tensors_pass_with_a_few_bytes_each_and_not_without() -> None:
@@ -103,13 +103,13 @@ def test_many_tensors_pass_with_a_few_bytes_each_and_not_without() -> None:
     assert 2 * OPERATIONS_PER_BYTE < OPERATIONS_PER_TENSOR < 3 * OPERATIONS_PER_BYTE
     empty = [Entry(f"{index:05x}", 1, FLOAT, (1,), (), (ZERO,) * 4) for index in range(20_000)]
     with pytest.raises(ArtifactError, match="operations"):
-        decode.load(container.to_bytes(empty))
+        decoder.load(container.to_bytes(empty))
 
 
 def test_impossible_parameters_are_refused_with_the_name_of_the_tensor() -> None:
     data = container.to_bytes([Entry("w", 2, FLOAT, (4, 4), (5,), (ZERO, ZERO))])
     with pytest.raises(ArtifactError, match=r"'w'.*a group of 5 columns"):
-        decode.load(data)
+        decoder.load(data)
 
 
 def aliases(path: Path, count: int) -> int:
@@ -145,7 +145,7 @@ def test_a_converted_file_stays_within_the_limit(suffix: str, tmp_path: Path) ->
         assert (tmp_path / f"x{suffix}").stat().st_size < 2 * size
 
 
-@pytest.mark.parametrize("load", [birdie.load, load_object, decode.load], ids=["load", "load_object", "one file"])
+@pytest.mark.parametrize("load", [birdie.load, load_object, decoder.load], ids=["load", "load_object", "one file"])
 def test_tied_tensors_share_memory_and_count_once(load: Any, tmp_path: Path) -> None:
     size = aliases(tmp_path / "x.birdie", 20)
     loaded = load(tmp_path / "x.birdie", max_bytes=size)

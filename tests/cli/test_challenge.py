@@ -14,6 +14,7 @@ from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary
 from birdie.cli import build_app, challenge
 from birdie.cli.challenge import main
+from birdie.cli.challenge_log import Log
 from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.golf import packed
@@ -98,7 +99,7 @@ def play(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     def run_in_process(**changes: str) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(ENTRY)])
-        monkeypatch.setattr(packed, "pack", lambda _recipe: packed.Packed(b"script", {}, (), True))  # takes seconds
+        monkeypatch.setattr(packed, "pack", lambda *_: packed.Packed(b"script", {}, (), True))  # takes seconds
         for name, value in (tiny(data) | changes).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(SystemExit) as end:
@@ -154,7 +155,7 @@ def test_the_code_of_a_checkout_counts_as_it_would_packed(
     code = number(lines, "Code size")
     for name, value in tiny(data).items():
         monkeypatch.setenv(name, value)
-    assert code == len(packed.pack(load_recipe()).script)
+    assert code == len(packed.pack("train", load_recipe()).script)
     model = (folder / "runs" / "tiny" / "model.birdie").stat().st_size
     assert number(lines, "Total submission size birdie") == model + code
 
@@ -275,7 +276,7 @@ def test_code_and_model_keep_the_cap(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAP_BYTES", cap)
     run = FakeRun(Recipe(export=ExportSettings(budget=budget)), [])
-    log = challenge.Log("cap", World())
+    log = Log("cap", World())
     challenge._write_birdie(log, run, 600, logged[0] / "runs" / "tiny" / "model.birdie")  # type: ignore[arg-type]
     assert run.budgets == budgets
     monkeypatch.setenv("CAP_BYTES", "much")

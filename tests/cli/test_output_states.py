@@ -10,7 +10,6 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from safetensors.torch import save_file
 
 import birdie
 import birdie.golf.packed
-import birdie.golf.pair
 from birdie.artifact.folders import write_folder
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -34,15 +32,9 @@ Prepare = Callable[[Path, Path], None]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts of a few bytes: what is in them is not the subject, and to pack them takes seconds."""
-    built = SimpleNamespace(
-        packed=b"#birdie 0\n", source="x = 1\n", title="birdie 0", minified=True, messages=(), bytes_by_module={}
-    )
-    pair = SimpleNamespace(module=b"#birdie 0\n", text="# birdie 0\n", source="x = 1", minified=True, requirements=())
     packed = Packed(b"#birdie 0\n", {}, ("torch",), True)
-    monkeypatch.setattr("birdie.golf.standalone.build.build", lambda _: built)
-    monkeypatch.setattr(birdie.golf.pair, "build_pair", lambda **_: pair)
-    monkeypatch.setattr(birdie.golf.packed, "pack", lambda _: packed)
-    monkeypatch.setattr(submission, "pack", lambda _: packed)
+    monkeypatch.setattr(birdie.golf.packed, "pack", lambda *_: packed)
+    monkeypatch.setattr(submission, "pack", lambda *_: packed)
 
 
 @pytest.fixture
@@ -97,8 +89,7 @@ FILES: dict[str, tuple[list[str], str, bytes, str]] = {
     "decompress .pt": (["decompress", "{in}/m.birdie"], ".pt", b"PK\x03\x04 old", "m.birdie"),
     "decompress .ptz": (["decompress", "{in}/m.birdie"], ".ptz", b"\x78\xda old", "m.birdie"),
     "report": (["report", "{in}/log.txt", "--no-samples"], ".html", b"<!doctype html>\nold", "log.txt"),
-    "decoder": (["decoder"], ".py", b"#birdie 0.0.9 coding:L1", ""),
-    "pack": (["pack"], ".py", b"#birdie 0.0.9", ""),
+    "decoder": (["script", "--kind", "decoder"], ".py", b"#birdie 0.0.9 coding:L1", ""),
     "script": (["script", "baseline"], ".py", b"#birdie 0.0.9 coding:L1", ""),
 }
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import birdie
-import birdie.cli.decoder
+import birdie.cli.script
 from birdie.artifact.container import Reader
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -129,8 +129,8 @@ def test_the_decoder_replaces_no_source(
     (tmp_path / "package" / "inner").mkdir(parents=True)
     source = tmp_path / "package" / "inner" / "module.py"
     source.write_text("x = 1")
-    monkeypatch.setattr(birdie.cli.decoder, "PACKAGE", tmp_path / "package")
-    assert "would destroy" in refused("decoder", "-o", source, kind="ConfigError")
+    monkeypatch.setattr(birdie.cli.script, "PACKAGE", tmp_path / "package")
+    assert "would destroy" in refused("script", "--kind", "decoder", "-o", source, kind="ConfigError")
 
 
 def test_train_replaces_no_recipe_that_somebody_wrote(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -164,9 +164,8 @@ def test_prepare_replaces_no_folder_with_its_text(
     [
         ["compress", "{tmp}/w.safetensors", "-o"],
         ["compress", "{tmp}/w.safetensors", "--lossless", "--output"],
-        ["decoder", "-o"],
-        ["pack", "-o"],
-        ["script", "baseline", "--scoring", "-o"],
+        ["script", "--kind", "pair", "-o"],
+        ["script", "baseline", "-o"],
         ["evaluate", "{tmp}/m.birdie", "--state"],
         ["evaluate", "{tmp}/m.birdie", "--package"],
     ],

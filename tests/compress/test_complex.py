@@ -16,7 +16,7 @@ from birdie.artifact.inspect import DTYPES
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress.tensors import from_planes, planes
 from birdie.errors import ArtifactError, WeightsError
-from birdie.golf.standalone import decode
+from birdie.golf import decoder
 from tests.artifact.states import same_bits
 
 NUMBERS = torch.Generator().manual_seed(0)
@@ -176,7 +176,7 @@ def test_every_reader_returns_the_same_numbers(tmp_path: Path) -> None:
     to_safetensors(tmp_path / "model.birdie", tmp_path / "model.safetensors")
     for tensors in (
         load_file(tmp_path / "model.safetensors"),
-        decode.load(tmp_path / "model.birdie"),
+        decoder.load(tmp_path / "model.birdie"),
         birdie.load(tmp_path / "model.birdie", into=Network()).state_dict(),
         birdie.load(tmp_path / "model.birdie", into=Network(), lazy=True).state_dict(),
         birdie.load(tmp_path / "model.birdie", names=list(expected)),

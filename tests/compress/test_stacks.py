@@ -19,7 +19,7 @@ from birdie.compress.prior import assumed, prior
 from birdie.compress.qat import Qat
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.stacks import as_matrix, is_stack
-from birdie.golf.standalone.build import build
+from birdie.golf import decoder
 
 NAME = "layers.0.mlp.experts.down_proj"
 
@@ -243,7 +243,5 @@ def test_training_sees_what_a_file_stores(spec: str) -> None:
 def test_the_one_file_decoder_reads_stacks(coder: Literal["fast", "max"], tmp_path: Path) -> None:
     state = {NAME: experts(), "position": torch.randn(1, 40, 64)}
     birdie.save(state, tmp_path / "x.birdie", bits=4.0, coder=coder)
-    namespace: dict[str, Any] = {"__name__": "decoder", "__file__": str(tmp_path / "decode.py")}
-    exec(build(coder).source, namespace)
-    decoded = namespace["load"](tmp_path / "x.birdie")
+    decoded = decoder.load(tmp_path / "x.birdie")
     assert all(torch.equal(tensor, decoded[name]) for name, tensor in birdie.load(tmp_path / "x.birdie").items())

@@ -23,6 +23,20 @@ def test_imports_inside_functions_count(tmp_path: Path) -> None:
     assert {script.resolve(), PACKAGE / "score" / "clock.py"} <= set(source_files(script))
 
 
+def test_imports_for_types_alone_do_not_count(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("if TYPE_CHECKING:\n    from birdie.score.clock import EvaluationClock\n")
+    assert source_files(script) == (script.resolve(),)
+
+
+def test_imports_inside_functions_may_be_left_out(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def f():\n    import birdie.errors, birdie.data.caseops\nimport birdie.model.layers\n")
+    names = {path.stem for path in source_files(script, follow=lambda name: name == "birdie.errors")}
+    assert {"errors", "layers"} <= names
+    assert "caseops" not in names
+
+
 def test_modules_of_a_listed_package_count() -> None:
     """Schemes are found by listing their package; whoever can decode a file can load all of them."""
     names = registry.own_names_by_code().values()

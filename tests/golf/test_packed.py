@@ -1,29 +1,48 @@
-"""A packed script runs a recipe without birdie, and its size is pinned."""
+"""birdie as one file: what is in it, its size, and a training script that runs a recipe without birdie."""
 
 import ast
+import json
+import lzma
 import os
+import random
 import subprocess
 import sys
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
 
+import birdie
+from birdie.cli import build_app
+from birdie.cli.console import run
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
-from birdie.errors import ConfigError
-from birdie.golf.features import features, require_same
-from birdie.golf.packed import Packed, changed_settings, pack
+from birdie.errors import DataError
+from birdie.golf import packed as packing
+from birdie.golf.audit.scan import scan
+from birdie.golf.audit.shipped import is_packed as is_mostly_packed
+from birdie.golf.audit.source import parse_source
+from birdie.golf.packed import FIRST, MAX_SOURCES, Kind, Packed, changed_settings, is_packed, pack, sources_of
 from birdie.run.recipe import Recipe, to_toml
 from birdie.run.recipe_file import read_recipe_file
 from birdie.run.registry import find, shipped_recipes
 
-LIMITS = {"baseline": 100_600, "sota": 110_500}
+LIMITS: dict[Kind, int] = {"train": 275_000, "score": 227_000, "pair": 125_000, "decoder": 84_500}
+CORE = {"numba", "numpy", "torch"}
+NEEDED = {"pair": CORE, "decoder": CORE}
+SHELL = ("birdie.cli", "birdie.golf", "birdie.lab")
 SLOW = pytest.mark.slow
 
 
+@pytest.fixture(scope="module", params=[*LIMITS])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    chosen: Kind = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def baseline() -> Packed:
-    return pack(find("baseline").recipe())
+def packed(kind: Kind) -> Packed:
+    return pack(kind, find("sota").recipe())
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +54,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache folder of all scripts: only the first unpacks the modules of a recipe and compiles their kernels."""
+    """The cache folder of all scripts: only the first unpacks the modules and compiles their kernels."""
     return tmp_path_factory.mktemp("cache")
 
 
 def started(script: bytes, data: Path, folder: Path, cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run a script at a very small size where another birdie is installed, whose import fails."""
-    (folder / "other" / "birdie").mkdir(parents=True)
+    (folder / "other" / "birdie").mkdir(parents=True, exist_ok=True)
     (folder / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the packed birdie')")
     (folder / "train_gpt.py").write_bytes(script)
     settings = {
@@ -56,11 +75,133 @@ def started(script: bytes, data: Path, folder: Path, cache: Path, **changes: str
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["baseline", pytest.param("sota", marks=pytest.mark.nightly)])
-def test_the_size_of_a_recipe(name: str) -> None:
-    packed = pack(find(name).recipe())
+def test_the_size(packed: Packed, kind: Kind) -> None:
     assert packed.minified
-    assert len(packed.script) <= LIMITS[name]
+    assert len(packed.script) <= LIMITS[kind]
+
+
+def test_the_file_is_python_and_names_what_it_needs(packed: Packed, kind: Kind) -> None:
+    ast.parse(packed.script)
+    assert packed.script.startswith(f"#birdie {birdie.__version__} ".encode())
+    assert not {b"\r", b"\0"} & {bytes([byte]) for byte in packed.script}  # survives text-mode transfers
+    names = {line.partition("==")[0] for line in packed.requirements}
+    assert names == NEEDED.get(kind, CORE | {"cyclopts", "rich", "safetensors", "sentencepiece", "threadpoolctl"})
+    assert all("==" in line and "+" not in line for line in packed.requirements)
+
+
+def imports(name: str, text: str) -> set[tuple[str, bool]]:
+    """Return (dotted name, whether it is inside a function) of each import in a packed module."""
+    package = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    package = package if name.endswith("__init__.py") else package.rpartition(".")[0]
+    names: set[tuple[str, bool]] = set()
+    queue: list[tuple[ast.AST, bool]] = [(ast.parse(text), False)]
+    while queue:
+        node, late = queue.pop()
+        if isinstance(node, ast.Import):
+            names |= {(alias.name, late) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((resolve_name("." * node.level + (node.module or ""), package), late))
+        late = late or isinstance(node, ast.FunctionDef)
+        queue += [(child, late) for child in ast.iter_child_nodes(node)]
+    return names
+
+
+def test_every_module_that_can_be_imported_is_in_the_file(packed: Packed) -> None:
+    """All but the packages that talk to people, and these only inside functions."""
+    has = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in packed.sources}
+    for path, text in packed.sources.items():
+        for name, late in imports(path, text):
+            assert name.partition(".")[0] != "birdie" or name in has or (late and name.startswith(SHELL)), (path, name)
+        assert "import birdie" not in text
+        assert ast.get_docstring(ast.parse(text)) is None
+
+
+def test_the_sources_are_read_without_running_anything(packed: Packed) -> None:
+    assert is_packed(packed.script)
+    sources = sources_of(packed.script)
+    assert "def start(" in sources.pop(FIRST)
+    assert sources == packed.sources
+    source = parse_source(packed.script)
+    assert {**source.modules, FIRST: ""} == {**packed.sources, FIRST: ""}
+    assert is_mostly_packed(source)
+
+
+@pytest.mark.nightly
+def test_the_same_birdie_gives_the_same_bytes(packed: Packed, kind: Kind, tmp_path: Path) -> None:
+    """Without the modules that an earlier packing has left in the cache folder, or with damaged ones, too."""
+    tmp_path.chmod(0o700)
+    code = (
+        "import sys; from birdie.golf.packed import pack; from birdie.run.registry import find\n"
+        f"sys.stdout.buffer.write(pack({kind!r}, find('sota').recipe()).script)"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "7", "XDG_CACHE_HOME": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
+        assert done.stdout == packed.script
+        (kept,) = (tmp_path / "birdie" / "packed").iterdir()
+        kept.write_bytes(kept.read_bytes()[:-3] + b'x"]')
+
+
+def test_the_settings_in_a_script_are_those_of_the_recipe(tmp_path: Path) -> None:
+    for known in shipped_recipes():
+        if known.about.runs is None:
+            recipe, file = known.recipe(), tmp_path / "recipe.toml"
+            file.write_text(to_toml(changed_settings(recipe)))
+            assert Recipe.from_dict(read_recipe_file(file)) == recipe
+
+
+def script(parts: list[str], cut: int = 0) -> bytes:
+    """Return a packed script whose first part is what runs first."""
+    packed = lzma.compress("\0".join(parts).encode())
+    return f"#birdie 0 coding:L1\nPARTS={packed[: len(packed) - cut].decode('latin-1')!r}\n".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        (b"#birdie 0\nprint(1)\n", "cannot be unpacked"),
+        (b"#birdie 0\nPARTS='x'\n", "cannot be unpacked"),
+        (b"#birdie 0\n(\n", "cannot be unpacked"),
+        (script(["pass", "a.py", "x = 1"], cut=3), "damaged"),
+        (script(["pass", "a.py"]), "cannot be unpacked"),
+        (script(["pass", "a.py", "#" * MAX_SOURCES]), "more than 2,000,000"),
+        (b"#birdie 0\n" + b"#" * 500_000, "500,010 bytes"),
+    ],
+)
+def test_damaged_and_oversized_scripts_are_refused(damaged: bytes, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        sources_of(damaged)
+
+
+def test_the_scan_says_that_a_damaged_script_was_not_read() -> None:
+    (finding,) = scan(script(["pass", "a.py", "x = 1"], cut=3), "train_gpt.py")
+    assert finding.result == "unknown"
+    assert "damaged" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(bytes(range(256)) * 2, b"\x000\x00a\x00", b"'", b"''''", b"\\'''", b"\\", b"\r\n'''\\'"),
+        random.Random(0).randbytes(9999),
+    ],
+)
+def test_a_literal_in_latin_1_keeps_every_byte(data: bytes) -> None:
+    assert ast.literal_eval(packing._literal(data)).encode("latin-1") == data
+
+
+def test_a_damaged_file_and_a_missing_package_are_a_sentence(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback prints the line of the modules: what runs first is numbered below all lines of the file."""
+    path, middle = str(tmp_path / "file.py"), len(packed.script) // 2
+    damaged = packed.script[:middle] + b"birdie" + packed.script[middle + 6 :]
+    with pytest.raises(ImportError, match=r"this file is damaged .*; pack it again"):
+        exec(compile(damaged, path, "exec"), {"__file__": path, "__name__": "file"})
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="torch not installed; pip install -r") as error:
+        exec(compile(packed.script, path, "exec"), {"__file__": path, "__name__": "file"})
+    assert error.traceback[-1].lineno > packed.script.count(b"\n")
 
 
 @SLOW
@@ -78,79 +219,70 @@ def test_the_size_of_a_recipe(name: str) -> None:
 def test_a_script_trains_exports_and_scores(
     name: str, changes: dict[str, str], data: Path, cache: Path, tmp_path: Path
 ) -> None:
-    packed = pack(find(name).recipe())
+    packed = pack("train", find(name).recipe())
     done = started(packed.script, data, tmp_path, cache, **changes)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"Code size: {len(packed.script)} bytes" in done.stdout.splitlines()
     assert "final_birdie_roundtrip_exact" in done.stdout
     assert "int8_zlib" not in done.stdout
     assert (name == "sota") == ("ttt_phased_exact" in done.stdout)
-    assert (tmp_path / "runs" / "tiny" / "model.birdie").is_file()
-    log = (tmp_path / "logs" / "tiny.txt").read_text()
-    assert "class GPT(nn.Module)" in log
+    model = tmp_path / "runs" / "tiny" / "model.birdie"
+    assert "class GPT(nn.Module)" in (tmp_path / "logs" / "tiny.txt").read_text()
+    if name == "baseline":
+        scored = started(packed.script, data, tmp_path, cache, EVAL_ONLY_PATH=str(model), RUN_ID="again", **changes)
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("final_birdie_roundtrip_exact")]
+        assert line in scored.stdout.splitlines(), scored.stderr[-2000:]
 
 
 @SLOW
-def test_a_setting_that_the_script_has_no_code_for_ends_it_before_training(
-    baseline: Packed, data: Path, cache: Path, tmp_path: Path
-) -> None:
-    done = started(baseline.script, data, tmp_path, cache, CALIBRATION_DATA="train")
+def test_an_error_is_a_sentence(data: Path, cache: Path, tmp_path: Path) -> None:
+    done = started(pack("train", Recipe()).script, data, tmp_path, cache, MODEL_DIM="31")
     assert done.returncode == 1
-    assert "calibration.data is 'train', but this script was packed for 'none'" in done.stderr
-    assert "warmup_step" not in done.stdout
+    assert done.stderr.startswith("error: ")
+    assert "num_heads" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_a_feature_that_is_off_in_the_packed_recipe_is_refused() -> None:
-    recipe = Recipe()
-    require_same(recipe, recipe)
-    other = Recipe.from_dict({**recipe.to_dict(), "bandit": {"every": 8}})
-    assert features(other) != features(recipe)
-    with pytest.raises(ConfigError, match=r"bandit\.every is True"):
-        require_same(other, recipe)
-    require_same(Recipe.from_dict({**recipe.to_dict(), "train": {"seed": 7}}), recipe)
+@SLOW
+def test_missing_packages_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train_gpt.py").write_bytes(pack("train", Recipe()).script)
+    command = [sys.executable, "-I", "-S", "train_gpt.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "torch not installed; pip install -r requirements.txt" in done.stderr
 
 
-@pytest.mark.nightly
-def test_the_same_recipe_gives_the_same_bytes(
-    baseline: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without python-minifier the file is larger, and stderr says so."""
+    monkeypatch.setattr(packing, "find_spec", lambda _: None)
+    output, needed = tmp_path / "golf.py", tmp_path / "requirements.txt"
+    assert run(build_app, ["script", "--kind", "decoder", "-o", str(output), "--requirements", str(needed)]) == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    larger = output.stat().st_size
+    assert needed.read_text().startswith("numba==")
+    monkeypatch.undo()
+    assert run(build_app, ["script", "--kind", "decoder", "-o", str(output), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["bytes"] == output.stat().st_size < larger
+    assert answer["minified"]
+    assert "birdie/entropy/coder.py" in answer["modules"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["script"], "name it: birdie script RECIPE --kind train"),
+        (["script", "--kind", "score"], "name it: birdie script RECIPE --kind score"),
+        (["script", "baseline", "--kind", "decoder"], "a decoder has no recipe"),
+        (["script", "baseline", "--paste"], "--paste is for --kind pair"),
+        (["script", "baseline", "--kind", "all"], "kind"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence(
+    tokens: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the modules that an earlier packing has left in the cache folder, or with damaged ones, too."""
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    recipe = find("baseline").recipe()
-    assert pack(recipe) == baseline
-    assert pack(recipe) == baseline
-    (kept,) = (tmp_path / "birdie" / "packed").iterdir()
-    damaged = bytearray(kept.read_bytes())
-    damaged[-1] ^= 1
-    kept.write_bytes(damaged)
-    assert pack(recipe) == baseline
-
-
-def test_the_settings_in_a_script_are_those_of_the_recipe(tmp_path: Path) -> None:
-    for known in shipped_recipes():
-        if known.about.runs is None:
-            recipe, file = known.recipe(), tmp_path / "recipe.toml"
-            file.write_text(to_toml(changed_settings(recipe)))
-            assert Recipe.from_dict(read_recipe_file(file)) == recipe
-
-
-def test_the_script_is_python_and_names_what_it_needs(baseline: Packed) -> None:
-    ast.parse(baseline.script)
-    names = [line.partition("==")[0] for line in baseline.requirements]
-    assert names == ["cyclopts", "numba", "numpy", "rich", "safetensors", "sentencepiece", "torch"]
-    assert all("==" in line and "+" not in line for line in baseline.requirements)
-
-
-def test_what_the_recipe_does_not_use_is_left_out(baseline: Packed) -> None:
-    assert "birdie/score/modes.py" in baseline.sources  # settings of all modes are part of every recipe
-    modes = ("score/streaming", "score/ttt/sgd", "score/ttt/lora", "score/ttt/multi_phase", "model/adapters")
-    for name in (
-        *modes,
-        "compress/schemes/tucker",
-        "compress/schemes/codebook",
-        "model/cache",
-        "golf/packed",
-        "cli/train",
-    ):
-        assert f"birdie/{name}.py" not in baseline.sources
+    monkeypatch.chdir(tmp_path)
+    assert run(build_app, tokens) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not [*tmp_path.iterdir()]

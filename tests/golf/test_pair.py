@@ -1,6 +1,5 @@
 """The pair: `export` and `load` in one file, for training scripts of other people, without birdie."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,11 +14,9 @@ import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BudgetError, ConfigError, OutputError, WeightsError
-from birdie.golf.pair import Pair, build_pair
-from birdie.golf.standalone import pair as entry
+from birdie.golf import pair as entry
+from birdie.golf.packed import Packed, pack
 
-# Bytes of the file and of the text, and those with calibration.
-LIMITS = {False: (53_600, 66_600), True: (60_300, 74_100)}
 BUDGET = 900  # of the model alone
 
 # A training script as people write them; the first line of its body gets `export` and `load`.
@@ -60,8 +57,8 @@ torch.save(load("model.birdie"), "loaded.pt")
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return build_pair()
+def pair() -> Packed:
+    return pack("pair")
 
 
 def state() -> dict[str, Tensor]:
@@ -71,31 +68,19 @@ def state() -> dict[str, Tensor]:
     return weights | {"head.weight": weights["embedding.weight"]}
 
 
-@pytest.mark.parametrize("calibrated", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_the_size(pair: Pair, calibrated: bool) -> None:
-    built = build_pair(calibrated=True) if calibrated else pair
-    assert built.minified
-    assert len(built.module) <= LIMITS[calibrated][0]
-    assert len(built.text) <= LIMITS[calibrated][1]
-    assert [line.partition("==")[0] for line in built.requirements] == ["numba", "numpy", "torch"]
-
-
-@pytest.mark.nightly
-def test_the_same_birdie_gives_the_same_bytes(pair: Pair) -> None:
-    assert pair == build_pair()
-
-
 @pytest.mark.parametrize("pasted", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_a_script_without_birdie_exports_under_a_budget_and_loads(pair: Pair, pasted: bool, tmp_path: Path) -> None:
+def test_a_script_without_birdie_exports_under_a_budget_and_loads(pair: Packed, pasted: bool, tmp_path: Path) -> None:
     """Run it beside another birdie, whose import fails; Python runs the kernels, for they take long to compile."""
     (tmp_path / "other" / "birdie").mkdir(parents=True)
     (tmp_path / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the pair')")
-    (tmp_path / "birdie_pair.py").write_bytes(pair.module)
+    (tmp_path / "birdie_pair.py").write_bytes(pair.script)
     lines = pair.text if pasted else "from birdie_pair import export, load"
     file = "__file__" if pasted else "'birdie_pair.py'"
     (tmp_path / "train_gpt.py").write_text(SCRIPT.format(pair=lines, file=file), encoding="utf-8")
-    code = (tmp_path / "train_gpt.py").stat().st_size + (0 if pasted else len(pair.module))
+    code = (tmp_path / "train_gpt.py").stat().st_size + (0 if pasted else len(pair.script))
+    tmp_path.chmod(0o700)
     settings = {"PYTHONPATH": str(tmp_path / "other"), "NUMBA_DISABLE_JIT": "1", "BUDGET": str(code + BUDGET)}
+    settings |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "train_gpt.py"],
         cwd=tmp_path,
@@ -135,9 +120,7 @@ def test_with_calibration_too(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(module(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
     calibration = module, batches, loss
-    written = entry.export_calibrated(
-        module.state_dict(), 800, tmp_path / "pair.birdie", code=[], calibration=calibration
-    )
+    written = entry.export(module.state_dict(), 800, tmp_path / "pair.birdie", code=[], calibration=calibration)
     birdie.save(module, tmp_path / "ours.birdie", budget=800, calibration=calibration, symmetries=False)
     assert written <= 800
     assert (tmp_path / "pair.birdie").read_bytes() == (tmp_path / "ours.birdie").read_bytes()
@@ -161,30 +144,23 @@ def test_bad_input_is_refused_in_words(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_text_brings_a_script_five_names(pair: Pair, tmp_path: Path) -> None:
+def test_the_text_brings_a_script_five_names(pair: Packed, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f'"""Docstring."""\nfrom __future__ import annotations\n{pair.text}A = 1\n', "ascii")
     names: dict[str, Any] = {"__file__": str(script)}
     exec(compile(script.read_bytes(), script, "exec"), names)
     added = names.keys() - {"__builtins__", "__doc__", "__file__", "annotations", "A"}
-    assert added == {"base64", "bz2", "birdie_pair", "export", "load"}
+    assert added == {"base64", "lzma", "birdie_pair", "export", "load"}
     with pytest.raises(names["birdie_pair"]["ArtifactError"], match="missing"):
         names["load"](tmp_path / "missing.birdie")
     with pytest.raises(names["birdie_pair"]["BudgetError"], match=f"{script.stat().st_size:,} bytes"):
         names["export"](state(), 10, code=[script])
 
 
-def test_the_command(
-    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "birdie.golf.pair.build_pair", lambda calibrated: build_pair(calibrated=True) if calibrated else pair
-    )
+def test_the_command(pair: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "golf.py"
-    assert run(build_app, ["pack", "-o", str(output)]) == 0
-    assert output.read_bytes() == pair.module
+    assert run(build_app, ["script", "--kind", "pair", "-o", str(output)]) == 0
+    assert output.read_bytes() == pair.script
     assert "from golf import export, load" in capsys.readouterr().out
-    assert run(build_app, ["pack", "-o", str(output), "--paste", "--json"]) == 0
+    assert run(build_app, ["script", "--kind", "pair", "-o", str(output), "--paste"]) == 0
     assert output.read_text("ascii") == pair.text
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["bytes"] == len(pair.text) == answer["forms"]["text"]

@@ -30,8 +30,8 @@ from birdie.entropy import coder, numbers, prediction, raw
 from birdie.entropy import varint as cursor
 from birdie.entropy.side_information import Writer
 from birdie.errors import ArtifactError
-from birdie.golf.standalone import decode
-from birdie.golf.standalone.build import build
+from birdie.golf import decoder
+from birdie.golf.packed import pack
 
 varint = cursor.varint
 
@@ -170,8 +170,7 @@ def artifact(scheme: int, dtype: int, rows: int, columns: int, *streams: Stream)
 
 def constants(scheme: int, dtype: int, shape: Shape, params: tuple[int, ...] = (), *values: int) -> bytes:
     """A file of one tensor whose streams are constants, 0 but for the first `values`: some forty bytes."""
-    decoder = DECODERS[scheme - 1]
-    count = len(decoder.layout(shape, DTYPES[dtype], params))
+    count = len(DECODERS[scheme - 1].layout(shape, DTYPES[dtype], params))
     padded = (*values, *[0] * count)[:count]
     return file_of(scheme, dtype, shape, params, *(Stream(coder.CONSTANT, raw.encode_constant(v)) for v in padded))
 
@@ -192,7 +191,7 @@ def plain(coder_code: int, dtype: int, payload: bytes, rows: int, columns: int) 
     return artifact(2, dtype, rows, columns, Stream(coder_code, payload), Stream(0, b""))
 
 
-DECODERS = tuple(map(registry.decoder, decode.DECODERS))
+DECODERS = tuple(map(registry.decoder, decoder.DECODERS))
 BYTE, SIGNED, SHORT, INT, LONG_INT, HALF, BRAIN, FLOAT, DOUBLE = 1, 2, 4, 6, 8, 9, 10, 11, 12  # dtypes
 SIDE, LONG, ROWS, HUGE = 1 << 12, 1 << 22, 1 << 19, 1 << 15
 GIB = (1 << 14, 1 << 14)  # shapes that are 1 GiB in float32, and in 16 bits
@@ -330,9 +329,9 @@ def attempt(path: Path, load: Load, mib: int) -> str:
 
 
 def one_file_decoder(folder: Path) -> Load:
-    """Return the `load` of the decoder in one file, which includes every coder."""
+    """Return the `load` of the decoder in one file."""
     source = folder / "one_file_decoder.py"
-    source.write_bytes(build("max").packed)
+    source.write_bytes(pack("decoder").script)
     spec = importlib.util.spec_from_file_location(source.stem, source)
     if spec is None or spec.loader is None:
         raise RuntimeError(f"{source} cannot be imported")

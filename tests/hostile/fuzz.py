@@ -41,7 +41,7 @@ from birdie.entropy import coder
 from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES
 from birdie.errors import ArtifactError, WeightsError
-from birdie.golf.standalone import decode
+from birdie.golf import decoder
 from tests.hostile import made, mutate, seeds
 from tests.hostile.seeds import Seed
 
@@ -107,7 +107,7 @@ def decode_artifact(data: bytes, path: Path) -> Content:
 def _decoded_alone(data: bytes) -> Content:
     """Return the tensors that the one-file decoder decodes; None where it refuses the file."""
     try:
-        return {name: _bits(tensor) for name, tensor in decode.load(data, max_bytes=MAX_BYTES).items()}
+        return {name: _bits(tensor) for name, tensor in decoder.load(data, max_bytes=MAX_BYTES).items()}
     except ArtifactError:
         return None
 

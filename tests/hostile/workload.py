@@ -105,7 +105,7 @@ COMMANDS = {
         lambda at: ["decompress", f"{at}/in/m.birdie", "-o", f"{at}/out/m.safetensors"],
     ),
     "decompress .pt": _same(lambda at: ["decompress", f"{at}/in/m.birdie", "-o", f"{at}/out/m.pt"]),
-    "decoder": _same(lambda at: ["decoder", "-o", f"{at}/out/decode.py"]),
+    "decoder": _same(lambda at: ["script", "--kind", "decoder", "-o", f"{at}/out/decode.py"]),
     "prepare": _same(lambda at: ["prepare", f"{at}/in/*.txt", "--tokenizer", "bytes", "-o", f"{at}/out/data"]),
     "train": Command(lambda at: train_tokens(at, 2 * EVERY), lambda at: [*train_tokens(at, 2 * EVERY), "--resume"]),
 }

@@ -18,7 +18,7 @@ from birdie.golf.audit import rules
 from birdie.golf.audit.deadline import Deadline
 from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
-from birdie.golf.unpacked import FIRST
+from birdie.golf.packed import FIRST
 from birdie.lab.logs import TrainingLog
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import open_regular

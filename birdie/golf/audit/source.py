@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from birdie.errors import DataError
-from birdie.golf.unpacked import is_packed, modules_of
+from birdie.golf.packed import is_packed, sources_of
 from birdie.runtime.regular import open_regular
 
 MAX_BYTES = 500_000
@@ -102,7 +102,7 @@ class Source:
     @cached_property
     def _packed(self) -> tuple[Mapping[str, str], str]:
         try:
-            return modules_of(self.data) if self.tree is not None and is_packed(self.data) else {}, ""
+            return sources_of(self.data) if self.tree is not None and is_packed(self.data) else {}, ""
         except DataError as error:
             return {}, str(error)
 

@@ -22,7 +22,7 @@ from birdie.compress.rate.assignment import Assignment, assign
 from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState
 from birdie.errors import ArtifactError, BudgetError, ConfigError, WeightsError
-from birdie.golf.standalone import decode
+from birdie.golf import decoder
 from birdie.lab.report.sizes import sizes_of
 from tests.artifact.states import same_bits
 
@@ -143,7 +143,7 @@ def test_every_reader_returns_the_same_values(tmp_path: Path) -> None:
     some = [*list(state)[5:60:7], "tied"]
     for tensors in (
         load_file(tmp_path / "model.safetensors"),
-        decode.load(path),
+        decoder.load(path),
         birdie.load(path, names=some),
         {name: decode_tensor(path, name) for name in some},
     ):

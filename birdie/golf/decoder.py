@@ -1,13 +1,12 @@
 """Entry module of the one-file decoder: read a .birdie file from a path or from bytes, or run as a script.
 
-The one-file decoder is this module and what it needs of birdie. Container, streams and schemes are decoded by the
-functions that `birdie.load` calls; modules, devices, dtypes and lazy loading are left out.
+The one-file decoder is this module and the modules that it imports (`birdie.golf.packed`). Container, streams and
+schemes are decoded by the functions that `birdie.load` calls; modules, devices, dtypes and lazy loading are left out.
 """
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +18,15 @@ from birdie.compress.scheme import Decoder
 from birdie.compress.schemes import cast, codebook, grid, lossless, lowrank, rotation, ternary, trellis, tucker
 from birdie.compress.spectral import decoding as spectral
 from birdie.errors import ArtifactError
+from birdie.runtime.provenance import VERSION
 
+__all__ = ["ArtifactError", "__version__", "load", "load_object", "main"]
+
+__version__ = VERSION
 Source = str | os.PathLike[str] | bytes
 
-# Every scheme, in the order of the codes in the file, from 1. A decoder has refusals in the slots of those schemes that
-# `birdie.golf.standalone.build.SCHEMES` does not list for it.
-DECODERS: dict[str, Decoder | Callable[[str], NoReturn]] = {
+# Every scheme, in the order of the codes in the file, from 1.
+DECODERS: dict[str, Decoder] = {
     "lossless": lossless.DECODER,
     "grid": grid.DECODER,
     "cast": cast.DECODER,
@@ -42,12 +44,11 @@ def decoder_of(entry: Entry) -> Decoder:
     """Return the decoder of an entry.
 
     Raises:
-        ArtifactError: its scheme is newer, not one of birdie's, or left out.
+        ArtifactError: its scheme is newer, or not one of birdie's.
     """
     if not 0 < entry.scheme <= len(DECODERS):
         raise ArtifactError(f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown here; load it with birdie")
-    scheme, decoder = list(DECODERS.items())[entry.scheme - 1]
-    return decoder if isinstance(decoder, Decoder) else decoder(scheme)
+    return list(DECODERS.values())[entry.scheme - 1]
 
 
 def load(source: Source, max_bytes: int | None = None, max_operations: int | None = None) -> dict[str, Tensor]:
@@ -94,7 +95,3 @@ def main() -> None:
         torch.save(load_object(source), target)
     except (ValueError, OSError, RuntimeError) as error:  # ValueError: ArtifactError, or arguments other than two
         sys.exit(f"usage: decode.py MODEL.birdie OUT.pt ({type(error).__name__}: {error.__cause__ or error})")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,227 @@
+"""The one-file decoder: without birdie it decodes every scheme and coder to the bits that birdie gives, and refuses
+damaged files in the same words."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import birdie
+from birdie.artifact import container, repack
+from birdie.artifact.container import Entry, Stream
+from birdie.artifact.decoding import DTYPES
+from birdie.compress import registry
+from birdie.entropy import coder as entropy
+from birdie.golf import decoder
+from birdie.golf.packed import Packed, pack
+from tests.artifact.states import every_dtype, same_bits, small_model
+from tests.reference.streams import FEATURES
+
+SCHEMES = {name: code for code, name in registry.own_names_by_code().items()}
+SPECS = (
+    *("trellis:states=8,sigma=0.3", "ternary", "int4:group_size=48", "codebook:k=9,per_row"),
+    *("rotation:bits=3,residual", "lowrank:rank=2,base=int4"),
+    *("spectral:dct,edge=8,sigma=0.3", "tucker:energy=0.99"),
+)
+
+# Runs in a fresh interpreter: decodes each file with the decoder alone and stores the results.
+DRIVER = """
+import sys, pathlib, warnings
+warnings.simplefilter("error")
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        absent = {"birdie", "cyclopts", "rich", "safetensors", "sentencepiece", "threadpoolctl", "matplotlib"}
+        assert name.split(".")[0] not in absent, f"the decoder imports {name}"
+sys.meta_path.insert(0, Refuse())
+import torch
+torch.set_num_threads(1)
+import decode
+results = {}
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.birdie")):
+    try:
+        results[path.name] = decode.load(path), decode.load(path.read_bytes()), decode.load_object(path)
+    except decode.ArtifactError as error:
+        results[path.name] = f"{type(error).__name__} {error}"
+assert "birdie" not in sys.modules
+torch.save((decode.__version__, results), sys.argv[2])
+"""
+
+
+@pytest.fixture(scope="module")
+def packed() -> Packed:
+    return pack("decoder")
+
+
+def streams() -> dict[str, bytes]:
+    """Return a file for each feature of the entropy coders, its integers as symbols of a grid or of a trellis."""
+    files = {}
+    for name, feature in FEATURES.items():
+        values = feature.values
+        if int(values.min()) < -(1 << 20) or int(values.max()) >= 1 << 20:
+            continue  # beyond what float32 represents exactly after scaling
+        symbols, steps = feature.coded(), entropy.encode(np.arange(len(values))[:, None])
+        coded = tuple(Stream(stream.coder, stream.payload) for stream in (symbols, steps))
+        scheme, params = ("grid", ()) if feature.states == 1 else ("trellis", (feature.states, 16, 0, 0, 0))
+        entry = Entry("w", SCHEMES[scheme], DTYPES.index(torch.float32), values.shape, params, coded)
+        files[name.replace(" ", "_")] = container.to_bytes([entry])
+    return files
+
+
+def checkpoint() -> dict[Any, Any]:
+    weights = {name: value for name, value in small_model().items() if name != "steps"}
+    return {"model": weights, "step": 3, "rates": [0.1, (1, None)], 7: {"a/b": torch.arange(5), "name": "x"}}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of every scheme, dtype and coder, and some that are damaged."""
+    folder = tmp_path_factory.mktemp("files")
+    rules = [("*emb*", "sigma:0.2"), ("*norm*", "bf16"), ("*", "int6")]
+    birdie.save(small_model(), folder / "schemes.birdie", scheme=rules)
+    for effort in "max", "fast":
+        birdie.save(every_dtype(), folder / f"dtypes-{effort}.birdie", lossless=True, coder=effort)
+        birdie.save(small_model(), folder / f"int8-{effort}.birdie", coder=effort)
+        repack.save_object(checkpoint(), folder / f"tree-{effort}.birdie", coder=effort)
+        for index, spec in enumerate(SPECS):
+            birdie.save(small_model(), folder / f"spec{index}-{effort}.birdie", scheme=[("*", spec)], coder=effort)
+    for name, data in streams().items():
+        (folder / f"stream-{name}.birdie").write_bytes(data)
+    rng = np.random.default_rng(0)
+    for effort in "max", "fast":
+        sound = (folder / f"int8-{effort}.birdie").read_bytes()
+        for index, at in enumerate([0, 9, 20, len(sound) - 1, *rng.integers(0, len(sound), 12)]):
+            damaged = sound[:at] + bytes([sound[at] ^ 4]) + sound[at + 1 :]
+            (folder / f"damaged-{effort}-{index}.birdie").write_bytes(damaged)
+    (folder / "damaged-cut.birdie").write_bytes(sound[:-1])
+    (folder / "damaged-empty.birdie").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoded(
+    request: pytest.FixtureRequest, packed: Packed, files: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any]]:
+    """(version, results by file name) of the packed file alone in a folder, in a fresh interpreter.
+
+    numba compiles the decoder's kernels for a minute and keeps them beside the modules. So their folder is one of
+    pytest's cache, and the next run compiles only a decoder that is other bytes.
+    """
+    cache = request.config.cache.mkdir("birdie-decoders")
+    name = hashlib.sha256(packed.script).hexdigest()[:16]
+    for old in cache.iterdir():
+        if old.name != name:
+            shutil.rmtree(old, ignore_errors=True)
+    folder = tmp_path_factory.mktemp("decoder")
+    (folder / "decode.py").write_bytes(packed.script)
+    (folder / "driver.py").write_text(DRIVER)
+    (cache / name).mkdir(exist_ok=True, mode=0o700)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["XDG_CACHE_HOME"] = str(cache / name)
+    command = [sys.executable, "-s", "driver.py", str(files), "out.pt"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls complex32 experimental
+        version, results = torch.load(folder / "out.pt", weights_only=False)
+    return version, results
+
+
+@pytest.mark.slow
+def test_every_file_decodes_to_the_bits_that_birdie_gives(decoded: tuple[str, dict[str, Any]], files: Path) -> None:
+    version, results = decoded
+    assert version == birdie.__version__
+    sound = [path for path in sorted(files.glob("*.birdie")) if not path.name.startswith("damaged")]
+    assert len(sound) > 15
+    for path in sound:
+        assert not isinstance(results[path.name], str), f"{path.name}: {results[path.name]}"
+        expected, (by_path, by_bytes, _) = birdie.load(path), results[path.name]
+        for state in by_path, by_bytes:
+            assert list(state) == list(expected)
+            assert all(same_bits(state[name], expected[name]) for name in expected), path.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effort", ["fast", "max"])
+def test_a_whole_checkpoint_comes_back_nested(decoded: tuple[str, dict[str, Any]], effort: str) -> None:
+    content, expected = decoded[1][f"tree-{effort}.birdie"][2], checkpoint()
+    assert list(content) == list(expected)
+    assert (content["step"], content["rates"], content[7]["name"]) == (3, [0.1, (1, None)], "x")
+    assert same_bits(content[7]["a/b"], expected[7]["a/b"])
+    assert all(same_bits(content["model"][name], expected["model"][name]) for name in expected["model"])
+    assert content["model"]["lm_head.weight"] is content["model"]["tok_emb.weight"]
+
+
+@pytest.mark.slow
+def test_damage_is_refused_in_the_words_of_birdie(decoded: tuple[str, dict[str, Any]], files: Path) -> None:
+    damaged = sorted(files.glob("damaged*.birdie"))
+    assert len(damaged) > 20
+    for path in damaged:
+        with pytest.raises(birdie.ArtifactError):
+            birdie.load(path)
+        with pytest.raises(birdie.ArtifactError) as error:
+            decoder.load(path)
+        assert decoded[1][path.name] == f"ArtifactError {error.value}"
+
+
+def test_the_size_that_may_be_decoded_is_named_in_the_call() -> None:
+    data = container.to_bytes([Entry("w", SCHEMES["lossless"], DTYPES.index(torch.uint8), (0,), (), ())])
+    for load in decoder.load, decoder.load_object:
+        assert load(source=data, max_bytes=0)["w"].shape == (0,)
+        with pytest.raises(birdie.ArtifactError):
+            load(data, max_bytes=-1)
+
+
+# Imports the decoder as many programs do, without an entry in sys.modules.
+BY_PATH = """
+from importlib.util import module_from_spec, spec_from_file_location
+for name in "first", "second":
+    spec = spec_from_file_location(name, "decode.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    print(float(module.load("model.birdie")["w"].sum()))
+"""
+
+
+@pytest.mark.nightly
+def test_the_decoder_is_imported_again_whatever_its_cache_holds(packed: Packed, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "decode.py").write_bytes(packed.script)
+    state = {"w": torch.arange(400.0).reshape(20, 20)}
+    birdie.save(state, tmp_path / "model.birdie", lossless=True, coder="fast")
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-s", *arguments]
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+
+    expected = f"{float(state['w'].sum())}\n" * 2
+    assert run("-c", BY_PATH) == expected
+    cache = [*(tmp_path / "cache").rglob("*.kernel")]
+    assert cache  # else the rest proves nothing
+    assert run("-c", BY_PATH) == expected
+    for index, path in enumerate(cache):
+        path.write_bytes([b"", b"x" * 50, path.read_bytes()[:-7]][index % 3])
+    run("decode.py", "model.birdie", "out.pt")
+    assert same_bits(torch.load(tmp_path / "out.pt")["w"], state["w"])
+
+
+def test_the_script_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "damaged").write_bytes(b"birdie?")
+    for arguments in ([], ["missing", "out.pt"], [str(tmp_path / "damaged"), "out.pt"]):
+        monkeypatch.setattr(sys, "argv", ["decode.py", *arguments])
+        with pytest.raises(SystemExit, match=r"decode\.py MODEL") as error:
+            decoder.main()
+        assert "\n" not in str(error.value)
+
+
+def test_the_entry_module_has_the_schemes_of_birdie_in_the_order_of_their_codes() -> None:
+    assert {name: code for code, name in enumerate(decoder.DECODERS, 1)} == SCHEMES
+    assert all(registry.decoder(name) is one for name, one in decoder.DECODERS.items())
