@@ -5,8 +5,7 @@
 
 Grids, trellises, ternary and spectral weights all become integer streams, so the entropy coder, the container and the
 budget search do not depend on the scheme. A scheme has two halves in one module: a frozen dataclass of options with
-`encode`, and a `Decoder`, which is all that a reader of files needs. A decoder uses no code that is only for encoding,
-so that it can be extracted into the one-file decoder.
+`encode`, and a `Decoder`, which is all that a reader of files needs.
 """
 
 from abc import ABC, abstractmethod

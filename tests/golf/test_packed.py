@@ -27,7 +27,7 @@ from birdie.run.recipe import Recipe, to_toml
 from birdie.run.recipe_file import read_recipe_file
 from birdie.run.registry import find, shipped_recipes
 
-LIMITS: dict[Kind, int] = {"train": 275_000, "score": 227_000, "pair": 125_000, "decoder": 84_500}
+LIMITS: dict[Kind, int] = {"train": 280_000, "score": 231_000, "pair": 127_500, "decoder": 86_500}
 CORE = {"numba", "numpy", "torch"}
 NEEDED = {"pair": CORE, "decoder": CORE}
 SHELL = ("birdie.cli", "birdie.golf", "birdie.lab")
