@@ -83,8 +83,8 @@ def test_metadata_in_headers_come_back(folder: bool, tmp_path: Path) -> None:
         assert run(build_app, ["compress", str(source), "-o", str(file), *flags]) == 0
         assert run(build_app, ["decompress", str(file), "-o", str(back), "--overwrite"]) == 0
         with safe_open(back / "model.safetensors" if folder else back, "pt") as opened:
-            own = {"writer": "birdie"} if folder else {}  # by which a folder is known that may be replaced
-            assert opened.metadata() == {"format": "pt", "tensor_names": '["weight"]'} | own
+            mark = {"writer": "birdie"} if folder else {}  # by which a folder is known that may be replaced
+            assert opened.metadata() == {"format": "pt", "tensor_names": '["weight"]'} | mark
 
 
 @pytest.mark.filterwarnings("ignore")  # of torchao
