@@ -30,11 +30,11 @@ _DECODED = 64  # tokens that the decoder of an encoder-decoder takes
 _FRAMES = 64  # of spectrograms whose length no configuration names
 _DIFFUSION_STEPS = 1000
 _CONDITION, _POSITIONS = 77, 64  # tokens that condition a diffusion model, and positions of latents in a row
-_LENGTHS = (*LENGTHS, "max_encoder_position_embeddings", "max_target_positions")
-_TEXT = ("text_config", "text_encoder", "encoder", "")  # parts of a configuration, in the order in which they are asked
-_DECODER = ("decoder", "text_config", "")
+_LENGTHS = (*LENGTHS, "max_encoder_position_embeddings", "max_decoder_position_embeddings", "max_target_positions")
+_TEXT = ("text_config", "text_encoder", "encoder", "vlm_config", "")  # parts of a configuration, in the order in which they are asked
+_DECODER = ("decoder", "decoder_config", "text_config", "")
 _VISION = ("vision_config", "encoder", "backbone_config", "")
-_SOUND = ("audio_config", "audio_encoder", "encoder", "")
+_SOUND = ("audio_config", "audio_encoder", "encoder", "encoder_config", "")
 _ELEMENT, _CALL = 30, 200_000  # work of an element that is computed, and of a call, in that of FLOPs of a product
 
 
@@ -92,9 +92,9 @@ class Sizes:
             raise ConfigError("the configuration has no vocab_size")
         ids = self.integers(vocabulary, samples, length)
         for name in vars(self.config):
-            other = getattr(self.config, name, None)
-            if name.startswith(("image", "video", "audio", "boi", "eoi")) and isinstance(other, int):
-                ids[ids == other] = 0 if other else 1
+            if name.startswith(("image", "video", "audio", "boi", "eoi")):
+                other = getattr(self.config, name, None)
+                ids[ids == (other if isinstance(other, int) else -1)] = 0 if other else 1
         end = self.value("eos_token_id", parts=parts)
         if isinstance(end, int) and 0 <= end < vocabulary and parts is _TEXT:
             ids[ids == end] = 0 if end else 1
