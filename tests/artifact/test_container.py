@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.artifact import container
-from birdie.artifact.container import ALIAS, BLOCKS, FILES, Entry, Reader, Stream, block_name
+from birdie.artifact.container import ALIAS, BLOCKS, FILES, MEMBER, Entry, Reader, Stream, block_name
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import load
 from birdie.artifact.repack import load_object
@@ -29,7 +29,7 @@ ENTRIES = st.lists(
     st.builds(
         Entry,
         st.text(max_size=12).filter(lambda text: text.isprintable()),
-        st.integers(1, 255).filter(lambda code: code != BLOCKS),
+        st.integers(1, 255).filter(lambda code: code not in (BLOCKS, MEMBER)),
         st.integers(0, 255),
         st.lists(st.integers(0, 1000), max_size=4).map(tuple),
         st.lists(INT64, max_size=3).map(tuple),
