@@ -17,9 +17,10 @@ follows.
   few more bits for them cost nothing (a GPT of 3.8 million weights, calibrated: 36 % less KL at equal bytes).
 - Embeddings: an error in the head reaches every prediction, and most embeddings are the head as well.
 
-Kinds are told by shapes alone, so other names change nothing. Convolutions have more than two dimensions. An embedding
-has as many columns as the residual stream is wide, and a number of rows that nothing else has. Recurrent weights have
-three or four times as many rows as the state has elements, in pairs, and no matrix takes so many inputs.
+Kinds are recognized by shapes and by the embeddings of a module, so other names change nothing. Convolutions have more
+than two dimensions. An embedding has as many columns as the residual stream is wide, and a number of rows that nothing
+else has. Recurrent weights have three or four times as many rows as the state has elements, in pairs, and no matrix
+takes so many inputs.
 
 The constants were chosen on a ResNet-20, a voice activity detector and a GPT of 0.5 million weights; the benchmark
 (`benchmarks.without_data`) has others.
@@ -135,7 +136,7 @@ def assumed(
         known: name → sensitivity by calibration.
         weights: name → weight.
         counts: name → how many matrices, one below the other, a weight is; a relative error of each costs the same.
-        model: all tensors of the model, by which kinds are told; None: `weights`.
+        model: all tensors of the model, by which kinds are recognized; None: `weights`.
         embeddings: names of weights that are known as such.
 
     Raises:
