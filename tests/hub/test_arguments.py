@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from birdie.errors import ConfigError
 from birdie.hub import arguments, made_up
-from birdie.hub.arguments import attempts, first_accepted, work_of
+from birdie.hub.arguments import attempts, first_accepted
 from birdie.hub.made_up import made_up_inputs
+from birdie.hub.work import work_of
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
@@ -85,8 +86,9 @@ def test_every_argument_that_the_signature_names_is_made_and_accepted(kind: str)
     build, shapes = MODELS[kind]
     model = build(transformers).eval()
     batches = made_up_inputs(model, torch.Generator().manual_seed(0))
-    assert {name: tuple(value.shape[1:]) for name, value in batches[0].keywords.items()} == shapes
-    samples = {len(value) for value in batches[0].keywords.values()}
+    tensors = {name: value for name, value in batches[0].keywords.items() if isinstance(value, Tensor)}
+    assert {name: tuple(value.shape[1:]) for name, value in tensors.items()} == shapes
+    samples = {len(value) for value in tensors.values()}
     assert len(samples) == 1
     with torch.no_grad():
         model(**batches[-1].keywords)
@@ -147,11 +149,62 @@ def test_a_forward_function_that_accepts_nothing_is_one_sentence(error: Exceptio
 
 def test_an_argument_that_nobody_knows_is_named() -> None:
     class Strange(Configured):
-        def forward(self, input_ids: Tensor, graph: Tensor) -> Tensor:  # type: ignore[override]
-            return graph + input_ids
+        def forward(self, input_ids: Tensor, graph: Any) -> Tensor:  # type: ignore[override]
+            return graph.edges + input_ids  # type: ignore[no-any-return]
 
     with pytest.raises(ConfigError, match="graph"):
-        list(attempts(Strange(8, configuration())))
+        first_accepted(Strange(8, configuration()), torch.Generator(), 1e9)
+
+
+class Features(nn.Module):
+    """Model whose configuration tells nothing of the sizes of its arguments; `fold` positions are joined to one."""
+
+    def __init__(self, width: int, other: int, fold: int = 1) -> None:
+        super().__init__()
+        self.config, self.fold = configuration(), fold
+        self.first, self.second = nn.Linear(width * fold, 8), nn.Linear(other, 8)
+
+    def forward(self, features: Tensor, speaker: Tensor) -> Tensor:
+        x: Tensor = self.first(features.reshape(len(features), features.shape[1] // self.fold, -1))
+        return x + self.second(speaker)[..., :1, :]
+
+
+@pytest.mark.parametrize(("width", "other", "fold"), [(20, 12, 1), (300, 7, 1), (12, 64, 4), (24, 24, 2)])
+def test_sizes_are_those_that_the_layers_expect(width: int, other: int, fold: int) -> None:
+    model = Features(width, other, fold)
+    attempt, _ = first_accepted(model, torch.Generator(), 1e9)
+    keywords = arguments.arguments(model, attempt, 3, torch.Generator())
+    assert keywords["features"].shape[2] == width
+    assert keywords["speaker"].shape[-1] == other
+    assert len(model(**keywords)) == 3
+
+
+def test_ids_are_below_the_rows_of_the_table_that_they_index() -> None:
+    class Speakers(Configured):
+        def forward(self, input_ids: Tensor, speaker_ids: Tensor) -> Tensor:  # type: ignore[override]
+            x: Tensor = self.table(input_ids) + self.table(speaker_ids)
+            return x
+
+    model = Speakers(8, transformers.PreTrainedConfig(vocab_size=1000))  # the table has 99
+    attempt, _ = first_accepted(model, torch.Generator(), 1e9)
+    keywords = arguments.arguments(model, attempt, 50, torch.Generator())
+    assert 90 < int(keywords["input_ids"].max()) < 99
+
+
+def test_patches_of_images_of_any_size_have_their_grids() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = configuration(patch_size=4, num_channels=3, temporal_patch_size=2)
+            self.embed = nn.Linear(3 * 2 * 4 * 4, 8)
+
+        def forward(self, hidden_states: Tensor, grid_thw: Tensor) -> Tensor:
+            x: Tensor = self.embed(hidden_states)
+            return torch.stack([one.mean(0) for one in x.split(grid_thw.prod(1).tolist())])
+
+    model = Packed()
+    attempt, _ = first_accepted(model, torch.Generator(), 1e9)
+    assert model(**arguments.arguments(model, attempt, 5, torch.Generator())).shape == (5, 8)
 
 
 def test_tokens_stand_for_no_image_and_a_text_ends() -> None:
