@@ -74,6 +74,9 @@ _NUMBERS = {  # of settings that are None
     "prediction_length": 8,
     "in_channels": 4,
     "patch_size": 2,
+    "sample_size": PIXELS,
+    "pad_token_id": 0,
+    "vocab_size": VOCABULARY,
     "caption_channels": 64,
     "addition_time_embed_dim": 16,
 }
@@ -106,14 +109,19 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_heads_of_width(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with fewer heads where their number does not divide the width and no size of a head is given."""
-    result = {key: _with_heads_of_width(value) if isinstance(value, dict) else value for key, value in values.items()}
-    heads, width = result.get("num_attention_heads"), result.get("hidden_size")
-    is_given = any(_HEAD_SIZE.search(str(key)) and value for key, value in result.items())
-    if _is_number(heads) and _is_number(width) and heads > 0 and width % heads and not is_given:
-        result["num_attention_heads"] = gcd(heads, width)
-        if _is_number(result.get("num_key_value_heads")):
-            result["num_key_value_heads"] = gcd(result["num_key_value_heads"], result["num_attention_heads"])
+    """Return settings with fewer heads where their number does not divide the width and no size of a head is set."""
+    result: dict[str, Any] = {
+        key: _with_heads_of_width(value) if isinstance(value, dict) else value for key, value in values.items()
+    }
+    heads: Any = result.get("num_attention_heads")
+    width: Any = result.get("hidden_size")
+    groups: Any = result.get("num_key_value_heads")
+    has_head_size = any(_HEAD_SIZE.search(str(key)) and value for key, value in result.items())
+    if not _is_number(heads) or not _is_number(width) or not heads or not width % heads or has_head_size:
+        return result
+    result["num_attention_heads"] = gcd(heads, width)
+    if _is_number(groups):
+        result["num_key_value_heads"] = gcd(groups, result["num_attention_heads"])
     return result
 
 
@@ -183,11 +191,13 @@ def _head_sizes(values: Mapping[str, Any], size: Size, inherited: int = 1) -> It
     heads = _head_divisor(values, size) or inherited
     rest = size.divisor // heads
     counts = [value for key, value in values.items() if _HEADS.search(str(key)) and _is_number(value) and value > 0]
-    given = [value for key, value in values.items() if _HEAD_SIZE.search(str(key)) and _is_number(value) and value > 0]
-    width = next((values[key] for key in ("hidden_size", "d_model", "n_embd", "embed_dim") if key in values), None)
-    if not given and counts and _is_number(width):
-        given = [width // max(counts)]
-    yield from ((one, rest) for one in given if one >= _LEAST_WIDTH)
+    head_sizes = [
+        value for key, value in values.items() if _HEAD_SIZE.search(str(key)) and _is_number(value) and value > 0
+    ]
+    width: Any = next((values[key] for key in ("hidden_size", "d_model", "n_embd", "embed_dim") if key in values), None)
+    if not head_sizes and counts and _is_number(width):
+        head_sizes = [width // max(counts)]
+    yield from ((one, rest) for one in head_sizes if one >= _LEAST_WIDTH)
     for value in values.values():
         if isinstance(value, Mapping):
             yield from _head_sizes(value, size, heads)
@@ -197,15 +207,15 @@ def _head_divisor(values: Mapping[str, Any], size: Size) -> int:
     """Return the number that heads are divided by, 0 if there are none.
 
     It is a power of two that divides the number of heads of each kind, so that groups of heads stay as large; where a
-    single head may stay, the number of heads of attention alone.
+    single head may stay, it divides the heads of attention, and others that are fewer become one.
     """
     some = [value for key, value in values.items() if _HEADS.search(str(key))]
     counts = {n for value in some for n in (value if isinstance(value, list | tuple) else [value]) if _is_number(n)}
     counts = {n for n in counts if n > 1}
     if not counts or not size.heads:
         return int(bool(counts))
-    main = values.get("num_attention_heads")
-    most = main if _is_number(main) else max(counts)
+    main: Any = values.get("num_attention_heads")
+    most: int = main if _is_number(main) else max(counts)
     among = [most] if size.heads == 1 else counts
     divisors = [one for one in DIVISORS if not size.divisor % one and most // one >= size.heads]
     return next((one for one in divisors if not any(n % one for n in among)), 1)
@@ -323,18 +333,19 @@ _RULES: tuple[tuple[str, Callable[[int, Size], int]], ...] = (  # words of a nam
     (r"vocab", _most(VOCABULARY)),
     (r"num_frames$|frames_per_clip$", _most(FRAMES)),
     (r"num_(object_)?queries|num_proposals", _most(PIXELS)),
-    (r"^base_channels$", lambda value, size: max(value // size.divisor, min(value, _NORM_GROUPS))),
+    (r"attention_window$", _most(PIXELS)),  # inputs are padded to a multiple of it, and have fewer positions
+    (r"^(ch|base_channels)$", lambda value, size: max(value // size.divisor, min(value, _NORM_GROUPS))),
     (r"codebook_size|num_embeddings|n_codes|max_2d_position|type_vocab", _most(POSITIONS)),
     (
         r"max_.*position|n_positions|n_ctx|max_seq|max_.*length|max_source|max_target|context_length",
         _most(POSITIONS),
     ),
-    (r"(image|input|crop|sample|img)_size", _pixels),
+    (r"(image|input|crop|sample)_size|^img_size", _pixels),
     (r"patch_size", lambda value, size: min(value, PATCH if size.pixels else value)),
     (r"num_.*experts$|n_routed_experts|moe_num_experts|num_local_experts|zero_expert_num", _most(EXPERTS)),
     (r"index_topk", _most(PIXELS)),  # of positions
     (r"experts_per_tok|top_?k|moe_k$|n_group$|topk_group|num_experts_per|num_expert_group", _most(2)),
-    (r"first_k_dense|num_dense_layers", _most(1)),
+    (r"first_k_dense", _most(1)),
     (r"(interval|period|frequency|_pattern|group_size|every_n(_layers)?)$", lambda v, size: min(v, size.layers or v)),
     (r"(?<!output_)groups$", lambda value, size: max(1, value // size.divisor) if value >= _LEAST_WIDTH else value),
 )
