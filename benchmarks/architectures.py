@@ -28,7 +28,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 import birdie
 from benchmarks.command import command_parser, log, report
-from benchmarks.shrunken import shrunken, sizes, variants
+from benchmarks.shrunken import Size, completed, distinct, variants
 from birdie.artifact.folders import read_folder
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -51,7 +51,7 @@ from birdie.runtime.files import atomic_path
 
 SECONDS, MEMORY = 120, 8 << 30  # limits of one class, in processor time and of its data
 _PATIENCE = 5  # times as long as that by the clock
-LEAST_WEIGHTS, MOST_WEIGHTS = 50_000, 8_000_000  # below the first, headers are larger than weights of 6 bits
+LEAST_WEIGHTS, MOST_WEIGHTS = 50_000, 20_000_000  # below the first, headers are larger than weights of 6 bits
 TRIES = 4  # variants that are compressed until one is calibrated
 _ORDER = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "PRETRAINING", "IMAGE_CLASSIFICATION")
 _MADE = "cannot be made small: "
@@ -168,33 +168,63 @@ def _of_transformers(subject: Subject) -> Iterable[Build]:
     kind: Any = getattr(transformers, subject.name, None)
     if kind is None:
         raise NotMadeError(f"{_MADE}transformers has no class {subject.name}")
-    settings = _default_config(kind, transformers, subject.kind)
-    last, tiny = "no smaller configuration is accepted", []
-    for config in variants(settings):
+    config = _default_config(kind, transformers, subject.kind)
+
+    def makers(is_completed: bool) -> Iterator[Maker]:
+        for size, small in variants(config, is_completed=is_completed):
+            yield size, lambda small=small: kind(small)  # type: ignore[misc]
+
+    return _small(makers)
+
+
+Maker = tuple[Size, Callable[[], nn.Module]]
+Save = Callable[[Any, Path], None]
+
+
+def _small(makers: Callable[[bool], Iterator[Maker]], save: Save | None = None) -> Iterator[Build]:
+    """Yield builds of those models that are made and are small, the tiny ones last.
+
+    Settings that are None get a number where no model is made without.
+    """
+    try:
+        yield from _small_of(makers(False), save)
+    except NotMadeError as error:
+        try:
+            yield from _small_of(makers(True), save)
+        except NotMadeError:
+            raise error from None
+
+
+def _small_of(makers: Iterator[Maker], save: Save | None) -> Iterator[Build]:
+    reason, is_made, tiny, large = "", False, list[Build](), list[Size]()
+    for size, make in makers:
+        if sum(other[1:] == size[1:] and other.divisor > size.divisor for other in large) > 1:  # and is wider than they
+            continue
         try:
             with torch.device("meta"):
-                count = sum(weight.numel() for weight in kind(config).parameters())
+                count = sum(weight.numel() for weight in make().parameters())
         except Exception as error:  # whatever the model objects to
-            last = _line(error)
+            reason = reason or _line(error)
             continue
         if count > MOST_WEIGHTS:
-            last = f"{count:,} weights"
+            reason = reason or f"{count:,} weights"
+            large.append(size)
             continue
-        last = ""
 
-        def build(folder: Path, config: Any = config) -> nn.Module:
+        def build(folder: Path, make: Callable[[], Any] = make) -> nn.Module:
             torch.manual_seed(0)
-            model: Any = kind(config).eval()
-            model.save_pretrained(folder)
+            model = make().eval()
+            save(model, folder) if save else model.save_pretrained(folder)
             return model  # type: ignore[no-any-return]
 
+        is_made = True
         if count < LEAST_WEIGHTS:
             tiny.append(build)
         else:
             yield build
     yield from reversed(tiny)
-    if last and not tiny:
-        raise NotMadeError(_MADE + last)
+    if not is_made:
+        raise NotMadeError(_MADE + (reason or "no smaller configuration is accepted"))
 
 
 def _default_config(kind: Any, transformers: Any, model_type: str) -> Any:
@@ -215,34 +245,17 @@ def _of_diffusers(subject: Subject) -> Iterable[Build]:
         for name, parameter in inspect.signature(kind.__init__).parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
-    last = "no smaller configuration is accepted"
-    for size in sizes(defaults):
-        settings = shrunken(defaults, *size)
-        settings |= {name: 4 for name, value in settings.items() if "norm_num_groups" in name and value}
-        try:
-            with torch.device("meta"):
-                count = sum(weight.numel() for weight in kind(**settings).parameters())
-        except Exception as error:  # whatever the model objects to
-            last = _line(error)
-            continue
-        if count > MOST_WEIGHTS:
-            last = f"{count:,} weights"
-            continue
-        last = ""
 
-        def build(folder: Path, settings: dict[str, Any] = settings) -> nn.Module:
-            torch.manual_seed(0)
-            model: nn.Module = kind(**settings).eval()
-            saved: Any = model
-            if is_pipeline:
-                scheduler = getattr(diffusers, subject.name.replace("Pipeline", "Scheduler"))()
-                saved = getattr(diffusers, subject.name)(unet=model, scheduler=scheduler)
-            saved.save_pretrained(folder)
-            return model
+    def save(model: Any, folder: Path) -> None:
+        scheduler = getattr(diffusers, subject.name.replace("Pipeline", "Scheduler"))()
+        getattr(diffusers, subject.name)(unet=model, scheduler=scheduler).save_pretrained(folder)
 
-        yield build
-    if last:
-        raise NotMadeError(_MADE + last)
+    def makers(is_completed: bool) -> Iterator[Maker]:
+        for size, settings in distinct(completed(defaults) if is_completed else defaults):
+            settings |= {name: 4 for name, value in settings.items() if "norm_num_groups" in name and value}
+            yield size, lambda settings=settings: kind(**settings)  # type: ignore[misc]
+
+    return _small(makers, save if is_pipeline else None)
 
 
 def _base() -> Any:

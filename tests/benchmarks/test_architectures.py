@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.architectures import Outcome, Subject, chosen, examine, examine_apart, page
-from benchmarks.shrunken import shrunken, sizes
+from benchmarks.shrunken import Size, completed, distinct, shrunken, sizes
 
 BERT = {
     "hidden_size": 768,
@@ -22,18 +22,88 @@ SWIN = {"embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "i
 
 def test_widths_that_were_multiples_stay_multiples() -> None:
     settings = {**BERT, "vision_config": {"hidden_size": 1024, "projection_dim": 768, "image_size": 224}}
-    divisor, layers, heads = sizes(settings)[0]
-    small = shrunken(settings, divisor, layers)
-    assert (divisor, layers, heads) == (32, 2, 0)
+    size = sizes(settings)[0]
+    small = shrunken(settings, size)
+    assert (size.divisor, size.layers, size.pixels) == (32, 2, 32)
     assert small["hidden_size"] == small["vision_config"]["projection_dim"] == 24
     assert small["intermediate_size"] == 4 * small["hidden_size"]
     assert small["vision_config"] == {"hidden_size": 32, "projection_dim": 24, "image_size": 32}
-    assert (small["num_attention_heads"], small["pad_token_id"], small["layer_norm_eps"]) == (12, 0, 1e-12)
+    assert (small["num_attention_heads"], small["pad_token_id"], small["layer_norm_eps"]) == (6, 0, 1e-12)
     assert (small["vocab_size"], small["num_hidden_layers"]) == (256, 2)
 
 
+@pytest.mark.parametrize("heads", [4, 1, 0])
+@pytest.mark.parametrize("divisor", [32, 16, 4, 1])
+def test_heads_times_their_size_stay_the_width_and_sections_follow_that_size(divisor: int, heads: int) -> None:
+    settings = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_parameters": {"mrope_section": [16, 24, 24]},
+    }
+    small = shrunken(settings, Size(divisor, heads=heads))
+    assert small["num_attention_heads"] * small["head_dim"] == small["hidden_size"] == 4096 // divisor
+    assert small["num_attention_heads"] % small["num_key_value_heads"] == 0
+    assert sum(small["rope_parameters"]["mrope_section"]) == small["head_dim"] // 2
+    assert small["num_attention_heads"] >= heads
+    assert small["num_attention_heads"] == 32 or heads
+    axes = shrunken({"num_attention_heads": 24, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}, Size(16))
+    assert sum(axes["axes_dims_rope"]) == axes["attention_head_dim"]
+    assert not any(one % 2 for one in axes["axes_dims_rope"])
+
+
+def test_sizes_that_divide_heads_into_pairs_come_first() -> None:
+    settings = {"hidden_size": 1664, "intermediate_size": 8192, "num_attention_heads": 16}
+    small = shrunken(settings, sizes(settings)[0])
+    assert small["hidden_size"] % small["num_attention_heads"] == 0
+    assert small["hidden_size"] // small["num_attention_heads"] % 4 == 0
+
+
+def test_layers_of_each_kind_and_layers_that_a_list_names_are_kept() -> None:
+    hybrid = {"num_hidden_layers": 48, "layer_types": ["linear", "linear", "linear", "full"] * 12, "depth_ratio": 2}
+    assert shrunken(hybrid, Size(1)) == {"num_hidden_layers": 2, "layer_types": ["linear", "full"], "depth_ratio": 2}
+    assert shrunken(hybrid, Size(1, layers=0)) == hybrid
+    small = shrunken({"num_hidden_layers": 12, "backbone_out_indices": [2, 5, 8, 11]}, Size(1))
+    assert len(small["backbone_out_indices"]) == 4
+    assert max(small["backbone_out_indices"]) < small["num_hidden_layers"] < 12
+    small = shrunken({"num_hidden_layers": 12, "out_indices": [3, 6, 9, 12], "out_features": ["stage3"]}, Size(1))
+    assert len(small["out_indices"]) == 4
+    assert max(small["out_indices"]) <= small["num_hidden_layers"] < 12
+    assert "out_features" not in small
+    small = shrunken({"num_layers": 8, "moe_layers": list(range(1, 8)), "num_heads_per_layer": [4] * 8}, Size(1))
+    assert small == {"num_layers": 2, "moe_layers": [1], "num_heads_per_layer": [4, 4]}
+
+
+def test_stages_stay_and_their_layers_are_fewer_unless_a_list_names_some() -> None:
+    pyramid = {"num_encoder_blocks": 4, "depths": [3, 4, 6, 3], "strides": [4, 2, 2, 2]}
+    assert shrunken(pyramid, Size(1)) == {**pyramid, "depths": [2, 2, 2, 2]}
+    named = {"blocks_per_stage": [1, 2, 7, 2], "global_attention_blocks": [5, 7, 9]}
+    assert shrunken(named, Size(1)) == named
+
+
+def test_variants_leave_different_settings_and_are_distinct() -> None:
+    settings = {**BERT, "image_size": 224, "patch_size": 16}
+    some = [small for _, small in distinct(settings)]
+    assert len(some) == len({repr(small) for small in some})
+    first = some[:6]
+    assert {small["image_size"] for small in first} == {32, 224}
+    assert {small["num_attention_heads"] for small in first} >= {6, 12}
+    assert {small["num_hidden_layers"] for small in first} >= {2, 4}
+
+
+def test_settings_that_are_none_get_numbers_that_fit() -> None:
+    part = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None}
+    full = completed({"text_config": part, "prediction_length": None, "dropout": None})
+    assert full["text_config"] == {**part, "num_key_value_heads": 32, "head_dim": 128}
+    assert full["prediction_length"] > 0
+    assert full["dropout"] is None
+    _, small = next(distinct({"hidden_size": 1152, "num_attention_heads": 14}))
+    assert small["hidden_size"] % small["num_attention_heads"] == 0
+
+
 def test_lists_of_sizes_are_shrunken_and_ids_stay_within_the_vocabulary() -> None:
-    small = shrunken(SWIN, 2, 2)
+    small = shrunken(SWIN, Size(2))
     assert small == {
         "embed_dim": 48,
         "depths": [2, 2, 2, 2],
@@ -41,14 +111,7 @@ def test_lists_of_sizes_are_shrunken_and_ids_stay_within_the_vocabulary() -> Non
         "image_size": 32,
         "patch_size": 4,
     }
-    mixed = {"num_hidden_layers": 6, "layer_types": ["a", "b"] * 3, "num_heads": [3, 6, 12, 24], "names": ["a"] * 4}
-    assert shrunken(mixed, 2, 2, 4) == {
-        "num_hidden_layers": 2,
-        "layer_types": ["a", "b"],
-        "num_heads": [3, 4, 4, 4],
-        "names": ["a"] * 4,
-    }
-    ids = shrunken({"image_token_id": 151655, "video_token_id": 151656, "vocab_size": 152064}, 16, 2)
+    ids = shrunken({"image_token_id": 151655, "video_token_id": 151656, "vocab_size": 152064}, Size(16))
     assert len({ids["image_token_id"], ids["video_token_id"]}) == 2
     assert max(ids.values()) == ids["vocab_size"] == 256
 
