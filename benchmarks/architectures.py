@@ -52,7 +52,7 @@ from birdie.runtime.files import atomic_path
 SECONDS, MEMORY = 120, 8 << 30  # limits of one class, in processor time and of its data
 _PATIENCE = 5  # times as long as that by the clock
 LEAST_WEIGHTS, MOST_WEIGHTS = 50_000, 20_000_000  # below the first, headers are larger than weights of 6 bits
-TRIES = 4  # variants that are compressed until one is calibrated
+TRIES = 6  # variants that are made until one runs
 _ORDER = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "PRETRAINING", "IMAGE_CLASSIFICATION")
 _MADE = "cannot be made small: "
 
@@ -303,7 +303,8 @@ def _of_timm(subject: Subject) -> Iterable[Build]:
 def examine(subject: Subject, folder: Path) -> Outcome:
     """Return what becomes of a class: made, compressed, decompressed, loaded, compared. All files are in `folder`."""
     outcome = Outcome(subject.library, subject.kind, subject.name)
-    tries, best, calibrated = 0, outcome, False
+    first: tuple[nn.Module, Path] | None = None
+    last, tries = "", 0
     try:
         for number, build in enumerate(builds(subject)):
             root = folder / str(number)
@@ -311,20 +312,30 @@ def examine(subject: Subject, folder: Path) -> Outcome:
             try:
                 model = build(root / "model")
             except Exception as error:  # a configuration that the class does not take after all
-                if not best.buildable:
-                    best = replace(outcome, reason=_MADE + _line(error))
+                last = _MADE + _line(error)
                 continue
-            tries += 1
-            current = _through(replace(outcome, buildable=True), model, root)
-            if not best.buildable or (current.back, current.calibrated) > (best.back, best.calibrated):
-                best = current
-            calibrated = best.back and best.calibrated
-            is_late = time.process_time() > SECONDS / 3
-            if calibrated or tries == TRIES or is_late or not best.reason.startswith("not calibrated"):
+            first, tries = first or (model, root), tries + 1
+            if _runs(subject, model):
+                first = model, root
+                break
+            if tries == TRIES or time.process_time() > SECONDS / 4:
                 break
     except NotMadeError as error:
-        return best if best.buildable else replace(outcome, reason=str(error))
-    return best
+        last = str(error)
+    if first is None:
+        return replace(outcome, reason=last)
+    return _through(replace(outcome, buildable=True), *first)
+
+
+def _runs(subject: Subject, model: nn.Module) -> bool:
+    """Return whether a small model accepts made-up inputs, which tells that its sizes belong together."""
+    if subject.library not in ("transformers", "diffusers"):
+        return True
+    try:
+        made_up_inputs(model, torch.Generator().manual_seed(0))
+    except Exception:  # of the model's code
+        return False
+    return True
 
 
 def _through(outcome: Outcome, model: nn.Module, root: Path) -> Outcome:

@@ -1,8 +1,9 @@
 """Made-up arguments of a model's forward function, by its signature and configuration.
 
-    forward(input_ids, pixel_values, …) ──► arguments by their names ────┐
-    configuration and its parts ──► their sizes ─────────────────────────┴─► tried on two samples ──► the first that run
-    layers that do not accept them ──► the sizes that these expect ────────► tried again
+    forward(input_ids, pixel_values, …) ──► arguments by their names ──┐
+    configuration and its parts ──► their sizes ───────────────────────┴─► tried on a few samples ──► the first that run
+                                                       ▲                         │
+                     sizes that its weights expect ────┴── a layer that fails ◄──┘
 
 A configuration does not tell everything: positions may begin at an offset, sounds may have channels, and images may
 need tokens that stand for them. So there are a few attempts for each model; what its forward function accepts is taken.
@@ -38,6 +39,7 @@ from birdie.hub.makers import (
 )
 from birdie.hub.work import Work, work_of
 
+TRIED = 3  # samples of an attempt; two are a pair of something else too easily
 _HALVINGS = 3  # of an image's edge, and so on
 _CORRECTIONS = 12  # of the sizes of one attempt
 _ATTEMPTS = 100  # that are tried, and tried again with corrections
@@ -126,10 +128,10 @@ def arguments(model: Any, attempt: Attempt, samples: int, generator: torch.Gener
 
 
 def first_accepted(model: nn.Module, generator: torch.Generator, most: float) -> tuple[Attempt, Work]:
-    """Return the first attempt that the model accepts, and the work of two samples.
+    """Return the first attempt that the model accepts, and the work of `TRIED` samples.
 
-    If it accepts none as it is, their sizes are corrected. Sizes that no configuration names are halved until two
-    samples are `most` work, or there is nothing left to halve.
+    If it accepts none as it is, their sizes are corrected. Sizes that no configuration names are halved until they
+    are `most` work, or there is nothing left to halve.
 
     Raises:
         ConfigError: it accepts none.
@@ -151,7 +153,7 @@ def first_accepted(model: nn.Module, generator: torch.Generator, most: float) ->
 def _corrected(model: nn.Module, attempt: Attempt, generator: torch.Generator, most: int) -> tuple[Attempt, Work]:
     """Return an attempt with the sizes that the model's layers expect, after so many corrections at most."""
     while True:
-        keywords, failure = arguments(model, attempt, 2, generator), Failure()
+        keywords, failure = arguments(model, attempt, TRIED, generator), Failure()
         try:
             with failure:
                 return attempt, work_of(model, keywords)
@@ -170,7 +172,7 @@ def _halved(
             break
         smaller = replace(attempt, halvings=halvings)
         try:
-            less = work_of(model, arguments(model, smaller, 2, generator))
+            less = work_of(model, arguments(model, smaller, TRIED, generator))
         except Exception:  # too small for this model
             break
         if less.total < work.total:

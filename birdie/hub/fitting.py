@@ -81,8 +81,8 @@ def corrections(failure: Failure, keywords: Mapping[str, Any]) -> list[Fit]:
             for name, value in tensors.items():
                 if not value.is_floating_point() and value.numel() and int(value.max()) == int(tensor.max()) >= size:
                     return [Fit(name, _IDS, size)]
-        elif found := _of_argument(tensor, axis, size, tensors):
-            return found
+        elif fits := _of_argument(tensor, axis, size, tensors):
+            return fits
     return []
 
 
@@ -92,7 +92,7 @@ def _expected(failure: Failure) -> Iterator[tuple[Tensor, int | None, int]]:
     if len(values) < 2 or not isinstance(first := values[0], Tensor):
         return
     second = values[1]
-    weight = second.shape if isinstance(second, Tensor) else ()
+    weight = list(second.shape) if isinstance(second, Tensor) else []
     if name == "linear" and len(weight) == 2:
         yield first, first.ndim - 1, weight[1]
     elif name.startswith("conv") and len(weight) == first.ndim:

@@ -34,7 +34,7 @@ from birdie.compress.calibration.synthetic import (
 from birdie.compress.small_tensors import is_matrix
 from birdie.compress.stacks import is_stack
 from birdie.errors import BirdieError, ConfigError
-from birdie.hub.arguments import arguments, first_accepted
+from birdie.hub.arguments import TRIED, arguments, first_accepted
 from birdie.hub.loading import class_name, is_diffusers_folder, load_part, require_library
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
@@ -102,7 +102,9 @@ def calibrate_on_made_up_inputs(
         raise ConfigError(f"{library} has no class {name!r}, which {folder / 'config.json'} names")
     dtype: dict[str, Any] = {"dtype": torch.float32}
     if library == "diffusers":
-        dtype = {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}
+        dtype = {"torch_dtype": torch.float32}
+        if getattr(getattr(import_module(library), name), "_keep_in_fp32_modules", None) is None:
+            dtype["low_cpu_mem_usage"] = False
     model = load_part(folder, name, "model", library, **dtype).eval().to(device)
     return calibrate_model(model, state, folder, seed=seed, progress=progress)
 
@@ -240,10 +242,10 @@ def made_up_inputs(model: Any, generator: torch.Generator) -> list[Inputs]:
     weights = sum(weight.numel() for weight in model.parameters())
     passes = _PASSES + (_PASSES_OF_STATISTICS if norms_with_statistics(model) else 0)
     limit = (_WORK + _WORK_OF_WEIGHT * weights) / passes
-    attempt, work = first_accepted(model, generator, 2 * limit / BATCHES)
-    example = arguments(model, attempt, 2, generator)
+    attempt, work = first_accepted(model, generator, TRIED * limit / BATCHES)
+    example = arguments(model, attempt, TRIED, generator)
     most = min((_most(name, value, weights) for name, value in example.items()), default=IMAGES)
-    affordable = int((limit - BATCHES * work.calls) / max(work.samples / 2, 1))
+    affordable = int((limit - BATCHES * work.calls) / max(work.samples / TRIED, 1))
     count = max(_FEWEST, min(most, affordable))
     parts = min(BATCHES, count)
     sizes = [count // parts + (index < count % parts) for index in range(parts)]

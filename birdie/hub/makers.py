@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,8 +83,9 @@ class Sizes:
         return ids
 
     def grid(self) -> int:
-        """Return the height and width of an image in patches, of models that take patches of images of any size."""
-        return 4 * self.count("spatial_merge_size", "merge_size", "downsample_factor", parts=_VISION, default=2)
+        """Return the height and width of an image in patches, for models whose images have any size."""
+        merged = self.count("spatial_merge_size", "merge_size", "downsample_factor", parts=_VISION, default=2)
+        return merged * max(1, math.isqrt(self.length) // 4)  # small where a text is short
 
     def image_size(self) -> tuple[int, int]:
         """Return the height and width of images."""
@@ -382,7 +384,7 @@ IF_NEEDED = {
     "token_type_ids",
 }
 """Arguments that mean something else where they are optional."""
-OF_LENGTH = {"input_ids", "bbox", "inputs", "decoder_input_ids"}
+OF_LENGTH = {*_GRIDS, "input_ids", "bbox", "inputs", "decoder_input_ids"}
 OF_LAYOUT = {"input_ids", "input_values", "input_features", "past_values", "inputs", "sample", "hidden_states"}
 
 

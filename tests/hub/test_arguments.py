@@ -166,7 +166,8 @@ class Features(nn.Module):
 
     def forward(self, features: Tensor, speaker: Tensor) -> Tensor:
         x: Tensor = self.first(features.reshape(len(features), features.shape[1] // self.fold, -1))
-        return x + self.second(speaker)[..., :1, :]
+        y: Tensor = self.second(speaker)
+        return x + y[..., :1, :]
 
 
 @pytest.mark.parametrize(("width", "other", "fold"), [(20, 12, 1), (300, 7, 1), (12, 64, 4), (24, 24, 2)])
