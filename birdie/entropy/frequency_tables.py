@@ -134,7 +134,7 @@ def fit(counts: Counts, precision: int, *, newton: bool = False) -> tuple[Descri
     return Description(low, high, stride, coarseness, tuple(knots[:knot].tolist()), added), bits
 
 
-def least_bits(counts: Counts) -> Counts:
+def least_bits(counts: Counts) -> NDArray[np.float64]:
     """Return bits (tables,) that `fit` cannot undercut, for histograms (tables, size) of which none is all zero."""
     totals = counts.sum(1)
     logs = np.log2(np.maximum(counts, 1))
@@ -142,7 +142,8 @@ def least_bits(counts: Counts) -> Counts:
     occurring = counts > 0
     width = counts.shape[1] - np.argmax(occurring, 1) - np.argmax(occurring[:, ::-1], 1)
     fewest = (width - 1 >> _LAST_STRIDE) + 1  # knots
-    return entropy * (1 - _ROUNDING) + _TABLE_BITS + _KNOT_BITS * np.maximum(fewest - 2, 0)
+    bits: NDArray[np.float64] = entropy * (1 - _ROUNDING) + _TABLE_BITS + _KNOT_BITS * np.maximum(fewest - 2, 0)
+    return bits
 
 
 @njit(nogil=True, cache=True)
@@ -168,14 +169,14 @@ def _fit(counts, precision, newton, form, knots, spikes):  # type: ignore[no-unt
         curve, expected = _iterate_scaling(support, stride)
         if newton:
             _iterate_newton(support, stride, curve, expected)
-        found = _spikes(support, expected)
-        if found.size:
-            rest, added = support.copy(), np.empty((found.size, 2), np.int64)
-            for index in found:
+        peaks = _spikes(support, expected)
+        if peaks.size:
+            rest, added = support.copy(), np.empty((peaks.size, 2), np.int64)
+            for index in peaks:
                 rest[index] = expected[index]
             below, expected = _iterate_scaling(rest, stride)
-            for row in range(found.size):
-                index = found[row]
+            for row in range(peaks.size):
+                index = peaks[row]
                 height = np.rint(16 * np.log2(max(support[index], 0.5) / expected[index]))
                 added[row] = index, min(np.int64(height), MAX_LOG - _HEADROOM)
             for coarseness in range(coarsenesses):
@@ -221,13 +222,13 @@ def _spikes(support, expected):  # type: ignore[no-untyped-def]
     A spike pays where the share of a symbol in the divergence, in bits, is above 24 to name it.
     """
     excess = support * np.log2(np.maximum(support, 1e-9) / expected) - (support - expected) * 1.4427
-    found = np.zeros(support.size, np.bool_)
+    peaks = np.zeros(support.size, np.bool_)
     for _ in range(_FITTED_SPIKES):
         index = np.argmax(excess)
         if not excess[index] > 24:
             break
-        found[index], excess[index] = True, -np.inf
-    return np.flatnonzero(found)
+        peaks[index], excess[index] = True, -np.inf
+    return np.flatnonzero(peaks)
 
 
 @njit(nogil=True, cache=True)
