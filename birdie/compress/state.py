@@ -73,7 +73,7 @@ class ModelState:
         return cls(by_name, tensors, ties, stored_as, exact, frozenset(embeddings))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class EncodedState:
     """The tensors of a model after encoding.
 

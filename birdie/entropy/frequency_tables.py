@@ -9,7 +9,6 @@ does not occur. `fit` weighs the bits of the description against the bits of the
 From knots to integer frequencies all arithmetic is integer; only the encoder's search for good knots uses floats.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isqrt
 
@@ -26,7 +25,11 @@ MAX_STRIDE = 8
 MAX_COARSENESS = 4
 MAX_SPIKES = 16
 MAX_LOG = 16 * 24
-_NEWTON_STEPS = 24
+_SCALINGS = 23  # steps
+_ROUNDING = 1e-9  # share of an entropy that its rounding is far below
+_NEWTON_STEPS, _NEWTON_SETTLED = 24, 1e-6  # at most; and the largest change of a log after which no other matters
+_LAST_STRIDE, _FITTED_SPIKES = 5, 4  # of descriptions that are tried
+_TABLE_BITS, _SPIKE_BITS, _KNOT_BITS = 24.0, 18.0, 1.2  # of a description, about; a knot that bends takes more
 _SOME, _MANY = 1 << 12, 1 << 16  # symbols from which fewer forms are worth trying
 _HEADROOM = 16 * 18  # range of logs that the encoder leaves to knots; the rest is for spikes
 # 2**(15 + i/16) for i = 0 … 15, rounded down: four nested square roots of an exact integer.
@@ -122,83 +125,116 @@ def fit(counts: Counts, precision: int, *, newton: bool = False) -> tuple[Descri
     """
     occurring = np.flatnonzero(counts)
     low, high = int(occurring[0]), int(occurring[-1])
-    total = int(counts.sum())
-    # The more data, the finer the forms that win.
-    finest = 2 if total > _MANY else 3 if total > _SOME else MAX_COARSENESS + 1
-    tried = _dense(counts[low : high + 1], range(finest))
-    for stride in (2,) if total > _MANY else (2, 3) if total > _SOME else (2, 3, 4, 5):
-        tried += _smooth(counts[low : high + 1], stride, range(1 if total > _MANY else 3), newton=newton)
-    best, least = tried[0], float("inf")
-    for form in tried:
-        bits = _cost(counts, low, high, *form, precision)
-        if bits < least:
-            best, least = form, bits
-    stride, coarseness, knots, spikes = best
-    added = tuple((low + int(index), int(height)) for index, height in spikes)
-    return Description(low, high, stride, coarseness, tuple(knots.tolist()), added), least
+    support = np.ascontiguousarray(counts[low : high + 1], np.int64)
+    form, spikes = np.zeros(4, np.int64), np.zeros((_FITTED_SPIKES, 2), np.int64)
+    knots = np.zeros(support.size, np.int64)
+    bits = _fit(support, precision, newton, form, knots, spikes)
+    stride, coarseness, knot, spike = form.tolist()
+    added = tuple((low + symbol, height) for symbol, height in spikes[:spike].tolist())
+    return Description(low, high, stride, coarseness, tuple(knots[:knot].tolist()), added), bits
 
 
-_Form = tuple[int, int, Counts, Counts]  # stride, coarseness, knots, spikes as (index in the support, height)
-_NO_SPIKES = np.zeros((0, 2), np.int64)
+def least_bits(counts: Counts) -> NDArray[np.float64]:
+    """Return bits (tables,) that `fit` cannot undercut, for histograms (tables, size) of which none is all zero."""
+    totals = counts.sum(1)
+    logs = np.log2(np.maximum(counts, 1))
+    entropy = totals * np.log2(totals) - (counts * logs).sum(1)
+    occurring = counts > 0
+    width = counts.shape[1] - np.argmax(occurring, 1) - np.argmax(occurring[:, ::-1], 1)
+    fewest = (width - 1 >> _LAST_STRIDE) + 1  # knots
+    bits: NDArray[np.float64] = entropy * (1 - _ROUNDING) + _TABLE_BITS + _KNOT_BITS * np.maximum(fewest - 2, 0)
+    return bits
 
 
-def _dense(support: Counts, coarsenesses: Iterable[int]) -> list[_Form]:
-    """Return the forms of stride 0."""
-    logs = 16 * np.log2(np.maximum(support, 1) / support[support > 0].min())
-    forms = []
-    for coarseness in coarsenesses:
-        knots = np.where(support > 0, 1 + np.rint(logs / (1 << coarseness)).astype(np.int64), 0)
-        forms.append((0, coarseness, np.minimum(knots, MAX_LOG >> coarseness), _NO_SPIKES))
-    return forms
+@njit(nogil=True, cache=True)
+def _fit(counts, precision, newton, form, knots, spikes):  # type: ignore[no-untyped-def]
+    """Fill form (stride, coarseness, knots, spikes), knots and spikes (index, height) of the cheapest description.
 
-
-def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int], *, newton: bool = False) -> list[_Form]:
-    """Return forms of one stride, with and without spikes; none where the support has too few symbols for it."""
-    support = counts.astype(np.float64)
-    if support.size < (3 << stride):
-        return []
-    logs, expected = _iterative_scaling(support, stride)
-    if newton:
-        logs, expected = _newton(support, stride, logs)
-    # A spike pays where the curve misses a symbol by far: its share of the divergence, in bits, against 24 to name it.
-    excess = support * np.log2(np.maximum(support, 1e-9) / expected) - (support - expected) * 1.4427
-    spikes = np.sort(np.argsort(-excess, kind="stable")[:4])
-    spikes = spikes[excess[spikes] > 24]
-    forms = [_quantized(logs, stride, coarseness, _NO_SPIKES) for coarseness in coarsenesses]
-    if spikes.size:
-        without_spikes = support.copy()
-        without_spikes[spikes] = expected[spikes]
-        smooth_logs, expected = _iterative_scaling(without_spikes, stride)
-        heights = np.rint(16 * np.log2(np.maximum(support[spikes], 0.5) / expected[spikes])).astype(np.int64)
-        added = np.stack([spikes, np.minimum(heights, MAX_LOG - _HEADROOM)], 1)
-        forms = [_quantized(smooth_logs, stride, coarseness, added) for coarseness in coarsenesses] + forms
-    return forms
-
-
-def _quantized(logs: NDArray[np.float64], stride: int, coarseness: int, spikes: Counts) -> _Form:
-    knots = np.rint(16 * (logs - logs.min()) / (1 << coarseness)).astype(np.int64)
-    return stride, coarseness, np.minimum(knots, _HEADROOM >> coarseness), spikes
-
-
-def _iterative_scaling(support: NDArray[np.float64], stride: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return log2 frequencies at the knots that nearly maximize the likelihood of `support`, and the expected counts.
-
-    The frequencies form an exponential family in hat functions (linear interpolation) that sum to one everywhere. So
-    generalized iterative scaling (Darroch and Ratcliff 1972) climbs without a step size.
+    `counts` is the support of the histogram. Returned are the bits.
     """
-    logs = np.zeros(knot_count(support.size, stride) + 1)
-    expected = np.empty(support.size)
-    _iterate_scaling(support, stride, logs, expected)
-    return logs[:-1], expected
+    total, least_count = counts.sum(), counts.max()
+    for count in counts:
+        if 0 < count < least_count:
+            least_count = count
+    least, none = np.inf, np.zeros((0, 2), np.int64)
+    support = counts.astype(np.float64)
+    entropy = total * np.log2(np.float64(total)) - (support * np.log2(np.maximum(support, 1))).sum()
+    entropy *= 1 - _ROUNDING
+    # The more data, the finer the forms that win.
+    coarsenesses = 1 if total > _MANY else 3
+    for stride in range(2, 3 if total > _MANY else 4 if total > _SOME else _LAST_STRIDE + 1):
+        if support.size < (3 << stride):  # too few symbols for it
+            break
+        # This maximum of the likelihood is refined, or that of the rest if some symbols are spikes.
+        curve, expected = _iterate_scaling(support, stride)
+        if newton:
+            _iterate_newton(support, stride, curve, expected)
+        peaks = _spikes(support, expected)
+        if peaks.size:
+            rest, added = support.copy(), np.empty((peaks.size, 2), np.int64)
+            for index in peaks:
+                rest[index] = expected[index]
+            below, expected = _iterate_scaling(rest, stride)
+            for row in range(peaks.size):
+                index = peaks[row]
+                height = np.rint(16 * np.log2(max(support[index], 0.5) / expected[index]))
+                added[row] = index, min(np.int64(height), MAX_LOG - _HEADROOM)
+            for coarseness in range(coarsenesses):
+                tried = _quantized(below, coarseness)
+                least = _keep_cheapest(
+                    counts, stride, coarseness, tried, added, precision, entropy, least, form, knots, spikes
+                )
+        for coarseness in range(coarsenesses):
+            tried = _quantized(curve, coarseness)
+            least = _keep_cheapest(
+                counts, stride, coarseness, tried, none, precision, entropy, least, form, knots, spikes
+            )
+    finest = 2 if total > _MANY else 3 if total > _SOME else MAX_COARSENESS + 1
+    logs = 16 * np.log2(np.maximum(counts, 1) / least_count)
+    for coarseness in range(finest):
+        tried = np.where(counts > 0, 1 + np.rint(logs / (1 << coarseness)).astype(np.int64), 0)
+        tried = np.minimum(tried, MAX_LOG >> coarseness)
+        least = _keep_cheapest(counts, 0, coarseness, tried, none, precision, entropy, least, form, knots, spikes)
+    return least
 
 
-def _newton(
-    support: NDArray[np.float64], stride: int, logs: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the maximum that `_iterative_scaling` approaches, by Newton's method from `logs`."""
-    logs, expected = logs.copy(), np.empty(support.size)
-    _iterate_newton(support, stride, logs, expected)
-    return logs, expected
+@njit(nogil=True, cache=True)
+def _keep_cheapest(  # type: ignore[no-untyped-def]
+    counts, stride, coarseness, tried, added, precision, entropy, least, form, knots, spikes
+):
+    """Fill form, knots and spikes if a description takes fewer than `least` bits; return the fewer of both."""
+    bits = _table_bits(stride, tried, added)
+    if bits + entropy >= least:
+        return least
+    bits += _data_bits(counts, stride, coarseness, tried, added, precision)
+    if bits >= least:
+        return least
+    form[:] = stride, coarseness, tried.size, len(added)
+    knots[: tried.size] = tried
+    spikes[: len(added)] = added
+    return bits
+
+
+@njit(nogil=True, cache=True)
+def _spikes(support, expected):  # type: ignore[no-untyped-def]
+    """Return the symbols that the curve misses by far, at most four, in their order.
+
+    A spike pays where the share of a symbol in the divergence, in bits, is above 24 to name it.
+    """
+    excess = support * np.log2(np.maximum(support, 1e-9) / expected) - (support - expected) * 1.4427
+    peaks = np.zeros(support.size, np.bool_)
+    for _ in range(_FITTED_SPIKES):
+        index = np.argmax(excess)
+        if not excess[index] > 24:
+            break
+        peaks[index], excess[index] = True, -np.inf
+    return np.flatnonzero(peaks)
+
+
+@njit(nogil=True, cache=True)
+def _quantized(logs, coarseness):  # type: ignore[no-untyped-def]
+    knots = np.rint(16 * (logs - logs.min()) / (1 << coarseness)).astype(np.int64)
+    return np.minimum(knots, _HEADROOM >> coarseness)
 
 
 @njit(nogil=True, cache=True)
@@ -212,59 +248,105 @@ def _add_hats(values, stride, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _iterate_scaling(support, stride, logs, expected):  # type: ignore[no-untyped-def]
-    """Fill logs (knots + 1,), whose last entry only takes what would fall outside, and expected (width,)."""
-    knots, width, unit = logs.size - 1, support.size, 1.0 / (1 << stride)
-    target, model, area = np.zeros(knots + 1), np.zeros(knots + 1), np.zeros(knots + 1)
+def _expect(logs, stride, total, expected):  # type: ignore[no-untyped-def]
+    """Fill expected (width,), of sum `total`, with the curve through the knots: a geometric series between two."""
+    highest, mass, unit = logs.max(), 0.0, 1.0 / (1 << stride)
+    for k in range(logs.size):
+        start = k << stride
+        value = np.exp2(logs[k] - highest)
+        factor = np.exp2((logs[min(k + 1, logs.size - 1)] - logs[k]) * unit)
+        for i in range(start, min(start + (1 << stride), expected.size)):
+            expected[i] = value
+            mass += value
+            value *= factor
+    scale = total / mass
+    for i in range(expected.size):
+        expected[i] *= scale
+
+
+@njit(nogil=True, cache=True)
+def _moments(factor, stride, count):  # type: ignore[no-untyped-def]
+    """Return the sums of fⁱ, i fⁱ and i² fⁱ for i below `count`, at most 2**stride: what lies between two knots."""
+    zeroth = first = second = 0.0
+    if count < 1 << stride:
+        value = 1.0
+        for i in range(count):
+            zeroth += value
+            first += i * value
+            second += i * i * value
+            value *= factor
+        return zeroth, first, second
+    zeroth, half, power = 1.0, 1.0, factor
+    for _ in range(stride):  # twice as many terms: the second half is the first one, moved
+        second += power * (second + 2 * half * first + half * half * zeroth)
+        first += power * (first + half * zeroth)
+        zeroth += power * zeroth
+        half, power = 2 * half, power * power
+    return zeroth, first, second
+
+
+@njit(nogil=True, cache=True)
+def _iterate_scaling(support, stride):  # type: ignore[no-untyped-def]
+    """Return log2 frequencies at the knots that nearly maximize the likelihood of `support`, and the expected counts.
+
+    The frequencies form an exponential family in hat functions (linear interpolation) that sum to one everywhere. So
+    generalized iterative scaling (Darroch and Ratcliff 1972) climbs without a step size.
+    """
+    width, unit = support.size, 1.0 / (1 << stride)
+    knots = ((width - 1 + (1 << stride) - 1) >> stride) + 1
+    target, model, area = np.zeros(knots + 1), np.zeros(knots + 1), np.zeros(knots + 1)  # the last one is outside
     _add_hats(support, stride, target)
     _add_hats(np.ones(width), stride, area)
     total = support.sum()
-    for k in range(knots):
-        logs[k] = np.log2((target[k] + 0.3) / (area[k] + 1e-9))
-    for step in range(24):
-        highest = logs[:knots].max()
+    weights = (target[:knots] + 0.3) / (area[:knots] + 1e-9)
+    for _ in range(_SCALINGS):
         mass = 0.0
-        for i in range(width):
-            k, along = i >> stride, (i & (1 << stride) - 1) * unit
-            curve = logs[k] * (1 - along) + logs[min(k + 1, knots - 1)] * along
-            expected[i] = np.exp2(curve - highest)
-            mass += expected[i]
-        for i in range(width):
-            expected[i] *= total / mass
-        if step == 23:
-            break
         model[:] = 0
-        _add_hats(expected, stride, model)
         for k in range(knots):
-            logs[k] += np.log2((target[k] + 0.3) / (model[k] + 0.3))
+            factor = weights[min(k + 1, knots - 1)] / weights[k]
+            for _ in range(stride):
+                factor = np.sqrt(factor)
+            zeroth, first, _ = _moments(factor, stride, width - (k << stride))
+            mass += weights[k] * zeroth
+            model[k] += weights[k] * (zeroth - first * unit)
+            model[k + 1] += weights[k] * first * unit
+        scale = total / mass
+        for k in range(knots):
+            weights[k] *= (target[k] + 0.3) / (model[k] * scale + 0.3)
+        weights /= weights.max()
+    logs, expected = np.log2(weights), np.empty(width)
+    _expect(logs, stride, total, expected)
+    return logs, expected
 
 
 @njit(nogil=True, cache=True)
 def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped-def]
-    """Improve logs (knots,) and fill expected (width,). Only neighboring hats overlap: the curvature is tridiagonal."""
+    """Find the maximum that `_iterate_scaling` approaches, by Newton's method from logs; fill expected.
+
+    Only neighboring hats overlap: the curvature is tridiagonal.
+    """
     knots, width, unit, total = logs.size, support.size, 1.0 / (1 << stride), support.sum()
-    gradient, diagonal, beside = np.empty(knots), np.empty(knots), np.empty(knots)
-    for step in range(_NEWTON_STEPS + 1):
+    target, model = np.zeros(knots + 1), np.empty(knots + 1)
+    diagonal, beside = np.empty(knots + 1), np.empty(knots + 1)
+    _add_hats(support, stride, target)
+    for _ in range(_NEWTON_STEPS):
         highest, mass = logs.max(), 0.0
-        for i in range(width):
-            k, along = i >> stride, (i & (1 << stride) - 1) * unit
-            curve = logs[k] * (1 - along) + logs[min(k + 1, knots - 1)] * along
-            expected[i] = np.exp2(curve - highest)
-            mass += expected[i]
-        for i in range(width):
-            expected[i] *= total / mass
-        if step == _NEWTON_STEPS:
-            break
-        gradient[:], diagonal[:], beside[:] = 0, 0.3, 0
-        for i in range(width):
-            k, along = i >> stride, (i & (1 << stride) - 1) * unit
-            missing = support[i] - expected[i]
-            gradient[k] += missing * (1 - along)
-            diagonal[k] += expected[i] * (1 - along) ** 2
-            if along > 0:
-                gradient[k + 1] += missing * along
-                diagonal[k + 1] += expected[i] * along**2
-                beside[k] += expected[i] * along * (1 - along)
+        model[:], diagonal[:], beside[:] = 0, 0, 0
+        for k in range(knots):
+            weight = np.exp2(logs[k] - highest)
+            factor = np.exp2((logs[min(k + 1, knots - 1)] - logs[k]) * unit)
+            zeroth, first, second = _moments(factor, stride, width - (k << stride))
+            first, second = first * unit, second * unit**2
+            mass += weight * zeroth
+            model[k] += weight * (zeroth - first)
+            model[k + 1] += weight * first
+            diagonal[k] += weight * (zeroth - 2 * first + second)
+            diagonal[k + 1] += weight * second
+            beside[k] = weight * (first - second)
+        scale = total / mass
+        gradient = target[:knots] - model[:knots] * scale
+        diagonal[:] = diagonal * scale + 0.3
+        beside *= scale
         for k in range(1, knots):
             share = beside[k - 1] / diagonal[k - 1]
             diagonal[k] -= share * beside[k - 1]
@@ -274,10 +356,14 @@ def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped
                 gradient[k] -= beside[k] * gradient[k + 1]
             gradient[k] /= diagonal[k]
         for k in range(knots):
-            logs[k] += min(max(gradient[k] / np.log(2.0), -2.0), 2.0)
-        lowest = logs.max() - _HEADROOM / 16
+            gradient[k] = logs[k] + min(max(gradient[k] / np.log(2.0), -2.0), 2.0)
+        lowest, moved = gradient.max() - _HEADROOM / 16, 0.0
         for k in range(knots):
-            logs[k] = max(logs[k], lowest)
+            moved = max(moved, abs(max(gradient[k], lowest) - logs[k]))
+            logs[k] = max(gradient[k], lowest)
+        if moved < _NEWTON_SETTLED:
+            break
+    _expect(logs, stride, total, expected)
 
 
 @njit(nogil=True, cache=True)
@@ -310,48 +396,52 @@ def _frequencies(low, high, stride, coarseness, knots, spikes, precision, out): 
             out[symbol] = max(((out[symbol] << precision) + (total >> 1)) // total, np.int64(1))
             remainder -= out[symbol]
     if remainder:
-        _distribute(low, high, remainder, slots, present, out)
+        _distribute(low, high, remainder, present, out)
     return True
 
 
 @njit(nogil=True, cache=True)
-def _cost(counts, low, high, stride, coarseness, knots, spikes, precision):  # type: ignore[no-untyped-def]
-    """Return the bits of symbols with these counts and, roughly, those of the table; infinite if it lacks a symbol.
-
-    `spikes` count symbols from `low`.
-    """
-    frequencies, shifted = np.zeros(counts.size, np.int64), spikes.copy()
-    shifted[:, 0] += low
-    if not _frequencies(low, high, stride, coarseness, knots, shifted, precision, frequencies):
+def _data_bits(counts, stride, coarseness, knots, spikes, precision):  # type: ignore[no-untyped-def]
+    """Return the bits of symbols with these counts in a table; infinite if it lacks one of them."""
+    frequencies = np.zeros(counts.size, np.int64)
+    if not _frequencies(0, counts.size - 1, stride, coarseness, knots, spikes, precision, frequencies):
         return np.inf
-    bits = 24.0 + 18.0 * spikes.shape[0]
+    bits = 0.0
     for symbol in range(counts.size):
         if counts[symbol]:
             if not frequencies[symbol]:
                 return np.inf
             bits += counts[symbol] * (precision - np.log2(np.float64(frequencies[symbol])))
-    for k in range(2 if stride else 1, knots.size):
-        change = knots[k] - knots[k - 1]
-        if stride:
-            change -= knots[k - 1] - knots[k - 2]
-        bits += 1.2 + 1.5 * np.log2(1.0 + abs(change))
     return bits
 
 
 @njit(nogil=True, cache=True)
-def _distribute(low, high, remainder, slots, present, out):  # type: ignore[no-untyped-def]
+def _table_bits(stride, knots, spikes):  # type: ignore[no-untyped-def]
+    """Return roughly the bits that describe a table."""
+    bits = _TABLE_BITS + _SPIKE_BITS * spikes.shape[0]
+    for k in range(2 if stride else 1, knots.size):
+        change = knots[k] - knots[k - 1]
+        if stride:
+            change -= knots[k - 1] - knots[k - 2]
+        bits += _KNOT_BITS + 1.5 * np.log2(1.0 + abs(change))
+    return bits
+
+
+@njit(nogil=True, cache=True)
+def _distribute(low, high, remainder, present, out):  # type: ignore[no-untyped-def]
     """Give the remainder of rounding, of either sign, to the symbols one by one from the most frequent down."""
-    starts = np.zeros(slots + 2, np.int64)  # a counting sort: stable, and frequencies are at most `slots`
+    highest = out[low : high + 1].max()
+    starts = np.zeros(highest + 2, np.int64)  # a counting sort, which is stable
     for symbol in range(low, high + 1):
         if out[symbol]:
-            starts[slots - out[symbol] + 1] += 1
+            starts[highest - out[symbol] + 1] += 1
     for index in range(1, starts.size):
         starts[index] += starts[index - 1]
     order = np.empty(present, np.int64)
     for symbol in range(low, high + 1):
         if out[symbol]:
-            order[starts[slots - out[symbol]]] = symbol
-            starts[slots - out[symbol]] += 1
+            order[starts[highest - out[symbol]]] = symbol
+            starts[highest - out[symbol]] += 1
     step = np.int64(1 if remainder > 0 else -1)
     while remainder:
         for index in range(present):

