@@ -172,6 +172,9 @@ def _has_few_values(weight: Tensor, *, masked: bool) -> bool:
         masked: whether 0 and −inf together are such values as well, as in a causal mask; else all must be finite.
     """
     few, integers = (FEW_OF_LARGE, False) if weight.numel() >= LARGE else (FEW, True)
+    sample = set(weight.reshape(-1)[: 2 * few].tolist()) if weight.is_contiguous() else set()
+    if len(sample) > few and not all(value.is_integer() for value in sample):  # most weights, without a sort
+        return False
     seen: Tensor | None = None
     for part in parts(weight):
         flat = part.reshape(-1)

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.tensors import parts, to_bits
 
 LEAST_BYTES = 1 << 10  # of a tensor; an alias takes some bytes, too
-_SAMPLE = 64  # elements that are compared before all of them are hashed
+_SAMPLE = 64  # elements that are compared before all of them are hashed, about so many
 
 
 def merged(assignment: Assignment) -> Assignment:
@@ -26,11 +27,13 @@ def merged(assignment: Assignment) -> Assignment:
 
     def kind(name: str) -> Hashable:
         tensor = tensors[name]
-        return tensor.dtype, tensor.shape, repr(schemes.get(name)), _digest(tensor, _SAMPLE)
+        part = next(parts(tensor)).reshape(-1)
+        sample = part[:: 1 + len(part) // _SAMPLE].resolve_conj().resolve_neg().cpu().contiguous()
+        return tensor.dtype, tensor.shape, bytes(sample.view(torch.uint8).numpy())
 
     tied, copies = {*assignment.ties.values()}, dict[str, str]()
     for alike in _groups(tensors, kind):
-        for equal in _groups(alike, lambda name: _digest(tensors[name])):
+        for equal in _groups(alike, lambda name: (repr(schemes.get(name)), _digest(tensors[name]))):
             # One with several names comes first, and a second such stays apart: its names share one tensor when loaded.
             first, *others = sorted(equal, key=lambda name: name not in tied)
             others = [name for name in others if name not in tied]
@@ -64,14 +67,11 @@ def _groups(names: Iterable[str], key: Callable[[str], Hashable]) -> list[list[s
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _digest(tensor: Tensor, sample: int | None = None) -> bytes:
-    """Return the SHA-256 of the bits of a tensor, or of about so many elements of its first part."""
+def _digest(tensor: Tensor) -> bytes:
+    """Return the SHA-256 of the bits of a tensor."""
     total = hashlib.sha256()
     for part in parts(tensor):
-        flat = part.reshape(-1)
-        total.update(np.ascontiguousarray(to_bits(flat if sample is None else flat[:: 1 + len(flat) // sample])).data)
-        if sample is not None:
-            break
+        total.update(np.ascontiguousarray(to_bits(part.reshape(-1))).data)
     return total.digest()
 
 
