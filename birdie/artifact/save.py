@@ -50,6 +50,7 @@ from birdie.runtime.mapped import require_complete
 from birdie.runtime.outputs import Source, require_output, require_path, require_writable
 
 _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
+_COMPARED = 1_000_000  # weights up to which a file by made-up inputs is compared with one by assumptions alone
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
@@ -206,7 +207,8 @@ def save(
                 )
 
             encoded = encode(calibrated)
-            if calibrated is not None and calibrated.synthetic and target.searched and target.quality is None:
+            is_guess = calibrated is not None and calibrated.synthetic and assignment.weights < _COMPARED
+            if calibrated is not None and is_guess and target.searched and target.quality is None:
                 encoded = closer(calibrated, encoded, encode(None))
             encoded = writer.collected(encoded, world)
             require_complete()

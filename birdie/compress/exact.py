@@ -85,7 +85,7 @@ def is_exact(
     if is_buffer:
         return True
     if _is_no_weight(name, weight, doubles, in_layer):
-        return not has_nonfinite(weight)  # NaN in a tensor that is not known to be a buffer is refused
+        return not bool(weight.isnan().any())  # refused where it is not known to be a buffer; infinite bounds are not
     weight = planes(weight)
     if weight.ndim < 2 and weight.numel() < SMALL and bool((weight == weight.to(torch.float16)).all()):
         return False  # a norm of ones, a bias of zeros: 16 bits keep them, and a refit may tune them

@@ -46,8 +46,8 @@ _PIXELS = IMAGES * 32 * 32  # of all images: large images are fewer
 _LEAST = 2 * BATCHES  # images or sounds, if the work allows
 _FEWEST = 4  # samples of a model that computes for long
 _FRAMES = SOUNDS * SAMPLES[0]  # samples, or features of all channels, of all sounds
-# Work that is about as long as coding the weights, in FLOPs: of any model, and of each weight, of which those of a
-# large model have less: it learns enough from a share of the inputs.
+# Work that is about as long as coding the weights, in FLOPs: of any model, and of each weight; those of a large model
+# have a share of it, half of the tokens, since products of large matrices take longer than their coding.
 _WORK, _WORK_OF_WEIGHT, _OF_LARGE = 1 << 33, 1 << 20, 1 / 4
 _LARGE = 1 << 19  # weights
 _PASSES = 8  # as long as gradients, Hessians and the error of two files

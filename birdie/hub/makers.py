@@ -104,14 +104,13 @@ def _images(sizes: Sizes, samples: int) -> Tensor:
     channels, size = sizes.count("num_channels", "in_channels", parts=parts, default=3), sizes.image_size()
     if sizes.is_packed:
         times = sizes.count("temporal_patch_size", parts=parts, default=1)
-        width = channels * times * sizes.count("patch_size", parts=parts, default=16) ** 2
-        return sizes.normal(samples * sizes.grid() ** 2, width)
-    frames = sizes.value("num_frames", parts=parts)
-    return (
-        _videos(sizes, samples, frames)
-        if isinstance(frames, int)
-        else noise_images(channels, samples, sizes.generator, size)
-    )
+        edge = sizes.count("patch_size", parts=parts, default=16)
+        shape = (channels, edge, edge) if sizes.layout == 1 else (channels * times * edge * edge,)
+        return sizes.normal(samples * sizes.grid() ** 2, *shape)
+    frames = sizes.value("num_frames", parts=parts, default=(None, _VIDEO, 1)[min(sizes.layout, 2)])
+    if isinstance(frames, int):
+        return _videos(sizes, samples, frames)
+    return noise_images(channels, samples, sizes.generator, size)
 
 
 def _videos(sizes: Sizes, samples: int, frames: int) -> Tensor:
@@ -313,7 +312,9 @@ def _added(sizes: Sizes, samples: int) -> dict[str, Any]:
 
 
 def _control(sizes: Sizes, samples: int) -> Tensor:
-    """Return images in front of the convolutions that make them as large as latents."""
+    """Return images in front of the convolutions that make them as large as latents, or such latents in a row."""
+    if sizes.layout == 2:
+        return _packed_latents(sizes, samples)
     convolutions = len(sizes.value("conditioning_embedding_out_channels", default=[0] * 4)) - 1
     height, width = (edge << convolutions for edge in sizes.image_size())
     channels = sizes.count("conditioning_channels", default=3)
@@ -385,7 +386,16 @@ IF_NEEDED = {
 }
 """Arguments that mean something else where they are optional."""
 OF_LENGTH = {*_GRIDS, "input_ids", "bbox", "inputs", "decoder_input_ids"}
-OF_LAYOUT = {"input_ids", "input_values", "input_features", "past_values", "inputs", "sample", "hidden_states"}
+OF_LAYOUT = {
+    "input_ids",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "past_values",
+    "inputs",
+    "sample",
+    "hidden_states",
+}
 
 
 def maker_of(name: str, annotation: Any) -> Maker:

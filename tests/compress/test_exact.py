@@ -61,6 +61,7 @@ EXACT = {
     "segments": (torch.arange(64 * 64).reshape(64, 64) // 300 * 0.7).float(),
     "positions": torch.arange(500.0)[None],
     "n_averaged": torch.tensor(3.7),
+    "input_max": torch.tensor(torch.inf),  # a bound that nothing has set yet
     "energies.weight": gaussian(90, 1) * 3,
     "target_mean": gaussian(1, 12, 1),
     "shift": gaussian(40, 20, dtype=torch.float64),

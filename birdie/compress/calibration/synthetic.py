@@ -509,6 +509,9 @@ def _moderated(
         name: _shrunk(item, assumed[name], gradients=gradients) if name in assumed else item
         for name, item in sensitivities.items()
     }
+    if strange := [name for name, item in sensitivities.items() if not _is_finite(item)]:
+        message = "gradients of %d tensors are not finite, %s first; they weigh what is assumed"
+        logging.getLogger("birdie").info(message, len(strange), strange[0])
     ratios = {
         name: level(moderated[name]) / level(item)
         for name, item in assumed.items()
@@ -528,7 +531,14 @@ def _raised(sensitivity: Sensitivity, factor: float) -> Sensitivity:
     return replace(sensitivity, row_fisher=rows, output=output)
 
 
+def _is_finite(sensitivity: Sensitivity) -> bool:
+    measured = (sensitivity.hessian, sensitivity.row_fisher, sensitivity.output)
+    return all(bool(torch.isfinite(values).all()) for values in measured if values is not None)
+
+
 def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> Sensitivity:
+    if not _is_finite(measured):
+        return assumed
     if measured.hessian is not None:
         size = len(measured.hessian)
         taps = assumed.taps

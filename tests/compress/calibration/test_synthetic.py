@@ -297,6 +297,20 @@ def test_a_weight_at_which_inputs_are_zero_is_as_assumed() -> None:
     assert (moderated.row_fisher > 0).all()
 
 
+@pytest.mark.parametrize("part", ["hessian", "row_fisher"])
+def test_a_weight_whose_gradients_are_not_finite_is_as_assumed(part: str, caplog: pytest.LogCaptureFixture) -> None:
+    weights = {"weight": torch.ones(8, 8)}
+    measured = {"hessian": torch.eye(8), "row_fisher": torch.ones(8)}
+    measured[part][0] = torch.nan
+    (assumed,) = prior(weights).values()
+    with caplog.at_level("INFO", "birdie"):
+        (moderated,) = synthetic._moderated({"weight": Sensitivity(**measured)}, weights, gradients=True).values()
+    assert assumed.row_fisher is not None
+    assert moderated.row_fisher is not None
+    assert torch.equal(moderated.row_fisher, assumed.row_fisher)
+    assert "'weight'" in caplog.text or "weight first" in caplog.text
+
+
 @pytest.mark.parametrize("share", [0.0, 1e-12, 1e-3, 1 / 4])
 def test_no_matrix_takes_more_than_two_bits_less_than_what_is_assumed(share: float) -> None:
     generator = torch.Generator().manual_seed(0)
