@@ -137,9 +137,9 @@ def _by_forward_passes(
     count = held_out_batches(len(batches))
     used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
     held_out = (HeldOutKL if loss is _logit_loss else HeldOutError)(module, kept, loss)
-    sensitivities = probe(held_out, used, loss, progress=progress)
+    sensitivities = _finite(settled(probe(held_out, used, loss, progress=progress), state), state)
     missing = unreached(module, state, sensitivities)
-    return CalibrationResult(dict(state), settled(sensitivities, state), held_out, used, unreached=missing)
+    return CalibrationResult(dict(state), sensitivities, held_out, used, unreached=missing)
 
 
 def output_calibration(
@@ -507,11 +507,8 @@ def _moderated(
     assumed = prior({name: with_rows(state[name], item) for name, item in sensitivities.items() if name in state})
     moderated = {
         name: _shrunk(item, assumed[name], gradients=gradients) if name in assumed else item
-        for name, item in sensitivities.items()
+        for name, item in _finite(sensitivities, state).items()
     }
-    if strange := [name for name, item in sensitivities.items() if not _is_finite(item)]:
-        message = "gradients of %d tensors are not finite, %s first; they weigh what is assumed"
-        logging.getLogger("birdie").info(message, len(strange), strange[0])
     ratios = {
         name: level(moderated[name]) / level(item)
         for name, item in assumed.items()
@@ -521,7 +518,9 @@ def _moderated(
     least = usual * 4.0**-LEAST_BITS  # a bit is a quarter of the squared error
     for name, ratio in ratios.items():
         if ratio < least:  # made-up inputs hardly reach it; real ones may
-            moderated[name] = _raised(moderated[name], least / ratio) if ratio > 0 else scaled(assumed[name], least)
+            raised = _raised(moderated[name], least / ratio) if ratio > 0 else None
+            # inputs of 1e-20 have gradients that float32 cannot hold when raised
+            moderated[name] = scaled(assumed[name], least) if raised is None or not _is_finite(raised) else raised
     return moderated
 
 
@@ -531,14 +530,23 @@ def _raised(sensitivity: Sensitivity, factor: float) -> Sensitivity:
     return replace(sensitivity, row_fisher=rows, output=output)
 
 
+def _finite(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    """Return sensitivities, the assumed ones for those that are not finite."""
+    strange = {name: item for name, item in sensitivities.items() if not _is_finite(item)}
+    if strange:
+        message = "sensitivities of %d tensors are not finite, of %s first; they weigh what is assumed"
+        logging.getLogger("birdie").info(message, len(strange), next(iter(strange)))
+    known = {name: with_rows(state[name], item) for name, item in sensitivities.items() if name in state}
+    assumed = prior(known) if strange else {}
+    return {name: assumed.get(name, item) if name in strange else item for name, item in sensitivities.items()}
+
+
 def _is_finite(sensitivity: Sensitivity) -> bool:
     measured = (sensitivity.hessian, sensitivity.row_fisher, sensitivity.output)
     return all(bool(torch.isfinite(values).all()) for values in measured if values is not None)
 
 
 def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> Sensitivity:
-    if not _is_finite(measured):
-        return assumed
     if measured.hessian is not None:
         size = len(measured.hessian)
         taps = assumed.taps
@@ -550,7 +558,9 @@ def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> 
         return measured
     measured = replace(measured, row_fisher=assumed.row_fisher.to(measured.row_fisher), output=None)
     known = level(measured)
-    return scaled(measured, level(assumed) / known) if known > 0 else assumed  # made-up inputs arrive as zeros
+    if known > 0 and _is_finite(raised := scaled(measured, level(assumed) / known)):
+        return raised
+    return assumed  # made-up inputs arrive as zeros, or nearly
 
 
 def _require_finite_buffers(module: nn.Module) -> None:
