@@ -361,6 +361,8 @@ def _through(outcome: Outcome, model: nn.Module, root: Path) -> Outcome:
         return replace(outcome, reason=f"file {sorted(lost)[0]} is neither kept nor named")
     try:
         outputs, difference = _compare(outcome, model, folder, file, back)
+    except NotMadeError as error:
+        return replace(outcome, buildable=False, reason=str(error))
     except Exception as error:  # of from_pretrained, or of a tensor that is another
         return replace(outcome, reason=f"does not come back: {_line(error)}")
     if difference:
@@ -391,8 +393,11 @@ def _compare(outcome: Outcome, model: Any, folder: Path, file: Path, back: Path)
     """Return whether outputs were compared, and what differs between what comes back and the decoded weights."""
     decoded = dict(birdie.load(file))
     if outcome.library == "transformers":
+        try:
+            original, expected = type(model).from_pretrained(folder, output_loading_info=True)
+        except Exception as error:  # it needs files that save_pretrained does not write
+            raise NotMadeError(f"{_MADE}its folder cannot be loaded: {_line(error)}") from error
         loaded, info = type(model).from_pretrained(back, output_loading_info=True)
-        original, expected = type(model).from_pretrained(folder, output_loading_info=True)
         new = {name: sorted(map(str, info[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
         old = {name: sorted(map(str, expected[name])) for name in new}
         if new != old:

@@ -176,13 +176,15 @@ def foreign_format(path: Path) -> str | None:
     if path.suffix == ".distcp":
         return _DISTRIBUTED
     head = _head(path)
+    if _is_safetensors(head):  # whose header has any length and any names
+        return None
     return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
 
 
 def is_foreign_pickle(path: Path) -> bool:
     """Return whether a file is a pickle that torch.save did not write, as those of NumPy arrays and settings."""
     head = _head(path)
-    return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and _LEGACY not in head[:32]
+    return _begins_a_pickle(head) and _LEGACY not in head[:32] and not _is_safetensors(head)
 
 
 def _head(path: Path) -> bytes:
@@ -190,11 +192,18 @@ def _head(path: Path) -> bytes:
         return file.read(_HEAD)
 
 
+def _is_safetensors(head: bytes) -> bool:
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MOST_HEADER
+
+
+def _begins_a_pickle(head: bytes) -> bool:
+    return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"
+
+
 def _format_of(head: bytes) -> Format | None:
-    length = int.from_bytes(head[:8], "little")
-    if head[8:9] == b"{" and length <= _MOST_HEADER:
+    if _is_safetensors(head):
         return "safetensors"
-    if head.startswith(b"PK\x03\x04") or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
+    if head.startswith(b"PK\x03\x04") or _begins_a_pickle(head):
         return "torch"
     if head.startswith(tuple(_MAGIC)) or _looks_like_zlib(head):
         return "packed"

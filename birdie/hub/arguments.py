@@ -43,6 +43,7 @@ TRIED = 3  # samples of an attempt; two are a pair of something else too easily
 _HALVINGS = 3  # of an image's edge, and so on
 _CORRECTIONS = 12  # of the sizes of one attempt
 _ATTEMPTS = 100  # that are tried, and tried again with corrections
+_SEARCH = 30  # of the most work of an attempt, all of them together: about as long as the calibration
 _NEVER = ("inputs_embeds", "labels", "past", "cache", "position", "mask")  # not made up unless needed
 
 
@@ -130,17 +131,20 @@ def arguments(model: Any, attempt: Attempt, samples: int, generator: torch.Gener
 def first_accepted(model: nn.Module, generator: torch.Generator, most: float) -> tuple[Attempt, Work]:
     """Return the first attempt that the model accepts, and the work of `TRIED` samples.
 
-    If it accepts none as it is, their sizes are corrected. Sizes that no configuration names are halved until they
-    are `most` work, or there is nothing left to halve.
+    If it accepts none as it is, their sizes are corrected, unless the search takes longer than the calibration. Sizes
+    that no configuration names are halved until they are `most` work, or there is nothing left to halve.
 
     Raises:
         ConfigError: it accepts none.
     """
     reason: Exception | None = None
+    spent = Work()
     for most_corrections in (0, _CORRECTIONS):
         for attempt in itertools.islice(attempts(model), _ATTEMPTS):
+            if spent.total > _SEARCH * most:
+                break
             try:
-                accepted, work = _corrected(model, attempt, generator, most_corrections)
+                accepted, work = _corrected(model, attempt, generator, most_corrections, spent)
             except Exception as error:  # whatever the code of the model raises
                 reason = reason or error
             else:
@@ -150,13 +154,15 @@ def first_accepted(model: nn.Module, generator: torch.Generator, most: float) ->
     raise ConfigError(f"inputs of {type(model).__name__} cannot be made up{names}: {reason}") from reason
 
 
-def _corrected(model: nn.Module, attempt: Attempt, generator: torch.Generator, most: int) -> tuple[Attempt, Work]:
+def _corrected(
+    model: nn.Module, attempt: Attempt, generator: torch.Generator, most: int, spent: Work
+) -> tuple[Attempt, Work]:
     """Return an attempt with the sizes that the model's layers expect, after so many corrections at most."""
     while True:
         keywords, failure = arguments(model, attempt, TRIED, generator), Failure()
         try:
             with failure:
-                return attempt, work_of(model, keywords)
+                return attempt, work_of(model, keywords, spent)
         except Exception:
             fits = (*attempt.fits, *corrections(failure, keywords))
             if fits == attempt.fits or len(fits) > most:

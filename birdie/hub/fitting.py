@@ -60,7 +60,9 @@ def fitted(value: Any, fit: Fit, generator: torch.Generator) -> Any:
         if value.is_floating_point():
             more = torch.randn(shape, generator=generator, device="cpu") * (value.std() if value.numel() > 1 else 1)
         else:
-            more = torch.randint(0, int(value.max()) + 1 if value.numel() else 1, shape, generator=generator)
+            more = torch.randint(
+                0, int(value.max()) + 1 if value.numel() else 1, shape, generator=generator, device="cpu"
+            )
         value = torch.cat((value, more.to(value)), fit.axis)
     return value.narrow(fit.axis, 0, fit.size).contiguous()
 

@@ -34,15 +34,20 @@ class Work:
         return self.calls + self.samples
 
 
-def work_of(model: nn.Module, keywords: Mapping[str, Any]) -> Work:
-    """Return the work of a forward pass.
+def work_of(model: nn.Module, keywords: Mapping[str, Any], spent: Work | None = None) -> Work:
+    """Return the work of a forward pass, and add it to what was spent before, even if it fails.
 
     Raises:
         ConfigError: the model does not accept the arguments.
     """
     counter = _WorkCounter()
-    with in_mode(model.modules(), training=False), torch.no_grad(), counter:
-        forward(model, Inputs(keywords=keywords))
+    try:
+        with in_mode(model.modules(), training=False), torch.no_grad(), counter:
+            forward(model, Inputs(keywords=keywords))
+    finally:
+        if spent is not None:
+            spent.calls += counter.work.calls
+            spent.samples += counter.work.samples
     return counter.work
 
 

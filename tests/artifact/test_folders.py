@@ -314,6 +314,16 @@ def test_small_pickles_of_other_programs_are_kept_and_never_opened(name: str, pr
         read_folder(tmp_path)
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x8B18])
+def test_weights_are_found_whatever_the_length_and_names_of_their_header(length: int, tmp_path: Path) -> None:
+    """Lengths of headers, little-endian, are the first bytes of pickles and others; a name may be the mark of a tar."""
+    path, state = tmp_path / "adapter_model.safetensors", {"ustar." * 40: torch.randn(8, 8), "w": torch.randn(8, 8)}
+    save_file(state, path, {"text": ""})
+    save_file(state, path, {"text": " " * (length - int.from_bytes(path.read_bytes()[:8], "little"))})
+    assert path.read_bytes()[:8] == length.to_bytes(8, "little")
+    assert read_folder(tmp_path).tensors.keys() == state.keys()
+
+
 def test_the_older_format_of_torch_is_no_pickle_of_others(tmp_path: Path) -> None:
     for protocol in (2, 3, 4):
         torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False, pickle_protocol=protocol)

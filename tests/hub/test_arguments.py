@@ -148,6 +148,22 @@ def test_a_forward_function_that_accepts_nothing_is_one_sentence(error: Exceptio
         first_accepted(Configured(8, configuration(), error), torch.Generator(), 1e9)
 
 
+def test_the_search_for_inputs_ends_when_it_takes_longer_than_a_calibration() -> None:
+    class Late(Configured):
+        calls = 0
+
+        def forward(self, input_ids: Tensor, graph: Tensor) -> Tensor:  # type: ignore[override]
+            Late.calls += 1
+            x: Tensor = self.table(input_ids)
+            raise RuntimeError(f"no {(x @ x.mT).shape} of {graph.shape}")
+
+    for most, calls in ((1e6, (1, 60)), (1e12, (100, 300))):
+        Late.calls = 0
+        with pytest.raises(ConfigError, match="graph"):
+            first_accepted(Late(64, configuration()), torch.Generator(), most)
+        assert calls[0] <= Late.calls < calls[1]
+
+
 def test_an_argument_that_nobody_knows_is_named() -> None:
     class Strange(Configured):
         def forward(self, input_ids: Tensor, graph: Any) -> Tensor:  # type: ignore[override]
