@@ -18,7 +18,6 @@ non-negative and rounding errors of the normalizers cancel to first order. Float
 which in the plain sum is lost in errors of 1e-7. Sums are float64.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibration.modes import fresh_casts, in_mode
+from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, in_mode
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import ConfigError, DataError
 
@@ -219,12 +218,12 @@ class HeldOutKL:
     module: nn.Module
     batches: Sequence[Batch]
     loss: Loss
-    copied: Callable[[nn.Module], nn.Module] = copy.deepcopy
+    copied: Callable[[nn.Module], nn.Module] = evaluation_copy
     _candidate: nn.Module = field(init=False)
     _reference: dict[int, Predictions] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._candidate = self.copied(self.module).eval()  # receives the weights to be measured
+        self._candidate = self.copied(self.module)  # receives the weights to be measured
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the KL in nats per target, plus relative errors of values; both as in the module's docstring.

@@ -4,7 +4,6 @@ A module is compared with a copy of itself that has decoded weights (`birdie.com
 weights are in a file, mapped, and both modules give back the pages of a layer's weights once the layer has run.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.modes import evaluation_copy
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.calibration.work_folder import together
 from birdie.errors import OutputError
@@ -113,7 +113,7 @@ def mapped_copy(module: nn.Module, file: Path) -> nn.Module:
             release(tensor)
             is_parameter = isinstance(tensor, nn.Parameter)
             copies[key] = nn.Parameter(mapped, tensor.requires_grad) if is_parameter else mapped
-    return copy.deepcopy(module, copies)
+    return evaluation_copy(module, copies)
 
 
 def _state(module: nn.Module) -> Iterable[Tensor]:

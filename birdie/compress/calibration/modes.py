@@ -3,7 +3,8 @@
 Tensors that were made in inference mode have no gradients, so a calibration replaces them by copies for its duration.
 """
 
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +26,17 @@ def in_mode(parts: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def evaluation_copy(module: nn.Module, copies: Mapping[int, Any] | None = None) -> nn.Module:
+    """Return a deep copy of a module, in evaluation mode; `copies` are those of objects by their `id`.
+
+    Results of forward passes that parts keep as attributes, as weight norm does, are detached: nobody needs their
+    gradients, and tensors with a history cannot be copied.
+    """
+    results = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
+    memo: dict[int, Any] = {id(value): value.detach().clone() for value in results if not value.is_leaf}
+    return copy.deepcopy(module, memo | dict(copies or {})).eval()
 
 
 @contextmanager

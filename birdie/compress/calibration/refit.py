@@ -13,7 +13,6 @@ file will hold: rounded, then decoded.
 Source: distillation to the float model after quantization as in ZeroQuant (Yao et al. 2022, arXiv 2206.01861).
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.kl import HeldOutKL, difference, predictions
-from birdie.compress.calibration.modes import fresh_casts, set_differentiable_evaluation
+from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, set_differentiable_evaluation
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
 from birdie.compress.schemes.cast import Cast
@@ -127,7 +126,7 @@ def _split(batches: Sequence[Batch], seed: int) -> tuple[list[Batch], list[Batch
 
 def _frozen(module: nn.Module) -> nn.Module:
     """Return a copy of the module in evaluation mode, without gradients."""
-    frozen = copy.deepcopy(module).requires_grad_(False)
+    frozen = evaluation_copy(module).requires_grad_(False)
     set_differentiable_evaluation(frozen)
     return frozen
 

@@ -8,7 +8,6 @@ Sensitivities from few data are shrunk towards the prior (`birdie.compress.calib
 probabilities a relative error is measured instead of the KL (`birdie.compress.calibration.kl`).
 """
 
-import copy
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.modes import evaluation_copy
 from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
@@ -186,7 +186,7 @@ class CalibrationResult:
             ConfigError: this result has no batches.
         """
         held_out = self._require_batches("recalibration")
-        module = copy.deepcopy(held_out.module).eval()
+        module = evaluation_copy(held_out.module)
         module.load_state_dict(module.state_dict() | encoded.decode(workers))
         quantized = settled(calibrate(module, self.batches, held_out.loss), self.state)
         means = {

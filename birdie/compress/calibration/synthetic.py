@@ -15,7 +15,6 @@ covariance (`birdie.compress.prior`). They may hardly reach a matrix that real i
 probability of speech is by noise. Their gradients then tell nothing, so rows weigh what is assumed.
 """
 
-import copy
 import itertools
 import logging
 import math
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from birdie.compress.calibration.kl import HeldOutKL
-from birdie.compress.calibration.modes import differentiable_batch, in_mode
+from birdie.compress.calibration.modes import differentiable_batch, evaluation_copy, in_mode
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, settled, unreached
 from birdie.compress.calibration.sensitivity import Loss
@@ -198,7 +197,7 @@ class HeldOutError:
     _candidate: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
-        self._candidate = copy.deepcopy(self.module).eval()  # receives the weights to be measured
+        self._candidate = evaluation_copy(self.module)  # receives the weights to be measured
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the error; weights that `state` leaves out keep the values of the previous call."""

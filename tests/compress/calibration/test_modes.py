@@ -1,9 +1,13 @@
 """A mode for a while: of the parts named alone, and undone part by part, whatever happens."""
 
+from typing import Any
+
 import pytest
+import torch
 from torch import nn
 
-from birdie.compress.calibration.modes import in_mode
+from birdie.compress.calibration.modes import evaluation_copy, in_mode
+from birdie.compress.calibration.synthetic import synthetic_calibration
 
 
 def modes(module: nn.Module) -> list[bool]:
@@ -28,3 +32,18 @@ def test_what_is_not_named_keeps_its_mode() -> None:
     with in_mode([net[0], net[0]], training=False):
         assert modes(net) == [True, False, True]
     assert modes(net) == [True, True, True]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_a_module_that_keeps_a_result_with_gradients_can_be_copied_and_calibrated() -> None:
+    """`torch.nn.utils.weight_norm` keeps the weight of the last forward pass as an attribute."""
+    norm: Any = torch.nn.utils.weight_norm
+    model = nn.Sequential(norm(nn.Linear(8, 8)), nn.ReLU(), norm(nn.Linear(8, 4)))
+    inputs = torch.randn(16, 8)
+    expected = model(inputs)
+    twin = evaluation_copy(model)
+    assert torch.equal(twin(inputs), expected)
+    dict(twin.named_parameters())["0.weight_g"].data.zero_()
+    assert not torch.equal(twin(inputs), expected)
+    assert torch.equal(model(inputs), expected)
+    assert synthetic_calibration(model, inputs).sensitivities

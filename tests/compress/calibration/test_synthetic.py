@@ -300,11 +300,11 @@ def test_a_weight_at_which_inputs_are_zero_is_as_assumed() -> None:
 @pytest.mark.parametrize("part", ["hessian", "row_fisher"])
 def test_a_weight_whose_gradients_are_not_finite_is_as_assumed(part: str, caplog: pytest.LogCaptureFixture) -> None:
     weights = {"weight": torch.ones(8, 8)}
-    measured = {"hessian": torch.eye(8), "row_fisher": torch.ones(8)}
-    measured[part][0] = torch.nan
+    measured = Sensitivity(torch.eye(8), torch.ones(8))
+    getattr(measured, part)[0] = torch.nan
     (assumed,) = prior(weights).values()
     with caplog.at_level("INFO", "birdie"):
-        (moderated,) = synthetic._moderated({"weight": Sensitivity(**measured)}, weights, gradients=True).values()
+        (moderated,) = synthetic._moderated({"weight": measured}, weights, gradients=True).values()
     assert assumed.row_fisher is not None
     assert moderated.row_fisher is not None
     assert torch.equal(moderated.row_fisher, assumed.row_fisher)
