@@ -8,6 +8,9 @@ BirdieError
 ├── BudgetError        the byte budget cannot be met
 ├── RuleError          scoring would break a rule: a token scored twice, or learned from before it was scored
 └── OutputError        something could not be written: no space, no permission, no such folder
+
+What was given decides the class: an argument raises ConfigError, a tensor WeightsError, a .birdie file ArtifactError, a
+target OutputError. Docstrings list errors for public functions only.
 """
 
 

@@ -108,9 +108,6 @@ def calibrated_files(
         path: of the file, beside which temporary files are; those of a file in memory are in the temporary folder.
         blockwise: whether data are calibrated on one block at a time, or the folder for it.
         symmetries, world: as in `calibrate`.
-
-    Raises:
-        ConfigError, DataError, WeightsError, OutputError: as `calibrated_state` and `calibrate_in_blocks`.
     """
     beside = Path(tempfile.gettempdir(), "model") if isinstance(path, BytesIO) else path
     with work_folder(beside, blockwise, world) as folder:
@@ -139,11 +136,7 @@ def opened(encoded: Encoded) -> Encoded:
 
 
 def require_blockwise(blockwise: Any, calibration: Any, refinement: Refinement) -> None:
-    """Check the argument `blockwise` of `birdie.save`, and that a calibration in files is not refined.
-
-    Raises:
-        ConfigError: it is no folder, there are no data to calibrate on, or a refinement would need all of the model.
-    """
+    """Check the argument `blockwise` of `birdie.save`, and that a calibration in files is not refined."""
     if not isinstance(blockwise, bool):
         require_path(blockwise)
     if blockwise is not False and not isinstance(calibration, tuple | list):

@@ -90,12 +90,7 @@ _READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint, by name.
-
-    Raises:
-        WeightsError: it is missing, damaged, of an unknown format, holds code, or nothing tells which of several dicts
-            of tensors is meant.
-    """
+    """Read the tensors of a checkpoint, by name."""
     return read_weights(path).state
 
 
@@ -109,9 +104,6 @@ def read_weights(
         keys: key paths of the dicts of tensors that are meant, "model.ema", as in `birdie.artifact.layouts.choose`.
         skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
         with_prefixes: leave the prefixes that wrappers add to all names, as for a shard.
-
-    Raises:
-        WeightsError: as `read_state_dict`, or it has no such keys.
     """
     path = Path(path)
     if path.is_dir() or format_of(path) == "index":
@@ -127,9 +119,6 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Any:
 
     Names keep their prefixes, and tensors by name are sorted. Objects of classes that `weights_only=True` refuses are
     replaced by stand-ins, which cannot be stored.
-
-    Raises:
-        WeightsError: it is missing, damaged or of an unknown format.
     """
     path = Path(path)
     if path.is_dir() or format_of(path) in ("index", "safetensors"):
@@ -144,9 +133,6 @@ def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> 
         path: of the file.
         skip_objects: put stand-ins for objects of classes that `weights_only=True` refuses, instead of refusing the
             file. A stand-in has the name of the class; no code of the class is run.
-
-    Raises:
-        WeightsError: the file is missing, damaged, of another format, or holds code.
     """
     path = Path(path)
     if (form := format_of(path)) not in ("torch", "packed"):
@@ -155,11 +141,7 @@ def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> 
 
 
 def format_of(path: Path) -> Format:
-    """Return the format of a file, which its first bytes tell.
-
-    Raises:
-        WeightsError: it is missing, empty, or of a format that birdie does not read; the message names it.
-    """
+    """Return the format of a file, which its first bytes tell."""
     if path.name.endswith(".index.json"):
         return "index"
     _require_content(path)
@@ -211,11 +193,7 @@ def _format_of(head: bytes) -> Format | None:
 
 
 def read_files(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder, an index or a file, under the names they have there.
-
-    Raises:
-        WeightsError: as `read_state_dict`.
-    """
+    """Return the tensors of a folder, an index or a file, under the names they have there."""
     if path.is_dir():
         path = _main_file(path)
     return _read_shards(path) if format_of(path) == "index" else read_file(path)
@@ -226,9 +204,6 @@ def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
 
     Args:
         path: as in `files_of`.
-
-    Raises:
-        WeightsError: a file is missing or damaged.
     """
     return headers_of(files_of(path))
 
@@ -237,9 +212,6 @@ def headers_of(files: Sequence[Path]) -> dict[str, str]:
     """Return the metadata in the headers of the files that are safetensors, without "format" and birdie's mark.
 
     Where two files differ, the value of the second has the name of its file behind its key.
-
-    Raises:
-        WeightsError: a file is missing or damaged.
     """
     header: dict[str, str] = {}
     for file in files:
@@ -251,11 +223,7 @@ def headers_of(files: Sequence[Path]) -> dict[str, str]:
 
 
 def read_header(file: Path) -> dict[str, str]:
-    """Return all metadata in the header of a .safetensors file.
-
-    Raises:
-        WeightsError: it is missing or damaged.
-    """
+    """Return all metadata in the header of a .safetensors file."""
     try:
         with safe_open(file, "pt") as opened:
             return opened.metadata() or {}
@@ -360,11 +328,7 @@ def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
 
 
 def _require_torch_save(source: Path | io.BytesIO, path: Path) -> None:
-    """Check that a zip file or a pickle is one of torch.save.
-
-    Raises:
-        WeightsError: it is another one; the message names it.
-    """
+    """Check that a zip file or a pickle is one of torch.save."""
     try:
         with zipfile.ZipFile(source) as archive:
             entries = [entry.partition("/")[2] or entry for entry in archive.namelist()]
@@ -426,11 +390,7 @@ def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
-    """Return whether `source` is a zip file of uncompressed entries: torch maps deflated ones without inflating them.
-
-    Raises:
-        WeightsError: it is a zip file whose content would take too much memory, or has another checksum.
-    """
+    """Return whether `source` is a zip file of uncompressed entries: torch maps deflated ones without inflating them."""
     if not zipfile.is_zipfile(source):
         return False
     with zipfile.ZipFile(source) as archive:
@@ -447,11 +407,7 @@ def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
 
 
 def _require_checksums(archive: zipfile.ZipFile, path: Path) -> None:
-    """Check the CRC-32 of every entry, which torch.load does not read.
-
-    Raises:
-        WeightsError: one differs from the content, or entries overlap.
-    """
+    """Check the CRC-32 of every entry, which torch.load does not read."""
     entries = archive.infolist()
     ends = [0, *(entry.header_offset + entry.compress_size for entry in entries)]
     if any(entry.header_offset < end for end, entry in zip(accumulate(ends, max), entries, strict=False)):
@@ -499,11 +455,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files that are read for a checkpoint: of a folder or an index, the index and its shards.
-
-    Raises:
-        WeightsError: the folder holds no checkpoint, the index is broken, or a link leads out of the folder.
-    """
+    """Return the files that are read for a checkpoint: of a folder or an index, the index and its shards."""
     path = Path(path)
     if path.is_dir():
         path = _main_file(path)
@@ -519,11 +471,7 @@ def _main_file(folder: Path) -> Path:
 
 
 def own_file(path: Path, folder: Path) -> Path:
-    """Return `path`, found in `folder`, if its links stay there or lead to the blobs of the same Hugging Face cache.
-
-    Raises:
-        WeightsError: they lead elsewhere, or nowhere.
-    """
+    """Return `path`, found in `folder`, if its links stay there or lead to the blobs of the same Hugging Face cache."""
     try:
         file, folder = path.resolve(strict=True), folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
@@ -558,11 +506,7 @@ def _shards(index: Path) -> dict[Path, list[str]]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return tensor name → shard file of an index, every shard inside the folder of the index.
-
-    Raises:
-        WeightsError: it cannot be read, or lists a file outside of its folder.
-    """
+    """Return tensor name → shard file of an index, every shard inside the folder of the index."""
     try:
         if require_regular(index).stat().st_size > MAX_INDEX_BYTES:
             raise WeightsError(

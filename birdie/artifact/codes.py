@@ -21,9 +21,6 @@ def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
     """Return name → code of every scheme that a file may use, and code → name of the foreign ones for its metadata.
 
     The same names give the same codes.
-
-    Raises:
-        ConfigError: there are more foreign schemes than codes.
     """
     builtin = {name: code for code, name in registry.own_names_by_code().items()}
     foreign = sorted(set(names) - set(builtin))

@@ -133,11 +133,7 @@ def block_name(name: str, index: int) -> str:
 
 
 def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
-    """Return the bytes of the file that holds `entries`; their order does not matter.
-
-    Raises:
-        ConfigError: two entries share a name, an alias points nowhere, or a limit of the format is passed.
-    """
+    """Return the bytes of the file that holds `entries`; their order does not matter."""
     head, streams = _head(entries, metadata)
     return b"".join([head, *(piece for stream in streams for piece in stream.pieces())])
 
@@ -149,12 +145,7 @@ def file_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> int:
 
 
 def write(target: str | os.PathLike[str] | BytesIO, entries: Iterable[Entry], metadata: bytes = b"") -> int:
-    """Write that file to `target`, completely or not at all, and return the number of bytes written.
-
-    Raises:
-        ConfigError: as `to_bytes`.
-        OutputError: the file cannot be written.
-    """
+    """Write that file to `target`, completely or not at all, and return the number of bytes written."""
     head, streams = _head(entries, metadata)
     with _opened(target) as file:
         file.write(head)
@@ -198,9 +189,6 @@ class Reader:
         header_bytes: position of the first payload byte.
         schemes: the code of the scheme of every entry, in name order.
         groups: name of an entry that tensors share → their names, in order.
-
-    Raises:
-        ArtifactError: this is not a .birdie file, or its header is damaged, over a limit, or contradicts the size.
     """
 
     def __init__(self, source: str | os.PathLike[str] | bytes | memoryview) -> None:
@@ -293,11 +281,7 @@ class Reader:
         return self._size
 
     def header(self, name: str) -> EntryHeader:
-        """Return the header's description of entry `name`; reads nothing from the file.
-
-        Raises:
-            ArtifactError: there is no such entry.
-        """
+        """Return the header's description of entry `name`; reads nothing from the file."""
         if name not in self._index:
             raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names")
         return self._header_at(self._index[name])
@@ -349,11 +333,7 @@ class Reader:
             raise ArtifactError(f"the blocks of tensor {name!r} of {self.where} do not make it up; the file is damaged")
 
     def read(self, name: str) -> Entry:
-        """Return the entry with its payloads; reads only the bytes of this entry and checks their CRC-32.
-
-        Raises:
-            ArtifactError: there is no such entry, or its bytes are damaged.
-        """
+        """Return the entry with its payloads; reads only the bytes of this entry and checks their CRC-32."""
         header = self.header(name)
         data = self._at(header.offset, header.length)
         if header.length and zlib.crc32(data) != header.crc:

@@ -50,21 +50,13 @@ _deciding = threading.Lock()
 
 
 def dtype_of(entry: Entry) -> torch.dtype:
-    """Return the dtype of an entry's tensor.
-
-    Raises:
-        ArtifactError: its code is unknown.
-    """
+    """Return the dtype of an entry's tensor."""
     kind: torch.dtype = getattr(torch, dtype_name(entry))
     return kind
 
 
 def stored_name(reader: Reader, name: str) -> str:
-    """Return `name`, or the name it is an alias of.
-
-    Raises:
-        ArtifactError: there is no such entry.
-    """
+    """Return `name`, or the name it is an alias of."""
     entry = reader.entry(name)
     return entry.target or name if entry.scheme == ALIAS else name
 
@@ -102,9 +94,6 @@ def require_limits(
         names: the entries that will be decoded; None: all.
         shared: the names of tied tensors share one in memory; False: each has a copy, as in most files, which counts.
         independent: names that have a copy although `shared`.
-
-    Raises:
-        ArtifactError: decoding takes more, or an entry's parameters are impossible.
     """
     limit = default_limit(reader) if max_bytes is None else max_bytes
     payload = reader.size - reader.header_bytes
@@ -153,11 +142,7 @@ def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
 
 
 def layout_of(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
-    """Return the layout of an entry's streams.
-
-    Raises:
-        ArtifactError: it has another number of streams, or its parameters are impossible.
-    """
+    """Return the layout of an entry's streams."""
     try:
         layout = decoder.layout(entry.shape, dtype_of(entry), entry.params)
         if len(layout) != len(entry.streams):
@@ -217,11 +202,7 @@ def decode_all(
 
 
 def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
-    """Read and decode one stored tensor on at most `threads` threads.
-
-    Raises:
-        ArtifactError: the tensor is corrupt, or uses a code of a newer version.
-    """
+    """Read and decode one stored tensor on at most `threads` threads."""
     if (entry := reader.entry(name)).scheme == MEMBER:
         return _group(reader, reader.holder(name), decoder_of, threads)[reader.position(name)].clone()
     if entry.scheme != BLOCKS:
@@ -262,11 +243,7 @@ def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
 
 
 def is_planes(reader: Reader, entry: Entry) -> bool:
-    """Return whether the blocks of a complex tensor hold its real parts and then its imaginary parts.
-
-    Raises:
-        ArtifactError: the dtype of blocks is neither that of their tensor nor that of its parts.
-    """
+    """Return whether the blocks of a complex tensor hold its real parts and then its imaginary parts."""
     if entry.scheme != BLOCKS:
         return False
     dtype, part = dtype_of(entry), dtype_of(reader.entry(reader.blocks(entry.name)[0]))
@@ -288,11 +265,7 @@ def _complete(entry: Entry, decoded: Tensor) -> Tensor:
 
 
 def decode_one(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
-    """Read and decode one entry, which is a stored tensor or a block of one.
-
-    Raises:
-        ArtifactError: it is corrupt, or uses a code of a newer version.
-    """
+    """Read and decode one entry, which is a stored tensor or a block of one."""
     entry = reader.read(name)
     dtype, decoder = dtype_of(entry), decoder_of(entry)
     layout = layout_of(reader, entry, decoder)

@@ -53,11 +53,7 @@ class DeviceDecoder:
         self._damaged: dict[str, Tensor] = {}
 
     def decode(self, reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> Tensor:
-        """Return an entry's tensor on the device. If a kernel decodes it, `require_sound` tells whether it is sound.
-
-        Raises:
-            ArtifactError: the entry is corrupt, as far as that is known without waiting for the device.
-        """
+        """Return an entry's tensor on the device. If a kernel decodes it, `require_sound` tells whether it is sound."""
         compressed = compressed_entry(reader, name, decoder_of, threads)
         if compressed is None:
             return decode_one(reader, name, decoder_of, threads).to(self.device)
@@ -66,11 +62,7 @@ class DeviceDecoder:
         return tensor
 
     def require_sound(self, where: str) -> None:
-        """Wait for the device, and check the tensors of the file `where` that kernels decoded since the last call.
-
-        Raises:
-            ArtifactError: one is damaged.
-        """
+        """Wait for the device, and check the tensors of the file `where` that kernels decoded since the last call."""
         damaged, self._damaged = self._damaged, {}
         if not damaged:
             return
@@ -121,9 +113,6 @@ class CompressedTensors:
         offload: keep coded tensors in pinned memory of the host.
         workers: threads that read the file.
         side: stream on which tensors are started.
-
-    Raises:
-        ArtifactError: an entry is corrupt.
     """
 
     def __init__(
@@ -163,11 +152,7 @@ class CompressedTensors:
         return sum(tensor.nbytes for blocks in self._compressed.values() for tensor, _ in blocks)
 
     def decode(self, name: str) -> Tensor:
-        """Return a stored tensor, decoded on the current stream; the first time wait until it is known to be sound.
-
-        Raises:
-            ArtifactError: it is corrupt.
-        """
+        """Return a stored tensor, decoded on the current stream; the first time wait until it is known to be sound."""
         if name not in self._compressed:
             return self._decoded_on_cpu(name)
         tensor = self._empty(name)
@@ -206,11 +191,7 @@ class CompressedTensors:
 
 
 def compressed_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> CompressedTensor | None:
-    """Read an entry in its coded form, to memory of the CPU; None if the kernels do not decode it.
-
-    Raises:
-        ArtifactError: the entry is corrupt, or uses a code of a newer version.
-    """
+    """Read an entry in its coded form, to memory of the CPU; None if the kernels do not decode it."""
     entry = reader.entry(name)
     decoder, dtype = decoder_of(entry), dtype_of(entry)
     layout = layout_of(reader, entry, decoder)

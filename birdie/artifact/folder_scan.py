@@ -96,11 +96,6 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Ac
         folder: of a model.
         keep: patterns of names, "*.fp16.safetensors", of files to keep as they are.
         skip: patterns of names of files to leave out.
-
-    Raises:
-        ConfigError: a pattern matches no file.
-        WeightsError: the folder has no weights, a file of them is missing, damaged or not understood, or a link leads
-            out of it.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
     for pattern in (*keep, *skip):
@@ -224,11 +219,7 @@ def _add(forms: dict[tuple[str, str], list[_Form]], name: str, path: Path, kind:
 
 
 def _use_index(forms: dict[tuple[str, str], list[_Form]], name: str, index: Path) -> str | None:
-    """Make one form of the shards that an index lists; return why not, if it is not used.
-
-    Raises:
-        WeightsError: a shard is missing, and nothing else holds the weights.
-    """
+    """Make one form of the shards that an index lists; return why not, if it is not used."""
     match = _INDEX.fullmatch(index.name)
     assert match is not None
     base, suffix, variant = match.groups()
@@ -291,11 +282,7 @@ def _chosen(
 
 
 def _complete(form: _Form, folder: str, root: Path) -> tuple[Path, ...]:
-    """Return the files of a form.
-
-    Raises:
-        WeightsError: one of its shards is missing.
-    """
+    """Return the files of a form."""
     if form.total and (absent := set(range(1, form.total + 1)) - form.files.keys()):
         raise WeightsError(
             f"{root / folder} lacks shard {min(absent)} of {form.total} beside {next(iter(form.files.values())).name}; "
@@ -320,11 +307,7 @@ def _stem(form: _Form, base: str) -> str:
 
 
 def _holds_weights(form: _Form, root: Path) -> bool:
-    """Return whether a file that torch.save wrote holds weights, and not an optimizer or settings.
-
-    Raises:
-        WeightsError: it holds weights that birdie does not understand.
-    """
+    """Return whether a file that torch.save wrote holds weights, and not an optimizer or settings."""
     path = next(iter(form.files.values()))
     try:
         with zipfile.ZipFile(path) as archive:
@@ -368,11 +351,7 @@ def _instead(folder: Path) -> str:
 
 
 def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> dict[str, Group]:
-    """Return the groups by component.
-
-    Raises:
-        WeightsError: there are none.
-    """
+    """Return the groups by component."""
     if (folder / PIPELINE).is_file():
         for group in groups:
             if not group.folder:

@@ -82,10 +82,6 @@ def read_folder(
         keep: patterns of names of files to keep as they are, whatever their size.
         skip: patterns of names of files to leave out.
         skip_objects: as in `read_weights`.
-
-    Raises:
-        ConfigError: a pattern matches no file.
-        WeightsError: it holds no weights, a file is missing, damaged or not understood, or a link leads out of it.
     """
     account = scan(folder, keep, skip)
     tensors: dict[str, Tensor] = {}
@@ -179,11 +175,6 @@ def write_folder(
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         max_shard_bytes: most bytes of a file of weights; one tensor may be larger.
         max_bytes, max_operations, schemes, workers: as in `birdie.load`.
-
-    Raises:
-        ArtifactError: as `birdie.load`.
-        WeightsError: safetensors cannot hold a dtype or a name.
-        OutputError: the folder cannot be written.
     """
     if max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
@@ -243,11 +234,7 @@ def _lists_only(index: Path, marked: Collection[Path]) -> bool:
 
 
 def _keys_in(fields: Mapping[str, Any], where: str) -> dict[str, list[str]]:
-    """Return component → keys of the dict that holds its weights in a file of torch.
-
-    Raises:
-        ArtifactError: they are no lists of texts.
-    """
+    """Return component → keys of the dict that holds its weights in a file of torch."""
     keys = fields.get("metadata", {}).get("keys", {})
     if not isinstance(keys, dict) or not all(
         isinstance(path, list) and len(path) <= _DEEPEST and all(isinstance(key, str) for key in path)
@@ -258,11 +245,7 @@ def _keys_in(fields: Mapping[str, Any], where: str) -> dict[str, list[str]]:
 
 
 def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple[str, str, dict[str, str]]]:
-    """Return component → (folder, stem, the tensors there: name in the .birdie file → name on disk).
-
-    Raises:
-        ArtifactError: the metadata do not say what the weights are called.
-    """
+    """Return component → (folder, stem, the tensors there: name in the .birdie file → name on disk)."""
     parts = weights if isinstance(weights, dict) else {}
     paths = {part: value if isinstance(value, list) else [part, value] for part, value in parts.items()}
     if not paths or not all(

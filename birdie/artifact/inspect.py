@@ -68,11 +68,7 @@ def inspect(path: Source | BytesIO) -> Summary:
 
 
 def dtype_name(entry: Entry) -> str:
-    """Return the name of the dtype of an entry's tensor.
-
-    Raises:
-        ArtifactError: its code is unknown.
-    """
+    """Return the name of the dtype of an entry's tensor."""
     if entry.dtype >= len(DTYPES):
         raise ArtifactError(
             f"tensor {entry.name!r} has dtype code {entry.dtype}, unknown to this version; update birdie"
@@ -86,9 +82,6 @@ def scheme_name(entry: Entry, foreign: Mapping[str, str]) -> str:
     Args:
         entry: of a file.
         foreign: code → name of the schemes that the file names in its metadata.
-
-    Raises:
-        ArtifactError: its code is neither one of birdie's nor named in the file.
     """
     name = SCHEMES.get(entry.scheme) or foreign.get(str(entry.scheme))
     if name is None:

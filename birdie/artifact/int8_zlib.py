@@ -50,12 +50,7 @@ class Packed:
 
 
 def pack(state: Mapping[str, Tensor], *, int4_layers: Collection[int] = (), int4_step: int = 1) -> Packed:
-    """Export `state`; in the blocks listed in `int4_layers`, int8 symbols are rounded to multiples of `int4_step`.
-
-    Raises:
-        ConfigError: the step is out of range.
-        WeightsError: a tensor holds NaN or infinite values.
-    """
+    """Export `state`; in the blocks listed in `int4_layers`, int8 symbols are rounded to multiples of `int4_step`."""
     if not 1 <= int4_step <= 127:
         raise ConfigError(f"INT4_STEP={int4_step} is out of range; choose 1 to 127")
     groups: dict[str, dict[str, Any]] = {
@@ -120,11 +115,7 @@ def _quantize(name: str, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def unpack(blob: bytes, max_bytes: int) -> dict[str, Tensor]:
-    """Return the tensors of an export that `pack` made: dequantized, in the dtypes they had.
-
-    Raises:
-        WeightsError: `blob` is not such an export, or unpacks to more than `max_bytes`.
-    """
+    """Return the tensors of an export that `pack` made: dequantized, in the dtypes they had."""
     inflater = zlib.decompressobj()
     try:
         raw = inflater.decompress(blob, max_bytes + 1)
@@ -142,11 +133,7 @@ def unpack(blob: bytes, max_bytes: int) -> dict[str, Tensor]:
 
 
 def dequantize(content: Any) -> dict[str, Tensor]:
-    """Return the tensors of an export's dict, each in its original dtype.
-
-    Raises:
-        WeightsError: the dict is not an export, or its parts contradict one another.
-    """
+    """Return the tensors of an export's dict, each in its original dtype."""
     if not isinstance(content, dict) or content.get("__quant_format__") != FORMAT:
         raise WeightsError(f"this is not an {FORMAT} export; give the .ptz of the challenge's script")
     try:

@@ -25,11 +25,7 @@ _LEAST_LIMIT, _MOST_RATIO = 1 << 28, 64
 
 
 def entry_of(files: Mapping[str, bytes]) -> Entry:
-    """Return the entry that holds the contents of files, in the order of their names.
-
-    Raises:
-        ConfigError: a name is not that of a file in a folder, or there are very many.
-    """
+    """Return the entry that holds the contents of files, in the order of their names."""
     if len(files) > _MOST_FILES:
         raise ConfigError(f"a file keeps at most {_MOST_FILES:,} others beside its tensors, not {len(files):,}")
     for name in files:
@@ -48,11 +44,7 @@ def sizes_of(files: Mapping[str, bytes]) -> dict[str, int] | None:
 
 
 def listed(fields: Mapping[str, Any], where: str) -> dict[str, int]:
-    """Return name → bytes of the files that a .birdie file keeps, from its metadata.
-
-    Raises:
-        ArtifactError: that is not what `sizes_of` writes.
-    """
+    """Return name → bytes of the files that a .birdie file keeps, from its metadata."""
     sizes = fields.get("files", {})
     if not (
         isinstance(sizes, dict)
@@ -70,9 +62,6 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
     Args:
         reader: of the file.
         limit: most bytes of all; None: what tensors may take.
-
-    Raises:
-        ArtifactError: they are damaged, or larger than the limit.
     """
     sizes = listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
     if not sizes:
@@ -107,11 +96,7 @@ def _is_file(name: str, names: Collection[str]) -> bool:
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write kept files below `folder`; their names were checked when they were read.
-
-    Raises:
-        OSError: one cannot be written.
-    """
+    """Write kept files below `folder`; their names were checked when they were read."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -58,9 +58,6 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         path: its file, for error messages.
         wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. None: the usual
             layouts are understood.
-
-    Raises:
-        WeightsError: it has no dict of tensors, several between which nothing tells, or none of a wanted key.
     """
     if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
         for group in ("quantized", "scales", "passthrough"):

@@ -85,9 +85,6 @@ class Tensors(MutableMapping[str, Tensor | None]):
             apply: moves the tensors of the dict that `swap` installed.
             cast: slot → slot that includes the move.
             swap: installs a dict as the module's parameters or buffers.
-
-        Raises:
-            ConfigError: the cache cannot hold a tensor after its cast.
         """
         moved = {key: cast(slot) for key, slot in self.slots().items()}
         self.store.fit(moved)
@@ -112,11 +109,7 @@ class LazyModule(nn.Module):
         """Do nothing: a lazy class is none that a registry of subclasses is about."""
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode.
-
-        Raises:
-            ConfigError: `mode` is True.
-        """
+        """Stay in evaluation mode."""
         if mode:
             raise ConfigError(f"a lazily loaded {type(self).__name__} runs but cannot be trained; {_EAGER} to train")
         return super().train(mode)
@@ -302,10 +295,6 @@ def attach(
 
     Returns:
         The names that did not match.
-
-    Raises:
-        WeightsError: names, shapes or kinds of numbers do not match, or a buffer that is not in the file has no memory.
-        ConfigError: the module cannot be loaded lazily, or `cache_bytes` is less than one tensor.
     """
     if any(isinstance(part, LazyModule) for part in module.modules()):
         raise ConfigError(f"the module already reads its weights from a file; build it anew for {where}")
@@ -373,12 +362,7 @@ def _owners(module: nn.Module) -> Owners:
 def _require_owners(
     module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[str, Tensor | None], where: str
 ) -> None:
-    """Check for silent errors: tensors that are also kept outside of the parameters, and tensors never read from there.
-
-    Raises:
-        ConfigError: a tensor is not a plain parameter or buffer, or an attribute of a module also refers to it.
-        WeightsError: a tensor that the file does not have is on the meta device.
-    """
+    """Check for silent errors: tensors that are also kept outside of the parameters, and tensors never read from there."""
     for name, item in state.items():
         if is_extra(name, item, of_module=True):
             continue

@@ -220,11 +220,7 @@ class Part:
         return not self.prefix and self.names is None
 
     def of(self, reader: Reader) -> list[str]:
-        """Return the names of the tensors in a file.
-
-        Raises:
-            ArtifactError: there is none, or none of a name that was given.
-        """
+        """Return the names of the tensors in a file."""
         chosen = [name for name in reader.names if name.startswith(self.prefix)]
         if self.names is not None:
             patterns = [self.names] if isinstance(self.names, str) else list(self.names)
@@ -392,12 +388,7 @@ def _coded(reader: Reader, name: str, decode: Callable[[str], Tensor]) -> Coded:
 def decode_tensor(
     path: Source, name: str, *, max_bytes: int | None = None, max_operations: int | None = None
 ) -> Tensor:
-    """Decode one tensor of a file, reading only its bytes.
-
-    Raises:
-        ArtifactError: there is no such tensor, it is corrupt, or it takes more than `max_bytes` or `max_operations`.
-        ConfigError: the path is not valid.
-    """
+    """Decode one tensor of a file, reading only its bytes."""
     _require_arguments(path)
     with Reader(path) as reader:
         stored, decoders = stored_name(reader, name), decoders_of(reader)
@@ -414,11 +405,7 @@ def decoders_of(reader: Reader) -> DecoderOf:
 
 
 def _require_arguments(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:
-    """Check the arguments of `load` before the file is opened.
-
-    Raises:
-        ConfigError: one is no path, no module, no device of this machine, or no dtype for a module.
-    """
+    """Check the arguments of `load` before the file is opened."""
     if not isinstance(path, bytes | memoryview):  # the bytes of a file are accepted in place of its path
         require_path(path)
     if into is not None and not isinstance(into, nn.Module):

@@ -27,11 +27,7 @@ def to_bytes(
     copies: Sequence[int] | None = None,
     state: Any = None,
 ) -> bytes:
-    """Return the JSON of the arguments that are not None; equal arguments give equal bytes.
-
-    Raises:
-        ConfigError: `metadata` cannot be written as JSON, or holds too many values.
-    """
+    """Return the JSON of the arguments that are not None; equal arguments give equal bytes."""
     fields = {
         "budget": budget,
         "metadata": dict(metadata) if metadata else None,
@@ -61,9 +57,6 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     Args:
         data: the container's metadata.
         where: name of the file, for error messages.
-
-    Raises:
-        ArtifactError: `data` is not what `to_bytes` writes.
     """
     if not data:
         return {}
@@ -86,11 +79,7 @@ def copies_of(aliases: Iterable[str], copies: Collection[str]) -> list[int]:
 
 
 def copies_in(fields: Mapping[str, Any], aliases: Iterable[str], where: str) -> list[str]:
-    """Return the names of aliases that are copies, from the fields of a file.
-
-    Raises:
-        ArtifactError: the field `copies` is not what `copies_of` returns.
-    """
+    """Return the names of aliases that are copies, from the fields of a file."""
     names, indices = sorted(aliases), fields.get("copies", [])
     valid = isinstance(indices, list) and all(type(index) is int for index in indices)
     if not valid or any(not low < high for low, high in pairwise([-1, *indices, len(names)])):

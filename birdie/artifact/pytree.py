@@ -48,11 +48,7 @@ _MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
 
 
 def flatten(content: Any) -> tuple[dict[str, Tensor], Json]:
-    """Return (tensors by path, skeleton) of `content`, which is not changed; equal contents give equal results.
-
-    Raises:
-        WeightsError: the content is too deep or too large, or holds a value that no skeleton can express.
-    """
+    """Return (tensors by path, skeleton) of `content`, which is not changed; equal contents give equal results."""
     writer = _Writer()
     try:
         skeleton = writer.node(content, ())
@@ -62,11 +58,7 @@ def flatten(content: Any) -> tuple[dict[str, Tensor], Json]:
 
 
 def rebuild(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the content that `flatten` took apart, with `tensors` at their paths.
-
-    Raises:
-        ArtifactError: the skeleton is not one that `flatten` writes, or does not use exactly these tensors.
-    """
+    """Return the content that `flatten` took apart, with `tensors` at their paths."""
     reader = _Reader(tensors)
     try:
         content = reader.node(skeleton, ())

@@ -55,11 +55,7 @@ class StoredStream(Stream):
         return self.stored
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the payload, a few MiB at a time.
-
-        Raises:
-            OSError: the record cannot be read, or was cut.
-        """
+        """Yield the payload, a few MiB at a time."""
         yield from _pieces(self.path, self.offset, self.stored)
 
 
@@ -69,9 +65,6 @@ class Resume:
     Args:
         output: the file that is being written.
         rank: of this process.
-
-    Raises:
-        OutputError: the folder cannot be written, or another process writes the same output.
     """
 
     def __init__(self, output: Path, rank: int = 0) -> None:
@@ -103,11 +96,7 @@ class Resume:
         return None
 
     def keep(self, key: str, entry: Entry) -> Entry:
-        """Write an entry; return it with payloads that are on disk.
-
-        Raises:
-            OutputError: the disk is full.
-        """
+        """Write an entry; return it with payloads that are on disk."""
         path = self._path(key)
         with atomic_path(path, flush=False) as temporary:
             temporary.write_bytes(container.to_bytes([entry]))
@@ -119,9 +108,6 @@ class Resume:
 
         Returns:
             Record → copy, on rank 0.
-
-        Raises:
-            OutputError: the disk is full.
         """
         records = {stream.path: stream for stream in streams}
         copies: dict[Path, Path] = {}

@@ -239,11 +239,7 @@ def _resume(path: Source | BytesIO, weights: int, world: World) -> Resume | None
 
 
 def _require_target(path: Source | BytesIO, overwrite: bool) -> Source | BytesIO:
-    """Return the file to write if that is possible, before long work.
-
-    Raises:
-        OutputError: its folder cannot be written, or something else is there.
-    """
+    """Return the file to write if that is possible, before long work."""
     if isinstance(path, BytesIO):
         return path
     file = require_output(path, kind=KIND, overwrite=overwrite)
@@ -261,11 +257,7 @@ def _require_arguments(
     refinement: Refinement,
     blockwise: Any,
 ) -> None:
-    """Check the types of the arguments and that they do not contradict one another; specs are parsed elsewhere.
-
-    Raises:
-        ConfigError: an argument has the wrong type, or two exclude one another.
-    """
+    """Check the types of the arguments and that they do not contradict one another; specs are parsed elsewhere."""
     if not isinstance(path, BytesIO):
         require_path(path)
     elif path.getbuffer().nbytes:

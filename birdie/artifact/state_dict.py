@@ -27,9 +27,6 @@ def kept_beside(model: nn.Module | Mapping[str, Any]) -> tuple[dict[str, Tensor]
 
     Args:
         model: a module without wrappers, or a state dict.
-
-    Raises:
-        WeightsError: an extra state holds something that cannot be stored, which the message names.
     """
     of_module = isinstance(model, nn.Module)
     state: Any = model.state_dict() if isinstance(model, nn.Module) else model
@@ -55,9 +52,6 @@ def state_dict_of(tensors: Mapping[str, Tensor], about: Json, where: str) -> dic
         tensors: of a file, or some of them.
         about: JSON of the file.
         where: name of the file, for error messages.
-
-    Raises:
-        ArtifactError: `about` is not what `kept_beside` returns.
     """
     if about is None:
         return dict(tensors)

@@ -108,12 +108,7 @@ class Store:
         return _bytes(self._recent) + _bytes(self._settled)
 
     def get(self, slot: Slot) -> Tensor:
-        """Return the tensor of `slot`: the same object as long as anything refers to it.
-
-        Raises:
-            ArtifactError: its bytes are corrupt.
-            ConfigError: the caller set `requires_grad` on it.
-        """
+        """Return the tensor of `slot`: the same object as long as anything refers to it."""
         with self._lock:
             tensor = self._changed.get(slot)
             if tensor is None:
@@ -211,11 +206,7 @@ class Store:
             return self._changed.get(slot)
 
     def fit(self, layer: Mapping[str, Slot]) -> None:
-        """Widen the window to 1.5 times the tensors of a layer, within the limit on the cache.
-
-        Raises:
-            ConfigError: a tensor of the layer is larger than the cache may be.
-        """
+        """Widen the window to 1.5 times the tensors of a layer, within the limit on the cache."""
         self.window = max(self.window, int(ROOM * sum(slot.nbytes for slot in layer.values())))
         if self._allowed is None:
             self.cache_bytes = max(self.cache_bytes, self.window)

@@ -62,11 +62,6 @@ def to_safetensors(
         file: a .birdie file.
         target: the .safetensors file; the caller sees to it that it appears complete or not at all.
         max_bytes, max_operations, schemes, workers: as in `birdie.load`.
-
-    Raises:
-        ArtifactError: as `birdie.load`.
-        WeightsError: safetensors cannot hold a dtype or a name.
-        OSError: the target cannot be written.
     """
     import_schemes(schemes)
     with Reader(file) as reader:
@@ -77,11 +72,7 @@ def to_safetensors(
 
 
 def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:
-    """Return component → metadata for the headers of its .safetensors files, from the metadata of a .birdie file.
-
-    Raises:
-        ArtifactError: they are no texts.
-    """
+    """Return component → metadata for the headers of its .safetensors files, from the metadata of a .birdie file."""
     headers = fields.get("metadata", {}).get("headers", {})
     if not isinstance(headers, dict) or not all(
         isinstance(header, dict) and all(isinstance(value, str) for value in header.values())
@@ -102,9 +93,6 @@ def write_tensors(
         keys: name of each tensor → its name there.
         header: metadata for the header of the file.
         workers: threads; None uses every core.
-
-    Raises:
-        ArtifactError, WeightsError, OSError: as `to_safetensors`.
     """
     decoder_of, room = decoders_of(reader), Room(_IN_FLIGHT)
     start_of_file, positions = _layout(reader, keys, header)

@@ -124,11 +124,7 @@ class Writer:
         return container.file_bytes(*self._content(encoded))
 
     def write(self, path: Source | BytesIO, encoded: EncodedState) -> None:
-        """Write the file that holds these tensors, completely or not at all.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Write the file that holds these tensors, completely or not at all."""
         container.write(path, *self._content(encoded))
 
     def coded(self, encoded: Encoded, key: str = "") -> Encoded:
@@ -246,11 +242,7 @@ class Writer:
 
 
 def lossless_entries(tensors: Mapping[str, Tensor], pool: ThreadPoolExecutor, effort: Effort) -> list[Entry]:
-    """Return entries that keep every bit of some tensors.
-
-    Raises:
-        WeightsError: a tensor is not dense.
-    """
+    """Return entries that keep every bit of some tensors."""
     if not tensors:
         return []
     for name, tensor in tensors.items():

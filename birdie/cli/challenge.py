@@ -89,11 +89,7 @@ def _main(script: Script | None) -> None:
 
 
 def score_only(recipe: Recipe, run_id: str, world: World, path: Path, script: Script | None = None) -> None:
-    """Score an artifact with the settings of the recipe, and log the challenge's last lines.
-
-    Raises:
-        ArtifactError, DataError: the artifact cannot be read, or does not fit data or tokenizer.
-    """
+    """Score an artifact with the settings of the recipe, and log the challenge's last lines."""
     log = Log(run_id, world)
     code = _log_provenance(log, recipe, script)
     score = score_roundtrip(log, path, _request(recipe, EvaluationSettings()), world)
@@ -103,11 +99,7 @@ def score_only(recipe: Recipe, run_id: str, world: World, path: Path, script: Sc
 def train_and_score(
     recipe: Recipe, run_id: str, world: World, script: Script | None = None, origins: Mapping[str, str] | None = None
 ) -> None:
-    """Train, export, score and log as the challenge's script does.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C or another signal ended the training early; a checkpoint was saved.
-    """
+    """Train, export, score and log as the challenge's script does."""
     log = Log(run_id, world)
     code = _log_provenance(log, recipe, script)
     folder = Path("runs") / run_id
@@ -131,11 +123,7 @@ def train_and_score(
 
 
 def _trained(log: Log, run: Run) -> Validated | None:
-    """Train, and return the last validation.
-
-    Raises:
-        KeyboardInterrupt: a signal ended the training early.
-    """
+    """Train, and return the last validation."""
     last: Validated | None = None
     capped: Step | None = None
     with stop_on_signal(shown=run.world.is_main) as stop:
@@ -160,11 +148,7 @@ def _log_capped(log: Log, run: Run, step: int, train_ms: float) -> None:
 
 
 def _restored(log: Log, run: Run) -> Validated:
-    """Load the float weights of the folder's finished run, log its training if the log has none, and return its score.
-
-    Raises:
-        WeightsError: the run has no float weights, or they are of another model.
-    """
+    """Load the float weights of the folder's finished run, log its training if the log has none, and return its score."""
     run.restore()
     last = run.last or Validated(run.steps, 0.0, run.score(run.model), run.weights)
     if not log.continued:

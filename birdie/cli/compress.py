@@ -423,11 +423,7 @@ def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:
 
 
 def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
-    """Return a spec for all matrices, or rules (pattern, spec); a spec without a pattern is the rule for the rest.
-
-    Raises:
-        ConfigError: two specs have no pattern, or a text is neither a spec nor a rule.
-    """
+    """Return a spec for all matrices, or rules (pattern, spec); a spec without a pattern is the rule for the rest."""
     from birdie.compress.registry import is_spec
 
     general = [text for text in texts if is_spec(text)]

@@ -232,11 +232,7 @@ def log(text: str) -> None:
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Also append to `path` what `log` prints in the body of the context.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Also append to `path` what `log` prints in the body of the context."""
     open_append(path).close()
     _log_files.append(path)
     try:

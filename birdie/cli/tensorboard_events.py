@@ -12,9 +12,6 @@ class Board:
 
     Args:
         folder: created if it does not exist.
-
-    Raises:
-        ConfigError: tensorboard is not installed.
     """
 
     def __init__(self, folder: Path) -> None:

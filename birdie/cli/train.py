@@ -84,9 +84,6 @@ def configuration_of(
     """Return the settings of a recipe (a registered name or a file), shrunk by a preset unless that is None.
 
     Flags and environment variables override them, and `origins` takes those that they give.
-
-    Raises:
-        ConfigError: there is no such recipe or preset, or the file is not a recipe of `birdie train`.
     """
     from birdie.run.presets import apply_preset
     from birdie.run.registry import find

@@ -242,9 +242,6 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
         sensitivity: of the matrix.
         rows, columns: shape of the matrix.
         output: whether errors are fed back to rows too, if the output covariance is known.
-
-    Raises:
-        WeightsError: the sensitivity has another shape or is not finite.
     """
     by_column: ColumnFeedback = NoFeedback()
     order, column_weight = np.arange(columns), np.ones(columns)

@@ -40,10 +40,6 @@ def fill(module: nn.Module, state: Mapping[str, Any], source: str, remedy: str =
         state: name → tensor, and what a module keeps beside tensors; with the versions of its modules (`_metadata`).
         source: origin of the state, for error messages.
         remedy: what to do about a mismatch, for error messages.
-
-    Raises:
-        WeightsError: the module has no memory yet, or does not take the state: lists all names, shapes and kinds of
-            numbers that do not match. The module is as it was.
     """
     load_into(module, state, source, remedy)
     return module
@@ -64,9 +60,6 @@ def load_into(
         module, state, source, remedy: as for `fill`.
         strict: raise WeightsError if names do not match.
         partial: the state is a part by intention, so nothing is missing.
-
-    Raises:
-        WeightsError: as `fill`.
     """
     with without_wrappers(module) as inner:
         named = for_module(inner, state)
@@ -197,9 +190,6 @@ class Loading(TorchFunctionMode):
             state: under the names of the module.
             trained: plain names of weights that the module has in another form, which the caller sets.
             strict, partial: as for `load_into`.
-
-        Raises:
-            WeightsError: the module does not take it.
         """
         try:
             reported = self.module.load_state_dict(state, strict=False)

@@ -26,11 +26,7 @@ class Importance:
 
 
 def importance(name: str, sensitivity: Sensitivity | None, rows: int, columns: int) -> Importance:
-    """Return the factors of a (rows, columns) matrix; ones where the sensitivity has no values.
-
-    Raises:
-        ConfigError: the sensitivity belongs to another matrix, or holds numbers that are negative or not finite.
-    """
+    """Return the factors of a (rows, columns) matrix; ones where the sensitivity has no values."""
     fisher = None if sensitivity is None else sensitivity.row_fisher
     hessian = None if sensitivity is None else sensitivity.hessian
     power = None if sensitivity is None else sensitivity.input_power()

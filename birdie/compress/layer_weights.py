@@ -28,11 +28,7 @@ def trainable_matrices(module: nn.Module, patterns: Iterable[str]) -> Iterator[t
 
 
 def matrices_to_train(module: nn.Module, patterns: Sequence[str]) -> dict[str, Layer]:
-    """Return `trainable_matrices` by name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return `trainable_matrices` by name."""
     matrices = {name: (layer, key) for name, layer, key in trainable_matrices(module, patterns)}
     if not matrices:
         raise ConfigError(
@@ -47,9 +43,6 @@ def read_through(layers: Iterable[Layer], reader: Callable[[Tensor], Reader]) ->
     Args:
         layers: whose class changes.
         reader: parameter → function of the parameter that the layer uses.
-
-    Raises:
-        ConfigError: a layer does so already.
     """
     keys: dict[nn.Module, list[str]] = {}
     for layer, key in layers:

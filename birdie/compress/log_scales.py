@@ -26,11 +26,7 @@ _SCALES = np.ldexp(np.array(TABLE, np.float32)[_INDICES % PER_OCTAVE], (_INDICES
 
 
 def scales_of(indices: NDArray[np.integer]) -> NDArray[np.float32]:
-    """Return the scale of each log2 index, float32, exact.
-
-    Raises:
-        ArtifactError: an index is outside [LOWEST, HIGHEST].
-    """
+    """Return the scale of each log2 index, float32, exact."""
     if indices.size and (int(indices.min()) < LOWEST or int(indices.max()) > HIGHEST):
         raise ArtifactError(f"a scale index is outside [{LOWEST}, {HIGHEST}]; the file is corrupt")
     values: NDArray[np.float32] = _SCALES[np.subtract(indices, LOWEST, dtype=np.int64)]

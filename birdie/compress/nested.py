@@ -31,11 +31,7 @@ class Part:
 def take_part(
     decoders: Mapping[int, Decoder], shape: tuple[int, ...], params: Sequence[int]
 ) -> tuple[Part, tuple[int, ...]]:
-    """Return the inner tensor of `shape` that `params` begin with, and the parameters after it.
-
-    Raises:
-        ArtifactError: its scheme code is not in `decoders`, or its parameters are impossible.
-    """
+    """Return the inner tensor of `shape` that `params` begin with, and the parameters after it."""
     code, count = (*params, -1, -1)[:2]
     inner = tuple(params[2 : 2 + max(count, 0)])
     if code not in decoders or len(inner) != count:

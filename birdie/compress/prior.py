@@ -138,9 +138,6 @@ def assumed(
         counts: name → how many matrices, one below the other, a weight is; a relative error of each costs the same.
         model: all tensors of the model, by which kinds are recognized; None: `weights`.
         embeddings: names of weights that are known as such.
-
-    Raises:
-        WeightsError: a weight is not finite.
     """
     every = prior(weights, kinds=kinds_of({**weights, **(model or {})}, embeddings))
     every |= {name: _stacked(name, weights[name], count) for name, count in (counts or {}).items()}
@@ -177,9 +174,6 @@ def prior(weights: Mapping[str, Tensor], *, kinds: Mapping[str, str] | None = No
     Args:
         weights: name → weight.
         kinds: name → kind; None: `kinds_of` the weights.
-
-    Raises:
-        WeightsError: a weight is not finite.
     """
     kinds = kinds_of(weights) if kinds is None else kinds
     return {name: _sensitivity(name, weight, KINDS[kinds[name]]) for name, weight in weights.items()}

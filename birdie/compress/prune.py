@@ -28,9 +28,6 @@ def prune(
 
     Of equal costs the first in the order of names, then rows, is taken. Tensors of other schemes are returned as they
     are; the arguments are not changed.
-
-    Raises:
-        ConfigError: the count is negative, or a sensitivity belongs to another matrix.
     """
     if count < 0:
         raise ConfigError(f"{count} symbols cannot be pruned; give 0 or more")

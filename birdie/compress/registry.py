@@ -115,11 +115,7 @@ def import_schemes(schemes: Collection[str]) -> None:
 
 
 def decoder(name: str) -> Decoder:
-    """Return the decoder of a registered scheme.
-
-    Raises:
-        ArtifactError: there is no scheme of that name: the file needs another package.
-    """
+    """Return the decoder of a registered scheme."""
     scheme = _builtin().get(name) or _foreign.get(name)
     if scheme is None:
         raise ArtifactError(
@@ -236,11 +232,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _parsed(name: str, text: str, hint: Any) -> Any:
-    """Return the value of an option from its text, by its type.
-
-    Raises:
-        ConfigError: the text does not fit the type.
-    """
+    """Return the value of an option from its text, by its type."""
     kind = _kinds(hint)[0]
     if get_origin(kind) is Literal:
         if text not in get_args(kind):

@@ -55,11 +55,7 @@ def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> 
 
 
 def blocks(name: str, weight: Tensor) -> Iterator[NDArray[np.float32]]:
-    """Yield the numbers of each block of rows, (rows, columns); its pages of a mapped file are released afterwards.
-
-    Raises:
-        WeightsError: a value is not finite.
-    """
+    """Yield the numbers of each block of rows, (rows, columns); its pages of a mapped file are released afterwards."""
     for rows in row_blocks(weight):
         block = weight[rows] if weight.ndim else weight
         yield finite_rows(name, block)
@@ -77,21 +73,13 @@ def every_nth_row(weight: Tensor, first: int, n: int) -> Tensor:
 
 
 def sums_of_rows(name: str, weight: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the sums of rows and of their squares, both (rows,).
-
-    Raises:
-        WeightsError: a value is not finite.
-    """
+    """Return the sums of rows and of their squares, both (rows,)."""
     sums, squares = zip(*map(row_sums, blocks(name, weight)), strict=True)
     return np.concatenate(sums), np.concatenate(squares)
 
 
 def deviation(name: str, weight: Tensor) -> float:
-    """Return the standard deviation of all numbers of a tensor that is not empty.
-
-    Raises:
-        WeightsError: a value is not finite.
-    """
+    """Return the standard deviation of all numbers of a tensor that is not empty."""
     sums, squares = sums_of_rows(name, weight)
     mean = float(sums.sum()) / weight.numel()
     return math.sqrt(max(float(squares.sum()) / weight.numel() - mean**2, 0.0))

@@ -45,11 +45,7 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
-        """Return the state of a module or a state dict; nothing is copied.
-
-        Raises:
-            WeightsError: `model` is neither, or an item is not a dense tensor that can be stored.
-        """
+        """Return the state of a module or a state dict; nothing is copied."""
         by_name = named_tensors(model)
         tensors, ties = without_ties(by_name)
         trained = folded(model) if isinstance(model, nn.Module) else {}
@@ -93,11 +89,7 @@ class EncodedState:
 
 
 def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of `model`, sorted by name.
-
-    Raises:
-        WeightsError: `model` is neither module nor dict, or an item is not a dense tensor that can be stored.
-    """
+    """Return the tensors of `model`, sorted by name."""
     state: Any = plain_state(model) if isinstance(model, nn.Module) else model
     if not isinstance(state, Mapping):
         raise WeightsError(

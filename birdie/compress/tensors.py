@@ -97,11 +97,7 @@ def to_bits(weight: Tensor) -> Bits:
 
 
 def from_bits(bits: Bits, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return the tensor of these bit patterns: the inverse of `to_bits`.
-
-    Raises:
-        ArtifactError: a boolean is neither 0 nor 1.
-    """
+    """Return the tensor of these bit patterns: the inverse of `to_bits`."""
     if dtype is torch.bool and bits.size and int(bits.max()) > 1:
         raise ArtifactError("a boolean tensor holds a byte that is neither 0 nor 1; the file is corrupt")
     data = np.ascontiguousarray(bits, dtype=word_dtype(FORMATS[dtype][0])).reshape(-1).view(np.uint8)
@@ -137,11 +133,7 @@ def has_nonfinite(weight: Tensor) -> bool:
 
 
 def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
-    """Return the numbers of `weight` as float32, (rows, columns); a view of it if it is float32 already.
-
-    Raises:
-        WeightsError: some are NaN or infinite, or beyond the range of float32.
-    """
+    """Return the numbers of `weight` as float32, (rows, columns); a view of it if it is float32 already."""
     values = weight.detach().cpu().resolve_conj().resolve_neg().contiguous()
     rows = values.to(torch.float32).reshape(rows_columns(tuple(weight.shape)))
     if rows.numel() and not all(bool(torch.isfinite(bound)) for bound in torch.aminmax(rows)):
@@ -156,11 +148,7 @@ def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
 
 
 def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
-    """Return the numbers of `weight` as float32, (rows, columns), for a scheme that quantizes.
-
-    Raises:
-        WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
-    """
+    """Return the numbers of `weight` as float32, (rows, columns), for a scheme that quantizes."""
     if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
         raise WeightsError(
             f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) cannot be quantized; use lossless"
@@ -209,11 +197,7 @@ def underflows(weight: Tensor, rows: NDArray[np.float32]) -> bool:
 
 
 def real_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:
-    """Return (rows, columns) of a tensor in a file that holds quantized real numbers.
-
-    Raises:
-        ArtifactError: it is empty, or of another dtype.
-    """
+    """Return (rows, columns) of a tensor in a file that holds quantized real numbers."""
     rows, columns = rows_columns(shape)
     if dtype not in REAL_DTYPES or rows * columns == 0:
         raise ArtifactError(f"a tensor of {dtype} and shape {shape} cannot be quantized; the file is corrupt")

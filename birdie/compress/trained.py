@@ -63,11 +63,7 @@ class TrainedWeight(nn.Module):
             self.encoded = encoded
 
     def stored_as(self, name: str, latent: Tensor) -> Scheme:
-        """Return the scheme that stores the weight as it was trained.
-
-        Raises:
-            WeightsError: the weight has moved since it was encoded.
-        """
+        """Return the scheme that stores the weight as it was trained."""
         encoded = self.encoded
         if encoded is None or not torch.equal(decode(encoded).to(latent).view_as(latent), self(latent)):
             raise WeightsError(
@@ -104,9 +100,6 @@ def train_as_stored(model: nn.Module, names: Mapping[str, object]) -> None:
     Args:
         model: any module.
         names: of parameters, tied ones under one of their names.
-
-    Raises:
-        ConfigError: a name is no parameter of the model.
     """
     wanted = {id(weight) for name, weight in model.named_parameters(remove_duplicate=False) if name in names}
     owners = owners_of(model, lambda _, weight: id(weight) in wanted)

@@ -84,10 +84,6 @@ class Batches:
         bos_id: first token of every document; the packed order needs it.
         vocab_size: every token id is below it.
         pin_memory: return page-locked tensors, which can be copied to CUDA asynchronously.
-
-    Raises:
-        ConfigError: a setting is out of range, or the sizes do not divide.
-        DataError: a shard is malformed, or there are too few tokens.
     """
 
     def __init__(
@@ -123,9 +119,6 @@ class Batches:
         """Return inputs and targets of the next chunk, int64 (B, T) on the CPU; packed, (1, B · T).
 
         The two may share memory, so do not write to them. After `close`, prefetching starts again.
-
-        Raises:
-            Exception: the exception that stopped the prefetching thread.
         """
         try:
             batch = self._started().get()
@@ -140,11 +133,7 @@ class Batches:
         return {"spans": self._consumed}  # the key that existing checkpoints have
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the chunks that `state` counts, and wait until the first batches are prefetched.
-
-        Raises:
-            ConfigError: `state` is malformed, or not at a micro-step of this world size.
-        """
+        """Continue after the chunks that `state` counts, and wait until the first batches are prefetched."""
         chunks = state.get("spans")
         if not isinstance(chunks, int) or chunks < 0 or chunks % self._world_size:
             raise ConfigError(
@@ -174,11 +163,7 @@ def _make_batch(sampler: Sampler, pin_memory: bool, index: int) -> Batch:
 
 
 def _rows_per_chunk(batch_tokens: int, seq_len: int, accumulation: int, world_size: int) -> int:
-    """Return B, the rows of a chunk.
-
-    Raises:
-        ConfigError: a size is below 1, or the sizes do not divide.
-    """
+    """Return B, the rows of a chunk."""
     sizes = {
         "batch_tokens": batch_tokens,
         "seq_len": seq_len,

@@ -67,19 +67,12 @@ class ByteTable:
         """Return the bytes of each of `targets` after the token in `previous`, int64; all three have one shape.
 
         An escape in `previous` counts as active.
-
-        Raises:
-            DataError: an id is outside the table.
         """
         escaped = None if self.escape is None else previous == self.escape.id
         return self._count(previous, targets, escaped)
 
     def count_document(self, tokens: NDArray[np.integer[Any]], bos_id: int) -> NDArray[np.int64]:
-        """Return the bytes of each of `tokens` (T,): one document without its BOS, or several documents with theirs.
-
-        Raises:
-            DataError: an id is outside the table.
-        """
+        """Return the bytes of each of `tokens` (T,): one document without its BOS, or several documents with theirs."""
         if not len(tokens):
             return np.zeros(0, np.int64)
         previous = np.concatenate(([bos_id], tokens[:-1]))
@@ -165,9 +158,6 @@ def check_bytes(tokenizer: Decoder, tokens: Tokens) -> ByteCheck:
     """Decode `tokens` (N,) by document and compare the table's byte count with the UTF-8 length of the text.
 
     A tokenizer that normalizes is compared with the normalized text, which its tokens decode to.
-
-    Raises:
-        DataError: an id is outside the vocabulary.
     """
     table = tokenizer.byte_table()
     documents = table_bytes = text_bytes = mismatched = 0

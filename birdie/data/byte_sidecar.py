@@ -32,11 +32,7 @@ def is_sidecar(path: Path) -> bool:
 
 
 def read_sidecar(shard: Path) -> Tokens:
-    """Return the bytes of each token (N,) of a validation shard as a read-only memory map.
-
-    Raises:
-        DataError: there is no sidecar, it is damaged, or its length differs from the shard's.
-    """
+    """Return the bytes of each token (N,) of a validation shard as a read-only memory map."""
     path = sidecar_of(shard)
     if path == shard or not path.exists():
         name = "fineweb_val_bytes_*.bin" if path == shard else path.name
@@ -61,9 +57,6 @@ def byte_counts(shards: Sequence[Path], tokenizer: Tokenizer, tokens: Tokens, vo
         tokenizer: tokenizer of the shards.
         tokens: their tokens, or the first N of them that are scored (N,).
         vocab_size: minimum number of rows of the table.
-
-    Raises:
-        DataError: a sidecar is missing, damaged, of another length, or inconsistent with the tokens.
     """
     table = tokenizer.byte_table(vocab_size)
     if tokenizer.kind != "caseops":
@@ -75,11 +68,7 @@ def byte_counts(shards: Sequence[Path], tokenizer: Tokenizer, tokens: Tokens, vo
 
 
 def _require_consistent(counts: Tokens, tokens: Tokens, table: ByteTable, bos_id: int, name: Path) -> None:
-    """Compare the sum of `counts` with the bytes of `tokens` by the table.
-
-    Raises:
-        DataError: they differ by more than `TOLERANCE`, or BOS has bytes.
-    """
+    """Compare the sum of `counts` with the bytes of `tokens` by the table."""
     sidecar_bytes = token_bytes = 0
     for start in range(0, len(tokens), _BLOCK_TOKENS):
         part, part_bytes = tokens[start : start + _BLOCK_TOKENS], counts[start : start + _BLOCK_TOKENS]

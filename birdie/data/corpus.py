@@ -54,9 +54,6 @@ class TextFile:
         """Yield the documents that are more than whitespace; line ends become "\\n".
 
         A file that gzip, bzip2 or xz compressed, whatever its name, is decompressed.
-
-        Raises:
-            DataError: the file cannot be read, is not UTF-8, or a JSON line is malformed; names the file and line.
         """
         try:
             with _open_text(self.path) as file:
@@ -99,11 +96,7 @@ _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz")
 
 
 def _open_text(path: Path) -> TextIO:
-    """Open a file of text, which may be compressed.
-
-    Raises:
-        DataError: by its first bytes, the file is something else.
-    """
+    """Open a file of text, which may be compressed."""
     with path.open("rb") as file:
         head = file.read(4096)
     if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":
@@ -153,11 +146,7 @@ class Corpus:
     excludes_copies: bool = False
 
     def train(self) -> Iterator[str]:
-        """Yield the training documents, in order.
-
-        Raises:
-            DataError: a file cannot be read, or (at the end) there was no document.
-        """
+        """Yield the training documents, in order."""
         return self._documents(self.train_files, held_out=False)
 
     def validation(self) -> Iterator[str]:
@@ -165,11 +154,7 @@ class Corpus:
         return self._documents(self.validation_files, held_out=True)
 
     def overlap(self) -> Overlap:
-        """Count the documents of training files that are held out as well, by hash of their text; reads all files.
-
-        Raises:
-            DataError: a file cannot be read.
-        """
+        """Count the documents of training files that are held out as well, by hash of their text; reads all files."""
         if self.held_out_fraction is not None:  # the split is by text, so copies are in the same split
             return Overlap()
         held_out, count, first = self._held_out(), 0, ""
@@ -240,9 +225,6 @@ def stdlib_corpus() -> Corpus:
 
     Tests, installed packages and the file of build settings, which differs between machines, are excluded. About 5 % of
     the files are held out.
-
-    Raises:
-        DataError: this Python has no library sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = []
@@ -278,10 +260,6 @@ def file_corpus(
         validation_fraction: share held out, by file with 20 files or more, else by document; at least one document and
             never all of them.
         name: name of the corpus.
-
-    Raises:
-        ConfigError: a setting is out of range.
-        DataError: a pattern matches no file, or nothing is left to train on.
     """
     if documents not in ("auto", "file", "line"):
         raise ConfigError(f"documents={documents!r} is unknown; choose auto, file or line")
@@ -315,11 +293,7 @@ def _is_jsonl(path: Path) -> bool:
 
 
 def _find_files(patterns: Sequence[str | Path]) -> dict[Path, str]:
-    """Return resolved path → key of every file that matches a pattern.
-
-    Raises:
-        DataError: a pattern matches no file.
-    """
+    """Return resolved path → key of every file that matches a pattern."""
     keys: dict[Path, str] = {}
     for pattern in patterns:
         matches = {} if "\0" in str(pattern) else dict(_matches(str(pattern)))

@@ -80,11 +80,7 @@ class DatasetInfo:
 
     @classmethod
     def read(cls, folder: Path) -> "DatasetInfo | None":
-        """Return the content of `dataset.json` in `folder`, or None if there is no such file.
-
-        Raises:
-            DataError: the file is malformed.
-        """
+        """Return the content of `dataset.json` in `folder`, or None if there is no such file."""
         path = folder / INFO_NAME
         if not path.exists():
             return None
@@ -127,11 +123,7 @@ class Dataset:
         return sum(len(read_shard(path)) for path in self.val)
 
     def validation_tokens(self, limit: int | None = None) -> Tokens:
-        """Return all validation tokens (N,), or the first `limit`, in memory.
-
-        Raises:
-            DataError: there are no validation shards, or one is malformed.
-        """
+        """Return all validation tokens (N,), or the first `limit`, in memory."""
         if not self.val:
             raise DataError("the data set has no validation shards; give files named *_val_*.bin")
         return load_tokens(self.val, limit)
@@ -153,11 +145,6 @@ def open_dataset(
         train: training shards, instead of a folder; may be empty if `val` is not.
         val: validation shards, instead of a folder; may be empty if `train` is not.
         splits: splits to open in the folder; the other split is empty in the result and may be missing in the folder.
-
-    Raises:
-        ConfigError: neither or both of folder and files are given.
-        DataError: shards are missing, malformed, of different vocabularies, or their number of tokens differs from
-            `dataset.json`.
     """
     if (folder is None) == (not train and not val):
         raise ConfigError("give either a data folder or shard files (train=…, val=…)")
@@ -225,9 +212,6 @@ def check_tokenizer(dataset: Dataset, tokenizer: Tokenizer) -> list[str]:
     must be in the vocabulary, and a sample that is decoded and encoded again must give the same tokens: the right
     tokenizer reproduces all of them, a wrong one decodes them to a text that it encodes differently (12 to 94 % of the
     tokens were reproduced in trials).
-
-    Raises:
-        DataError: the shards were made with another tokenizer.
     """
     info = dataset.info
     if info is not None:

@@ -91,11 +91,7 @@ class Layout:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str], tokenizer_name: str) -> "Layout":
-        """Return the layout below `root` for the tokenizer "sp1024", "sp1024_caseops", "byte260", …
-
-        Raises:
-            OutputError: one of its folders is a link or a file.
-        """
+        """Return the layout below `root` for the tokenizer "sp1024", "sp1024_caseops", "byte260", …"""
         for part in ("datasets", "tokenizers"):
             require_folder(Path(root) / part, overwrite=True)
         root, name = Path(root), tokenizer_name.removesuffix(_CASEOPS)
@@ -124,12 +120,6 @@ def prepare(
         caseops: train a CaseOps vocabulary; a model file must have the operators (it is used with them in any case).
         shard_tokens: tokens of a shard.
         threads: threads for tokenizing; default: one per core.
-
-    Raises:
-        ConfigError: a setting is out of range, or `caseops` is set for a tokenizer without the operators.
-        DataError: the text or the tokenizer is unusable, its byte table is wrong for this text, or training documents
-            are validation documents as well.
-        OutputError: `root` cannot be written, or data that birdie did not prepare would be replaced.
     """
     require_writable(root)
     if isinstance(tokenizer, int):
@@ -174,11 +164,7 @@ def _load(spec: str | os.PathLike[str], caseops: bool) -> Tokenizer:
 
 
 def _require_disjoint(corpus: Corpus) -> int:
-    """Return the number of training documents that the corpus excludes as copies of held-out documents.
-
-    Raises:
-        DataError: training documents are held out as well, and the corpus does not exclude them.
-    """
+    """Return the number of training documents that the corpus excludes as copies of held-out documents."""
     overlap = corpus.overlap()
     if overlap.documents and not corpus.excludes_copies:
         raise DataError(
@@ -190,11 +176,7 @@ def _require_disjoint(corpus: Corpus) -> int:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Check that `folder` is missing, empty, or an earlier result of `prepare`.
-
-    Raises:
-        OutputError: it has other files.
-    """
+    """Check that `folder` is missing, empty, or an earlier result of `prepare`."""
     if not require_folder(folder, overwrite=True).exists():
         return
     paths = [path for path in folder.iterdir() if path.name != INFO_NAME]
@@ -217,11 +199,7 @@ def _is_shard(path: Path) -> bool:
 
 
 def _check_model_replaceable(layout: Layout, tokenizer: Tokenizer) -> None:
-    """Check that the model file is missing, is this tokenizer, or belongs to the data set that is being replaced.
-
-    Raises:
-        OutputError: it is another tokenizer, or no file.
-    """
+    """Check that the model file is missing, is this tokenizer, or belongs to the data set that is being replaced."""
     if layout.model is None or not require_file(layout.model).exists():
         return
     earlier = DatasetInfo.read(layout.folder)
@@ -231,11 +209,7 @@ def _check_model_replaceable(layout: Layout, tokenizer: Tokenizer) -> None:
 
 
 def require_matching_bytes(check: ByteCheck, tokenizer: Tokenizer) -> None:
-    """Check that the tokenizer's byte table matches the decoded text.
-
-    Raises:
-        DataError: their bytes differ by more than `TOLERANCE` (0.1 %).
-    """
+    """Check that the tokenizer's byte table matches the decoded text."""
     if abs(check.table_bytes - check.text_bytes) > TOLERANCE * check.text_bytes:
         raise DataError(
             f"the byte table of {tokenizer.name} counts {check.table_bytes:,} bytes of validation text, the text has "

@@ -57,11 +57,7 @@ class TokenSequence:
         self.length = self._ends[-1]
 
     def find(self, token: int) -> int:
-        """Return the first position of `token`.
-
-        Raises:
-            DataError: no shard has this token.
-        """
+        """Return the first position of `token`."""
         for shard, end in zip(self._shards, self._ends, strict=True):
             for start in range(0, shard.length, _SEARCH_TOKENS):
                 matches = np.flatnonzero(shard.read(start, _SEARCH_TOKENS) == token)
@@ -72,11 +68,7 @@ class TokenSequence:
         )
 
     def take(self, start: int, count: int) -> Rows:
-        """Return `count` tokens from position `start` of the endless sequence.
-
-        Raises:
-            DataError: a shard was changed while in use, or a token is outside the vocabulary.
-        """
+        """Return `count` tokens from position `start` of the endless sequence."""
         tokens = np.empty(count, np.int64)
         done = 0
         while done < count:
@@ -114,10 +106,6 @@ def make_sampler(
         accumulation: chunks of a step, over all ranks.
         seed: of the random orders.
         bos_id: first token of every document.
-
-    Raises:
-        ConfigError: the order is unknown.
-        DataError: there are too few tokens.
     """
     if order == "sequential":
         return SequentialSampler(tokens, rows, seq_len)

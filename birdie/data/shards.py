@@ -41,12 +41,7 @@ def _header(tokens: int) -> bytes:
 
 
 def write_shard(path: str | os.PathLike[str], tokens: NDArray[np.integer[Any]]) -> None:
-    """Write `tokens` (N,) as one shard, atomically.
-
-    Raises:
-        DataError: there are no tokens, or an id does not fit uint16.
-        OutputError: the file cannot be written.
-    """
+    """Write `tokens` (N,) as one shard, atomically."""
     payload = _as_uint16(tokens)
     if not 0 < len(payload) <= _MAX_TOKENS:
         raise DataError(f"a shard holds 1 to {_MAX_TOKENS:,} tokens, not {len(payload):,}; {path} was not written")
@@ -62,11 +57,7 @@ def _as_uint16(tokens: NDArray[np.integer[Any]]) -> Tokens:
 
 
 def read_shard(path: str | os.PathLike[str]) -> Tokens:
-    """Return the tokens (N,) of a shard as a read-only memory map.
-
-    Raises:
-        DataError: the file is no shard, has another version, is empty, or its size differs from its header.
-    """
+    """Return the tokens (N,) of a shard as a read-only memory map."""
     path = Path(path)
     try:
         size = require_regular(path).stat().st_size
@@ -91,9 +82,6 @@ class ShardReader:
     Attributes:
         path: the file.
         length: tokens of the shard.
-
-    Raises:
-        DataError: as `read_shard`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -102,11 +90,7 @@ class ShardReader:
         self._identity = _identity(self.path.stat())
 
     def read(self, start: int, count: int) -> Tokens:
-        """Return at most `count` tokens from `start` on; fewer at the end, and beyond a GiB.
-
-        Raises:
-            DataError: the file was changed, replaced or removed since it was opened first.
-        """
+        """Return at most `count` tokens from `start` on; fewer at the end, and beyond a GiB."""
         count = min(count, self.length - start, _MOST_TOKENS)
         try:
             with self.path.open("rb", buffering=0) as file:
@@ -121,11 +105,7 @@ class ShardReader:
 
 
 def load_tokens(paths: Sequence[Path], limit: int | None = None) -> Tokens:
-    """Return the tokens (N,) of all shards, or the first `limit` of them, in memory.
-
-    Raises:
-        DataError: as `read_shard`, or a shard changes meanwhile.
-    """
+    """Return the tokens (N,) of all shards, or the first `limit` of them, in memory."""
     shards = [ShardReader(path) for path in paths]
     total = sum(shard.length for shard in shards)
     tokens, done = np.empty(total if limit is None else min(limit, total), np.uint16), 0
@@ -166,10 +146,6 @@ class ShardWriter:
         folder: folder of the shards.
         split: "train" or "val", or "val_bytes" for the byte sidecar of "val" (`birdie.data.byte_sidecar`).
         shard_tokens: tokens of a shard.
-
-    Raises:
-        ConfigError: `shard_tokens` is out of range.
-        OutputError: a file cannot be written (while the writer is used).
     """
 
     def __init__(self, folder: Path, split: Split | Literal["val_bytes"], shard_tokens: int = SHARD_TOKENS) -> None:

@@ -137,11 +137,7 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
-        """Return the text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
-
-        Raises:
-            DataError: an id is 260 or more.
-        """
+        """Return the text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD."""
         values = np.asarray(ids, np.int64)
         _check_range(values, self.vocab_size)
         return (values[values >= 4] - 4).astype(np.uint8).tobytes().decode(errors="replace")
@@ -160,9 +156,6 @@ class SentencePieceTokenizer:
     Args:
         model: content of a `.model` file.
         source: its name in error messages.
-
-    Raises:
-        DataError: `model` is no SentencePiece model, has no BOS, or has more ids than uint16.
     """
 
     kind: Kind = "sentencepiece"
@@ -208,23 +201,13 @@ class SentencePieceTokenizer:
         return [str(self._processor.id_to_piece(i)) for i in ids]
 
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
-        """Return the text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
-
-        Raises:
-            DataError: an id is outside the vocabulary.
-        """
+        """Return the text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD."""
         values = np.asarray(ids, np.int64)
         _check_range(values, self.vocab_size)
         return str(self._processor.decode(values.tolist()))
 
     def byte_table(self, vocab_size: int | None = None) -> ByteTable:
-        """Return the bytes of each id by its piece type; ids beyond the model's vocabulary (padding) are unused.
-
-        Raises:
-            DataError: the model has no piece "▁". SentencePiece then encodes a lone space as three byte pieces, which
-                would count as three bytes of text (parameter-golf#897, github.com/openai/parameter-golf/pull/897: a
-                score up to 20 % too good).
-        """
+        """Return the bytes of each id by its piece type; ids beyond the model's vocabulary (padding) are unused."""
         processor = self._processor
         if processor.id_to_piece(processor.piece_to_id(SPACE)) != SPACE:
             raise DataError(
@@ -253,9 +236,6 @@ class CaseOpsTokenizer:
 
     Args:
         model: SentencePiece model that reserves ids 4 to 7 for the operators.
-
-    Raises:
-        DataError: `model` does not reserve them.
     """
 
     kind: Kind = "caseops"
@@ -287,19 +267,11 @@ class CaseOpsTokenizer:
         return self._model.encode_batch([caseops.encode(self._model.normalize(text)) for text in texts], threads)
 
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
-        """Return the text of `ids`; control ids and lone operators decode to nothing, malformed UTF-8 to U+FFFD.
-
-        Raises:
-            DataError: an id is outside the vocabulary.
-        """
+        """Return the text of `ids`; control ids and lone operators decode to nothing, malformed UTF-8 to U+FFFD."""
         return caseops.decode(self._model.decode(ids))
 
     def byte_table(self, vocab_size: int | None = None) -> ByteTable:
-        """Return the model's own byte table, but with no bytes for operators that are not escaped.
-
-        Raises:
-            DataError: the model has no piece "▁".
-        """
+        """Return the model's own byte table, but with no bytes for operators that are not escaped."""
         table = self._model.byte_table(vocab_size)
         escaped = np.zeros_like(table.base_bytes)
         for i in self._operators.values():
@@ -325,11 +297,7 @@ BYTES = ("bytes", ByteTokenizer.name)
 
 
 def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer | CaseOpsTokenizer:
-    """Return the tokenizer "bytes", or the one of a SentencePiece `.model` file, with CaseOps if it has the operators.
-
-    Raises:
-        DataError: there is no such file, or it is no model.
-    """
+    """Return the tokenizer "bytes", or the one of a SentencePiece `.model` file, with CaseOps if it has the operators."""
     if spec in BYTES:
         return ByteTokenizer()
     path = Path(spec)
@@ -354,11 +322,6 @@ def train_sentencepiece(
         vocab_size: number of pieces, 260 of which are control pieces and bytes.
         target: file to write the model to as well.
         sample_bytes: of a longer text, a uniform sample of its lines with about so many UTF-8 bytes is used.
-
-    Raises:
-        ConfigError: the vocabulary is too small for the characters of the text, or above 65,536.
-        DataError: there is no text, or too little of it for so many pieces.
-        OutputError: `target` cannot be written.
     """
     return _train(documents, vocab_size, target, sample_bytes)
 

@@ -127,10 +127,6 @@ def values_of(symbols: Symbols, alphabet: Alphabet, low: bytes | memoryview, out
     """Write the values of `symbols` (rows, columns) into `out`, same shape; `low` are the `low_bits` of tokens.
 
     The caller has checked that `out` holds all values of an alphabet that is not split.
-
-    Raises:
-        ArtifactError: the alphabet is split, and there are more or fewer low bits than the tokens ask for, or a value
-            does not fit `out`.
     """
     if alphabet.kind == SPLIT:
         _join(symbols.ravel(), low, alphabet, out.ravel())

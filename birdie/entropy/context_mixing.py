@@ -103,11 +103,7 @@ def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
 
 
 def decode(words: Words, model: Model, out: NDArray[np.uint16]) -> None:
-    """Undo `encode` into `out` (rows, columns).
-
-    Raises:
-        ArtifactError: the words are not those of this many symbols.
-    """
+    """Undo `encode` into `out` (rows, columns)."""
     length = _decode_chunk(words, *_initial_state(model, *out.shape), out)
     if words.size > length or (words.size and words[-1] == 0):
         raise ArtifactError("a chunk of a mixed stream ends too late or with a zero word; the file is damaged")

@@ -66,11 +66,7 @@ class Description:
     spikes: tuple[tuple[int, int], ...] = ()
 
     def frequencies(self, size: int, precision: int) -> Counts:
-        """Return integer frequencies (size,) that sum to 2**precision; zero outside the support.
-
-        Raises:
-            ArtifactError: the description is out of range, or more symbols occur than there are slots.
-        """
+        """Return integer frequencies (size,) that sum to 2**precision; zero outside the support."""
         out = np.zeros(size, np.int64)
         knots = np.array(self.knots, np.int64)
         spikes = np.array(self.spikes, np.int64).reshape(-1, 2)
@@ -100,11 +96,7 @@ class Description:
 
 
 def take(reader: Reader, classes: int, size: int, precision: int) -> Counts:
-    """Read as many descriptions as there are classes; return their frequencies (classes, size).
-
-    Raises:
-        ArtifactError: a description is out of range, or more symbols occur than there are slots.
-    """
+    """Read as many descriptions as there are classes; return their frequencies (classes, size)."""
     out = np.zeros((classes, size), np.int64)
     if not _take_tables(*reader.source, _CONTEXTS, precision, out):
         raise ArtifactError(_IMPOSSIBLE)

@@ -49,21 +49,12 @@ class Compressor:
         return metadata.version(self.package) if self.installed else "not installed"
 
     def compress(self, data: bytes) -> bytes:
-        """Return the compressed data.
-
-        Raises:
-            ConfigError: the compressor is not installed.
-        """
+        """Return the compressed data."""
         self._require()
         return self.pack(data)
 
     def decompress(self, data: bytes, max_bytes: int) -> bytes:
-        """Undo `compress`, for at most `max_bytes` of data.
-
-        Raises:
-            ConfigError: the compressor is not installed.
-            ArtifactError: `data` is damaged, cut, or would grow beyond `max_bytes`.
-        """
+        """Undo `compress`, for at most `max_bytes` of data."""
         self._require()
         damage = tuple(getattr(importlib.import_module(module), name) for module, name in self.errors)
         try:

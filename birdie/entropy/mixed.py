@@ -109,9 +109,6 @@ def starting_probabilities(
     """Return the values that the coded array can have and the probability of each that coding starts from, both (n,).
 
     None if those are probabilities of something else: of differences to a prediction, or of high bits.
-
-    Raises:
-        ArtifactError: the payload is not that of such an array.
     """
     alphabet, _, _, low, predictor, model = _take_header(Reader(payload.split(data)[0]), rows, columns)
     if predictor is not None or low:
@@ -199,11 +196,7 @@ def _take_header(reader: Reader, rows: int, columns: int) -> tuple[Alphabet, int
 def decode(
     data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
 ) -> NDArray[np.integer]:
-    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
-
-    Raises:
-        ArtifactError: the payload is not that of such an array.
-    """
+    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values."""
     side, words = payload.split(data)
     reader = Reader(side)
     alphabet, columns_first, zero, low, predictor, model = _take_header(reader, rows, columns)

@@ -38,11 +38,7 @@ def decode(
     dtype: np.dtype[np.integer],
     threads: int,  # noqa: ARG001 (one of the interchangeable decoders)
 ) -> NDArray[np.integer]:
-    """Undo `encode`: (rows, columns) of `dtype`.
-
-    Raises:
-        ArtifactError: the payload is not that of such an array.
-    """
+    """Undo `encode`: (rows, columns) of `dtype`."""
     if len(payload) % 2 or rows * columns > MAX_VALUES:
         raise ArtifactError(f"{rows} × {columns} numbers cannot have {len(payload):,} bytes; the file is damaged")
     reader = Reader(np.frombuffer(payload, "<u2").astype(np.uint16))

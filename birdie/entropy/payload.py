@@ -22,11 +22,7 @@ def join(side: NDArray[np.uint16], chunks: Sequence[NDArray[np.unsignedinteger]]
 
 
 def split(payload: bytes | memoryview) -> tuple[NDArray[np.uint16], memoryview]:
-    """Return the words of the side information and the bytes that follow them.
-
-    Raises:
-        ArtifactError: the payload is shorter than it says, or its varint has needless bytes.
-    """
+    """Return the words of the side information and the bytes that follow them."""
     view = memoryview(payload)
     cursor = Cursor(bytes(view[:10]), "a coded stream", 0)
     length = cursor.varint(len(view) // 2, "length of the side information")
@@ -49,9 +45,6 @@ def decode_chunks(
         lengths: number of words of each chunk.
         word_bytes: size of a word.
         threads: number of chunks that are decoded at the same time.
-
-    Raises:
-        ArtifactError: the chunks are longer than `data`.
     """
     ends = word_bytes * np.cumsum(lengths)
     if int(lengths.max()) > len(data) or int(ends[-1]) > len(data):

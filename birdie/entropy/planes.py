@@ -115,11 +115,7 @@ def plane_hints(fmt: str) -> tuple[Hints, ...]:
 
 
 def split(bits: Bits, fmt: str) -> tuple[Plane, ...]:
-    """Split the words `bits` (rows, columns) into planes of the same shape; `bits` is not changed.
-
-    Raises:
-        ConfigError: `fmt` is unknown, or `bits` is not the unsigned dtype of its width.
-    """
+    """Split the words `bits` (rows, columns) into planes of the same shape; `bits` is not changed."""
     form = _format(fmt)
     if bits.dtype != word_dtype(fmt):
         raise ConfigError(f"planes of {fmt} need {word_dtype(fmt)} words, not {bits.dtype}; view the tensor as that")
@@ -133,12 +129,7 @@ def split(bits: Bits, fmt: str) -> tuple[Plane, ...]:
 
 
 def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
-    """Undo `split`: return the words (rows, columns).
-
-    Raises:
-        ConfigError: `fmt` is unknown.
-        ArtifactError: a plane is missing, differs in shape, or holds a value beyond its bits.
-    """
+    """Undo `split`: return the words (rows, columns)."""
     form = _format(fmt)
     if len(planes) != len(form.fields):
         raise ArtifactError(f"{fmt} needs {len(form.fields)} planes and has {len(planes)}; the file is damaged")

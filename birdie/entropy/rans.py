@@ -79,9 +79,6 @@ def decode(
     """Undo `encode` into `out` (rows, columns), C-contiguous: the values of the table, cut to its dtype.
 
     `data` are the bytes of the words, low byte first. A machine of several states has two tables per class.
-
-    Raises:
-        ArtifactError: the words are not those of this many symbols.
     """
     words = np.frombuffer(bytes(data) + bytes(2 * _PADDING), "<u2").astype(np.uint16)
     unsigned = out.view(f"u{out.itemsize}")  # signed or not: fewer kernels to compile

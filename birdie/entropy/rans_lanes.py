@@ -57,9 +57,6 @@ def decode(
         precision: log2 of the number of slots.
         paths: machine whose states select the tables.
         out: the values.
-
-    Raises:
-        ArtifactError: the words are not those of this many symbols.
     """
     words = np.frombuffer(bytes(data) + bytes(2), "<u2").astype(np.uint16)
     unsigned, state = out.view(f"u{out.itemsize}"), np.zeros(out.shape[1], np.uint8)  # fewer kernels to compile

@@ -70,11 +70,7 @@ def put(writer: Writer, classes: Classes) -> None:
 
 
 def take(reader: Reader, rows: int, count: int) -> Classes:
-    """Read the class of each row from the side information.
-
-    Raises:
-        ArtifactError: a class is not below `count`.
-    """
+    """Read the class of each row from the side information."""
     classes = reader.take_chain(_CONTEXT, rows, MAX_CLASSES - 1)
     if rows and int(classes.max()) >= count:
         raise ArtifactError(f"a row of a stream has class {int(classes.max())} of {count}; the file is damaged")

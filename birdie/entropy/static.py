@@ -395,11 +395,7 @@ class Opened:
 
 
 def open_stream(data: Bytes, rows: int, columns: int, states: int = 1, *, in_lanes: bool = False) -> Opened:
-    """Decode the side information of a stream of the coder "static", or "lanes", of `rows` × `columns` values.
-
-    Raises:
-        ArtifactError: it is not that of such an array, or its words are more than there are.
-    """
+    """Decode the side information of a stream of the coder "static", or "lanes", of `rows` × `columns` values."""
     side, words = payload.split(data)
     reader = Reader(side)
     alphabet = Alphabet.take(reader)
@@ -456,11 +452,7 @@ def _take_lengths(reader: Reader, chunks: int, columns: int, *, in_lanes: bool) 
 def decode(
     data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
 ) -> NDArray[np.integer]:
-    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
-
-    Raises:
-        ArtifactError: the payload is not that of such an array.
-    """
+    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values."""
     return _decode(open_stream(data, rows, columns, states), dtype, threads)
 
 

@@ -23,9 +23,6 @@ def source_files(entry: str | Path, follow: Follow = lambda _: True) -> tuple[Pa
     Args:
         entry: where the program begins.
         follow: whether imports of a dotted name inside functions count.
-
-    Raises:
-        OSError: `entry` cannot be read.
     """
     start = Path(entry).resolve()
     files = {start}

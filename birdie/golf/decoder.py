@@ -41,11 +41,7 @@ DECODERS: dict[str, Decoder] = {
 
 
 def decoder_of(entry: Entry) -> Decoder:
-    """Return the decoder of an entry.
-
-    Raises:
-        ArtifactError: its scheme is newer, or not one of birdie's.
-    """
+    """Return the decoder of an entry."""
     if not 0 < entry.scheme <= len(DECODERS):
         raise ArtifactError(f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown here; load it with birdie")
     return list(DECODERS.values())[entry.scheme - 1]
@@ -62,20 +58,13 @@ def load(source: Source, max_bytes: int | None = None, max_operations: int | Non
 
     Returns:
         name → tensor on the CPU; tied names share one tensor.
-
-    Raises:
-        ArtifactError: the file is missing, corrupt, or takes more than `max_bytes` or `max_operations` to decode.
     """
     with Reader(source) as reader:
         return _tensors(reader, max_bytes, max_operations)
 
 
 def load_object(source: Source, max_bytes: int | None = None, max_operations: int | None = None) -> Any:
-    """Return the checkpoint that `birdie.artifact.repack` stored, nested as it was, or else what `load` returns.
-
-    Raises:
-        ArtifactError: as `load`.
-    """
+    """Return the checkpoint that `birdie.artifact.repack` stored, nested as it was, or else what `load` returns."""
     with Reader(source) as reader:
         skeleton = metadata.parse(bytes(reader.metadata), reader.where).get("tree")
         tensors = _tensors(reader, max_bytes, max_operations)

@@ -99,11 +99,7 @@ def pack(kind: Kind, recipe: Recipe | None = None) -> Packed:
 
 
 def sources_of(script: bytes) -> dict[str, str]:
-    """Return the source texts in a packed script by path, and what runs first as `FIRST`, without running anything.
-
-    Raises:
-        DataError: it is no packed script of this version, it is damaged, or it is longer than any.
-    """
+    """Return the source texts in a packed script by path, and what runs first as `FIRST`, without running anything."""
     if len(script) > MAX_SCRIPT:
         raise DataError(f"the packed script has {len(script):,} bytes, more than {MAX_SCRIPT:,}: it was not unpacked")
     try:

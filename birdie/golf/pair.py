@@ -62,13 +62,6 @@ def export(
 
     Returns:
         Bytes of the file.
-
-    Raises:
-        ConfigError: the budget is no positive int, or the calibration does not fit.
-        DataError: there are no batches, or activations are not finite.
-        WeightsError: `state` is no dict of tensors, or one of them holds NaN or infinite values.
-        BudgetError: the code alone, or with the smallest file, has more bytes.
-        OutputError: the file cannot be written, or a file of the code cannot be read.
     """
     if calibration is not None:
         require_triple(calibration)

@@ -26,9 +26,6 @@ def start(parts: Sequence[str], entry: str, needed: str) -> tuple[ModuleType, Pa
         parts: names and texts of the files in turn; names begin with `birdie/`.
         entry: dotted name of the entry module below birdie.
         needed: the packages it imports, with spaces between.
-
-    Raises:
-        ImportError: a package is not installed; SystemExit in a script.
     """
     if missing := [name for name in needed.split() if not find_spec(name)]:
         problem = f"error: {', '.join(missing)} not installed; pip install -r requirements.txt"

@@ -163,12 +163,6 @@ def submit(
         about: words about the submission.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         notify: called with log lines.
-
-    Raises:
-        ConfigError: no seeds, runs of different recipes, a work folder of something else, or a run that failed.
-        BudgetError: code, or code and model, exceed the cap.
-        OutputError: the folder holds something else, or cannot be written.
-        KeyboardInterrupt: the run of a seed has saved a checkpoint; the same call continues it.
     """
     folder = require_output_folder(os.path.abspath(folder), overwrite=overwrite)  # noqa: PTH100 - it may not exist
     require_writable(folder.parent)
@@ -204,10 +198,6 @@ def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) 
     Args:
         runs: the runs.
         recipe: settings of another export; those of training must be those of the runs.
-
-    Raises:
-        WeightsError: a run has no float weights.
-        ConfigError: a setting differs.
     """
     for run in runs:
         if not (run.folder / FLOAT).is_file():
@@ -246,11 +236,7 @@ def _portable(data: DataSettings) -> DataSettings:
 
 
 def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequence[RunRecord]) -> None:
-    """Write what the runs need into the work folder, unless it is there already.
-
-    Raises:
-        ConfigError: the work folder has runs of something else.
-    """
+    """Write what the runs need into the work folder, unless it is there already."""
     path = work / _WORK
     sources = sorted(str(run.folder.resolve()) for run in runs)
     ours = {"recipe": recipe.to_dict(), "cap": cap, "from": sources, "birdie": versions()["birdie"]}
@@ -292,9 +278,6 @@ class _Runner:
         Args:
             seed: of the training.
             source: finished run whose float weights are exported again; None: the seed is trained.
-
-        Raises:
-            ConfigError: the run failed.
         """
         name = f"train_seed{seed}"
         run, log = require_folder(self.work / "runs" / name, overwrite=True), self.work / "logs" / f"{name}.txt"
@@ -416,11 +399,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _finished(run: Path, log: Path, seed: int) -> SeedResult | None:
-    """Return the result of a run that was scored, else None.
-
-    Raises:
-        DataError: its files are damaged.
-    """
+    """Return the result of a run that was scored, else None."""
     try:
         record = read_run(run)
     except DataError:
@@ -451,11 +430,7 @@ def _finished(run: Path, log: Path, seed: int) -> SeedResult | None:
 
 
 def _checked(result: SeedResult, cap: int) -> SeedResult:
-    """Return `result` if code and model keep the cap.
-
-    Raises:
-        BudgetError: they do not.
-    """
+    """Return `result` if code and model keep the cap."""
     if result.total_bytes > cap:
         raise BudgetError(
             f"seed {result.seed}: {result.code_bytes:,} bytes of code and {result.model_bytes:,} of the model are "
@@ -465,11 +440,7 @@ def _checked(result: SeedResult, cap: int) -> SeedResult:
 
 
 def _baseline_score(name: str) -> tuple[float, bool]:
-    """Return a score of the baseline, and whether it is in bits per byte; else it is in nats per token.
-
-    Raises:
-        ConfigError: it is no number, and no folder of a run with a score.
-    """
+    """Return a score of the baseline, and whether it is in bits per byte; else it is in nats per token."""
     bits = name.lower().endswith("bpb")
     try:
         value = float(name.lower().removesuffix("bpb"))

@@ -133,9 +133,6 @@ def first_accepted(model: nn.Module, generator: torch.Generator, most: float) ->
 
     If it accepts none as it is, their sizes are corrected, unless the search takes longer than the calibration. Sizes
     that no configuration names are halved until they are `most` work, or there is nothing left to halve.
-
-    Raises:
-        ConfigError: it accepts none.
     """
     reason: Exception | None = None
     spent = Work()

@@ -56,11 +56,6 @@ def calibrate_folder(
         work: folder to calibrate in, one block of the model at a time; None: the complete model.
         world: ranks that share the batches of a blockwise calibration.
         progress: called with (done, total) in tokens.
-
-    Raises:
-        ConfigError: transformers cannot load the model or the tokenizer.
-        DataError: the text cannot be read, or is too short.
-        WeightsError: the model's parameters are not the tensors on disk.
     """
     if tokens < _LEAST_TOKENS:
         raise ConfigError(f"{tokens} calibration tokens are too few; give {_LEAST_TOKENS} at least")
@@ -89,9 +84,6 @@ def load_model(folder: Path, kind: str, noun: str, *, blockwise: bool) -> Any:
         kind: the class of transformers: "AutoModelForCausalLM".
         noun: what it is, for the error message.
         blockwise: whether one block at a time is calibrated.
-
-    Raises:
-        ConfigError: transformers cannot load it.
     """
     return load_part(folder, kind, noun, dtype="auto" if blockwise else torch.float32).eval()
 
@@ -117,10 +109,6 @@ def calibrate_module(
         loss: (module, batch) → summed cross-entropy, in nats.
         size: of a sample, in units of the progress.
         device, work, world, progress: as in `calibrate_folder`.
-
-    Raises:
-        ConfigError: as `CalibrationResult.of`; or a model with merged or split weights is to be calibrated in blocks.
-        DataError, WeightsError: as `CalibrationResult.of`.
     """
     total = sum(map(len, batches[: len(batches) - held_out_batches(len(batches))]))
 
@@ -153,9 +141,6 @@ def sequences(tokenizer: Any, text: Path, tokens: int, length: int) -> Tensor:
 
     Every sequence begins with the special tokens that the tokenizer puts first, as a document does. Of a short text
     the sequences are shorter.
-
-    Raises:
-        DataError: the text cannot be read, is not UTF-8, or has too few tokens.
     """
     prefix = list(tokenizer("")["input_ids"])[:1]
     own_length = length - len(prefix)

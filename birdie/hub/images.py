@@ -59,11 +59,6 @@ def calibrate_on_images(
         images: files; a fifth is held out.
         device, work, world: as in `birdie.hub.calibration.calibrate_folder`.
         progress: called with (done, total) in images.
-
-    Raises:
-        ConfigError: transformers cannot load the model or the image processor, or Pillow is not installed.
-        DataError: an image cannot be read, or there are too few.
-        WeightsError: the model's parameters are not the tensors on disk.
     """
     if len(images) < _LEAST:
         raise DataError(f"{len(images)} images are too few to calibrate on; give hundreds")

@@ -43,11 +43,7 @@ def class_name(folder: Path) -> str:
 
 
 def require_transformers_folder(folder: Path) -> None:
-    """Check that a checkpoint can be calibrated on a text or on images, before anything is read.
-
-    Raises:
-        ConfigError: it is no folder of a model of transformers, or transformers is not installed.
-    """
+    """Check that a checkpoint can be calibrated on a text or on images, before anything is read."""
     if not is_transformers_folder(folder):
         raise ConfigError(
             f"a text or images calibrate the Hugging Face folder of a model, and {folder} has no config.json of one; "
@@ -95,9 +91,6 @@ def load_part(
         noun: what it loads, for the error message.
         library: that has the class.
         options: of its `from_pretrained`.
-
-    Raises:
-        ConfigError: it cannot be loaded.
     """
     try:
         with _no_progress_bar():

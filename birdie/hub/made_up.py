@@ -66,10 +66,6 @@ def calibrate_without_data(
         state: its tensors, by their names on disk.
         device: to compute on; None is the CPU.
         progress: called with (done, total) in batches of inputs, or in parts of a pipeline.
-
-    Raises:
-        ConfigError: nothing of it can be calibrated.
-        WeightsError: the model's parameters are not the tensors on disk.
     """
     if (folder / PIPELINE).is_file():
         return calibrate_pipeline(folder, state, device=device, progress=progress)
@@ -92,11 +88,6 @@ def calibrate_on_made_up_inputs(
         device: to compute on; None is the CPU.
         seed: of the inputs.
         progress: called with (done, total) in batches of inputs.
-
-    Raises:
-        ConfigError: the library cannot load the model, inputs of its kind cannot be made up, or it is too large for
-            the memory of this machine.
-        WeightsError: the model's parameters are not the tensors on disk.
     """
     library: Literal["transformers", "diffusers"] = "diffusers" if is_diffusers_folder(folder) else "transformers"
     require_library(library)
@@ -127,9 +118,6 @@ def calibrate_pipeline(
         state: the tensors of all parts, by part and name: "unet/conv_in.weight".
         device: to compute on; None is the CPU.
         progress: called with (done, total) in parts.
-
-    Raises:
-        ConfigError: no part can be calibrated.
     """
     names = sorted({name.partition("/")[0] for name in state if "/" in name})
     results: dict[str, CalibrationResult] = {}
@@ -207,10 +195,6 @@ def calibrate_model(
         folder: of the model, for error messages.
         seed: of the inputs.
         progress: called with (done, total) in batches of inputs.
-
-    Raises:
-        ConfigError: inputs of its kind cannot be made up.
-        WeightsError: the model's parameters are not the tensors on disk.
     """
     module = NamesOnDisk(model, state, folder)
     batches = made_up_inputs(model, torch.Generator().manual_seed(seed))
@@ -241,9 +225,6 @@ def made_up_inputs(model: Any, generator: torch.Generator) -> list[Inputs]:
     Args:
         model: of a library whose models have a configuration.
         generator: of the inputs.
-
-    Raises:
-        ConfigError: nothing is known of such inputs, or the model does not accept them.
     """
     weights = sum(weight.numel() for weight in model.parameters())
     passes = _PASSES + (_PASSES_OF_STATISTICS if norms_with_statistics(model) else 0)

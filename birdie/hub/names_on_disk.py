@@ -27,9 +27,6 @@ class NamesOnDisk(nn.Module):
         state: the tensors on disk.
         where: the checkpoint, for error messages.
         options: of the model's forward function.
-
-    Raises:
-        WeightsError: a parameter of the model is neither the tensor of the same name on disk nor made of some.
     """
 
     def __init__(self, model: nn.Module, state: Mapping[str, Tensor], where: Path, **options: Any) -> None:
@@ -138,9 +135,6 @@ def names_in(model: nn.Module, state: Mapping[str, Tensor], where: Path) -> tupl
     A name on disk may lack the prefix of the base model, have one that the model lacks, or be one that transformers
     renames. What transformers merges, splits or transposes as it loads is found by undoing that with the numbers of the
     elements in place of their values. Values are compared, so that no weight is taken for another.
-
-    Raises:
-        WeightsError: a parameter has no tensors on disk, or others.
     """
     inner = model.state_dict()
     prefix = f"{getattr(model, 'base_model_prefix', '')}."

@@ -99,11 +99,7 @@ def from_pretrained(
 
 
 def local_file(path: Source, revision: str | None = None) -> Path:
-    """Return the .birdie file that `path` stands for: itself, that of a folder, or that of a repository on the Hub.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the .birdie file that `path` stands for: itself, that of a folder, or that of a repository on the Hub."""
     require_path(path)
     local = Path(path)
     if local.is_dir():
@@ -122,11 +118,7 @@ def _is_repository(name: str) -> bool:
 
 
 def _library(listed: Collection[str], config: dict[str, Any], file: Path) -> str:
-    """Return the name of the library whose configuration a file keeps.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the name of the library whose configuration a file keeps."""
     if _ADAPTER in listed:
         return "peft"
     if PIPELINE in listed or "_class_name" in config:
@@ -142,11 +134,7 @@ def _library(listed: Collection[str], config: dict[str, Any], file: Path) -> str
 
 
 def _transformers_class(config: dict[str, Any]) -> Any:
-    """Return the class of a model.
-
-    Raises:
-        ConfigError: the installed version has none of that name.
-    """
+    """Return the class of a model."""
     transformers, name = import_module("transformers"), str(config["architectures"][0])
     kind = getattr(transformers, name, None)
     if not _is_class(kind, transformers.PreTrainedModel):

@@ -35,11 +35,7 @@ class Work:
 
 
 def work_of(model: nn.Module, keywords: Mapping[str, Any], spent: Work | None = None) -> Work:
-    """Return the work of a forward pass, and add it to what was spent before, even if it fails.
-
-    Raises:
-        ConfigError: the model does not accept the arguments.
-    """
+    """Return the work of a forward pass, and add it to what was spent before, even if it fails."""
     counter = _WorkCounter()
     try:
         with in_mode(model.modules(), training=False), torch.no_grad(), counter:

@@ -16,11 +16,7 @@ from birdie.run.values import typed as typed_value
 
 
 def parse(texts: Sequence[str], recipe: Recipe) -> dict[str, Any]:
-    """Return full name → value of the settings that texts "KEY=VALUE" name; KEY may be the last part of a name.
-
-    Raises:
-        ConfigError: a text has no "=", a setting is unknown, or a value does not fit.
-    """
+    """Return full name → value of the settings that texts "KEY=VALUE" name; KEY may be the last part of a name."""
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -31,22 +27,14 @@ def parse(texts: Sequence[str], recipe: Recipe) -> dict[str, Any]:
 
 
 def typed(values: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return full name → value of the settings `values`; texts are read as a value of the setting.
-
-    Raises:
-        ConfigError: a setting is unknown, or a value does not fit.
-    """
+    """Return full name → value of the settings `values`; texts are read as a value of the setting."""
     keys = flat(recipe.to_dict())
     full = {full_key(name, keys): value for name, value in values.items()}
     return {key: _typed(key, value) for key, value in full.items()}
 
 
 def with_settings(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Return `recipe` with the settings `values`, which `typed` returned; they override as a later source does.
-
-    Raises:
-        ConfigError: a value is out of range, or the settings contradict one another.
-    """
+    """Return `recipe` with the settings `values`, which `typed` returned; they override as a later source does."""
     tables = recipe.to_dict()
     rivals = {rival: attrgetter(rival)(Recipe()) for key in values for rival in OVERRIDES.get(key, ())}
     for key, value in (rivals | dict(values)).items():

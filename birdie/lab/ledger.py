@@ -142,11 +142,7 @@ def printable(name: str) -> str:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Return the run in `folder`.
-
-    Raises:
-        DataError: the folder holds no run, or a file of it is damaged.
-    """
+    """Return the run in `folder`."""
     folder = Path(folder)
     if not os.path.lexists(folder / RECIPE):
         raise DataError(f"{folder} holds no run (no {RECIPE}); give a run folder, as `birdie train` prints it")
@@ -217,20 +213,12 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
 
 
 def find_runs(root: Path) -> Iterator[RunRecord]:
-    """Yield the runs in `root` and in folders below it, the oldest first.
-
-    Raises:
-        DataError: there is none, or one is damaged.
-    """
+    """Yield the runs in `root` and in folders below it, the oldest first."""
     yield from map(_sound, _find_runs(Path(root)))
 
 
 def _find_runs(root: Path) -> list[RunRecord]:
-    """Return the runs in `root` and in folders below it, damaged ones as well, the oldest first.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return the runs in `root` and in folders below it, damaged ones as well, the oldest first."""
     folders = sorted(path.parent for path in _files(root) if path.name == RECIPE)
     above = {parent for folder in folders for parent in folder.parents}  # a recipe there is that of several runs
     records = [_read_run(folder) for folder in folders if folder not in above]
@@ -300,12 +288,7 @@ def _point(step: float, ms: float | None, name: str, value: float) -> dict[str, 
 
 
 def read_log_run(path: Path) -> LogRecord | None:
-    """Return the run that the challenge's log `path` tells of; None if no line of it is one of a training run.
-
-    Raises:
-        DataError: the log is too long, or no regular file.
-        OSError: the file cannot be read.
-    """
+    """Return the run that the challenge's log `path` tells of; None if no line of it is one of a training run."""
     log = read_log(path)
     if log is None:
         return None
@@ -345,11 +328,7 @@ def find_logs(root: Path, runs: Sequence[RunRecord] = ()) -> Iterator[RunRecord]
 
 
 def find_runs_and_logs(root: Path) -> list[RunRecord]:
-    """Return the runs at or below `root`, damaged ones as well, those of the challenge's logs last.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return the runs at or below `root`, damaged ones as well, those of the challenge's logs last."""
     require_path(root)
     root = Path(root)
     try:

@@ -145,12 +145,7 @@ def _submitted(sizes: dict[str, Figure]) -> Figure | None:
 
 
 def weight(path: Path) -> int:
-    """Return what reading a log costs, in bytes of long lines.
-
-    Raises:
-        DataError: there is no regular file at `path`.
-        OSError: the file cannot be read.
-    """
+    """Return what reading a log costs, in bytes of long lines."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_WEIGHT:
@@ -160,12 +155,7 @@ def weight(path: Path) -> int:
 
 
 def read_log(path: Path, shown: str | None = None) -> TrainingLog | None:
-    """Read the log in `path`; None if no line of it is one of a training run.
-
-    Raises:
-        DataError: the log weighs more than MAX_WEIGHT, or is no regular file.
-        OSError: the file cannot be read.
-    """
+    """Read the log in `path`; None if no line of it is one of a training run."""
     if weight(path) > MAX_WEIGHT:
         raise DataError(f"{path}: {path.stat().st_size:,} bytes in too many lines for a training log; move it away")
     log = parse_log(read_text(path), shown or str(path))

@@ -40,9 +40,6 @@ def plot(curves: Sequence[Curve], *, x_label: str, y_label: str, width: int = 80
         curves: at most as many as `COLORS`.
         x_label, y_label: quantity and unit.
         width, height: of the plot with its axes, in characters, without the legend.
-
-    Raises:
-        DataError: there are too many curves, or no curve has a point.
     """
     if len(curves) > len(COLORS):
         raise DataError(f"{len(curves)} curves are too many to tell apart; choose at most {len(COLORS)} runs")

@@ -45,10 +45,6 @@ def train(
         recipe: as `resolved` returns it.
         watch: called about twice a second; an exception of it stops the run, which saves a checkpoint, and is raised.
         environment: variables added to those of this process.
-
-    Raises:
-        DataError: the run failed; the message has its reason.
-        OutputError: the folder cannot be written.
     """
     if (folder / RECIPE).is_file():
         record = read_run(folder)
@@ -68,11 +64,7 @@ def train(
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """Return the recipe as `birdie train` will read it from its file, where the environment applies as well.
-
-    Raises:
-        ConfigError: a variable of the environment changes a setting.
-    """
+    """Return the recipe as `birdie train` will read it from its file, where the environment applies as well."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / RECIPE
         write_bytes(path, recipe.to_toml().encode())
@@ -98,9 +90,6 @@ def call(
     Args:
         errors: file that its stderr is appended to.
         watch, environment: as for `train`.
-
-    Raises:
-        OutputError: the file cannot be written.
     """
     with open_append(errors) as file:
         process = subprocess.Popen(

@@ -20,11 +20,7 @@ _CONDITION = re.compile(r"([\w.-]+?)(<=|>=|!=|=|<|>)(.*)")
 
 
 def full_key(name: str, keys: Collection[str]) -> str:
-    """Return the key that `name` means: the key itself, or the only one that ends in ".NAME".
-
-    Raises:
-        ConfigError: there is none, or there are several.
-    """
+    """Return the key that `name` means: the key itself, or the only one that ends in ".NAME"."""
     name = name.replace("-", "_")
     if name in keys:
         return name
@@ -59,11 +55,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> "Condition":
-        """Return the condition that `text` states.
-
-        Raises:
-            ConfigError: it states none.
-        """
+        """Return the condition that `text` states."""
         match = _CONDITION.fullmatch(text)
         if match is None:
             raise ConfigError(f"{text!r} is no condition; write KEY=VALUE, as in state=complete or model.num_layers=9")
@@ -80,11 +72,7 @@ class Condition:
         return bool({"<": left < right, ">": left > right, "<=": left <= right, ">=": left >= right}[self.sign])
 
     def require_comparable(self, values: Sequence[Any]) -> None:
-        """Check that any of `values` can be compared with the condition's, unless no run has one.
-
-        Raises:
-            ConfigError: none can.
-        """
+        """Check that any of `values` can be compared with the condition's, unless no run has one."""
         values = [value for value in values if value is not None]
         if values and all(self._pair(value) is None for value in values):
             raise ConfigError(
@@ -139,11 +127,7 @@ def _times(value: str, text: str) -> tuple[date, date] | None:
 
 
 def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
-    """Return the setting or column called `name` of each run, None where a run lacks it.
-
-    Raises:
-        ConfigError: no run, and no recipe, has such a setting.
-    """
+    """Return the setting or column called `name` of each run, None where a run lacks it."""
     keys = {key for record in records for key in record.settings} | set(COLUMNS)
     try:
         key = full_key(name, keys)
@@ -157,11 +141,7 @@ def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
 
 
 def select(records: Sequence[RunRecord], conditions: Sequence[str]) -> list[RunRecord]:
-    """Return the runs for which all conditions hold.
-
-    Raises:
-        ConfigError: a text is no condition, names no setting or column, or has a value of another kind.
-    """
+    """Return the runs for which all conditions hold."""
     chosen = list(records)
     for condition in map(Condition.parse, conditions):
         values = values_of(chosen, condition.key) if chosen else []
@@ -171,11 +151,7 @@ def select(records: Sequence[RunRecord], conditions: Sequence[str]) -> list[RunR
 
 
 def sort(records: Sequence[RunRecord], name: str) -> list[RunRecord]:
-    """Return the runs by a setting or column, ascending; those that lack it come last.
-
-    Raises:
-        ConfigError: there is no such setting or column.
-    """
+    """Return the runs by a setting or column, ascending; those that lack it come last."""
 
     def key(pair: tuple[RunRecord, Any]) -> tuple[bool, bool, float, str]:
         value = pair[1]
@@ -231,9 +207,6 @@ def group(names: Sequence[str], root: Path) -> list[Group]:
 
     Args:
         names: a run folder, a log, or a folder with the runs of several seeds.
-
-    Raises:
-        DataError: a name leads to no run or a damaged one, or the runs in one folder differ in more than their seeds.
     """
     groups: list[Group] = []
     for name in names:

@@ -51,9 +51,6 @@ def compare(
     Args:
         paired: compare value by value; both sides have the same seeds in the same order.
         sigma: known lower bound of the standard deviation of a value, for values that agree by chance.
-
-    Raises:
-        ConfigError: a side is empty, a value is not finite, or paired sides differ in length.
     """
     if not ours or not theirs or not all(map(math.isfinite, (*ours, *theirs))):
         raise ConfigError("a comparison needs at least one finite score on each side; give more runs")

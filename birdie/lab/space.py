@@ -89,22 +89,14 @@ class Sweep:
             object.__setattr__(self, "trials", min(self.trials, len(self.grid())))
 
     def grid(self) -> list[dict[str, Any]]:
-        """Return the combinations of a grid, in the order of the trials.
-
-        Raises:
-            ConfigError: a range has no step, or there are too many combinations.
-        """
+        """Return the combinations of a grid, in the order of the trials."""
         values = [_values(name, kind) for name, kind in self.space.items()]
         if (count := math.prod(map(len, values))) > _GRID_LIMIT:
             raise ConfigError(f'the grid has {count:,} combinations; leave out values, or use sampler = "tpe"')
         return [dict(zip(self.space, row, strict=True)) for row in itertools.product(*values)]
 
     def suggest(self, trial: Trial) -> Recipe:
-        """Return the recipe of a trial, whose values are chosen if they are not yet.
-
-        Raises:
-            ConfigError: the values contradict one another.
-        """
+        """Return the recipe of a trial, whose values are chosen if they are not yet."""
         values: dict[str, Any] = {}
         for name, kind in self.space.items():
             if isinstance(kind, FloatDistribution):
@@ -129,9 +121,6 @@ def read_sweep(path: Path, trials: int | None = None) -> Sweep:
 
     Args:
         trials: number of trials instead of the file's.
-
-    Raises:
-        ConfigError: the file cannot be read, or it has an unknown or unfit setting; the message names the file.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

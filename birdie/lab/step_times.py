@@ -56,11 +56,7 @@ class Cost:
 
 
 def measure(recipes: Sequence[Recipe]) -> list[Cost]:
-    """Measure the recipes by turns in a child process.
-
-    Raises:
-        DataError: a recipe cannot be trained; the message has the reason.
-    """
+    """Measure the recipes by turns in a child process."""
     with tempfile.TemporaryDirectory() as name:
         paths = [Path(name) / str(index) / RECIPE for index in range(len(recipes))]
         for path, recipe in zip(paths, recipes, strict=True):
@@ -90,11 +86,7 @@ def write(arguments: Sequence[str]) -> None:
 
 
 def by_turns(recipes: Sequence[Recipe], folder: Path, rounds: int = ROUNDS) -> list[Cost]:
-    """Return the costs of the recipes, measured by turns in this process; of one recipe, by the clock.
-
-    Raises:
-        BirdieError: a recipe cannot be trained.
-    """
+    """Return the costs of the recipes, measured by turns in this process; of one recipe, by the clock."""
     devices = [choose_device(recipe.device) for recipe in recipes]
     by_processor = len(recipes) > 1 and all(device.type == "cpu" for device in devices)
     if by_processor:

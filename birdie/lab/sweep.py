@@ -94,10 +94,6 @@ class SweepRun:
         folder: created if it does not exist.
         storage: URL of a database that workers share; None: a journal in the folder.
         notify: called with one-line messages.
-
-    Raises:
-        ConfigError: the folder or the storage has another sweep, or the storage cannot be opened.
-        OutputError: the folder cannot be written.
     """
 
     def __init__(self, sweep: Sweep, folder: Path, storage: str | None = None, notify: Notify = no_message) -> None:
@@ -143,11 +139,6 @@ class SweepRun:
         Args:
             parallel: trials at a time on this machine; each has one of its GPUs, by turns, or a part of its cores.
             on_trial: called when a trial has ended.
-
-        Raises:
-            ConfigError: `parallel` is below 1.
-            DataError: the recipe's data is missing.
-            OutputError: a run folder cannot be written or locked.
         """
         if parallel < 1:
             raise ConfigError(f"{parallel} trials at a time cannot run; give --parallel 1 or more")

@@ -193,12 +193,7 @@ class Lab:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the folder for this process, and create it if necessary.
-
-        Raises:
-            ConfigError: another process uses it.
-            OutputError: it cannot be written.
-        """
+        """Keep the folder for this process, and create it if necessary."""
         require_writable(require_own_folder(self.folder, _STATE, beside=[LOCK], folders=["runs"]))
         with locked_folder(self.folder, LOCK, self.notify):
             yield
@@ -208,9 +203,6 @@ class Lab:
 
         Args:
             budget: bytes of every artifact of the lab; None: the recipe's, or the estimated size of its artifact.
-
-        Raises:
-            ConfigError: the lab started with another recipe, or environment variables change the recipe.
         """
         origin = recipe.digest
         if budget is None and recipe.export.budget is None:
@@ -229,11 +221,7 @@ class Lab:
         self._write_incumbent(recipe, self._allowed_steps(recipe), origin)
 
     def incumbent(self) -> Incumbent:
-        """Return the incumbent.
-
-        Raises:
-            ConfigError: there is none, its file is no recipe, or environment variables change it.
-        """
+        """Return the incumbent."""
         if not self.recipe_path.is_file():
             raise ConfigError(f"{self.folder} has no incumbent; name the first one with --recipe NAME_OR_FILE")
         recipe, state = resolved(find(str(self.recipe_path)).recipe()), self._state()
@@ -247,11 +235,7 @@ class Lab:
         return Incumbent(recipe, steps, origin)
 
     def results(self) -> list[Result]:
-        """Return all results, the oldest first.
-
-        Raises:
-            DataError: the file of results is damaged.
-        """
+        """Return all results, the oldest first."""
         path = self.folder / "results.jsonl"
         try:
             lines = read_bytes(path).splitlines()
@@ -279,10 +263,6 @@ class Lab:
         Args:
             assignments: the change, as texts "KEY=VALUE".
             seeds: number of seeds, counted from the recipe's.
-
-        Raises:
-            ConfigError: a setting is unknown or fixed, nothing changes, or there is no seed.
-            DataError: a run of the incumbent failed.
         """
         if seeds < 1 or not 0 < level < 0.5:
             raise ConfigError(f"{seeds} seeds at level {level:g} cannot be tested; give at least 2 seeds, and 0.05")
@@ -400,11 +380,7 @@ class Lab:
 
 
 def changed(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
-    """Return `recipe` with settings changed as the texts "KEY=VALUE" say; KEY may be the last part of a name.
-
-    Raises:
-        ConfigError: a text has no "=", a setting is unknown or fixed, or a value does not fit.
-    """
+    """Return `recipe` with settings changed as the texts "KEY=VALUE" say; KEY may be the last part of a name."""
     if not assignments:
         raise ConfigError("a trial needs a change; give --set KEY=VALUE, as in --set optimizer.matrix_lr=0.03")
     values = parse(assignments, recipe)
@@ -430,11 +406,7 @@ def equal_time_steps(steps: int, incumbent: Cost, candidate: Cost) -> int:
 
 
 def decide(ours: Sequence[float], theirs: Sequence[float], level: float) -> tuple[Verdict, str, Test, Test]:
-    """Return verdict, reason, and the paired one-sided tests, at `level`, that `ours` is better and that it is worse.
-
-    Raises:
-        ConfigError: there is no pair of scores.
-    """
+    """Return verdict, reason, and the paired one-sided tests, at `level`, that `ours` is better and that it is worse."""
     better, worse = compare(ours, theirs, paired=True), compare(theirs, ours, paired=True)
     if math.isnan(better.p):
         return "undecided", "one seed has no significance", better, worse

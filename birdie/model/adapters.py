@@ -59,9 +59,6 @@ class Adapters:
             alpha: α; None: r, for a factor of 1.
             parts: that get adapters.
             seed: of A, the same on every device.
-
-        Raises:
-            ConfigError: a part is unknown or named twice, or rank or rows are below 1.
         """
         if rank < 1 or rows < 1:
             raise ConfigError(f"adapters have rank {rank} and {rows} rows; both must be at least 1")
@@ -102,9 +99,6 @@ class Adapters:
         """Select rows first … stop − 1 for the next forward passes; return their A and B, leaves to differentiate by.
 
         They are views: what is done to them in place is done to the adapters.
-
-        Raises:
-            IndexError: there are no such rows.
         """
         if not 0 <= first < stop <= self.rows:
             raise IndexError(f"rows {first} to {stop} are not among {self.rows}")
@@ -116,11 +110,7 @@ class Adapters:
 
     @contextmanager
     def attached(self, model: GPT) -> Iterator[None]:
-        """Apply the adapters in `model` and freeze its parameters, until the end of the block.
-
-        Raises:
-            ConfigError: the model has adapters already.
-        """
+        """Apply the adapters in `model` and freeze its parameters, until the end of the block."""
         if model.logits_hook is not None:
             raise ConfigError("the model has adapters already; detach those first")
         trainable = [p for p in model.parameters() if p.requires_grad]

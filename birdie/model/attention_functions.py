@@ -65,11 +65,7 @@ def register(name: str, function: AttentionFunction) -> None:
 
 
 def attention_function(name: str) -> AttentionFunction:
-    """Return the attention function that is registered as `name`.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the attention function that is registered as `name`."""
     if name not in _FUNCTIONS:
         raise ConfigError(
             f"attention {name!r} is unknown; choose {', '.join(sorted(_FUNCTIONS))}, or register it first "

@@ -55,10 +55,6 @@ class Cache:
             chunk: the context moves on by so many positions at a time.
             sinks: first positions of the stream that always stay in reach.
             kv_bits: of each stored coordinate, one of `cache_quantizer.BITS`; 0: the model's dtype.
-
-        Raises:
-            ConfigError: sizes do not fit, `kv_bits` is not supported, or the model's attention function is not softmax,
-                of which it is not known whether it can continue from keys and values.
         """
         config = model.config
         if config.attention != "softmax":
@@ -118,11 +114,7 @@ class Cache:
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return the logits after each of ids (rows, n) int64: (rows, n, vocab_size) float32.
-
-        Raises:
-            ConfigError: the context moves on before the last of them.
-        """
+        """Return the logits after each of ids (rows, n) int64: (rows, n, vocab_size) float32."""
         n = ids.shape[1]
         if n > self.ahead:
             raise ConfigError(f"a call has {n} positions, but the context moves on after {self.ahead}; pass fewer")

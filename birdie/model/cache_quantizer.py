@@ -62,9 +62,6 @@ class Quantizer:
             bits: one of BITS.
             seed: of the signs.
             device: of the vectors.
-
-        Raises:
-            ConfigError: the number of bits or dimensions is not supported.
         """
         if bits not in BITS:
             raise ConfigError(f"keys and values cannot be quantized to {bits} bits; choose {', '.join(map(str, BITS))}")

@@ -12,11 +12,7 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
 def infer_config(state: Mapping[str, Tensor]) -> GPTConfig:
-    """Return the settings of a GPT with tensors of these names and shapes; what shapes do not show is the default.
-
-    Raises:
-        WeightsError: these are not the tensors of a GPT.
-    """
+    """Return the settings of a GPT with tensors of these names and shapes; what shapes do not show is the default."""
     try:
         layers = {int(match[1]) for name in state if (match := _BLOCK.match(name))}
         if layers != set(range(len(layers))):

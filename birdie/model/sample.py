@@ -46,9 +46,6 @@ def generate(
         context: number of last tokens that the model sees; the training length is a good choice.
         vocab_size: draw only ids below it, for a model with more rows than the tokenizer has pieces; None: all.
         generator: source of randomness, on the device of the model; None: torch's global generator.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
     rows = model.config.vocab_size
     if ids.ndim != 1 or not len(ids):
@@ -82,9 +79,6 @@ def sample_sequences(
         vocab_size: draw only ids below it; None: all.
         seed: of the draws.
         progress: called with the number of tokens sampled so far.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
     if count < 1 or length < 1:
         raise ConfigError(f"{count} sequences of {length} tokens cannot be sampled; use at least 1 for both")
@@ -117,11 +111,7 @@ def parallel_sequences(model: GPT, count: int, length: int) -> int:
 def _sampler(
     model: GPT, temperature: float, top_k: int | None, vocab_size: int | None, generator: torch.Generator | None
 ) -> Draw:
-    """Return the function that draws from logits.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """Return the function that draws from logits."""
     rows = model.config.vocab_size
     if vocab_size is not None and not 1 <= vocab_size <= rows:
         raise ConfigError(f"vocab_size is {vocab_size}; it must be from 1 to the model's {rows}")

@@ -111,9 +111,6 @@ def parameter_groups(model: nn.Module) -> dict[str, Group]:
     """Return the declared optimizer group of each parameter of `model`, by its full name.
 
     Undeclared parameters are left out; whoever builds the optimizers refuses them.
-
-    Raises:
-        ConfigError: two techniques declare the same parameter.
     """
     names = {name for name, _ in model.named_parameters()}
     groups: dict[str, Group] = {}

@@ -50,10 +50,6 @@ class BudgetTraining:
     Attributes:
         names: of the tensors that are trained so.
         last: result of the last encoding on rank 0.
-
-    Raises:
-        BudgetError: the budget is too small for any weights.
-        ConfigError: no matrix matches, or the model is in quantization-aware training already.
     """
 
     def __init__(
@@ -90,9 +86,6 @@ class BudgetTraining:
             step: finished steps; -1 during warm-up, when nothing is encoded.
             fraction: of the run that is done, 0 to 1.
             multiplier: factor on the learning rates.
-
-        Raises:
-            BudgetError: the file cannot be made as small as the budget.
         """
         settings = self.recipe.qat
         progress = settings.progress(fraction, multiplier)

@@ -56,11 +56,7 @@ class Calibration:
 
 
 def load_run_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """Return the recipe of a run folder, or the one in a file.
-
-    Raises:
-        ConfigError: there is no recipe at `path`, or it is not valid.
-    """
+    """Return the recipe of a run folder, or the one in a file."""
     file = recipe_file(path)
     if not file.is_file():
         raise ConfigError(f"{path} is neither a run folder with a recipe.toml nor a recipe; give one of the two")
@@ -92,11 +88,6 @@ def calibrate_gpt(
         folder: to calibrate in, one block at a time and without a copy of the weights; None: the complete model.
         world: ranks that share the batches of a blockwise calibration.
         symmetries: whether units may be permuted, which saves bits; False: they keep their order, without a folder.
-
-    Raises:
-        ConfigError: the settings turn calibration off.
-        DataError: there are no training shards, or they are shorter than one sequence.
-        WeightsError: the weights are not those of the recipe's model.
     """
     start = time.perf_counter()
     model = _model(recipe, state, folder).eval().to(device)
@@ -121,11 +112,7 @@ def calibrate_gpt(
 
 
 def _model(recipe: Recipe, state: Mapping[str, Tensor], folder: Source | None) -> GPT:
-    """Return the recipe's GPT with a float32 copy of the weights, or, with a folder, with the very weights.
-
-    Raises:
-        WeightsError: the weights are not those of the recipe's model.
-    """
+    """Return the recipe's GPT with a float32 copy of the weights, or, with a folder, with the very weights."""
     remedy = "give the run or the recipe that these weights came from"
     if folder is None:
         weights = {name: weight.float() for name, weight in state.items()}
@@ -167,11 +154,6 @@ def calibration_batches(
     Args:
         model: the source of samples, if the settings ask for its own.
         sampled: called with the number of tokens sampled so far.
-
-    Raises:
-        ConfigError: the settings turn calibration off.
-        DataError: there are no training shards, or they are shorter than one sequence.
-        WeightsError: the weights are not finite, so nothing can be sampled.
     """
     length = recipe.train.train_seq_len
     if settings.data == "train":
@@ -207,11 +189,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def training_sequences(dataset: Dataset, length: int, tokens: int) -> list[Batch]:
-    """Return about `tokens` training tokens in sequences of `length`, spread evenly over all shards, in a fixed order.
-
-    Raises:
-        DataError: the shards are shorter than one sequence.
-    """
+    """Return about `tokens` training tokens in sequences of `length`, spread evenly over all shards, in a fixed order."""
     shards = [read_shard(path) for path in dataset.train]
     starts = [(shard, offset) for shard in shards for offset in range(0, len(shard) - length, length)]
     if not starts:

@@ -71,11 +71,7 @@ def time_calibration(recipe: Recipe, device: torch.device) -> CalibrationTime:
 
 
 def reduce_cap(settings: TrainSettings, seconds: float) -> TrainSettings:
-    """Return the settings with the wall-clock cap reduced by `seconds`; without a cap, the same settings.
-
-    Raises:
-        ConfigError: no time is left for training.
-    """
+    """Return the settings with the wall-clock cap reduced by `seconds`; without a cap, the same settings."""
     cap = settings.max_wallclock_seconds
     if settings.cap_ms is None:
         return settings

@@ -33,11 +33,7 @@ class RunData:
 
 
 def open_run_data(recipe: Recipe, notify: Notify) -> RunData:
-    """Open the shards and the tokenizer of `recipe`; `notify` gets warnings about them.
-
-    Raises:
-        DataError, ConfigError: shards, tokenizer and model do not fit together.
-    """
+    """Open the shards and the tokenizer of `recipe`; `notify` gets warnings about them."""
     dataset = open_shards(recipe.data)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     _check_vocabulary(recipe, tokenizer)
@@ -53,22 +49,14 @@ def open_run_data(recipe: Recipe, notify: Notify) -> RunData:
 
 
 def open_shards(data: DataSettings) -> Dataset:
-    """Open the shards that the settings name, or those in their folder.
-
-    Raises:
-        DataError: shards are missing or malformed.
-    """
+    """Open the shards that the settings name, or those in their folder."""
     if data.train or data.val:
         return open_dataset(train=data.train, val=data.val)
     return open_dataset(data.path)
 
 
 def data_files(data: DataSettings, *, shards: bool = True) -> list[Path]:
-    """Return the files that the settings name: the tokenizer's and, with `shards`, those of the data set.
-
-    Raises:
-        DataError: shards are missing or malformed.
-    """
+    """Return the files that the settings name: the tokenizer's and, with `shards`, those of the data set."""
     files = [] if data.tokenizer in BYTES else [Path(data.tokenizer)]
     if shards:
         dataset = open_shards(data)

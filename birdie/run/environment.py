@@ -197,11 +197,7 @@ IGNORED = {
 
 
 def settings(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """Return the settings that the variables of this module make, by table; `content` has the recipe file's tables.
-
-    Raises:
-        ConfigError: a switch is neither 0 nor 1, two switches exclude each other, or a value is not a number.
-    """
+    """Return the settings that the variables of this module make, by table; `content` has the recipe file's tables."""
     tables = _choices(environ, content)
     for rule in RULES:
         if any(name in environ for name in rule.variables):

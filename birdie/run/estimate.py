@@ -210,11 +210,7 @@ def groups(config: GPTConfig) -> dict[str, int]:
 
 
 def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, depth_recurrence: bool) -> Load:
-    """Return the load of a step of `recipe` on each of `devices` ranks.
-
-    Raises:
-        ConfigError: the ranks do not divide the batch.
-    """
+    """Return the load of a step of `recipe` on each of `devices` ranks."""
     train, config = recipe.train, recipe.model
     train.check_ranks(devices)
     members = split_parameters(_meta(config))
@@ -279,11 +275,7 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
 
 
 def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = None) -> Schedule:
-    """Return the course of a run of `recipe` on `machine`; `train` replaces the recipe's training settings.
-
-    Raises:
-        ConfigError: the devices do not divide the batch, or calibration leaves no time.
-    """
+    """Return the course of a run of `recipe` on `machine`; `train` replaces the recipe's training settings."""
     train = train or training(recipe)
     cap = math.inf if train.cap_ms is None else train.cap_ms / 1000
     recurs = recipe.model.num_loops > 0
@@ -310,11 +302,7 @@ def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = Non
 
 
 def training(recipe: Recipe) -> TrainSettings:
-    """Return the recipe's training settings, with the cap reduced by the calibration time budget, if it is set.
-
-    Raises:
-        ConfigError: calibration leaves no time.
-    """
+    """Return the recipe's training settings, with the cap reduced by the calibration time budget, if it is set."""
     reserved = recipe.calibration.reserve_seconds if recipe.calibration.data != "none" else None
     return reduce_cap(recipe.train, reserved or 0.0)
 
@@ -330,9 +318,6 @@ def artifact(recipe: Recipe) -> Artifact:
     A budget decides it. Otherwise rows of Gaussian weights are quantized by the scheme of each matrix and coded by the
     fast coder; they have no structure in which the maximal coder would find more. Tensors without a grid take 16 bits
     per value.
-
-    Raises:
-        ConfigError: a pattern of the recipe matches no tensor.
     """
     state = {name: p.detach() for name, p in _meta(recipe.model).named_parameters()}
     count = sum(weight.numel() for weight in state.values())

@@ -81,12 +81,7 @@ class Evaluation:
 
 
 def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mapping[str, Any]]:
-    """Rebuild the model of an artifact; return it in evaluation mode, the recipe it was trained with, and the metadata.
-
-    Raises:
-        ArtifactError: the file is corrupt, or is not a birdie GPT.
-        WeightsError: it is an export of a model other than the challenge's GPT.
-    """
+    """Rebuild the model of an artifact; return it in evaluation mode, the recipe it was trained with, and the metadata."""
     summary = inspect(path)
     metadata = summary.metadata
     if summary.tree is not None:
@@ -117,11 +112,7 @@ def _require_tokenizer(tokenizer: Any, path: Path | str) -> None:
 
 
 def _require_shape(config: GPTConfig, shapes: Mapping[str, tuple[int, ...]], path: Path | str) -> None:
-    """Compare the model that `config` describes with the shapes of a file's tensors, before it takes memory.
-
-    Raises:
-        ArtifactError: number of layers, names or shapes differ.
-    """
+    """Compare the model that `config` describes with the shapes of a file's tensors, before it takes memory."""
     layers = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
     passes = config.num_layers + config.num_loops * (config.loop_end - config.loop_start + 1)
     if config.num_layers != layers or passes > MAX_PASSES:
@@ -276,11 +267,7 @@ class _Text:
 
 
 def _open_text(recipe: Recipe, metadata: Mapping[str, Any], request: EvaluationRequest) -> _Text:
-    """Return the validation split of the request, or of the recipe.
-
-    Raises:
-        DataError: shards or tokenizer are missing, or not those the model was trained with.
-    """
+    """Return the validation split of the request, or of the recipe."""
     name = request.tokenizer or recipe.data.tokenizer
     tokenizer = load_tokenizer(name)
     check_same_tokenizer(tokenizer, metadata.get("tokenizer"), name)
@@ -320,9 +307,6 @@ def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] |
         tokenizer: to be used.
         trained_with: the artifact's metadata of its tokenizer; None: unknown.
         name: of the tokenizer, for the message.
-
-    Raises:
-        DataError: the two differ.
     """
     if trained_with is not None and tokenizer.digest != trained_with["sha256"]:
         raise DataError(

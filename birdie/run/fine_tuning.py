@@ -298,11 +298,7 @@ def _quantized_steps(
 
 
 def _finite(loss: Tensor, number: int) -> Tensor:
-    """Return the loss of a step.
-
-    Raises:
-        DataError: it is not finite.
-    """
+    """Return the loss of a step."""
     if not bool(torch.isfinite(loss)):
         raise DataError(
             f"the loss of step {number:,} is not finite, so the step was not taken; check that batch, or "

@@ -80,9 +80,6 @@ def forecast(
         settings: training settings of the run.
         prior: of the law's parameters; None: chosen by the batch size.
         steps: number of steps of the whole run; None: from the settings and the time per step so far.
-
-    Raises:
-        DataError: there is no validation to extrapolate from.
     """
     used = [entry for entry in entries if entry.step >= FIRST]
     if not used:

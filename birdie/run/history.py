@@ -35,11 +35,7 @@ class Entry:
 
 
 def read(folder: Path) -> list[Entry]:
-    """Return the validations of the run in `folder`, by step; an empty list if there is no history file.
-
-    Raises:
-        DataError: the file is not a history.
-    """
+    """Return the validations of the run in `folder`, by step; an empty list if there is no history file."""
     lines, damage = read_steps(folder / NAME, VALUES)
     if damage:
         raise DataError(f"{damage}; delete it, and the run starts a new history")
@@ -51,10 +47,6 @@ def record(folder: Path, entry: Entry, notify: Notify = no_message) -> None:
 
     Args:
         notify: called with a warning if the file is damaged; what is damaged is kept in a copy.
-
-    Raises:
-        DataError: what has the name of the file is no regular file.
-        OutputError: the file cannot be written.
     """
     rewrite_steps(folder / NAME, VALUES, entry.step - 1, notify, [asdict(entry)])
 
@@ -64,9 +56,6 @@ def truncate(folder: Path, step: int, notify: Notify = no_message) -> None:
 
     Args:
         notify: as for `record`.
-
-    Raises:
-        DataError, OutputError: as `record`.
     """
     if not (folder / NAME).exists():
         return

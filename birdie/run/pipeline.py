@@ -117,10 +117,6 @@ class Run:
         compiling: report on torch.compile, if it is used.
         checks: results of the preflight checks.
         not_begun: a sentence for each technique that the finished run had not begun.
-
-    Raises:
-        DataError, ConfigError: shards, tokenizer and settings do not fit together.
-        OutputError: the folder cannot be written.
     """
 
     def __init__(
@@ -180,9 +176,6 @@ class Run:
         """Keep the run folder for this process; every rank must enter it, and `train` does so if the caller has not.
 
         Temporary files that a killed process left in the folder are removed.
-
-        Raises:
-            ConfigError: another process uses the folder.
         """
         if self._locked:
             yield
@@ -214,11 +207,6 @@ class Run:
                 restarted all ranks and the checkpoint is from the same job.
             stop: called after every step; True on any rank ends the run on all ranks, after a checkpoint.
             on_warmup: called with (done, total) after each warm-up step.
-
-        Raises:
-            ConfigError: another process uses the folder, the loss is no longer finite, the ranks do not divide the
-                batch, or calibration would use up the wall-clock cap.
-            WeightsError: no checkpoint can be read, or it does not fit the model.
         """
         with self.locked():
             yield from self._train(resume, stop, on_warmup)
@@ -364,11 +352,7 @@ class Run:
             self.notify(f"warning: the run goes on without a file of its folder: {error}")
 
     def restore(self) -> None:
-        """Load the weights of the folder's finished run, as if it had been trained now: for another export.
-
-        Raises:
-            WeightsError: the run did not finish, its file is damaged, or it has another model than the recipe.
-        """
+        """Load the weights of the folder's finished run, as if it had been trained now: for another export."""
         state, self.steps, self.weights, self.last = load_float(self.folder)
         try:
             self.model.load_state_dict(state)
@@ -455,11 +439,7 @@ class Run:
         return checkpoint
 
     def _checkpoint(self, resume: bool, restarted: bool, job: str) -> Checkpoint | None:
-        """Return the checkpoint to resume from, if any.
-
-        Raises:
-            ConfigError: the folder holds another run that may not be replaced, or one with another model or other data.
-        """
+        """Return the checkpoint to resume from, if any."""
         if not candidate_paths(self.checkpoints):
             if resume:
                 self.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
@@ -482,12 +462,7 @@ class Run:
         return checkpoint
 
     def _require_resumable(self, checkpoint: Checkpoint) -> None:
-        """Check that this run can go on from `checkpoint`, whatever its files hold.
-
-        Raises:
-            ConfigError: it is of a run with another model or other data.
-            WeightsError: its contents are not what a run leaves.
-        """
+        """Check that this run can go on from `checkpoint`, whatever its files hold."""
         recipe, about = self.recipe, checkpoint.about
         for name, value in self._identity().items():
             saved = about.get(name, value)
@@ -511,9 +486,6 @@ class Run:
 
         To resume it would claim these settings for weights that were trained without them. Those of the export and of
         scoring may differ, because both happen again; a longer run may go on with the training.
-
-        Raises:
-            ConfigError: a setting differs; the message names all that do.
         """
         paths = checkpoint_paths(self.checkpoints)
         steps, train_ms = length_of(self.folder) or (-1, 0.0)
@@ -532,11 +504,7 @@ class Run:
             )
 
     def _changes(self) -> list[tuple[str, Any, Any]]:
-        """Return (setting, value in the folder's recipe, value now) of settings of training that differ.
-
-        Raises:
-            DataError, ConfigError: the folder's recipe is damaged.
-        """
+        """Return (setting, value in the folder's recipe, value now) of settings of training that differ."""
         path = self.folder / RECIPE
         if not path.exists():
             return []
@@ -639,9 +607,6 @@ class Run:
         """Calibrate the model, once, if the recipe has calibration; `export` uses the result.
 
         Call it on rank 0 alone, which alone exports; the other ranks need not wait.
-
-        Raises:
-            DataError: there are too few training tokens, or activations are not finite.
         """
         settings = self.recipe.calibration
         if self.calibration is None and settings.data != "none":

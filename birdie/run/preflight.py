@@ -94,11 +94,7 @@ def run_checks(recipe: Recipe, facts: Facts, origins: Mapping[str, str] | None =
 
 
 def require_no_failure(checks: Sequence[Check]) -> None:
-    """Raise an error that lists all failures, if there are any.
-
-    Raises:
-        ConfigError: at least one check failed.
-    """
+    """Raise an error that lists all failures, if there are any."""
     failures = [check.says for check in checks if check.state == "fail"]
     if failures:
         raise ConfigError("; ".join(failures))

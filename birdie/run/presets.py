@@ -61,9 +61,6 @@ def apply_preset(recipe: Recipe, name: str, step_ms: float | None = None) -> Rec
         name: a key of `PRESETS`.
         step_ms: milliseconds per step on the machine the recipe was written for; with the wall-clock cap it gives the
             number of steps that the recipe's schedule assumes.
-
-    Raises:
-        ConfigError: there is no such preset.
     """
     if name not in PRESETS:
         raise ConfigError(f"there is no preset {name!r}; choose --preset {' or '.join(PRESETS)}")

@@ -79,11 +79,7 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """Data and size of the calibration, which measures the sensitivity of the loss to each weight before the export.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Data and size of the calibration, which measures the sensitivity of the loss to each weight before the export."""
 
     data: Annotated[
         Literal["none", "train", "own"],
@@ -282,11 +278,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
-        """Return the recipe with the settings `values`; the inverse of `to_dict`.
-
-        Raises:
-            ConfigError: a key is unknown or a value out of range.
-        """
+        """Return the recipe with the settings `values`; the inverse of `to_dict`."""
         return _build(cls, values, "")
 
     def to_toml(self) -> str:
@@ -305,11 +297,7 @@ class Recipe:
 
 
 def typed_tables(content: Mapping[str, Any], kind: Any = Recipe, path: str = "") -> dict[str, Any]:
-    """Return the tables of a file with each value as its setting has it; unknown keys stay, for others to name.
-
-    Raises:
-        ConfigError: a value is of another type than its setting; the message names the setting.
-    """
+    """Return the tables of a file with each value as its setting has it; unknown keys stay, for others to name."""
     hints = get_type_hints(kind)
     return {
         key: value
@@ -370,10 +358,6 @@ def configuration(file: str | os.PathLike[str] | None, origins: dict[str, str] |
 
     Args:
         origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
-
-    Raises:
-        ConfigError: the file does not exist, is not TOML or is for another program, or a variable or a setting of the
-            file has a wrong value.
     """
     content = {} if file is None else read_recipe_file(file)
     about = content.pop(ABOUT, {})
@@ -413,9 +397,6 @@ def load_recipe(
 
     Args:
         origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
-
-    Raises:
-        ConfigError: a key is unknown (the message names the nearest one), or a value has the wrong type or range.
     """
     app = App(name="recipe", config=(*configuration(file, origins), read_arguments), help_flags=[], version_flags=[])
 

@@ -53,9 +53,6 @@ def sources(
     Args:
         origins: takes the settings that flags and variables give, as TABLE.SETTING → flag or variable.
         chosen: whether somebody chose the settings in `content`, so that `origins` takes them as well.
-
-    Raises:
-        ConfigError: an environment variable has a wrong value.
     """
 
     def settle(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -86,9 +83,6 @@ def _order(token: Token) -> int:
 def read_arguments(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Replace what was given for each flag by the value that it is, in the spelling that cyclopts reads; it goes last
     among the sources of a configuration.
-
-    Raises:
-        ConfigError: a text is no value of its flag; the message names the flag, variable or key.
     """
     for argument in arguments:
         hint = argument.field_info.annotation
@@ -135,11 +129,7 @@ def wrong_program(file: str, runs: str) -> ConfigError:
 
 
 def read_recipe_file(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a recipe file; only the names of its tables are checked.
-
-    Raises:
-        ConfigError: the file does not exist or is not TOML, a table is unknown, or the file is for two programs.
-    """
+    """Return the content of a recipe file; only the names of its tables are checked."""
     try:
         content = tomllib.loads(require_regular(file).read_text(encoding="utf-8"))
     except OSError as error:

@@ -49,11 +49,7 @@ class About:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], file: Path | str) -> "About":
-        """Return the description in the table [about] of a recipe file.
-
-        Raises:
-            ConfigError: the table has an unknown key.
-        """
+        """Return the description in the table [about] of a recipe file."""
         known = {field.name for field in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
@@ -75,11 +71,7 @@ class RegisteredRecipe:
     about: About
 
     def recipe(self, preset: str | None = None) -> Recipe:
-        """Return the settings of the file, shrunk by a preset unless that is None; the environment is ignored.
-
-        Raises:
-            ConfigError: the file is not a valid recipe, or it is for another program, or there is no such preset.
-        """
+        """Return the settings of the file, shrunk by a preset unless that is None; the environment is ignored."""
         if self.about.runs is not None:
             raise wrong_program(str(self.path), self.about.runs)
         try:
@@ -109,11 +101,7 @@ def shipped_recipes() -> Iterator[RegisteredRecipe]:
 
 
 def find(name: str) -> RegisteredRecipe:
-    """Return the recipe called `name`, or the one in the file `name`.
-
-    Raises:
-        ConfigError: there is no such recipe.
-    """
+    """Return the recipe called `name`, or the one in the file `name`."""
     if name.endswith(".toml"):
         return _read(Path(name))
     names = [path.stem for path in sorted(folder().glob("*.toml"))]

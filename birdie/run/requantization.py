@@ -82,10 +82,6 @@ class BudgetEncoder:
         allocation: the tensors of the file.
         exponent: log2 of the typical scale in standard deviations.
         fit: the result of the search.
-
-    Raises:
-        BudgetError: the file cannot be made as small as the budget.
-        ConfigError: no matrix is left to quantize: 16 bits fit, or rules name every matrix.
     """
 
     def __init__(
@@ -154,10 +150,6 @@ def require_reachable(
 
     Initial weights are often constant and take few bytes, so all tensors are noise here, and the matrices of the
     smallest file zeros.
-
-    Raises:
-        BudgetError: the smallest file does not fit.
-        ConfigError: the largest does.
     """
     generator = torch.Generator().manual_seed(0)
     noise = {
@@ -194,10 +186,6 @@ class Requantization:
 
     Attributes:
         model: the same.
-
-    Raises:
-        BudgetError: the file cannot be made as small as the budget.
-        ConfigError: no matrix is left to quantize: the model is so small that 16 bits fit, or the calibration is wrong.
     """
 
     def __init__(
@@ -234,9 +222,6 @@ class Requantization:
 
         Args:
             batches: to calibrate on; tens of thousands of tokens, or thousands of images.
-
-        Raises:
-            BudgetError: no exponent makes the file small enough.
         """
         latent = plain(copy.deepcopy(self.model), latent=True)
         self._encoder = self._search(latent, batches, states=_FINAL_STATES, start=self._encoder.exponent)

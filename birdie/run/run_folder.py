@@ -43,20 +43,12 @@ LOGGED = ("train_ms", "loss")
 
 
 def require_run_folder(folder: Path) -> None:
-    """Check that a run may write into `folder`: a new or empty one, or one of a run.
-
-    Raises:
-        OutputError: it has something else, or a folder in it that a run writes into is a link.
-    """
+    """Check that a run may write into `folder`: a new or empty one, or one of a run."""
     require_own_folder(folder, ENVIRONMENT, beside=_BEFORE, folders=FOLDERS)
 
 
 def begin_folder(folder: Path) -> None:
-    """Write the file by which a folder is known to be one of a run, before anything else, unless it is there.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write the file by which a folder is known to be one of a run, before anything else, unless it is there."""
     if not os.path.lexists(folder / ENVIRONMENT):
         write_bytes(folder / ENVIRONMENT, b'{"starts": []}\n')
 
@@ -81,10 +73,6 @@ def write_environment(
         changes: (setting, value up to that step, value from now on) of each setting of training that differs.
         log: of the run, if it is not `log.txt` in the folder.
         notify: called with a warning if the earlier starts cannot be read.
-
-    Raises:
-        DataError: what has the name of the file is no regular file.
-        OutputError: the file cannot be written.
     """
     path = folder / ENVIRONMENT
     starts, changed = ([], []) if resumed_at is None else _earlier(path, notify)
@@ -129,10 +117,6 @@ class Metrics:
         folder: of the run.
         step: lines of later steps are dropped; a run that does not resume gives -1.
         notify: called with a warning if the file is damaged.
-
-    Raises:
-        DataError: what has the name of the file is no regular file.
-        OutputError: the file cannot be written.
     """
 
     def __init__(self, folder: Path, step: int, notify: Notify) -> None:
@@ -143,11 +127,7 @@ class Metrics:
             rewrite_steps(self._path, LOGGED, step, notify)
 
     def record(self, step: Step) -> None:
-        """Append the line of `step`; if that fails, the file ends with the line before.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Append the line of `step`; if that fails, the file ends with the line before."""
         values = {name: getattr(step, name) for name in ("train_ms", "loss", "lr_multiplier")}
         line = (json.dumps({"step": step.number, **values}) + "\n").encode()
         with open_append(self._path) as file:
@@ -170,9 +150,6 @@ def save_float(folder: Path, state: Mapping[str, Tensor], last: Validated | None
 
     Args:
         weights: name of the weights: the last ones, or their average.
-
-    Raises:
-        OutputError: the file cannot be written.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     about: dict[str, Any] = {"steps": steps, "weights": weights, "sha256": _digest(tensors)}
@@ -204,11 +181,7 @@ def length_of(folder: Path) -> tuple[int, float] | None:
 
 
 def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, Validated | None]:
-    """Return state, steps, name of the weights, and the last validation, as `save_float` took them.
-
-    Raises:
-        WeightsError: there is no such file, or it is damaged.
-    """
+    """Return state, steps, name of the weights, and the last validation, as `save_float` took them."""
     path = folder / FLOAT
     try:
         require_regular(path)

@@ -37,9 +37,6 @@ def store_temperature(path: Path, recipe: Recipe, device: torch.device) -> tuple
 
     Returns:
         the temperature, rounded to four digits, and the difference that it makes to the loss of these tokens, in nats.
-
-    Raises:
-        DataError: the training shards are shorter than one sequence.
     """
     model, _, _ = load_gpt(path, device)
     batches = training_sequences(open_shards(recipe.data), recipe.train.train_seq_len, _TOKENS)

@@ -39,11 +39,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def typed(value: Any, hint: Any) -> Any:
-    """Return a value of TOML or JSON as the value of a setting of type `hint`: lists as tuples, 3.0 as the integer 3.
-
-    Raises:
-        ConfigError: the value has another type, or it is a fraction where an integer is needed.
-    """
+    """Return a value of TOML or JSON as the value of a setting of type `hint`: lists as tuples, 3.0 as the integer 3."""
     value = _to_tuples(value)
     options = _options(hint)
     if not fits(value, hint) and int in options and type(value) is float and abs(value) < _LARGEST_EXACT:
@@ -54,11 +50,7 @@ def typed(value: Any, hint: Any) -> Any:
 
 
 def parsed(text: str, hint: Any) -> Any:
-    """Return the value that a text gives a setting of type `hint`.
-
-    Raises:
-        ConfigError: the text is no such value.
-    """
+    """Return the value that a text gives a setting of type `hint`."""
     for option in sorted(_options(hint), key=lambda option: option is str):  # "none" is no text, where it can be None
         for value in _readings(text.strip() if option is not str else text, option):
             if fits(value, option):

@@ -10,11 +10,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
-    """Return the device `name`; "auto" takes CUDA, then MPS, then the CPU.
-
-    Raises:
-        ConfigError: the name is unknown, this machine has no such device, or it has fewer GPUs than local ranks.
-    """
+    """Return the device `name`; "auto" takes CUDA, then MPS, then the CPU."""
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         name = "cuda" if has_cuda else "mps" if has_mps else "cpu"
@@ -44,11 +40,7 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype `name`; "auto" is bfloat16 where its matrix products are fast and float32 elsewhere.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Return the dtype `name`; "auto" is bfloat16 where its matrix products are fast and float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
     if name not in DTYPES:

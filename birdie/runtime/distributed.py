@@ -180,9 +180,6 @@ def share_out(world: World, sizes: Mapping[K, int], work: Work[K, T]) -> dict[K,
         world: the ranks.
         sizes: item → amount of work; items can be sorted.
         work: done on this rank's items.
-
-    Raises:
-        Exception: what the work of a rank raised, on every rank.
     """
     if world.size == 1:
         return work(list(sizes))
@@ -245,11 +242,7 @@ class SharedCounter:
 
 
 def launched_by_torchrun() -> bool:
-    """Return whether torchrun's environment variables RANK and WORLD_SIZE are set.
-
-    Raises:
-        ConfigError: only one of them is set.
-    """
+    """Return whether torchrun's environment variables RANK and WORLD_SIZE are set."""
     names = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
     if len(names) == 1:
         raise ConfigError(f"of RANK and WORLD_SIZE only {names[0]} is set; start with torchrun, or unset it")
@@ -257,11 +250,7 @@ def launched_by_torchrun() -> bool:
 
 
 def world_from_environment() -> World:
-    """Return the `World` that torchrun's variables describe, or one rank; does not join a process group.
-
-    Raises:
-        ConfigError: a variable is no integer, or the ranks are inconsistent.
-    """
+    """Return the `World` that torchrun's variables describe, or one rank; does not join a process group."""
     if not launched_by_torchrun():
         return World()
     restarts = _integer("TORCHELASTIC_RESTART_COUNT", "0")
@@ -292,9 +281,6 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
 
     After a restart torchrun's store still holds the addresses of the dead ranks (pytorch/pytorch#135712), so each
     attempt prefixes its keys.
-
-    Raises:
-        ConfigError: the environment variables are inconsistent, or the other ranks cannot be reached.
     """
     world = world_from_environment()
     if world.size == 1:

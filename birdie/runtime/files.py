@@ -44,9 +44,6 @@ def atomic_path(target: Source, *, flush: bool = True) -> Iterator[Path]:
     Args:
         target: the file; its folder is created if necessary.
         flush: False for a file that may be lost with the power, as its content is checked when it is read.
-
-    Raises:
-        OutputError: `target` is a link or no file, its folder is read-only, or the disk is full.
     """
     target = require_file(target)
     with _beside(target, flush=flush) as temporary:
@@ -71,10 +68,6 @@ def atomic_folder(
             all others stay.
         replace: let it have content, all of which is replaced: the caller knows that birdie wrote it.
         inputs: files that were read, which are not replaced.
-
-    Raises:
-        OutputError: `target` has content, is a link or no folder, or cannot be written.
-        ConfigError: a file of the new folder would replace one of `inputs`.
     """
     target = require_folder(target, overwrite=overwrite or replace)
     with _beside(target) as temporary:
@@ -128,11 +121,7 @@ def _merge(new: Path, target: Path, inputs: Iterable[Source]) -> None:
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a folder in `parent` that only this process uses; it is removed at the end, or after the process died.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Yield a folder in `parent` that only this process uses; it is removed at the end, or after the process died."""
     remove_abandoned(parent)
     folder, lock = _new_folder(parent)
     try:
@@ -174,11 +163,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove `folder` as a unit: a process that dies meanwhile leaves all of it, or nothing under its name.
-
-    Raises:
-        OutputError: it cannot be removed.
-    """
+    """Remove `folder` as a unit: a process that dies meanwhile leaves all of it, or nothing under its name."""
     try:
         with temporary_folder(folder.parent) as temporary:
             folder.replace(temporary / folder.name)
@@ -188,11 +173,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def open_append(path: Path) -> BinaryIO:
-    """Open a file that birdie names itself, such as a log, to write at its end; it is created if necessary.
-
-    Raises:
-        OutputError: it is a link or no file, has another name as well, or cannot be written.
-    """
+    """Open a file that birdie names itself, such as a log, to write at its end; it is created if necessary."""
     require_file(path)
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
@@ -233,11 +214,7 @@ def _copy_permissions(source: Path, target: Path) -> None:
 
 
 def write_bytes(target: Source, data: bytes | memoryview) -> None:
-    """Write `data` to `target` atomically.
-
-    Raises:
-        OutputError: `target` cannot be written.
-    """
+    """Write `data` to `target` atomically."""
     with atomic_path(target) as path:
         path.write_bytes(data)
 
@@ -248,12 +225,7 @@ def user_cache() -> Path:
 
 
 def read_trusted(path: Path) -> bytes:
-    """Return the content of `path` if only this user or root can have written it.
-
-    Raises:
-        PermissionError: a user other than root owns, or can write to, the file or one of its parent folders.
-        OSError: the file cannot be read.
-    """
+    """Return the content of `path` if only this user or root can have written it."""
     if not hasattr(os, "getuid"):
         raise PermissionError(1, "this system does not tell who owns a file")
     flags = os.O_RDONLY | NO_LINK
@@ -269,9 +241,6 @@ def write_trusted(path: Path, data: bytes, *, private: bool = True) -> None:
     """Write `data` to `path` atomically, as `read_trusted` accepts it.
 
     The file and missing folders are created for this user alone, or without `private` for all to read.
-
-    Raises:
-        OSError: other users can write to a parent folder, or the file cannot be written.
     """
     for folder in reversed(path.parents):  # mkdir applies its mode to the last folder only
         folder.mkdir(mode=0o700 if private else 0o755, exist_ok=True)

@@ -26,12 +26,7 @@ NO_LINK = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_N
 
 
 def open_locked(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """Open and lock `path`, a file or folder, without waiting; return its descriptor, which holds the lock.
-
-    Raises:
-        BlockingIOError: another process, or another descriptor of this one, holds the lock.
-        OSError: it cannot be opened, is a link, or the system cannot lock it.
-    """
+    """Open and lock `path`, a file or folder, without waiting; return its descriptor, which holds the lock."""
     while True:
         file = os.open(path, flags | NO_LINK, 0o666)
         try:
@@ -61,9 +56,6 @@ def locked_folder(folder: Path, name: str, notify: Notify) -> Iterator[None]:
     """Hold the lock of an existing folder, the file `name` in it, for the body of the context.
 
     Where the system cannot lock, a warning is sent to `notify` and the body runs without the lock.
-
-    Raises:
-        ConfigError: another process holds it, and the message says which; or something else has the name of the lock.
     """
     path = folder / name
     try:

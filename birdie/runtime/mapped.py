@@ -54,11 +54,7 @@ def complete(files: Iterable[Path]) -> Iterator[None]:
 
 
 def require_complete() -> None:
-    """Check that the files of `complete` are as they were. Only then may be kept what was read of them.
-
-    Raises:
-        WeightsError: one is not.
-    """
+    """Check that the files of `complete` are as they were. Only then may be kept what was read of them."""
     if not _sizes:
         return
     from birdie.runtime.bus_error import faults

@@ -26,11 +26,7 @@ def reason_of(error: OSError | ValueError) -> str:
 
 
 def require_file(target: Source) -> Path:
-    """Return `target` if a file can be written there; call it before long work.
-
-    Raises:
-        OutputError: `target` exists and is no regular file; a link is none.
-    """
+    """Return `target` if a file can be written there; call it before long work."""
     target = Path(target)
     if kind := _kind_of(target, stat.S_IFREG):
         raise OutputError(f"cannot write {target}: it is {kind}; give the name of a file")
@@ -38,11 +34,7 @@ def require_file(target: Source) -> Path:
 
 
 def require_folder(target: Source, *, overwrite: bool = False) -> Path:
-    """Return `target` if a folder can be written there; call it before long work.
-
-    Raises:
-        OutputError: `target` exists and is no folder, or has content and `overwrite` is False; a link is no folder.
-    """
+    """Return `target` if a folder can be written there; call it before long work."""
     target = Path(target)
     if kind := _kind_of(target, stat.S_IFDIR):
         raise OutputError(f"cannot write {target}: it is {kind}; give the name of a folder")
@@ -62,9 +54,6 @@ def require_own_folder(folder: Source, mark: str, *, beside: Collection[str] = (
         mark: name of the file by which birdie knows its folder.
         beside: names that may be there before that file is.
         folders: names of folders in it that birdie writes into, which may not be links.
-
-    Raises:
-        OutputError: it has content that is not birdie's, or one of `folders` is a link or a file.
     """
     folder = Path(folder)
     if folder.is_dir():
@@ -82,11 +71,7 @@ def require_own_folder(folder: Source, mark: str, *, beside: Collection[str] = (
 
 
 def _kind_of(target: Path, wanted: int) -> str | None:
-    """Return what is at `target`, not through a link, if something is there that is not of the kind wanted.
-
-    Raises:
-        OutputError: nobody can tell.
-    """
+    """Return what is at `target`, not through a link, if something is there that is not of the kind wanted."""
     try:
         kind = stat.S_IFMT(target.lstat().st_mode)
     except FileNotFoundError:
@@ -100,11 +85,7 @@ def _kind_of(target: Path, wanted: int) -> str | None:
 
 
 def require_writable(folder: Source) -> Path:
-    """Create `folder` if necessary, check that a file can be written into it, and return it; call it before long work.
-
-    Raises:
-        OutputError: the folder cannot be created or written.
-    """
+    """Create `folder` if necessary, check that a file can be written into it, and return it; call it before long work."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,11 +97,7 @@ def require_writable(folder: Source) -> Path:
 
 
 def require_path(path: object) -> None:
-    """Refuse what no file can be called.
-
-    Raises:
-        ConfigError: it is neither text nor path, or has a NUL.
-    """
+    """Refuse what no file can be called."""
     try:
         if isinstance(path, str | os.PathLike) and b"\0" not in os.fsencode(path):
             return
@@ -161,10 +138,6 @@ def require_output(
         inputs: files that are read, which it must not replace.
         kind: of the file that will be written; None: of a kind that replaces none.
         overwrite: replace a file of any kind.
-
-    Raises:
-        OutputError: `target` has the name of a folder, is a folder, special file or link, or is a file of another kind.
-        ConfigError: `target` is one of `inputs`, under any name, symbolic link or hard link.
     """
     path = require_file_name(target)
     require_no_input(target, inputs)
@@ -181,11 +154,7 @@ def require_output(
 
 
 def require_output_folder(target: Source, *, overwrite: bool = False) -> Path:
-    """Return the path to write if the user may name `target` as a folder to write; a link to a folder stands for it.
-
-    Raises:
-        OutputError: as `require_folder`.
-    """
+    """Return the path to write if the user may name `target` as a folder to write; a link to a folder stands for it."""
     require_path(target)
     path = Path(target)
     is_link_to_one = path.is_symlink() and path.is_dir()
@@ -193,12 +162,7 @@ def require_output_folder(target: Source, *, overwrite: bool = False) -> Path:
 
 
 def require_file_name(target: Source) -> Path:
-    """Return `target` if its last part can be the name of a file.
-
-    Raises:
-        OutputError: it is the name of a folder.
-        ConfigError: it has a NUL.
-    """
+    """Return `target` if its last part can be the name of a file."""
     require_path(target)
     if os.path.basename(target) in ("", os.curdir, os.pardir):  # noqa: PTH119 (a Path has lost the slash at the end)
         raise OutputError(f"cannot write {os.fspath(target)!r}: that is the name of a folder; give the name of a file")
@@ -206,11 +170,7 @@ def require_file_name(target: Source) -> Path:
 
 
 def require_no_input(target: Source, inputs: Iterable[Source]) -> None:
-    """Check that writing `target` replaces none of `inputs`.
-
-    Raises:
-        ConfigError: it is one of them, under any name, symbolic link or hard link.
-    """
+    """Check that writing `target` replaces none of `inputs`."""
     for other in inputs:
         if _is_same_file(target, other):
             raise ConfigError(f"writing {target} would destroy {other}, which is read; choose another output")

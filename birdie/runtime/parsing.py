@@ -15,9 +15,6 @@ def parse_json(data: str | bytes, parse_float: Callable[[str], Any] = float) -> 
     Args:
         data: text; as bytes in UTF-8, UTF-16 or UTF-32.
         parse_float: called with the text of every number that is no integer.
-
-    Raises:
-        ValueError: it is no JSON, is nested too deeply, or has a key twice; the message says so.
     """
     try:
         return json.loads(data, object_pairs_hook=_unique, parse_float=parse_float, parse_int=_integer)
@@ -28,11 +25,7 @@ def parse_json(data: str | bytes, parse_float: Callable[[str], Any] = float) -> 
 
 
 def parse_object(data: str | bytes, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
-    """Return the JSON object in `data`; arguments as for `parse_json`.
-
-    Raises:
-        ValueError: as `parse_json`, or it is another value.
-    """
+    """Return the JSON object in `data`; arguments as for `parse_json`."""
     content = parse_json(data, parse_float)
     if not isinstance(content, dict):
         raise ValueError("it is not an object, which is in braces")

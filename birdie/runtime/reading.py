@@ -6,11 +6,7 @@ from pathlib import Path
 
 
 def require_regular(path: str | os.PathLike[str]) -> Path:
-    """Return `path` if it is a regular file, or leads to one: opening a FIFO would wait for its writer.
-
-    Raises:
-        OSError: it does not exist, or is a folder, FIFO, socket or device.
-    """
+    """Return `path` if it is a regular file, or leads to one: opening a FIFO would wait for its writer."""
     path = Path(path)
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):

@@ -28,12 +28,7 @@ _KINDS = {
 
 
 def require_regular(path: Path) -> None:
-    """Check that `path` is a regular file, or a link to one, without opening it.
-
-    Raises:
-        DataError: it is something else.
-        OSError: there is nothing, or it cannot be looked at.
-    """
+    """Check that `path` is a regular file, or a link to one, without opening it."""
     _require(path.stat().st_mode, path)
 
 
@@ -44,10 +39,6 @@ def open_regular(path: Path, name: str | None = None, folder: int | None = None)
         path: the file, as the user would name it.
         name: its name in the open `folder`, where links are not followed; None: `path` is opened, links followed.
         folder: the descriptor of that folder.
-
-    Raises:
-        DataError: it is no regular file.
-        OSError: it cannot be opened.
     """
     follow = name is None
     target = path if name is None else name
@@ -63,12 +54,7 @@ def open_regular(path: Path, name: str | None = None, folder: int | None = None)
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a regular file, in UTF-8 or as its byte order mark says, with "\\n" at the ends of its lines.
-
-    Raises:
-        DataError: it is no regular file, or no text: more than an eighth of it are NULs or undecodable.
-        OSError: it cannot be read.
-    """
+    """Return the text of a regular file, in UTF-8 or as its byte order mark says, with "\\n" at the ends of its lines."""
     with open_regular(path) as file:
         data = file.read()
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
@@ -79,11 +65,7 @@ def read_text(path: Path) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, however deep; folders that are links, or may not be read, are skipped.
-
-    Raises:
-        OSError: a folder cannot be listed for another reason.
-    """
+    """Yield the files below a folder, however deep; folders that are links, or may not be read, are skipped."""
     folders = [folder]
     while folders:
         with suppress(PermissionError), os.scandir(folders.pop()) as entries:

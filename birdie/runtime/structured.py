@@ -26,12 +26,7 @@ _UNREADABLE = (ValueError, RecursionError)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        DataError: it is no regular file, or cannot be read.
-        FileNotFoundError: there is none.
-    """
+    """Return the content of a regular file."""
     try:
         with open_regular(path) as file:
             return file.read()
@@ -42,22 +37,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        DataError: it is no regular file, cannot be read, or holds no JSON object.
-        FileNotFoundError: there is none.
-    """
+    """Return the object in a JSON file."""
     return _parsed(path, parse_object)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file.
-
-    Raises:
-        DataError: it is no regular file, cannot be read, or is not TOML.
-        FileNotFoundError: there is none.
-    """
+    """Return the tables of a TOML file."""
     return _parsed(path, lambda data: tomllib.loads(data.decode()))
 
 
@@ -138,12 +123,7 @@ def is_number(value: object) -> bool:
 def rewrite_steps(
     path: Path, required: Sequence[str], last: int, notify: Notify, added: Sequence[Mapping[str, float]] = ()
 ) -> None:
-    """Drop all lines of a log later than step `last`, then append `added`. What is damaged is kept in a copy.
-
-    Raises:
-        DataError: there is no regular file at `path`.
-        OutputError: the file cannot be written.
-    """
+    """Drop all lines of a log later than step `last`, then append `added`. What is damaged is kept in a copy."""
     log = read_steps(path, required)
     if log.damage:
         keep_damaged(path, log.damage, notify)
@@ -152,12 +132,7 @@ def rewrite_steps(
 
 
 def keep_damaged(path: Path, damage: str, notify: Notify) -> None:
-    """Copy a damaged file that is about to be replaced to an unused name beside it, and warn.
-
-    Raises:
-        DataError: it is no regular file.
-        OutputError: the copy cannot be written.
-    """
+    """Copy a damaged file that is about to be replaced to an unused name beside it, and warn."""
     copy = unused_path(path.with_name(f"{path.name}.damaged"))
     write_bytes(copy, read_bytes(path))
     notify(f"warning: {damage}; what is sound is used, and the damaged file is kept as {copy.name}")

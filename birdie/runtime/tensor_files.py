@@ -20,9 +20,6 @@ def write_tensors(
         tensors: on any device; they may share memory.
         facts: the texts.
         target: what errors name; None: `path`.
-
-    Raises:
-        OutputError: the file cannot be written.
     """
     memory: set[int] = set()
     dense = {}

@@ -45,10 +45,6 @@ def bits_per_byte(
         device: of the model.
         world: ranks that share the windows; every rank returns the same score.
         progress: called with (targets done, total) of this rank after each batch.
-
-    Raises:
-        DataError: the stream has no target, the byte counts are for another number of tokens, or the loss
-            is not finite.
     """
     require_target(len(tokens))
     targets = len(tokens) - 1

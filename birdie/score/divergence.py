@@ -44,9 +44,6 @@ def divergence(reference: Callable[[B], Tensor], candidate: Callable[[B], Tensor
         reference: batch → logits (sequences, …, classes) of any float dtype.
         candidate: the same of the other model, of the same shape.
         batches: inputs of both.
-
-    Raises:
-        DataError: there are no predictions, shapes differ, or a logit is NaN.
     """
     sums: list[Tensor] = []
     sizes: list[int] = []

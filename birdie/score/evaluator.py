@@ -46,10 +46,6 @@ def prepare(
         train_seq_len: sequence length of training.
         bos_id, device, more: fields of `Scoring`.
         keep_losses: keep the loss of each target in the accumulator.
-
-    Raises:
-        ConfigError: the settings do not fit the mode, or the length of windows.
-        DataError: the stream has no target.
     """
     require_target(len(tokens))
     length = settings.seq_len or train_seq_len
@@ -70,13 +66,6 @@ def record(mode: ScoringMode, scoring: Scoring) -> tuple[float, TrainingReport |
     """Record this rank's losses in the accumulator; return seconds, and the report of a mode that trains.
 
     The model gets its weights back.
-
-    Raises:
-        KeyboardInterrupt: `scoring.stop` asked for it; the state is in its file, if there is one.
-        RuleError: a target was scored twice, or would be learned from before it is scored.
-        ConfigError: a setting does not fit the model, the ranks or the text.
-        OutputError: the state cannot be written.
-        WeightsError: there is no state to resume from, or it is of another evaluation.
     """
     ngram = scoring.settings.ngram
     bias = NgramBias(scoring.tokens, ngram) if ngram.enabled else None

@@ -90,11 +90,7 @@ class NgramSettings:
 
 @dataclass(frozen=True, slots=True)
 class ScoringSettings:
-    """Settings that several scoring modes share.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Settings that several scoring modes share."""
 
     mode: Annotated[str, Parameter(help="Scoring mode, such as windows, streaming or ttt-sgd (docs/scoring.md).")] = (
         "windows"

@@ -87,11 +87,7 @@ class HintTables:
         self._hint = Hints(np.empty(1, np.int32), np.empty(1, np.int32))
 
     def reveal(self, token: int) -> tuple[int, int]:
-        """Take the next token; return the hint for the one after it (−1: none) and its bucket.
-
-        Raises:
-            DataError: the token is not from 0 to 65,535.
-        """
+        """Take the next token; return the hint for the one after it (−1: none) and its bucket."""
         position = self._length
         if position == len(self._stream):
             self._stream = np.concatenate((self._stream, np.empty_like(self._stream)))
@@ -293,11 +289,7 @@ class NgramBias:
             self._losses[0, first:stop], self._losses[1, first:stop] = nats[row], hint_logp[row]
 
     def close(self, accumulator: Accumulator, world: World, device: torch.device) -> None:
-        """Record the biased losses of all ranks in rank 0's accumulator.
-
-        Raises:
-            RuleError: a target was never scored, or on two ranks.
-        """
+        """Record the biased losses of all ranks in rank 0's accumulator."""
         counts = self.ledger.local_mask.astype(np.int32)
         if world.size > 1:
             reduced = reduce_device(device)

@@ -120,12 +120,7 @@ class PackagedModel:
 
 
 def for_scoring(scoring: Scoring, mode: ScoringMode, path: Path, notify: Notify = no_message) -> PackagedModel:
-    """Return the scoring's model with the package at `path`, for most of the windows of its batches.
-
-    Raises:
-        ConfigError: the evaluation needs more than the losses of windows, the package is for something else, or several
-            ranks would compile it.
-    """
+    """Return the scoring's model with the package at `path`, for most of the windows of its batches."""
     settings, world = scoring.settings, scoring.world
     needs = {
         f"scoring mode {mode.name}": not mode.packaged,
@@ -154,10 +149,6 @@ def load_or_compile(model: GPT, path: Path, shape: Shape, notify: Notify = no_me
         path: of the package.
         shape: of the windows.
         notify: called before a package is compiled, which takes a while.
-
-    Raises:
-        ConfigError: the package is for something else or by somebody else, or cannot be compiled on this machine.
-        OutputError: it cannot be written.
     """
     if not path.exists():
         require_writable(require_file(path).parent)
@@ -167,12 +158,7 @@ def load_or_compile(model: GPT, path: Path, shape: Shape, notify: Notify = no_me
 
 
 def write_package(model: GPT, path: Path, shape: Shape) -> None:
-    """Compile the losses of `model` for windows of `shape` into `path`.
-
-    Raises:
-        ConfigError: it cannot be compiled on this machine.
-        OutputError: it cannot be written.
-    """
+    """Compile the losses of `model` for windows of `shape` into `path`."""
     key = _key(create=True)
     if key is None:
         raise ConfigError("the key of your packages is gone; try again")
@@ -181,11 +167,7 @@ def write_package(model: GPT, path: Path, shape: Shape) -> None:
 
 
 def read_package(path: Path, required: Mapping[str, Any]) -> Compiled:
-    """Load the package at `path`, if this user compiled it and it meets what is `required`.
-
-    Raises:
-        ConfigError: it does not, or cannot be read.
-    """
+    """Load the package at `path`, if this user compiled it and it meets what is `required`."""
     try:
         content = require_regular(path).read_bytes()
     except OSError as error:
@@ -312,11 +294,7 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 
 
 def _key(*, create: bool) -> bytes | None:
-    """Return the key of this user's packages on this machine; None if it is missing and not created.
-
-    Raises:
-        ConfigError: others could have written it, or it cannot be written.
-    """
+    """Return the key of this user's packages on this machine; None if it is missing and not created."""
     path = user_cache() / "packages.key"
     try:
         if create and not path.exists():

@@ -80,11 +80,7 @@ def reference_losses(
 
 
 def check_distribution(logp: Tensor, position: int) -> Tensor:
-    """Return `logp` if it holds the logarithms of a distribution.
-
-    Raises:
-        RuleError: it is not a float vector, its exponentials do not sum to 1, or a value is NaN.
-    """
+    """Return `logp` if it holds the logarithms of a distribution."""
     if logp.ndim != 1 or not logp.is_floating_point():
         raise RuleError(
             f"the prediction of target {position:,} is {logp.dtype} of shape {tuple(logp.shape)}; "
@@ -107,9 +103,6 @@ class WindowScorer:
         length, stride: as in `windows.sliding`.
         bos_id: token at which windows start anew; None: never.
         temperature: divides the logits.
-
-    Raises:
-        ConfigError: the stride is not from 1 to the length.
     """
 
     def __init__(

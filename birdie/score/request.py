@@ -40,10 +40,6 @@ class StateFile:
 
         Args:
             inputs: files that the evaluation reads.
-
-        Raises:
-            ConfigError: there is a file already, and the evaluation does not resume from it; or it is one of `inputs`.
-            OutputError: the file cannot be written.
         """
         target = require_output(self.path, inputs, kind=_ANY)
         require_writable(target.parent)

@@ -138,11 +138,7 @@ def is_read(name: str, mode: ScoringMode | type[ScoringMode]) -> bool:
 
 
 def replaced(settings: S, changes: Mapping[str, Any], path: str) -> S:
-    """Return a dataclass with some values changed, those of nested dataclasses by nested mappings.
-
-    Raises:
-        ConfigError: there is no such setting (with the nearest known one), or a value is out of range.
-    """
+    """Return a dataclass with some values changed, those of nested dataclasses by nested mappings."""
     values: dict[str, Any] = {}
     names = [setting.name for setting in dataclasses.fields(settings)]  # type: ignore[arg-type]
     for name, value in changes.items():

@@ -132,9 +132,6 @@ def per_document(begins: NDArray[np.integer], targets: int, length: int, stride:
         targets: number of targets of the stream.
         length: most inputs of a window.
         stride: as in `sliding`.
-
-    Raises:
-        ConfigError: the stride is not from 1 to the length.
     """
     inside = np.asarray(begins, dtype=np.int64)
     starts = np.union1d([0], inside[inside < targets])
@@ -201,9 +198,6 @@ def score_windows(scoring: Scoring, windows: Windows, progress: Progress | None 
         scoring: a temperature other than 1 needs a model whose call returns logits, as a `GPT`'s does.
         windows: over the positions of the stream; a rank has at least one in a batch.
         progress: in place of that of `scoring`.
-
-    Raises:
-        RuleError: a window scores a target that was scored before.
     """
     world, device, progress = scoring.world, scoring.device, progress or scoring.progress
     started = time.perf_counter()

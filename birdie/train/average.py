@@ -113,11 +113,7 @@ class Average:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """Put the average, if it has a term, into the model until the end of the block; then the last weights again.
-
-        Raises:
-            WeightsError: the model holds the average already.
-        """
+        """Put the average, if it has a term, into the model until the end of the block; then the last weights again."""
         self.require_last("score its average")
         if not self.terms:
             yield
@@ -131,11 +127,7 @@ class Average:
 
     @torch.no_grad()
     def finish(self) -> str | None:
-        """Put the average into the model for good; return a line about the difference, or None without a term.
-
-        Raises:
-            WeightsError: it was done before.
-        """
+        """Put the average into the model for good; return a line about the difference, or None without a term."""
         if self.settings.kind == "none":
             return None
         self.require_last("finish with its average")
@@ -154,20 +146,12 @@ class Average:
         return last
 
     def require_last(self, action: str) -> None:
-        """Check that the model holds its last weights.
-
-        Raises:
-            WeightsError: it holds the average, from which no run can continue.
-        """
+        """Check that the model holds its last weights."""
         if self.applied:
             raise WeightsError(f"cannot {action}: the model holds the average of its weights and not the last ones")
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of all tensors as "kind/slot/name", the oldest slot first; empty for kind "none".
-
-        Raises:
-            WeightsError: the model holds the average.
-        """
+        """Return copies of all tensors as "kind/slot/name", the oldest slot first; empty for kind "none"."""
         self.require_last("save the run")
         kind = self.settings.kind
         if kind == "none":
@@ -221,9 +205,6 @@ def require_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], st
         state: of `Average.state`.
         tensors: parameters and buffers of the model by name.
         step: finished steps.
-
-    Raises:
-        WeightsError: a tensor is missing, belongs to another model, or is no average.
     """
     kinds = {key.partition("/")[0] for key in state}
     kind = next(iter(kinds), "")

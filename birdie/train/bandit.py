@@ -33,11 +33,7 @@ from birdie.runtime.structured import is_number
 
 @dataclass(frozen=True, slots=True)
 class BanditSettings:
-    """Factors on the learning rates among which a bandit chooses during training; off by default.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Factors on the learning rates among which a bandit chooses during training; off by default."""
 
     every: Annotated[
         int, Parameter(help="Steps between two choices of a factor on the learning rates (experimental); 0: never.")
@@ -118,11 +114,7 @@ class Bandit:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`; if it is empty or of other factors, start anew.
-
-        Raises:
-            WeightsError: it is not the state of a bandit.
-        """
+        """Restore `state`; if it is empty or of other factors, start anew."""
         self._clear()
         if list(state.get("factors", ())) != list(self.settings.factors):
             return

@@ -83,11 +83,7 @@ class Checkpoint:
 
 
 def require_same_checkpoint(checkpoint: Checkpoint | None, folder: Path, world: World) -> None:
-    """Check that all ranks resume from the same checkpoint. Every rank must call it.
-
-    Raises:
-        ConfigError: they see different checkpoints, as nodes without a shared disk do.
-    """
+    """Check that all ranks resume from the same checkpoint. Every rank must call it."""
     local = "none" if checkpoint is None else f"one of step {checkpoint.step} at {checkpoint.clock_ms:.3f} ms"
     for rank, other in enumerate(world.all_gather_strings(local)):
         if other != local:
@@ -120,9 +116,6 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, k
     """Write `checkpoint` into `folder` as the newest one, remove all but `keep`, and return its path.
 
     Others of this step or a later one are removed as well: the run went back behind them.
-
-    Raises:
-        OutputError: it could not be written; the previous ones are untouched.
     """
     folder = Path(folder)
     target = unused_path(folder / f"step-{checkpoint.step:08d}")  # a complete checkpoint is never overwritten
@@ -154,11 +147,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, k
 
 
 def remove_newer(checkpoint: Checkpoint) -> None:
-    """Remove the checkpoints in the folder of `checkpoint` that are newer: they are damaged, as it was chosen to load.
-
-    Raises:
-        OutputError: one cannot be removed.
-    """
+    """Remove the checkpoints in the folder of `checkpoint` that are newer: they are damaged, as it was chosen to load."""
     if checkpoint.path is not None:
         for path in checkpoint_paths(checkpoint.path.parent):
             if path == checkpoint.path:
@@ -167,11 +156,7 @@ def remove_newer(checkpoint: Checkpoint) -> None:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints in `folder`, and the folder unless something else is in it.
-
-    Raises:
-        OutputError: one cannot be removed.
-    """
+    """Remove all checkpoints in `folder`, and the folder unless something else is in it."""
     for path in checkpoint_paths(folder):
         _remove(path)
     with suppress(OSError):
@@ -179,11 +164,7 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint.
-
-    Raises:
-        OutputError: it cannot be removed, or has files that are not a checkpoint's.
-    """
+    """Remove a checkpoint."""
     if others := sorted({file.name for file in path.iterdir()} - {*FILES, SUMS}):
         raise OutputError(f"{path} has {others[0]!r}, which is no file of a checkpoint; move it elsewhere")
     remove_folder(path)
@@ -200,10 +181,6 @@ def load_checkpoint(
     Args:
         notify: called with the warnings.
         require: raises a WeightsError or ConfigError if the run cannot resume from a checkpoint; an older one is tried.
-
-    Raises:
-        WeightsError: there is none.
-        ConfigError: the run cannot resume from the newest one for its settings, nor from an older one.
     """
     paths = candidate_paths(folder)
     if not paths:
@@ -225,11 +202,7 @@ def load_checkpoint(
 
 
 def _read(source: Path, notify: Notify) -> Checkpoint:
-    """Return the checkpoint `source` if no file of it has changed since it was written.
-
-    Raises:
-        WeightsError: a file is damaged or missing, or its values contradict each other.
-    """
+    """Return the checkpoint `source` if no file of it has changed since it was written."""
     try:
         if not os.path.isdir(source):  # noqa: PTH112 (False where it cannot look)
             raise WeightsError(f"checkpoint {source} is damaged: it is no folder")
@@ -284,12 +257,7 @@ def _require_plain(settings: object) -> None:
 
 
 def _digests(source: Path) -> list[str]:
-    """Return the lines of SHA256SUMS for the files of a checkpoint that exist.
-
-    Raises:
-        DataError: one is no regular file; a named pipe is never opened.
-        OSError: one cannot be read.
-    """
+    """Return the lines of SHA256SUMS for the files of a checkpoint that exist."""
     lines = []
     for name in FILES:
         if os.path.lexists(source / name):
@@ -314,11 +282,7 @@ def rng_state() -> dict[str, Tensor]:
 
 
 def require_rng_state(states: Mapping[str, Tensor]) -> None:
-    """Check that `set_rng_state` can restore `states`.
-
-    Raises:
-        WeightsError: a state is missing, unknown, or not that of a generator.
-    """
+    """Check that `set_rng_state` can restore `states`."""
     if "cpu" not in states or not states.keys() <= {"cpu", "cuda"}:
         raise WeightsError(f"it has random states of {sorted(states)}, not of cpu and cuda")
     for name, state in states.items():

@@ -43,9 +43,6 @@ def prepare_fp8(
         device: where the module trains.
         compute_dtype: of the activations, for that report.
         notify: called with lines for the log.
-
-    Raises:
-        ConfigError: no matrix has dimensions that fp8 supports, or emulation lacks torchao.
     """
     remove_fp8(module)
     if mode == "off":

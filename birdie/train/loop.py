@@ -166,11 +166,7 @@ class Fit:
             world.broadcast_(tensor)
 
     def __iter__(self) -> Iterator[Step]:
-        """Train to the end. A new iteration continues where the last one stopped.
-
-        Raises:
-            ConfigError: the loss or the gradient is no longer finite; the weights are those before that step.
-        """
+        """Train to the end. A new iteration continues where the last one stopped."""
         self.warm_up()
         with layer_ranges(self._model, profiler_attached() and not self.facts["compiled"]), Capture() as capture:
             while self._remaining():
@@ -238,11 +234,7 @@ class Fit:
             self._restore(start)
 
     def state(self) -> Checkpoint:
-        """Return everything that is needed to resume from here. With several ranks, every one must call it.
-
-        Raises:
-            WeightsError: an exception left the run in the middle of a step.
-        """
+        """Return everything that is needed to resume from here. With several ranks, every one must call it."""
         if self._inside_step:
             raise WeightsError(
                 f"training was interrupted inside step {self._step + 1}, so its state is inconsistent; resume from the "
@@ -268,10 +260,6 @@ class Fit:
 
         Returns:
             Path of the checkpoint on rank 0, `folder` on the others.
-
-        Raises:
-            OutputError: it could not be written.
-            WeightsError: as `state`.
         """
         checkpoint = self.state()
         return save_checkpoint(folder, checkpoint, keep=keep) if self._world.is_main else Path(folder)
@@ -280,9 +268,6 @@ class Fit:
         """Put the average of the weights, if there is one, into the model; return diagnostics of active techniques.
 
         The run is over then: it can neither continue nor be saved. Every rank must call it.
-
-        Raises:
-            WeightsError: it was called before.
         """
         lines = (
             self.average.finish(),

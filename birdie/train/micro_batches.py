@@ -86,9 +86,6 @@ def choose_size(
         saved: size in the checkpoint that this run resumes, or None.
         uncut: whether chunks are rows that must not be cut, as packed ones are.
         notify: called with the line that says what "auto" has chosen.
-
-    Raises:
-        ConfigError: the size cuts chunks that must not be cut, or joins chunks of different sequence lengths.
     """
     sizes = candidate_sizes(settings, world.size, uncut=uncut)
     if not isinstance(settings.micro_batch_tokens, str):
@@ -151,9 +148,6 @@ class MicroBatches:
 
     Attributes:
         tokens: of a micro-batch; 0: a chunk.
-
-    Raises:
-        ConfigError: as `choose_size`.
     """
 
     def __init__(

@@ -39,11 +39,7 @@ Groups = dict[str, dict[str, nn.Parameter]]
 
 
 def split_parameters(model: nn.Module) -> Groups:
-    """Return the trainable parameters of `model` by group and name; groups without members are left out.
-
-    Raises:
-        ConfigError: a parameter is in no group, or in one that the optimizers do not know.
-    """
+    """Return the trainable parameters of `model` by group and name; groups without members are left out."""
     declared = model.parameter_groups() if isinstance(model, DeclaresGroups) else _default_groups(model)
     groups: Groups = {group: {} for group in GROUPS}
     for name, p in model.named_parameters():
@@ -304,9 +300,6 @@ def require_state(groups: Groups, state: Mapping[str, Tensor], step: int, *, row
         step: finished steps.
         row_square: whether the state has that tensor of Muon's.
         every: whether parameters have a state that had no gradient yet.
-
-    Raises:
-        WeightsError: a tensor is missing, belongs to no parameter, or is not what an optimizer can hold.
     """
     parameters = {name: p for members in groups.values() for name, p in members.items()}
     for key, value in state.items():

@@ -138,11 +138,7 @@ class Profile:
 
 
 def account(events: Events) -> Profile:
-    """Return the mean time of every part, without the parts inside it, over the steps in `events` (milliseconds).
-
-    Raises:
-        ValueError: there is no complete step in them.
-    """
+    """Return the mean time of every part, without the parts inside it, over the steps in `events` (milliseconds)."""
     times: dict[str, float] = {}
     open_: list[str] = []
     steps, total, last = 0, 0.0, 0.0
@@ -256,10 +252,6 @@ def profile(
 
     Returns:
         The profile, or None if a stop was requested meanwhile.
-
-    Raises:
-        OutputError: the folder cannot be written.
-        ConfigError: as a training step.
     """
     compiled = bool(run.facts.get("compiled"))
     recorder, unobserved, since = timeline(device), list[float](), 0.0

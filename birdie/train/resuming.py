@@ -27,9 +27,6 @@ def require_resumable(
         checkpoint: read from a file.
         model: of the run, with any weights.
         optimizer, averaging, bandit: settings of the run; what has changed since the checkpoint begins anew.
-
-    Raises:
-        WeightsError: it is of another model, incomplete, or has values that no run leaves.
     """
     _require_weights(checkpoint.weights, dict(model.named_parameters()), dict(model.named_buffers()))
     square = checkpoint.settings.get("muon_beta2", optimizer.muon_beta2)

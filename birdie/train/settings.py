@@ -341,11 +341,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AverageSettings:
-    """Choice of the average of the weights that is the result of a run; without one, the last weights are.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """Choice of the average of the weights that is the result of a run; without one, the last weights are."""
 
     kind: Annotated[
         AverageKind,

@@ -34,9 +34,6 @@ class SizeSchedule:
         settings: first and last sizes, and the fractions of the run at which they are full.
         ranks: number of processes.
         notify: called with a line when a stage begins.
-
-    Raises:
-        ConfigError: the ranks do not divide the chunks of a step.
     """
 
     def __init__(self, settings: TrainSettings, ranks: int = 1, notify: Notify = no_message) -> None:

@@ -101,12 +101,6 @@ def calibrate_blockwise(
         seed, temperature: as in `calibrate`.
         world: ranks with different batches, which all see `folder`. Each sum goes to one rank alone.
         progress: called with the number of batches done; each unit is a part of the work on all of them.
-
-    Raises:
-        ConfigError: as `calibrate`; or the folder is of another calibration, or a block cannot be repeated alone.
-        DataError: as `calibrate`; or a file of the folder is damaged.
-        WeightsError: activations are not finite because a weight is not.
-        OutputError: the folder cannot be written.
     """
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
@@ -228,11 +222,7 @@ class _Calibration:
         self._owners = owners(self.work.world.size, sizes)
 
     def finish(self) -> dict[str, str]:
-        """Do what is left and return name → file of the sensitivities, relative to the folder.
-
-        Raises:
-            ConfigError, DataError, WeightsError, OutputError: as `calibrate_blockwise`.
-        """
+        """Do what is left and return name → file of the sensitivities, relative to the folder."""
         world = self.work.world
         together(world, self._capture)
         self._order()
@@ -270,11 +260,7 @@ class _Calibration:
             self._report(_FORWARD * (index + 1) / len(self.runs.batches))
 
     def _order(self) -> None:
-        """Order the calls of all ranks, and find the last step that uses each matrix.
-
-        Raises:
-            ConfigError: two batches have calls in different orders.
-        """
+        """Order the calls of all ranks, and find the last step that uses each matrix."""
         sequences: list[list[Call]] = []
         uses: dict[Call, set[str]] = {}
         tail: set[str] = set()
@@ -375,9 +361,6 @@ class _Calibration:
 
         Returns:
             index of the call in the batch → number of the output → gradient.
-
-        Raises:
-            ConfigError: the loss is no number that depends on the module, or the module does not repeat itself.
         """
         answers = self.answers[index]
         arrived: dict[str, Tensor] = {}

@@ -117,9 +117,6 @@ class Scratch:
     Attributes:
         path: of the folder.
         close: removes it now.
-
-    Raises:
-        OutputError: it cannot be created.
     """
 
     def __init__(self, parent: Path, world: World) -> None:
@@ -142,9 +139,6 @@ def work_folder(path: Source, blockwise: bool | Source, world: World | None) -> 
         path: of a file; a temporary folder is beside it.
         blockwise: the folder; True: a temporary one; False: none.
         world: ranks that use it.
-
-    Raises:
-        OutputError: the folder cannot be created.
     """
     if not isinstance(blockwise, bool):
         yield blockwise
@@ -181,13 +175,6 @@ def calibrate_in_blocks(
         symmetries: whether units may be permuted.
         world: ranks that share the batches out; all call this with the same arguments and see the folder.
         progress: called with the number of batches done.
-
-    Raises:
-        ConfigError: the calibration is no such triple, the loss does not depend on the weights, a block cannot be run
-            alone, or the folder is of another calibration.
-        DataError: there are no batches, activations are not finite, or a file of the folder is damaged.
-        WeightsError: the module's state has other names or shapes.
-        OutputError: the folder cannot be written.
     """
     require_triple(calibration)
     world = world or World()

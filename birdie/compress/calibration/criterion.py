@@ -22,11 +22,7 @@ class CriterionLoss:
     criterion: Callable[..., Tensor]
 
     def __call__(self, module: nn.Module, batch: Any) -> Tensor:
-        """Return the loss.
-
-        Raises:
-            ConfigError: the batch is no such pair.
-        """
+        """Return the loss."""
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
             raise ConfigError(

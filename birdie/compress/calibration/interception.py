@@ -197,11 +197,7 @@ class Capture:
     has_loss: bool = False
 
     def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:
-        """Run the unit and keep its outputs.
-
-        Raises:
-            ConfigError: the outputs cannot be kept, or the unit changes its inputs.
-        """
+        """Run the unit and keep its outputs."""
         tensors = [tensor for tensor in tree_leaves(inputs) if isinstance(tensor, Tensor)]
         versions = [tensor._version for tensor in tensors]
         self.recorder.used.clear()
@@ -223,11 +219,7 @@ class Capture:
         return False
 
     def finish(self) -> None:
-        """Write the list of the calls.
-
-        Raises:
-            ConfigError: a call of the tail comes before a block.
-        """
+        """Write the list of the calls."""
         last = max((answer.index for answer in self.answers if not answer.in_tail), default=-1)
         if early := [answer.call.name for answer in self.answers[: last + 1] if answer.in_tail]:
             raise ConfigError(
@@ -313,12 +305,7 @@ class Answers:
         return call == self.target or self.target is None
 
     def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:  # noqa: ARG002 (as `Stage` has it)
-        """Return the outputs of a call.
-
-        Raises:
-            ConfigError: the module computes something else than before.
-            DataError: a file is damaged.
-        """
+        """Return the outputs of a call."""
         if in_tail and self.target is None:
             return run()
         if in_tail or call not in self.answers:

@@ -126,9 +126,6 @@ def predictions(module: nn.Module, batch: Batch, loss: Loss) -> Predictions:
     """Return what `loss` compares with the targets of a batch.
 
     Predictions with ignored targets are left out. Every cross-entropy returns zeros to the loss.
-
-    Raises:
-        ConfigError: the loss calls no function of `torch.nn.functional` that compares, and returns no single number.
     """
     recorder = _PredictionRecorder()
     with recorder:
@@ -145,11 +142,7 @@ def predictions(module: nn.Module, batch: Batch, loss: Loss) -> Predictions:
 
 
 def difference(reference: Predictions, candidate: Predictions) -> Difference:
-    """Return the differences of two models' predictions for one batch.
-
-    Raises:
-        ConfigError: the shapes of the predictions differ.
-    """
+    """Return the differences of two models' predictions for one batch."""
     _require_same_shapes(reference.tensors, candidate.tensors)
     nats, targets = summed_kl(reference.log_probabilities, candidate.log_probabilities)
     zero = torch.zeros((), dtype=torch.float64, device=nats.device)
@@ -182,11 +175,7 @@ def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def summed_kl(reference: Sequence[Tensor], candidate: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """Return (summed KL in nats, 0-d float64; number of predictions) of two models' predictions for one batch.
-
-    Raises:
-        ConfigError: the shapes of the predictions differ.
-    """
+    """Return (summed KL in nats, 0-d float64; number of predictions) of two models' predictions for one batch."""
     _require_same_shapes(reference, candidate)
     parts = [kl(p, q).sum() for p, q in zip(reference, candidate, strict=True)]
     total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device="cpu")
@@ -231,10 +220,6 @@ class HeldOutKL:
         It is infinite if the predictions with these weights are NaN.
 
         Weights that `state` leaves out keep the values of the previous call.
-
-        Raises:
-            ConfigError: the loss has nothing to compare.
-            DataError: all targets are ignored, or the module itself predicts NaN.
         """
         weights = self._candidate.state_dict()
         total: Difference | None = None

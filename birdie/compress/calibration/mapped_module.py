@@ -33,9 +33,6 @@ class MappedHeldOut:
         loss: calls the module on a batch.
         file: to be written; it takes the bytes of the module's state.
         world: ranks that call it together.
-
-    Raises:
-        OutputError: the file cannot be written.
     """
 
     def __init__(self, module: nn.Module, batches: Sequence[Batch], loss: Loss, file: Path, world: World) -> None:
@@ -87,11 +84,7 @@ def releasing_layers(module: nn.Module) -> Iterator[None]:
 
 
 def mapped_copy(module: nn.Module, file: Path) -> nn.Module:
-    """Return a copy of a module whose state on the CPU is in a new file, mapped; what is written to it goes there.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Return a copy of a module whose state on the CPU is in a new file, mapped; what is written to it goes there."""
     tensors = {id(tensor): tensor for tensor in _state(module) if tensor.device.type == "cpu" and tensor.numel()}
     offsets, size = {}, 0
     for key, tensor in tensors.items():

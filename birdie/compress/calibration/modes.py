@@ -78,11 +78,7 @@ def fresh_casts() -> Iterator[None]:
 
 @contextmanager
 def differentiable_tensors(module: nn.Module) -> Iterator[None]:
-    """Leave inference mode, with copies of the module's tensors that were made in it, while the context is open.
-
-    Raises:
-        ConfigError: the body uses another tensor that was made in inference mode.
-    """
+    """Leave inference mode, with copies of the module's tensors that were made in it, while the context is open."""
     copies: dict[int, Tensor] = {}
     replaced: list[tuple[nn.Module, str, Tensor]] = []
     with torch.inference_mode(False):

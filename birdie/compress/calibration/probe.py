@@ -48,11 +48,6 @@ def probe(
         batches: calibration batches for the Hessians.
         loss: (module, batch) → anything.
         progress: called with the number of batches done.
-
-    Raises:
-        ConfigError: the module has no matrices, or its loss uses none or has nothing to compare.
-        DataError: there are no batches, or activations are not finite.
-        WeightsError: a weight is not finite.
     """
     sensitivities = calibrate(held_out.module, batches, loss, gradients=False, progress=progress)
     weights: Mapping[str, Tensor] = held_out.module.state_dict()

@@ -205,12 +205,7 @@ class CalibrationResult:
 def calibrated_state(
     state: ModelState, calibration: "Calibration | CalibrationResult | None", *, symmetries: bool = True
 ) -> tuple[ModelState, CalibrationResult | None]:
-    """Return the state in its calibrated order and the calibration result; unchanged without calibration.
-
-    Raises:
-        ConfigError: the model is stored as it was trained (`birdie.spectral`), so there is nothing to calibrate.
-        WeightsError: the calibration is of another model.
-    """
+    """Return the state in its calibrated order and the calibration result; unchanged without calibration."""
     if calibration is None:
         return state, None
     if state.stored_as:

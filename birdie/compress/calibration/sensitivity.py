@@ -93,11 +93,6 @@ def calibrate(
         gradients: False for forward passes only: input Hessians, and how often rows are looked up.
         world: ranks with different batches; every rank gets the mean over all.
         progress: called with the number of batches done.
-
-    Raises:
-        ConfigError: the module has no weights, or its loss does not depend on them.
-        DataError: there are no batches, or activations or gradients are not finite, or too large to be squared.
-        WeightsError: activations are not finite because a weight is not.
     """
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")

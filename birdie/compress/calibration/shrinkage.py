@@ -37,9 +37,6 @@ def shrunk(
         known: name → sensitivity by calibration; without a number of samples it is not changed.
         weights: name → weight; a sensitivity without a weight is not changed.
         names: of the sensitivities to yield.
-
-    Raises:
-        WeightsError: a weight is not finite.
     """
     assumed = prior({name: with_rows(weights[name], known[name]) for name in known if name in weights})
     ratios = [level(known[name]) / level(item) for name, item in assumed.items()]

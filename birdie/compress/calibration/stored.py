@@ -28,9 +28,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a file, mapped, and the texts that describe them.
 
     Changes of the tensors never reach the file.
-
-    Raises:
-        DataError: the file is missing or damaged.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -73,11 +70,7 @@ class StoredSensitivities(Mapping[str, Sensitivity]):
 
 
 def write_sensitivity(path: Path, sensitivity: Sensitivity) -> None:
-    """Write a measured sensitivity into a file.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write a measured sensitivity into a file."""
     blocks = sensitivity.blocks
     parts = {
         "hessian": sensitivity.hessian,
@@ -91,11 +84,7 @@ def write_sensitivity(path: Path, sensitivity: Sensitivity) -> None:
 
 
 def read_sensitivity(path: Path) -> Sensitivity:
-    """Return the sensitivity of a file, its tensors mapped.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Return the sensitivity of a file, its tensors mapped."""
     parts, facts = read_tensors(path)
     return Sensitivity(
         parts.get("hessian"),

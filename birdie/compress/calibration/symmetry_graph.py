@@ -103,9 +103,6 @@ def find_symmetries(module: nn.Module) -> tuple[Symmetry, ...]:
     """Return the permutations of units that leave `module.forward` unchanged, in training and in evaluation mode.
 
     The symmetries have no powers: they are about order alone. Access to weights outside of `forward` is not detected.
-
-    Raises:
-        ConfigError: the module cannot be traced, say because its forward branches on values.
     """
     both = [_Analysis(module, _traced(module, training)).symmetries() for training in (False, True)]
     return tuple(symmetry for symmetry in both[0] if symmetry in both[1])

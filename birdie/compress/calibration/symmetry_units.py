@@ -71,12 +71,7 @@ class Member:
 
 
 def members_of(symmetry: Symmetry, state: Mapping[str, Tensor]) -> list[Member]:
-    """Return the members of `symmetry`, checked against `state`, with axes counted from the front.
-
-    Raises:
-        ConfigError: a member is malformed, names an unknown tensor or entries out of range, has another number of units
-            than the first member, or overlaps another member.
-    """
+    """Return the members of `symmetry`, checked against `state`, with axes counted from the front."""
     if not isinstance(symmetry, tuple | list) or not symmetry:  # models declare symmetries without this module's types
         raise ConfigError(f"symmetry {symmetry!r} is no tuple of members; write ((name, axis, block), …)")
     members = [_member(member, state) for member in symmetry]

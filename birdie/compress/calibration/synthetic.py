@@ -72,10 +72,6 @@ def synthetic_calibration(
             None makes inputs up, for language models and image networks.
         symmetries: whether units may be permuted.
         seed: of made-up inputs.
-
-    Raises:
-        ConfigError: inputs cannot be made up for this module, or it does not accept the example inputs.
-        WeightsError: a running statistic or another buffer is NaN.
     """
     made_up = example_inputs is None
     batches = _made_up(module, seed) if made_up else _listed(example_inputs, _example_weight(module).device)
@@ -100,10 +96,6 @@ def calibrate_on_inputs(
         symmetries: whether units may be permuted.
         seed: of the loss of outputs that are no logits.
         progress: called with the number of batches done.
-
-    Raises:
-        ConfigError: the module does not accept the inputs.
-        WeightsError: a running statistic or another buffer is NaN.
     """
     _require_finite_buffers(module)
     if len(batches) == 1:
@@ -149,9 +141,6 @@ def output_calibration(
     The outputs are logits if there is one for every token of a vocabulary, or one row of classes for every image: the
     loss is then their KL divergence. Of other outputs it is the squared error of each in units of its mean square, by a
     random projection of the outputs, whose gradient has the covariance of that error.
-
-    Raises:
-        ConfigError: the module does not accept the batches, or returns no floating tensor.
     """
     with in_mode(module.modules(), training=False), torch.no_grad():
         first = _outputs(module, batches[0])
@@ -244,11 +233,7 @@ def closer(calibration: CalibrationResult, calibrated: EncodedState, assumed: En
 
 
 def forward(module: nn.Module, inputs: Inputs) -> Any:
-    """Return what a module returns, with the same random numbers in every call.
-
-    Raises:
-        ConfigError: the module raises an error.
-    """
+    """Return what a module returns, with the same random numbers in every call."""
     devices = sorted({tensor.device.index or 0 for tensor in module.parameters() if tensor.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices):
@@ -269,11 +254,7 @@ def forward(module: nn.Module, inputs: Inputs) -> Any:
 
 
 def _outputs(module: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """Return the floating tensors that a module returns, logits before others, without caches and hidden states.
-
-    Raises:
-        ConfigError: the module raises an error, or returns no floating tensor.
-    """
+    """Return the floating tensors that a module returns, logits before others, without caches and hidden states."""
     outputs = forward(module, inputs)
     parts: list[Any] = [outputs]
     if isinstance(outputs, Mapping):
@@ -314,11 +295,7 @@ def _are_logits(module: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
 
 
 def _listed(example_inputs: Any, device: torch.device) -> list[Inputs]:
-    """Return example inputs as batches on `device`.
-
-    Raises:
-        ConfigError: they hold no tensor.
-    """
+    """Return example inputs as batches on `device`."""
     batches = example_inputs if isinstance(example_inputs, list) else [example_inputs]
     if not batches or not all(any(True for _ in _tensors(batch)) for batch in batches):
         raise ConfigError(

@@ -137,9 +137,6 @@ def find_units(
         names: memory → name of its matrices.
         run: computes the loss of the batch, without gradients.
         blocks: names of the modules to take as blocks; None finds them.
-
-    Raises:
-        ConfigError: a block that is named does not exist, or is not called.
     """
     modules = {part: name for name, part in module.named_modules() if not isinstance(part, torch.jit.ScriptModule)}
     chosen = _members(module) if blocks is None else set(blocks)

@@ -62,11 +62,6 @@ class WorkFolder:
             root: an empty or missing folder, or one of a calibration with the same identity.
             identity: difference between two calibrations, in words for a message → value that they do not share then.
             world: the ranks.
-
-        Raises:
-            ConfigError: the folder is of another calibration, or in use; or a rank does not see it.
-            DataError: a file in it is damaged, or is a link.
-            OutputError: the folder cannot be written, or is of something else.
         """
         folder = cls(root, world)
         identities = [json.loads(text) for text in world.all_gather_strings(json.dumps(dict(identity)))]
@@ -83,11 +78,7 @@ class WorkFolder:
             yield folder
 
     def progress(self) -> dict[str, Any]:
-        """Return what `save_progress` saved last; an empty dict at the beginning.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Return what `save_progress` saved last; an empty dict at the beginning."""
         try:
             return read_json(self.root / _PROGRESS)
         except FileNotFoundError:
@@ -112,12 +103,7 @@ class WorkFolder:
             (part / _CHECKSUMS).write_bytes(_json(sums))
 
     def _identify(self, identities: list[dict[str, str]]) -> None:
-        """Write whose folder this is, or compare.
-
-        Raises:
-            ConfigError: it is of another calibration.
-            DataError: the file that says so is damaged.
-        """
+        """Write whose folder this is, or compare."""
         path = self.root / _IDENTITY
         if not path.exists():
             write_bytes(path, _json(identities))
@@ -141,12 +127,7 @@ class WorkFolder:
                     )
 
     def _require_undamaged(self) -> None:
-        """Compare the checksums of all files that are left.
-
-        Raises:
-            ConfigError: this rank does not see the folder.
-            DataError: a file is damaged, or is a link.
-        """
+        """Compare the checksums of all files that are left."""
         if not (self.root / _IDENTITY).exists():
             raise ConfigError(f"rank {self.world.rank} does not see {self.root}; choose a folder that all ranks share")
         if links := [path for path in (self.rank, *self.rank.rglob("*")) if path.is_symlink()]:
@@ -159,12 +140,7 @@ class WorkFolder:
 
 
 def together(world: World, work: Callable[[], T]) -> T:
-    """Return the result of work that every rank does; if it fails on one, the others end without a message.
-
-    Raises:
-        Exception: what the work raised on this rank.
-        SystemExit: it raised on another rank alone.
-    """
+    """Return the result of work that every rank does; if it fails on one, the others end without a message."""
     failure: Exception | None = None
     try:
         result = work()

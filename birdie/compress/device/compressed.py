@@ -105,9 +105,6 @@ class CompressedTensor:
             layout: of its streams, by the scheme's decoder.
             payloads: coder and payload of each stream.
             threads: that decode the scales.
-
-        Raises:
-            ArtifactError: the side information or the scales are damaged.
         """
         if not may_decode(scheme, dtype, params, [code for code, _ in payloads]):
             return None
@@ -253,11 +250,7 @@ def _scales(encoded: Encoded) -> Scales:
 
 
 def require_sound(damaged: Tensor) -> None:
-    """Wait for the device, and check what `CompressedTensor.decode` returned beside the tensor.
-
-    Raises:
-        ArtifactError: a chunk was damaged.
-    """
+    """Wait for the device, and check what `CompressedTensor.decode` returned beside the tensor."""
     if bool(damaged.any()):
         raise ArtifactError("a lane of a coded chunk does not end where it should; the file is damaged")
 

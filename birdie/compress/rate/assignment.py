@@ -92,9 +92,6 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         state: the model's tensors.
         schemes: a spec or scheme for all, or (pattern, spec) rules; None: `DEFAULT`, or a search for the target.
         target: byte budget, quality, lossless, or nothing.
-
-    Raises:
-        ConfigError: a spec or pattern is wrong, or a scheme for every tensor leaves the target nothing to choose.
     """
     default, rules = parse_rules(schemes)
     for scheme in (*([] if default is None else [default]), *(scheme for _, scheme in rules)):
@@ -140,11 +137,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
 
 
 def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
-    """Return (scheme for every tensor, rules) of the argument `schemes`: one of the two is set, or neither.
-
-    Raises:
-        ConfigError: a spec is wrong, a rule is not a pair, or two rules have one pattern.
-    """
+    """Return (scheme for every tensor, rules) of the argument `schemes`: one of the two is set, or neither."""
     if schemes is None:
         return None, []
     if isinstance(schemes, Mapping):
@@ -170,11 +163,7 @@ def _scheme(spec: str | Scheme) -> Scheme:
 
 
 def parse_rule(text: str) -> Rule:
-    """Return (pattern, scheme) of `PATTERN=SPEC`.
-
-    Raises:
-        ConfigError: there is no "=", or the spec is wrong.
-    """
+    """Return (pattern, scheme) of `PATTERN=SPEC`."""
     pattern, equals, spec = text.partition("=")
     if not equals or not pattern:
         raise ConfigError(f"scheme rule {text!r} is not PATTERN=SPEC; write for example 'blocks.*=int6'")
@@ -182,11 +171,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:
-    """Return name → scheme of the first rule whose pattern matches; names without a rule are left out.
-
-    Raises:
-        ConfigError: a pattern matches no tensor.
-    """
+    """Return name → scheme of the first rule whose pattern matches; names without a rule are left out."""
     matched: dict[str, Scheme] = {}
     for pattern, scheme in rules:
         hits = [name for name in names if fnmatchcase(name, pattern)]

@@ -137,11 +137,6 @@ def fit_budget(
             proposal, so that `size` is called about twice. It decides nothing: a state that does not fit by `rough` may
             still fit by `size`.
         start: scale to begin with, in standard deviations, if the model is known not to fit losslessly.
-
-    Raises:
-        BudgetError: even the coarsest setting does not fit.
-        ConfigError: the budget is not positive.
-        WeightsError: a tensor is not finite.
     """
     if budget <= 0:
         raise ConfigError(f"budget {budget} is not a positive number of bytes")
@@ -173,10 +168,6 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
         quality: largest mean KL in nats per target.
         divergence: mean KL of an encoded state; called once a round.
         start: exponent to begin with.
-
-    Raises:
-        BudgetError: tensors with rules and small tensors alone cost more than `quality`.
-        ConfigError: the quality is not positive.
     """
     if not 0 < quality < math.inf:
         raise ConfigError(f"quality {quality} is not a positive number")

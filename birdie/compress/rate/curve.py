@@ -48,11 +48,7 @@ class Curve:
 
     @classmethod
     def of(cls, name: str, weight: Tensor, factors: Feedback) -> "Curve":
-        """Return the curve of a matrix whose error feedback has these factors.
-
-        Raises:
-            WeightsError: a weight is not finite.
-        """
+        """Return the curve of a matrix whose error feedback has these factors."""
         column = factors.column_weight
         energy = np.concatenate([block.astype(np.float64) ** 2 @ column for block in blocks(name, weight)])
         squares = energy * factors.row_weight / len(column)

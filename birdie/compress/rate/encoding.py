@@ -71,10 +71,6 @@ def encode_state(
         hooks: what becomes of encoded tensors, and which process encodes them; without calibration, or with a
             blockwise one.
         workers: threads; None uses every core.
-
-    Raises:
-        BudgetError: nothing fits the budget or the quality.
-        WeightsError: a tensor cannot be stored by its scheme.
     """
     budget = target.in_bytes(assignment.weights)
 

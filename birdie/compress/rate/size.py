@@ -9,11 +9,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of "16MB", "1.5 MiB" or "250000", rounded down.
-
-    Raises:
-        ConfigError: `text` is not a positive size.
-    """
+    """Return the bytes of "16MB", "1.5 MiB" or "250000", rounded down."""
     match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].lower() not in UNITS:
         raise ConfigError(f"{text!r} is not a size; write bytes (250000) or a unit: kB, MB, GB, KiB, MiB, GiB")

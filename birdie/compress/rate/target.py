@@ -19,9 +19,6 @@ class Target:
         quality: largest mean KL from the float model's predictions, in nats per token or sample, or largest relative
             error for losses without probabilities.
         lossless: whether every bit of every tensor is kept.
-
-    Raises:
-        ConfigError: two fields are set, or one is out of range.
     """
 
     budget: int | None = None
@@ -57,11 +54,7 @@ def _is_number(value: Any, most: float) -> bool:
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int | None:
-    """Return `value` as an int (numpy integers are accepted, floats are not); None stays None.
-
-    Raises:
-        ConfigError: it is no integer, or below `least`.
-    """
+    """Return `value` as an int (numpy integers are accepted, floats are not); None stays None."""
     try:
         if value is None or (operator.index(value) >= least and not isinstance(value, bool)):
             return None if value is None else operator.index(value)

@@ -26,11 +26,7 @@ def _cast_dtype(params: tuple[int, ...]) -> torch.dtype:
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of the planes of the 16-bit words.
-
-    Raises:
-        ArtifactError: the tensor is of another dtype than float32 and float64, or the parameter is unknown.
-    """
+    """Return the layout of the planes of the 16-bit words."""
     if dtype not in (torch.float32, torch.float64):
         raise ArtifactError(f"scheme cast cannot hold a tensor of {dtype}; the file is corrupt")
     return plane_layout(shape, _cast_dtype(params))

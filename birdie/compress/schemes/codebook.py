@@ -52,11 +52,7 @@ _Rows = NDArray[np.float32]
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of symbols, levels and scale indices.
-
-    Raises:
-        ArtifactError: the parameters are impossible.
-    """
+    """Return the layout of symbols, levels and scale indices."""
     rows, columns = real_matrix(shape, dtype)
     if len(params) != 2 or not 1 <= params[0] <= MAX_LEVELS or not 0 <= params[1] <= 1:
         raise ArtifactError(f"scheme codebook has parameters {params}; the file is corrupt or newer")
@@ -65,11 +61,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return level of the symbol · scale; levels are integers, the product is rounded once to float32.
-
-    Raises:
-        ArtifactError: a symbol has no level, or the levels do not rise.
-    """
+    """Return level of the symbol · scale; levels are integers, the product is rounded once to float32."""
     symbols, levels, indices = encoded.streams
     if int(symbols.max()) >= levels.size:
         raise ArtifactError(f"a symbol is beyond a codebook of {levels.size} levels; the file is corrupt")

@@ -72,11 +72,7 @@ _SCALES = 1 << 18  # scales looked up at a time
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of symbols and scale indices.
-
-    Raises:
-        ArtifactError: the parameters are not those of a grid of this shape.
-    """
+    """Return the layout of symbols and scale indices."""
     if len(params) > 1:
         raise ArtifactError(f"scheme grid takes at most one parameter but the file gives {len(params)}")
     return grouped_layout(shape, dtype, params[0] if params else real_matrix(shape, dtype)[1], np.dtype(np.int32))
@@ -85,11 +81,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 def grouped_layout(
     shape: tuple[int, ...], dtype: torch.dtype, group_size: int, symbols: np.dtype[np.integer]
 ) -> tuple[StreamLayout, ...]:
-    """Return the layout of symbols of this integer type and of one scale index per group.
-
-    Raises:
-        ArtifactError: the group does not fit the rows.
-    """
+    """Return the layout of symbols of this integer type and of one scale index per group."""
     rows, columns = real_matrix(shape, dtype)
     if not 1 <= group_size <= columns:
         raise ArtifactError(f"a group of {group_size} columns does not fit rows of {columns}; the file is corrupt")

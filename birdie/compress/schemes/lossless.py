@@ -69,11 +69,7 @@ _LISTED_GAIN = 0.98  # entropy of the list's numbers over that of the planes, up
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of the planes, or of the one stream of integers and, for LISTED, the list.
-
-    Raises:
-        ArtifactError: there is no such form for tensors of this shape and dtype.
-    """
+    """Return the layout of the planes, or of the one stream of integers and, for LISTED, the list."""
     if not params:
         return plane_layout(shape, dtype)
     rows, columns = rows_columns(shape)
@@ -110,11 +106,7 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return the tensor, bit for bit.
-
-    Raises:
-        ArtifactError: a stream holds values that this dtype cannot have.
-    """
+    """Return the tensor, bit for bit."""
     streams, params, dtype = encoded.streams, encoded.params, encoded.dtype
     if not params:
         return join_planes(encoded, dtype)

@@ -53,11 +53,7 @@ _Array = NDArray[np.float64]
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of the base and of the factors.
-
-    Raises:
-        ArtifactError: the parameters are impossible.
-    """
+    """Return the layout of the base and of the factors."""
     rows, columns = real_matrix(shape, dtype)
     parts = parts_of(shape, params[1:])
     if len(parts) != 1 or not 1 <= params[0] <= min(rows, columns):

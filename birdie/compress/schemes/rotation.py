@@ -57,11 +57,7 @@ _HALF_ROOT = 0.7071067811865476  # 1 / √2
 
 
 def parts_of(shape: tuple[int, ...], params: tuple[int, ...]) -> list[Part]:
-    """Return the inner tensors that `params` describe, all of the outer shape.
-
-    Raises:
-        ArtifactError: the scheme of one is not in `INNER`, or its parameters are impossible.
-    """
+    """Return the inner tensors that `params` describe, all of the outer shape."""
     parts: list[Part] = []
     while params:
         part, params = take_part(INNER, shape, params)
@@ -117,11 +113,7 @@ def rotate(columns: NDArray[np.float64], seed: int, back: bool = True) -> None:
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layouts of the inner tensors, one after another.
-
-    Raises:
-        ArtifactError: the parameters are impossible.
-    """
+    """Return the layouts of the inner tensors, one after another."""
     real_matrix(shape, dtype)
     parts = parts_of(shape, params[1:])
     if not 1 <= len(parts) <= 2 or not 0 <= params[0] < SEEDS:

@@ -158,9 +158,6 @@ def encode_symbols(
             distinct `transform.classes(shape)`; or of shape () or (1, …) if all coefficients share one scale.
         transform: the transform of the coefficients.
         scan: one of `SCANS`; "auto" takes the one that codes a sample smallest.
-
-    Raises:
-        ConfigError: shapes do not fit, a symbol or an index is out of range, or the scan does not fit the shape.
     """
     axes = transform.plan
     counts = axes.counts(shape)
@@ -183,11 +180,7 @@ def encode_symbols(
 
 
 def scan_named(name: str) -> Scan:
-    """Return the scan called `name` in `SCANS`; for "auto", the scan "none".
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Return the scan called `name` in `SCANS`; for "auto", the scan "none"."""
     if name != "auto" and name not in SCANS:
         raise ConfigError(f"scan {name!r} is unknown; choose auto, {', '.join(SCANS)}")
     layout, _, order = name.partition("-")

@@ -35,22 +35,14 @@ _Array = NDArray[np.float64]
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of symbols and scale indices.
-
-    Raises:
-        ArtifactError: the parameters are not those of groups of this shape.
-    """
+    """Return the layout of symbols and scale indices."""
     if len(params) != 1:
         raise ArtifactError(f"scheme ternary takes one parameter but the file gives {len(params)}")
     return grid.grouped_layout(shape, dtype, params[0], INT8)
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return symbol · scale, as a grid does.
-
-    Raises:
-        ArtifactError: a symbol is not −1, 0 or 1.
-    """
+    """Return symbol · scale, as a grid does."""
     symbols = encoded.streams[0]
     if int(symbols.min()) < -1 or int(symbols.max()) > 1:
         raise ArtifactError("a ternary symbol is not -1, 0 or 1; the file is corrupt")

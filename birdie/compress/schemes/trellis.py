@@ -74,11 +74,7 @@ _SHORT = 64  # rows: the first weights of shorter paths cost too much
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of symbols and scale indices.
-
-    Raises:
-        ArtifactError: the parameters are impossible.
-    """
+    """Return the layout of symbols and scale indices."""
     rows, columns = real_matrix(shape, dtype)
     if (
         len(params) != 5
@@ -117,11 +113,7 @@ def decode(encoded: Encoded) -> Tensor:
 
 
 def row_scales(encoded: Encoded, rows: slice = slice(None)) -> NDArray[np.float32]:
-    """Return the scales of `rows`, base and stream combined.
-
-    Raises:
-        ArtifactError: an index is out of range.
-    """
+    """Return the scales of `rows`, base and stream combined."""
     _, resolution, _, base, finer = encoded.params
     indices = encoded.streams[1][rows, 0].astype(np.int64) * (PER_OCTAVE // resolution) + base
     indices[: max(0, finer - (rows.start or 0))] += 1
@@ -129,11 +121,7 @@ def row_scales(encoded: Encoded, rows: slice = slice(None)) -> NDArray[np.float3
 
 
 def column_scales(encoded: Encoded) -> NDArray[np.float32]:
-    """Return the scales of columns; ones without a stream.
-
-    Raises:
-        ArtifactError: an index is out of range.
-    """
+    """Return the scales of columns; ones without a stream."""
     symbols, _, *columns = encoded.streams
     if not columns:
         return np.ones(symbols.shape[1], np.float32)

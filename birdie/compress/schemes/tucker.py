@@ -89,11 +89,7 @@ def fits(shape: tuple[int, ...], ranks: tuple[int, ...]) -> bool:
 
 
 def _parts(shape: tuple[int, ...], params: tuple[int, ...]) -> tuple[tuple[int, ...], list[Part]]:
-    """Return the ranks, and the core and the factors.
-
-    Raises:
-        ArtifactError: the parameters are impossible.
-    """
+    """Return the ranks, and the core and the factors."""
     ranks, rest = params[: len(shape)], params[len(shape) :]
     if not fits(shape, ranks):
         raise ArtifactError(f"scheme tucker has ranks {ranks} for a tensor of {shape}; the file is corrupt or newer")
@@ -107,11 +103,7 @@ def _parts(shape: tuple[int, ...], params: tuple[int, ...]) -> tuple[tuple[int, 
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of all parts.
-
-    Raises:
-        ArtifactError: the parameters are impossible.
-    """
+    """Return the layout of all parts."""
     real_matrix(shape, dtype)
     core, *factors = _parts(shape, params)[1]
     streams = [*with_kernel(core)]

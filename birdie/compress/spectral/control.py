@@ -45,11 +45,7 @@ class RateControl:
     """
 
     def __init__(self, model: nn.Module, bits: float, steps: int, *, settled: float = 0.7) -> None:
-        """Control towards `bits` per spectral weight after the share `settled` of `steps` steps.
-
-        Raises:
-            ConfigError: the target is not between 0 and the current bits, or a setting is out of range.
-        """
+        """Control towards `bits` per spectral weight after the share `settled` of `steps` steps."""
         self.model = model
         self.start = self.bits = self.measure()
         if not 0 < bits < self.start:

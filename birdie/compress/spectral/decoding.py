@@ -37,11 +37,7 @@ _BLOCK = 1 << 20  # elements of several rows transformed at a time: fewer take l
 
 
 def transform_of(params: tuple[int, ...]) -> tuple[Axes, Scan]:
-    """Return the transform and the scan that `params` describe.
-
-    Raises:
-        ArtifactError: they are impossible.
-    """
+    """Return the transform and the scan that `params` describe."""
     kind, edge, levels, kernel, layout, order = params if len(params) == 6 else (-1,) * 6
     if (
         not 0 <= kind < len(KINDS)
@@ -69,11 +65,7 @@ def params_of(axes: Axes, scan: Scan) -> tuple[int, ...]:
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layout of symbols and scale indices.
-
-    Raises:
-        ArtifactError: the parameters are impossible for this shape.
-    """
+    """Return the layout of symbols and scale indices."""
     real_matrix(shape, dtype)
     axes, scan = transform_of(params)
     if not scan.fits(shape, axes):

@@ -21,11 +21,7 @@ def trained_scheme(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Scheme:
-    """Return the scheme that stores `symbols`, coefficients divided by scales; lossless if symbols are too large.
-
-    Raises:
-        WeightsError: a symbol is not finite.
-    """
+    """Return the scheme that stores `symbols`, coefficients divided by scales; lossless if symbols are too large."""
     if not bool(torch.isfinite(symbols).all()):
         raise WeightsError(f"tensor {name!r} holds NaN or infinite coefficients; train on from an earlier checkpoint")
     if float(symbols.abs().max()) > MAX_SYMBOL:

@@ -53,9 +53,6 @@ def tucker(weight: Tensor, *, energy: float = 0.99, ranks: tuple[int, ...] | Non
 
     Returns:
         Core and factors in the dtype and on the device of `weight`; float16 and bfloat16 are computed in float32.
-
-    Raises:
-        ConfigError: the energy is not above 0 and at most 1, or ranks do not fit.
     """
     if not 0 < energy <= 1:
         raise ConfigError(f"tucker energy={energy} is out of range; choose above 0, at most 1")

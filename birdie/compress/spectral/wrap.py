@@ -152,11 +152,7 @@ class SpectralWeight(nn.Module):
             return (coefficients.float() / self.spread(self.steps()[0])).round()
 
     def stored_as(self, name: str, coefficients: Tensor) -> Scheme:
-        """Return the scheme that stores the trained coefficients.
-
-        Raises:
-            WeightsError: a coefficient is not finite.
-        """
+        """Return the scheme that stores the trained coefficients."""
         with torch.no_grad():
             indices = self.steps()[1]
         return trained_scheme(name, self.symbols(coefficients), indices, self.transform, self.shape, self.dtype)

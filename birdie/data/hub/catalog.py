@@ -73,11 +73,7 @@ class RemoteDataset:
 
 
 def require_variant(variant: str) -> str:
-    """Return `variant` if it is a vocabulary that birdie can read.
-
-    Raises:
-        ConfigError: the variant is unknown.
-    """
+    """Return `variant` if it is a vocabulary that birdie can read."""
     if not _VARIANT.fullmatch(variant):
         raise ConfigError(
             f"variant {variant!r} is unknown; choose sp and the vocabulary's size, as in sp1024, or byte260"
@@ -92,10 +88,6 @@ def find_root(files: Mapping[str, RemoteFile], variant: str, root: str | None = 
         files: listing of the repository.
         variant: name of the data set.
         root: folder to use; default: `DEFAULT_ROOT` if it has the variant, else the only folder that has it.
-
-    Raises:
-        ConfigError: several folders have the variant.
-        DataError: no folder has it; the message lists the variants that exist.
     """
     roots = sorted({folder for folder, name in _index_shards(files) if name == variant})
     if root is not None:
@@ -118,11 +110,7 @@ def find_root(files: Mapping[str, RemoteFile], variant: str, root: str | None = 
 def select_files(
     files: Mapping[str, RemoteFile], root: str, variant: str, manifest_bytes: bytes | None
 ) -> RemoteDataset:
-    """Return the files of `variant` below `root`, according to the listing and the manifest (None: there is none).
-
-    Raises:
-        DataError: files are missing, manifest and listing contradict each other, or one of them is unsafe.
-    """
+    """Return the files of `variant` below `root`, according to the listing and the manifest (None: there is none)."""
     if manifest_bytes is None:
         manifest = _no_entry("the repository has none")
     else:
@@ -202,11 +190,7 @@ def _no_entry(reason: str) -> Manifest:
 
 
 def read_manifest(data: bytes, dataset: str) -> Manifest:
-    """Return the entry of data set `dataset` in the manifest `data`; unknown keys are ignored.
-
-    Raises:
-        DataError: the manifest names a tokenizer outside the repository.
-    """
+    """Return the entry of data set `dataset` in the manifest `data`; unknown keys are ignored."""
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError):

@@ -105,11 +105,6 @@ def download(
         root: root of the folder layout.
         source: location of the data set; default: the challenge's own repository.
         report: progress callback.
-
-    Raises:
-        ConfigError: a setting is out of range, or huggingface_hub is not installed.
-        DataError: the hub does not deliver the data, or the data are inconsistent.
-        OutputError: the disk is full, or the folder has data that are not from this repository.
     """
     if train_shards < 0:
         raise ConfigError(f"train_shards={train_shards} must not be negative")
@@ -183,11 +178,7 @@ class _Downloader:
         )
 
     def _replaceable_info(self) -> DatasetInfo | None:
-        """Return the existing dataset.json, or None if there is none or it is damaged.
-
-        Raises:
-            OutputError: it describes another data set, which must not be replaced.
-        """
+        """Return the existing dataset.json, or None if there is none or it is damaged."""
         try:
             info = DatasetInfo.read(self._layout.folder)
         except DataError:  # damaged: it is written again from the shards
@@ -197,11 +188,7 @@ class _Downloader:
         return info
 
     def _intact(self, files: Sequence[RemoteFile], info: DatasetInfo | None) -> set[str]:
-        """Return the names of the local files that match the listing; the others are downloaded again.
-
-        Raises:
-            OutputError: a valid shard of unknown origin would be replaced.
-        """
+        """Return the names of the local files that match the listing; the others are downloaded again."""
         total, done, kept = sum(file.size for file in files), 0, set()
         for file in files:
             path = self._layout.folder / file.name
@@ -236,12 +223,7 @@ class _Downloader:
         return path
 
     def _install_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer, downloaded to its final path if it is not there yet.
-
-        Raises:
-            DataError: it is unusable, or belongs to another variant.
-            OutputError: the path has another tokenizer.
-        """
+        """Return the tokenizer, downloaded to its final path if it is not there yet."""
         remote, model, variant = self._dataset.model, self._layout.model, self._dataset.variant
         if remote is None or model is None:
             return load_tokenizer("bytes")
@@ -358,11 +340,7 @@ class _TotalsCounter:
         self._table = tokenizer.byte_table()
 
     def add(self, tokens: Tokens, file: RemoteFile) -> None:
-        """Add the tokens of one shard.
-
-        Raises:
-            DataError: an id is outside the tokenizer's vocabulary.
-        """
+        """Add the tokens of one shard."""
         documents = size = 0
         for start in range(0, len(tokens), _BLOCK_TOKENS):
             block = tokens[start : start + _BLOCK_TOKENS]
@@ -396,11 +374,7 @@ def _block_bytes(table: ByteTable, histogram: NDArray[np.intp], block: Tokens, p
 
 
 def _require_match(tokens: Tokens, tokenizer: Tokenizer, file: RemoteFile) -> None:
-    """Check that the tokenizer reproduces the first `tokens` when it decodes and encodes them.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Check that the tokenizer reproduces the first `tokens` when it decodes and encodes them."""
     if tokens[:_ROUNDTRIP_TOKENS].max() < tokenizer.vocab_size:  # `_TotalsCounter` reports larger ids
         share = roundtrip_share(tokens[:_ROUNDTRIP_TOKENS], tokenizer)
         if share < MIN_ROUNDTRIP:

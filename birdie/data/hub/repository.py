@@ -91,12 +91,7 @@ class Repository:
 
     @classmethod
     def open(cls, name: str, revision: str | None = None, endpoint: str | None = None) -> "Repository":
-        """Request the listing of `name` at `revision` (a branch, a tag or a commit; None: the newest).
-
-        Raises:
-            ConfigError: huggingface_hub is not installed, or `name` is not a repository name.
-            DataError: there is no such repository or revision, access is denied, or the answer is malformed.
-        """
+        """Request the listing of `name` at `revision` (a branch, a tag or a commit; None: the newest)."""
         api = _library().HfApi(endpoint=endpoint)
         subject = f"{name} at {api.endpoint}"
 
@@ -113,12 +108,7 @@ class Repository:
         return cls(name, commit, {file.path: file for file in map(_checked, info.siblings or ())}, endpoint)
 
     def download(self, file: RemoteFile, folder: Path, on_bytes: OnBytes | None = None) -> Path:
-        """Download `file` into `folder` (below it, the path is that of the repository) and verify its digest.
-
-        Raises:
-            DataError: the transfer failed, or the file had a wrong digest twice.
-            OutputError: the file cannot be written.
-        """
+        """Download `file` into `folder` (below it, the path is that of the repository) and verify its digest."""
         subject = f"{file.path} of {self.name}"
         for force in (False, True):  # the first copy may come from the library's cache, the second cannot
             path = _with_retries(lambda force=force: self._transfer(file, folder, on_bytes, force), subject)  # type: ignore[misc]
@@ -152,11 +142,7 @@ def _library() -> Any:
 
 
 def _checked(sibling: Any) -> RemoteFile:
-    """Return one entry of the listing as a `RemoteFile`.
-
-    Raises:
-        DataError: its path leads out of the repository, or its size or digest is malformed.
-    """
+    """Return one entry of the listing as a `RemoteFile`."""
     path, size = str(sibling.rfilename), sibling.size
     digest = str(sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id)
     if not is_name(path):
@@ -202,11 +188,7 @@ def _byte_counter(file: RemoteFile, on_bytes: OnBytes | None) -> type:
 
 
 def _with_retries(attempt: Callable[[], T], subject: str) -> T:
-    """Return `attempt()`, retried with pauses after transient errors.
-
-    Raises:
-        BirdieError: the attempt failed for good; the message begins with `subject`.
-    """
+    """Return `attempt()`, retried with pauses after transient errors."""
     for pause in (*RETRY_PAUSES, None):
         try:
             with _quiet_library():

@@ -74,11 +74,7 @@ class _Text:
 
 
 def audit_artifact(path: Path, shown: str, options: AuditOptions) -> Iterator[Finding]:
-    """Yield all findings about the .birdie file at `path`; `shown` is its path in findings.
-
-    Raises:
-        DataError: data or a tokenizer that was named does not exist.
-    """
+    """Yield all findings about the .birdie file at `path`; `shown` is its path in findings."""
     result, evidence = size_result(path.stat().st_size, "the artifact alone, without the code that reads it")
     yield Finding(rules.SIZE, result, evidence, "file", shown)
     started = time.perf_counter()
@@ -132,11 +128,7 @@ def _check_recipe(recipe: Recipe, metadata: Mapping[str, Any], shown: str) -> Fi
 def _validation_text(
     recipe: Recipe, metadata: Mapping[str, Any], options: AuditOptions, shown: str
 ) -> tuple[_Text | None, list[Finding]]:
-    """Return the validation text if it exists, else findings on what is missing or wrong.
-
-    Raises:
-        DataError: data or a tokenizer that was named does not exist.
-    """
+    """Return the validation text if it exists, else findings on what is missing or wrong."""
     name = options.tokenizer or recipe.data.tokenizer
     try:
         path = options.data

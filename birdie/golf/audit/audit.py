@@ -65,10 +65,6 @@ def audit(
         tokens: validation tokens that the probes run over.
         seconds: the time limit; None: 30 for a folder or a script, none for an artifact.
         progress: reports the work of the current part.
-
-    Raises:
-        ConfigError: there is nothing to audit at `path`, or a number is out of range.
-        DataError: data, a tokenizer or a log that was named cannot be read, or `path` is a pipe, a socket or a device.
     """
     for name in (path, *log_files):
         require_path(name)

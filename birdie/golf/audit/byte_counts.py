@@ -89,11 +89,7 @@ class Mistake(NamedTuple):
 
 
 def table_mistakes(table: ByteTable, tokenizer: Tokenizer) -> tuple[Mistake, ...]:
-    """Return the mistakes of `table` for `tokenizer`; its rows beyond the vocabulary do not matter.
-
-    Raises:
-        DataError: the table has fewer rows than the tokenizer has pieces.
-    """
+    """Return the mistakes of `table` for `tokenizer`; its rows beyond the vocabulary do not matter."""
     pieces = pieces_of(tokenizer)
     size, kinds = len(pieces.names), pieces.kinds
     if len(table) < size:
@@ -151,11 +147,7 @@ def _normalized(text: str) -> str:
 
 
 def check_table(table: ByteTable, tokenizer: Tokenizer, *, path: str | None = None) -> tuple[Finding, ...]:
-    """Return one finding for each mistake of a table of `tokenizer`, or one that it is right; `path` is its origin.
-
-    Raises:
-        DataError: the table has fewer rows than the tokenizer has pieces.
-    """
+    """Return one finding for each mistake of a table of `tokenizer`, or one that it is right; `path` is its origin."""
     mistakes = [
         Finding(BYTES, "fail", f"{name}: {count:,} ({examples})", "byte table", path)
         for name, count, examples in table_mistakes(table, tokenizer)

@@ -98,12 +98,7 @@ def is_unlimited(claim: Claim | None, path: Path) -> bool:
 
 
 def read_claim(path: Path, shown: str) -> Claim:
-    """Read the claim in a submission.json.
-
-    Raises:
-        DataError: the file is no JSON object, larger than MAX_BYTES, or no regular file.
-        OSError: the file cannot be read.
-    """
+    """Read the claim in a submission.json."""
     if path.stat().st_size > MAX_BYTES:
         raise DataError(f"{path} has {path.stat().st_size:,} bytes, the limit is {MAX_BYTES:,}; it was not read")
     try:
@@ -334,9 +329,6 @@ def check_script_of_logs(
 
     A log is compared by the copy of the script that it begins with, else by the bytes of code it counts. Ablations
     among the logs have scripts of their own, unless the claim names their seed.
-
-    Raises:
-        OutOfTimeError: the deadline has passed.
     """
     texts = [text for text in (source.data, source.unpacked) if text]
     modules = [text for name, text in source.modules.items() if name != FIRST]

@@ -44,9 +44,6 @@ def run_script(path: Path, *, seconds: float = 120, memory: int = 4 * GIB) -> tu
     """Run the script at `path` in the sandbox, for up to `seconds` and with `memory` bytes; return findings about it.
 
     Where there is no sandbox the script is not run, and the result is "unknown".
-
-    Raises:
-        DataError: there is no regular file at `path`.
     """
     require_regular(path)
     run = _Run(path)

@@ -56,11 +56,7 @@ class Launch:
 
 
 def mounts(submission: Path, scratch_bytes: int) -> list[Mount]:
-    """Return the table of mounts, parents before children.
-
-    Raises:
-        NotPossibleError: Python lies where the sandbox would show the user's files.
-    """
+    """Return the table of mounts, parents before children."""
     table = [("tmpfs", str(scratch_bytes), SCRATCH), ("tmpfs", "65536", "/dev"), ("proc", "proc", "/proc")]
     for path in _SYSTEM:
         if Path(path).is_symlink():
@@ -89,11 +85,7 @@ def _pythons() -> Iterator[str]:
 
 
 def bubblewrap(table: Sequence[Mount], command: Sequence[str]) -> Launch:
-    """Return how bubblewrap (`bwrap`) starts a command in the sandbox.
-
-    Raises:
-        NotPossibleError: it is not installed, or there is no filter for this machine.
-    """
+    """Return how bubblewrap (`bwrap`) starts a command in the sandbox."""
     program = shutil.which("bwrap")
     if program is None:
         raise NotPossibleError("bubblewrap is not installed")
@@ -106,11 +98,7 @@ def bubblewrap(table: Sequence[Mount], command: Sequence[str]) -> Launch:
 
 
 def unshare(table: Sequence[Mount], command: Sequence[str]) -> Launch:
-    """Return how `namespaces.py` starts a command in the sandbox.
-
-    Raises:
-        NotPossibleError: this is not Linux, or there is no filter for this machine.
-    """
+    """Return how `namespaces.py` starts a command in the sandbox."""
     if not sys.platform.startswith("linux"):
         raise NotPossibleError(f"sandboxes need Linux's namespaces, and this is {sys.platform}")
     plan = json.dumps({"mounts": table, "filter": _filter().hex(), "folder": SCRATCH, "command": command})

@@ -37,9 +37,6 @@ class Watch:
     """A thread that counts what the processes of a namespace use, and kills all of them beyond the limits.
 
     The processes are those in the sandbox's own /proc, which is opened here once: nothing in there can hide from it.
-
-    Raises:
-        OSError: the processes cannot be seen.
     """
 
     def __init__(self, launcher: int, limits: Limits, scratch: str) -> None:
@@ -135,11 +132,7 @@ def _too_many(limits: Limits) -> str:
 
 
 def _child(parent: int) -> int:
-    """Return the one process that `parent` has started.
-
-    Raises:
-        ProcessLookupError: it has none or several.
-    """
+    """Return the one process that `parent` has started."""
     children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

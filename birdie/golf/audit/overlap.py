@@ -56,9 +56,6 @@ def copies(
         val: validation shards in stream order, or their stream (N,).
         bos_id: the id that begins a document.
         progress: reports training tokens.
-
-    Raises:
-        DataError: a shard cannot be read.
     """
     stream = [("the stream", val)] if isinstance(val, np.ndarray) else [(path.name, read_shard(path)) for path in val]
     unmarked = [0]

@@ -100,10 +100,6 @@ class Sandbox:
 
     Attributes:
         way: how it is isolated, one of `isolation.WAYS`; None: the first that is possible.
-
-    Raises:
-        RefusedError: on entering, if the process cannot be isolated.
-        DataError: on entering, if the script is no regular file.
     """
 
     def __init__(
@@ -177,25 +173,14 @@ class Sandbox:
         return self._snapshot
 
     def require_running(self) -> None:
-        """Check that nothing has stopped the sandbox.
-
-        Raises:
-            LimitError: the time is over, or a limit was exceeded.
-            InterferedError: an answer had the wrong form.
-        """
+        """Check that nothing has stopped the sandbox."""
         if self._stopped is None and time.monotonic() >= self._end:
             self._stopped = self._overtime()
         if isinstance(self._stopped, LimitError | InterferedError):
             raise self._stopped
 
     def ask(self, operation: str, *args: Any) -> Any:
-        """Call a method of `sandbox_child.Host` in the sandbox.
-
-        Raises:
-            SandboxError: it failed, or the process died.
-            InterferedError: the answer has the wrong form, or one came without a request.
-            LimitError: the time is over, or a limit was exceeded.
-        """
+        """Call a method of `sandbox_child.Host` in the sandbox."""
         if self._stopped is not None:
             raise self._stopped
         number = secrets.token_hex(8)

@@ -92,9 +92,6 @@ def scan(
         shown: its path in findings.
         unlimited: whether the track has no cap on training time.
         deadline: the time limit.
-
-    Raises:
-        OutOfTimeError: the deadline has passed.
     """
     source = parse_source(source) if isinstance(source, bytes) else source
     prefix = ""

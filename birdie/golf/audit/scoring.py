@@ -118,11 +118,7 @@ def token_losses(scorer: Scorer, tokens: Tokens, targets: NDArray[np.integer[Any
 def batched_losses(
     model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress = no_progress
 ) -> tuple[str, Accumulator]:
-    """Return the evaluation mode in words, and the losses of `tokens` (N + 1,) by it, on the CPU, without adaptation.
-
-    Raises:
-        RuleError: a target was scored twice, or never.
-    """
+    """Return the evaluation mode in words, and the losses of `tokens` (N + 1,) by it, on the CPU, without adaptation."""
     settings = recipe.evaluation
     mode = settings.scoring_mode
     if isinstance(mode, StreamingMode):
@@ -206,11 +202,7 @@ def _with_other_end(tokens: Tokens, first: int, recipe: Recipe) -> Tokens:
 def _adapted_losses(
     model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress
 ) -> tuple[NDArray[np.float64], TrainingReport]:
-    """Return the nats (N,) of the targets, with adaptation in small chunks; the model gets its weights back.
-
-    Raises:
-        RuleError: a target was scored twice or never, or learned from before it was scored.
-    """
+    """Return the nats (N,) of the targets, with adaptation in small chunks; the model gets its weights back."""
     bos_id, settings = recipe.model.bos_id, recipe.evaluation
     length = min(window_length(recipe), max(1, (len(tokens) - 1) // _CHUNKS))
     prefix = max(1, int((np.asarray(tokens) == bos_id).sum()) // 2)

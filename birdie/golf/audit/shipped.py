@@ -134,12 +134,7 @@ def is_packed(source: Source) -> bool:
 
 
 def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str, deadline: Deadline) -> tuple[Finding, ...]:
-    """Return the size of what lies in the folder; the model's bytes are the logs' where its file is missing.
-
-    Raises:
-        DataError: folders are nested too deeply.
-        OutOfTimeError: the deadline has passed.
-    """
+    """Return the size of what lies in the folder; the model's bytes are the logs' where its file is missing."""
     if shipped.script is None:
         return ()
     listed = listed_bytes(shipped.folder, deadline) if shipped.folder is not None else 0

@@ -43,10 +43,6 @@ class Snapshot:
         left: number of entries that were left out: no regular files, or beyond the limits.
         size: bytes of the script.
         listed: bytes that can be read without opening a file, of all that was copied.
-
-    Raises:
-        DataError: the script is no regular file, or folders are nested too deeply.
-        OSError: it cannot be read, or its files cannot be watched.
     """
 
     def __init__(self, script: Path | None, folder: Path) -> None:
@@ -115,11 +111,7 @@ class Snapshot:
             self.left += 1
 
     def _copy(self, source: int, target: Path) -> int:
-        """Copy an open file, and return its bytes.
-
-        Raises:
-            OSError: it is larger than what may be copied in all.
-        """
+        """Copy an open file, and return its bytes."""
         status = os.fstat(source)
         if status.st_size > self._bytes:
             raise OSError(f"{target.name} has {status.st_size:,} bytes; {self._bytes:,} more may be copied")
@@ -153,9 +145,6 @@ def walk(source: Path) -> Iterator[tuple[Path, int, list[str]]]:
     """Yield each folder from `source` down, its descriptor, and the names in it; parents before children.
 
     Hidden folders, `__pycache__` and virtual environments are left out, and links are not followed.
-
-    Raises:
-        DataError: folders are nested more than MAX_DEPTH deep.
     """
     for name, folders, files, descriptor in os.fwalk(source):
         folder = Path(name)
@@ -168,12 +157,7 @@ def walk(source: Path) -> Iterator[tuple[Path, int, list[str]]]:
 
 
 def listed_bytes(source: Path, deadline: Deadline) -> int:
-    """Return the bytes that can be read in a folder without opening a file: names, sizes, and targets of links.
-
-    Raises:
-        DataError: folders are nested more than MAX_DEPTH deep.
-        OutOfTimeError: the deadline has passed.
-    """
+    """Return the bytes that can be read in a folder without opening a file: names, sizes, and targets of links."""
     size = 0
     for _, descriptor, names in walk(source.resolve()):  # as it does not follow links
         for name in names:

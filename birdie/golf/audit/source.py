@@ -108,12 +108,7 @@ class Source:
 
 
 def read_source(path: Path, limit: int = MAX_BYTES) -> Source:
-    """Read and parse the source in `path`, unless it has more than `limit` bytes.
-
-    Raises:
-        DataError: there is no regular file at `path`.
-        OSError: the file cannot be read.
-    """
+    """Read and parse the source in `path`, unless it has more than `limit` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         return _too_large(size, limit) if size > limit else parse_source(file.read(limit))

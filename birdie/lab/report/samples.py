@@ -13,12 +13,7 @@ _SEED = 0
 
 
 def sample(record: RunRecord) -> str:
-    """Return text that the model of the artifact writes from nothing, the same each time.
-
-    Raises:
-        ArtifactError, WeightsError: the artifact is damaged, or no GPT.
-        DataError: its tokenizer is missing.
-    """
+    """Return text that the model of the artifact writes from nothing, the same each time."""
     device = torch.device("cpu")
     model, recipe, _ = load_gpt(str(record.artifact), device)
     pieces = load_tokenizer(recipe.data.tokenizer)

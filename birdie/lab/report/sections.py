@@ -65,11 +65,7 @@ class Subject:
 
 
 def sections(subject: Subject) -> list[Section]:
-    """Return the sections of the page.
-
-    Raises:
-        DataError: an artifact is damaged.
-    """
+    """Return the sections of the page."""
     makers: Sequence[Callable[[Subject], Section | None]] = (
         *(_runs, _comparison, _curves, _quality, _bytes, _layers, _histograms, _time, _samples, _recipes, _missing),
     )

@@ -87,9 +87,6 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
 
     Args:
         histograms: number of tensors whose integers are decoded and counted.
-
-    Raises:
-        ArtifactError: the file is damaged.
     """
     with Reader(path) as reader:
         foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})

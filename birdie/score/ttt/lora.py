@@ -166,9 +166,6 @@ class DocumentTrainer:
         counts: (5,) float64: documents scored; steps, one for each chunk after which documents of a batch continue;
             targets trained on; sum of squares of B at the end of documents, and the number of its entries.
         score_seconds, train_seconds: of forward passes, and of gradients and steps.
-
-    Raises:
-        ConfigError: chunks are longer than the context.
     """
 
     def __init__(
@@ -183,11 +180,7 @@ class DocumentTrainer:
         self.tokens, self.device = np.asarray(tokens), model.tok_emb.weight.device
 
     def score(self, begins: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Record the losses of the documents with these positions, longest first, training on each chunk.
-
-        Raises:
-            RuleError: a target was scored before.
-        """
+        """Record the losses of the documents with these positions, longest first, training on each chunk."""
         chunk, lengths = self.settings.chunk, stops - begins
         self.adapters.reset(warm=self.settings.warm_a)
         self._optimizer.reset()
@@ -289,12 +282,6 @@ def score_documents(
         context: most inputs of a window.
         phases: of training the model itself; None: it stays fixed.
         restore: give the model its weights back after phases, however this ends.
-
-    Raises:
-        KeyboardInterrupt: `scoring.stop` asked for it; the state is in the file, if there is one.
-        RuleError: a target would be scored a second time, or learned from before it is scored.
-        ConfigError: a setting does not fit the model or the ranks, or a gradient is not finite.
-        WeightsError: there is no state to resume from, or it is of another evaluation.
     """
     model, world, device, state = scoring.model, scoring.world, scoring.device, scoring.state
     if state is not None:

@@ -60,14 +60,6 @@ def score_chunks(
         windows: over the stream's positions, without gaps up to the last that is scored.
         settings: of chunks and steps.
         restore: give the model its weights back, however this ends.
-
-    Raises:
-        KeyboardInterrupt: `scoring.stop` asked for it; the state is in the file, if there is one.
-        RuleError: a target would be scored a second time, or learned from before it is scored.
-        ConfigError: a setting does not fit the model, the gradient is not finite, the sink has a state that cannot be
-            saved, or the state's file exists already.
-        OutputError: the state cannot be written.
-        WeightsError: there is no state to resume from, or it is of another evaluation.
     """
     world, device, state, sink = scoring.world, scoring.device, scoring.state, scoring.sink
     trainer = SGDTrainer(scoring.model, settings, world)
@@ -156,9 +148,6 @@ class SGDTrainer:
     Attributes:
         steps: number of steps taken.
         tokens: targets in all steps, counted once for each step they are in.
-
-    Raises:
-        ConfigError: the model has fewer blocks than are to be frozen, or its weights are not float32.
     """
 
     def __init__(self, model: GPT, settings: "SGDSettings", world: World | None = None) -> None:
@@ -185,10 +174,6 @@ class SGDTrainer:
             ledger: of the N targets, which knows what other ranks scored.
             length: positions of a sequence; the remainder is a shorter one.
             factor: on the learning rate.
-
-        Raises:
-            RuleError: a target was not scored yet.
-            ConfigError: the gradient is not finite.
         """
         positions = (
             np.concatenate([np.arange(*span, dtype=np.int64) for span in ranges]) if ranges else np.empty(0, int)
@@ -352,11 +337,7 @@ def train_on_ranges(
 
 
 def frozen_names(model: nn.Module, blocks: int) -> set[str]:
-    """Return the names of the parameters of the first `blocks` blocks.
-
-    Raises:
-        ConfigError: the model has fewer blocks, or their parameters are not named "blocks.…".
-    """
+    """Return the names of the parameters of the first `blocks` blocks."""
     frozen: set[str] = set()
     for block in range(blocks):
         names = {name for name, _ in model.named_parameters() if name.startswith(f"blocks.{block}.")}

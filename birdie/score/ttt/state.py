@@ -74,9 +74,6 @@ def save_state(
         identity: of the evaluation.
         tensors: of the trainer, on any device, equal on all ranks.
         progress: plain values.
-
-    Raises:
-        OutputError: the file could not be written; what was there before is unchanged.
     """
     assert scoring.state is not None
     accumulator, path = scoring.accumulator, scoring.state.path
@@ -99,9 +96,6 @@ def loaded_state(scoring: Scoring, identity: Mapping[str, str]) -> Iterator[tupl
     """Restore the accumulator, which must be new, and yield the tensors and the progress of the trainer.
 
     Every rank must call it and can read the file. Errors inside the block are errors of the file, too.
-
-    Raises:
-        WeightsError: there is no such file, it cannot be read, or it is the state of another evaluation.
     """
     assert scoring.state is not None
     path = scoring.state.path
