@@ -36,7 +36,7 @@ class Squares(Scheme):
     def at_scale(self, sigma):
         return Squares(sigma)
 
-    def encode(self, name, weight, *, sensitivity=None, lam=0.0):
+    def encode(self, name, weight, *, sensitivity=None):
         bad = (~weight.isfinite()).sum()
         if bad or weight.numel() == 0 or not weight.is_floating_point():
             raise birdie.WeightsError(f"{weight.dtype} tensor {name!r} has {bad} values not finite, or none at all")

@@ -43,7 +43,6 @@ class Stored(Scheme):
         weight: Tensor,  # noqa: ARG002
         *,
         sensitivity: Sensitivity | None = None,  # noqa: ARG002
-        lam: float = 0.0,  # noqa: ARG002
     ) -> Encoded:
         """Return the encoding."""
         return self.encoded

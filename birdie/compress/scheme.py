@@ -251,7 +251,7 @@ class Scheme(ABC):
         return False
 
     @abstractmethod
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
         """Quantize one tensor.
 
         An encoder works through blocks of rows (the first dimension), so that its temporaries stay small beside the
@@ -261,7 +261,6 @@ class Scheme(ABC):
             name: for error messages.
             weight: any shape; never changed.
             sensitivity: of this weight, if it was calibrated.
-            lam: price of a bit in units of the (weighted) squared error; 0 ignores bits.
         """
 
     def at_scale(self, sigma: float) -> Self | None:  # noqa: ARG002 (for those that override it)
@@ -271,10 +270,10 @@ class Scheme(ABC):
         """
         return None
 
-    def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
+    def encode_part(self, name: str, part: Tensor, deviation: float) -> Encoded | None:  # noqa: ARG002
         """Encode a part of a decomposed tensor (float32), so that errors have the same size in all parts.
 
         Schemes whose scale is in standard deviations override this and use `deviation`, that of the complete tensor,
         as the unit for every row. They return None if float32 has no such scale.
         """
-        return self.encode(name, part, lam=lam)
+        return self.encode(name, part)

@@ -205,9 +205,14 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scheme]]:
             bits: int = 4
 
             def encode(
-                self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0
+                self,
+                name: str,
+                weight: Tensor,
+                *,
+                sensitivity: Sensitivity | None = None,
+                lam: float = 0.0,  # noqa: ARG002 (birdie 0.1 had this parameter: packages may still declare it)
             ) -> Encoded:
-                encoded = Grid(self.bits).encode(name, weight, sensitivity=sensitivity, lam=lam)
+                encoded = Grid(self.bits).encode(name, weight, sensitivity=sensitivity)
                 return replace(encoded, scheme=self.decoder.name)
 
         return Foreign

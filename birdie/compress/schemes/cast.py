@@ -73,8 +73,7 @@ class Cast(Scheme):
         name: str,
         weight: Tensor,
         *,
-        sensitivity: Sensitivity | None = None,
-        lam: float = 0.0,
+        sensitivity: Sensitivity | None = None,  # noqa: ARG002 (rounding is to the nearest)
     ) -> Encoded:
         """Round `weight` to the nearest 16-bit float, ties to even, and split the result into bit planes.
 
@@ -82,7 +81,7 @@ class Cast(Scheme):
             WeightsError: values are NaN or infinite, or become so when rounded.
         """
         if weight.dtype not in (torch.float32, torch.float64):
-            return Lossless().encode(name, weight, sensitivity=sensitivity, lam=lam)
+            return Lossless().encode(name, weight)
         finite_rows(name, weight)
         target = SIXTEEN_BIT[self.to]
         rounded = weight.detach().cpu().to(target)

@@ -111,11 +111,8 @@ class Codebook(Scheme):
         if not 0 <= self.rate < float("inf"):
             raise ConfigError(f"codebook rate={self.rate} is out of range; choose 0 or more variances for a bit")
 
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
         """Fit the levels and assign the cheapest to each weight; losslessly if levels are too close for float32.
-
-        `lam` is the price of a bit in units of the weighted squared error (rows and columns of mean weight 1), in
-        addition to `rate`.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -136,7 +133,7 @@ class Codebook(Scheme):
         values, masses, counts = _binned(scaled, weights, used)
         levels = kmeans(values, masses, self.k)
         variance = float(masses.sum() and (masses * values**2).sum() / counts.sum())
-        price, bits = lam + self.rate * variance, np.zeros(len(levels))
+        price, bits = self.rate * variance, np.zeros(len(levels))
         if price > 0:
             levels, bits = entropy_constrained_kmeans(values, masses, counts, levels, price)
         encoded = encode_levels(weight, scaled, levels, indices, price * bits, weights)

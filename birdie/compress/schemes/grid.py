@@ -251,21 +251,13 @@ class Grid(Scheme):
         """Return a grid with a scale of `sigma` standard deviations and the same groups; None if its width is fixed."""
         return None if self.sigma is None else Grid(sigma=sigma, group_size=self.group_size, per_tensor=self.per_tensor)
 
-    def encode(
-        self,
-        name: str,
-        weight: Tensor,
-        *,
-        sensitivity: Sensitivity | None = None,
-        lam: float = 0.0,  # noqa: ARG002 (nothing here trades bits for error)
-    ) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
         """Round each row to its grid; losslessly if a non-zero row needs a smaller scale than float32 has.
 
         Args:
             name: for error messages.
             weight: any shape.
             sensitivity: its Hessian's diagonal weights the errors of a clip search.
-            lam: has no effect.
 
         Raises:
             ConfigError: the sensitivity is of another matrix.
@@ -299,10 +291,10 @@ class Grid(Scheme):
         params = () if group_size is None else (group_size,)
         return Encoded("grid", tuple(weight.shape), weight.dtype, params, (symbols, indices))
 
-    def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:
+    def encode_part(self, name: str, part: Tensor, deviation: float) -> Encoded | None:
         """Encode a part with the scale of the complete tensor: see `Scheme.encode_part`."""
         if self.sigma is None or self.group_size is not None:
-            return self.encode(name, part, lam=lam)
+            return self.encode(name, part)
         return encode_with_one_scale(part, self.sigma * deviation)
 
     def _scales(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -247,7 +247,6 @@ class Lossless(Scheme):
         weight: Tensor,
         *,
         sensitivity: Sensitivity | None = None,  # noqa: ARG002 (nothing is lost that could be weighted)
-        lam: float = 0.0,  # noqa: ARG002
     ) -> Encoded:
         """Split `weight` into bit planes, or use the form of integers or listed floats if it codes smaller.
 

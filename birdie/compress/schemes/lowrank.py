@@ -114,10 +114,8 @@ class LowRank(Scheme):
                 f"lowrank left_bits={self.left_bits}, right_bits={self.right_bits} are out of range; choose 2 to 8"
             )
 
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
         """Encode by the base, then correct its error; by the base alone if no component gains, or if it is lossless.
-
-        A component that removes less error than `lam` times its nominal bits is dropped; the unit is the base's.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -125,7 +123,7 @@ class LowRank(Scheme):
         """
         rows = real_rows(name, weight)
         inner = torch.from_numpy(rows).reshape(weight.shape)
-        base = self.base.encode(name, inner, sensitivity=sensitivity, lam=lam)
+        base = self.base.encode(name, inner, sensitivity=sensitivity)
         if base.scheme == "lossless" or underflows(weight, rows):
             return Lossless().encode(name, weight)
         if base.scheme not in CODES:
@@ -137,15 +135,12 @@ class LowRank(Scheme):
         if sensitivity is not None and sensitivity.hessian is not None:
             hessian = sensitivity.hessian.detach().cpu().double().numpy()
             hessian = hessian / max(float(np.diagonal(hessian).mean()), SMALLEST)
-        bits = rows.shape[0] * self.left_bits + rows.shape[1] * self.right_bits
         components: list[tuple[_Array, _Array, int]] = []
         for _ in range(min(self.rank, *rows.shape)):
             component = _component(error, weights.rows, hessian, self.left_bits, self.right_bits)
             if component is None:
                 break
-            left, right, index, gain = component
-            if gain <= lam * bits:
-                break
+            left, right, index = component
             error -= np.outer(left, right * float(scales_of(np.array([index]))[0]))
             components.append((left, right, index))
         if not components:
@@ -164,8 +159,8 @@ def _weighted(matrix: _Array, hessian: _Array | None) -> _Array:
 
 def _component(
     error: _Array, rows: _Array, hessian: _Array | None, left_bits: int, right_bits: int
-) -> tuple[_Array, _Array, int, float] | None:
-    """Return the largest component of `error`: two integer vectors, the index of their scale, the error removed."""
+) -> tuple[_Array, _Array, int] | None:
+    """Return the largest component of `error`: two integer vectors and the index of their scale."""
     b: _Array = error[int(np.argmax(rows * (error * error).sum(axis=1)))].copy()
     for _ in range(_ROUNDS):
         a = _unit(error @ _weighted(b, hessian))
@@ -179,9 +174,7 @@ def _component(
     fit = float((rows * left) @ error @ weighted)
     if not (mass > 0 and fit / mass >= SMALLEST):
         return None
-    index = nearest_indices(np.array([fit / mass]))
-    scale = float(scales_of(index)[0])
-    return left, right, int(index[0]), scale * (2 * fit - scale * mass)
+    return left, right, int(nearest_indices(np.array([fit / mass]))[0])
 
 
 def _unit(vector: _Array) -> _Array:

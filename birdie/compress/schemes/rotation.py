@@ -175,10 +175,10 @@ class Rotation(Scheme):
         if not 0 <= self.seed < SEEDS:
             raise ConfigError(f"rotation seed={self.seed} is out of range; choose 0 to {SEEDS - 1}")
 
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
         """Rotate and quantize; losslessly if no scale is small enough.
 
-        Only a base scheme uses the sensitivity, whose Hessian is rotated too, and `lam`.
+        Only a base scheme uses the sensitivity, whose Hessian is rotated too.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -192,7 +192,7 @@ class Rotation(Scheme):
         if self.base is None:
             first = _on_gaussian_levels(inner, rotated, self.bits)
         else:
-            first = self.base.encode(name, inner, sensitivity=_rotate_sensitivity(sensitivity, self.seed), lam=lam)
+            first = self.base.encode(name, inner, sensitivity=_rotate_sensitivity(sensitivity, self.seed))
         if first is None or first.scheme == "lossless":
             return Lossless().encode(name, weight)
         if first.scheme not in CODES:
@@ -203,7 +203,7 @@ class Rotation(Scheme):
             parts.append(ternary.Ternary(group_size=rotated.shape[1], binary=True).encode(name, residual))
         for part in parts:
             if part.scheme == "lossless":
-                return replace(self, residual=False).encode(name, weight, sensitivity=sensitivity, lam=lam)
+                return replace(self, residual=False).encode(name, weight, sensitivity=sensitivity)
         params = [number for part in parts for number in part_params(CODES, part)]
         streams = tuple(stream for part in parts for stream in part.streams)
         return Encoded("rotation", tuple(weight.shape), weight.dtype, (self.seed, *params), streams)

@@ -100,7 +100,6 @@ class Spectral(Scheme):
         weight: Tensor,
         *,
         sensitivity: Sensitivity | None = None,  # noqa: ARG002 (one grid for the tensor)
-        lam: float = 0.0,  # noqa: ARG002 (nothing here trades bits for error)
     ) -> Encoded:
         """Transform and round; losslessly if no scale is small enough, or symbols would not be exact in float32.
 
@@ -133,7 +132,7 @@ class Spectral(Scheme):
             return encoded
         return smaller_by_tucker(name, weight, encoded, self.sigma)
 
-    def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
+    def encode_part(self, name: str, part: Tensor, deviation: float) -> Encoded | None:
         """Encode a part with the scale of the complete tensor: see `Scheme.encode_part`."""
         spread = float(part.double().std(correction=0))
         sigma = self.sigma * deviation / spread if spread > 0 else self.sigma

@@ -5,8 +5,7 @@
 With weights d of the squared errors the best scale is computed exactly: for any set of weights that become ±1,
 s = Σ d·|w| / Σ d over the set, and the error falls by (Σ d·|w|)² / Σ d. In the best set all |w| are above s / 2, so it
 is a prefix of the weights sorted by magnitude, and prefix sums try them all. (Ternary Weight Networks, arXiv
-1605.04711, uses the threshold 0.7 · mean |w| instead.) With a price on bits, weights near the threshold become zeros,
-which are frequent and therefore cheap.
+1605.04711, uses the threshold 0.7 · mean |w| instead.)
 
 Base-3 packing takes 1.6 bits per weight, five weights in a byte, for any weights. An entropy coder takes less if zeros
 are frequent: 1.58 bits if a third of the weights are zeros, 1.5 if a half are.
@@ -29,7 +28,6 @@ from birdie.errors import ArtifactError, ConfigError
 
 GROUP_SIZE = 128  # columns that share a scale
 INT8 = np.dtype(np.int8)
-_ROUNDS = 4  # of choosing symbols, scales and prices in turn
 _BLOCK = 1 << 20  # weights worked on at a time
 _Array = NDArray[np.float64]
 
@@ -74,10 +72,8 @@ class Ternary(Scheme):
         if self.group_size < 1:
             raise ConfigError(f"ternary group_size={self.group_size} is out of range; choose 1 or more columns")
 
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
         """Fit scales by least squares, weighted by the sensitivity's diagonal; losslessly if scales are too small.
-
-        `lam` is the price of a bit in units of the weighted squared error (rows and columns of mean weight 1).
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -94,10 +90,6 @@ class Ternary(Scheme):
             scales[block] = (
                 _mean_scales(magnitudes[block], columns) if self.binary else _best_scales(magnitudes[block], columns)
             )
-        nonzero = used[..., None] & (magnitudes > 0 if self.binary else magnitudes > scales[..., None] / 2)
-        if lam > 0 and not self.binary:
-            scales, nonzero = _entropy_constrained(magnitudes, columns, weights.rows, scales, nonzero, lam)
-        used = np.asarray(nonzero.any(axis=2))
         if underflows(weight, rows) or bool((scales[used] < SMALLEST).any()):
             return Lossless().encode(name, weight)
         indices = nearest_indices(np.maximum(scales, SMALLEST))
@@ -105,8 +97,7 @@ class Ternary(Scheme):
         if self.binary:
             symbols = np.where(rows < 0, -1, 1) * np.repeat(used, group_size, axis=1)[:, : rows.shape[1]]
         else:
-            if lam == 0:  # the scale was rounded to its index, which moves the threshold
-                nonzero = used[..., None] & (magnitudes > scales_of(indices)[..., None] / 2)
+            nonzero = used[..., None] & (magnitudes > scales_of(indices)[..., None] / 2)
             symbols = np.sign(rows) * nonzero.reshape(len(rows), -1)[:, : rows.shape[1]]
         return Encoded("ternary", tuple(weight.shape), weight.dtype, (group_size,), (symbols.astype(np.int8), indices))
 
@@ -137,31 +128,3 @@ def _best_scales(magnitudes: NDArray[np.floating], columns: NDArray[np.floating]
     best = np.argmax(scales * total, axis=2)[..., None]
     chosen: _Array = np.take_along_axis(scales, best, axis=2)[..., 0]
     return chosen
-
-
-def _entropy_constrained(
-    magnitudes: NDArray[np.floating],
-    columns: NDArray[np.floating],
-    rows: _Array,
-    scales: _Array,
-    nonzero: NDArray[np.bool_],
-    lam: float,
-) -> tuple[_Array, NDArray[np.bool_]]:
-    """Return scales, and which weights stay ±1 if a bit costs `lam`.
-
-    A few rounds alternate between choosing symbols, scales, and the prices of symbols, which are −log2 of their shares.
-    """
-    total = float((columns > 0).sum()) * len(magnitudes)
-    for _ in range(_ROUNDS):
-        share = min(max(float(nonzero.sum()) / total, 1 / total), 1 - 1 / max(total, 2))
-        # Bits that ±1 costs more than 0: log2(1 / (share / 2)) − log2(1 / (1 − share)), both signs equally likely.
-        price = lam * (1 + np.log2((1 - share) / share))
-        for block in _blocks(magnitudes):
-            # Storing w as ±s instead of 0 removes d (w² − (|w| − s)²) = d s (2 |w| − s) of error.
-            s, part = scales[block][..., None], magnitudes[block]
-            keep = (columns * rows[block, None, None] * s * (2 * part - s) > price) & (part > 0)
-            weights = columns * keep
-            mass = weights.sum(axis=2)
-            scales[block] = np.where(mass > 0, (weights * part).sum(axis=2) / np.maximum(mass, 1e-300), scales[block])
-            nonzero[block] = keep
-    return scales, nonzero

@@ -21,7 +21,8 @@ Fisher information that remains after feedback: that of row i times that of colu
 is reverse water-filling over layers, rows and columns at once (Cover & Thomas, section 10.3.3); nominal bit widths play
 no part.
 
-Without a sensitivity the scale of a row is `sigma` standard deviations, as in SDClip (openai/parameter-golf PR 1394).
+`Trellis.encode` takes `sigma` standard deviations of a row for its scale, as SDClip does (openai/parameter-golf PR
+1394); `encode_with`, which a search for a size or a quality calls, takes the scales from the sensitivity.
 Trellis-coded quantization: Marcellin & Fischer 1990; for language models: QTIP (arXiv 2406.11235).
 """
 
@@ -178,7 +179,7 @@ class Trellis(Scheme):
 
     Attributes:
         states: 1, 4, 8, 16, 32 or 64. More states cost time in the encoder, none in the decoder.
-        sigma: scale in standard deviations of the row; None takes it from sensitivity and λ, or a default.
+        sigma: scale in standard deviations of the row; None: 0.3.
         rate: price of bits when symbols are chosen, as a share of the right one; 0 minimizes the error alone.
         output: whether errors are fed back to rows too, if the sensitivity has the output covariance.
         bits: nominal bits over the range of each row, in place of a scale in deviations.
@@ -225,26 +226,22 @@ class Trellis(Scheme):
         """Return the same trellis with a scale of `sigma` standard deviations."""
         return replace(self, sigma=sigma, bits=None)
 
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
         """Quantize with error feedback; losslessly if float32 has no such scales.
 
         Args:
             name: for error messages.
             weight: any shape.
-            sensitivity: of this weight; by default what its kind lets expect, which sets no scales.
-            lam: price of a bit in nats of KL; sets the scales unless `sigma` does or there is no sensitivity.
+            sensitivity: of this weight, for the feedback; by default what its kind lets expect.
 
         Raises:
             WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
         """
         rows, columns = real_rows(name, weight).shape
         known = prior({name: weight})[name] if sensitivity is None else sensitivity
-        factors = feedback(known, rows, columns, output=self.output)
-        by_loss = self.sigma is None and self.bits is None and sensitivity is not None and lam > 0
-        scale = math.sqrt(lam / (math.log(2) * self.distortion)) if by_loss else None
-        return self.encode_with(name, weight, factors, scale)
+        return self.encode_with(name, weight, feedback(known, rows, columns, output=self.output), None)
 
-    def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
+    def encode_part(self, name: str, part: Tensor, deviation: float) -> Encoded | None:
         """Encode a part with the scale of the complete tensor: see `Scheme.encode_part`."""
         # The scale at which the trellis has the error of a plain grid, whose distortion is 1/12 of its squared scale.
         wider = deviation / math.sqrt(12 * self.distortion)

@@ -235,7 +235,6 @@ class Tucker(Scheme):
         weight: Tensor,
         *,
         sensitivity: Sensitivity | None = None,  # noqa: ARG002 (it is of the whole matrix, not of parts)
-        lam: float = 0.0,
     ) -> Encoded:
         """Decompose the tensor and encode the parts.
 
@@ -251,13 +250,13 @@ class Tucker(Scheme):
             return Lossless().encode(name, weight)
         plain = torch.from_numpy(rows).double().reshape(shape)
         if not 2 <= len(shape) <= MAX_AXES:
-            return self.base.encode(name, weight, lam=lam)
+            return self.base.encode(name, weight)
         parts = tucker(plain, energy=self.energy, ranks=self.ranks)
         if not fits(shape, tuple(parts.core.shape)) or float(torch.linalg.vector_norm(parts.core)) > _LARGEST:
-            return self.base.encode(name, weight, lam=lam)
-        return self._encode_parts(name, weight, plain, parts, lam)
+            return self.base.encode(name, weight)
+        return self._encode_parts(name, weight, plain, parts)
 
-    def _encode_parts(self, name: str, weight: Tensor, plain: Tensor, parts: Decomposition, lam: float) -> Encoded:
+    def _encode_parts(self, name: str, weight: Tensor, plain: Tensor, parts: Decomposition) -> Encoded:
         """Encode `weight`, which is `plain` in float64, by its decomposition.
 
         The core is fitted again after every factor is quantized (by the pseudoinverse of the decoded factor), so that
@@ -272,13 +271,13 @@ class Tucker(Scheme):
             norms = torch.linalg.vector_norm(parts.core.movedim(axis, 0).flatten(1), dim=1)
             indices = nearest_indices(1 / norms.clamp(1 / _LARGEST, _LARGEST).numpy())[:, None]
             scales = scales_of(indices).astype(np.float64)
-            part = self._encode_part(name, factor.mT.numpy() / scales, deviation, lam)
+            part = self._encode_part(name, factor.mT.numpy() / scales, deviation)
             if part is None:
                 return Lossless().encode(name, weight)
             factors.append((part, indices))
             decoded = INNER[CODES[part.scheme]].decode(part).double().numpy() * scales
             core = multiply(core, np.ascontiguousarray(np.linalg.pinv(decoded, rcond=_SAME)), axis)
-        first = self._encode_part(name, core, deviation, lam)
+        first = self._encode_part(name, core, deviation)
         if first is None:
             return Lossless().encode(name, weight)
         params, streams = [*ranks, *part_params(CODES, first)], [*first.streams]
@@ -287,13 +286,13 @@ class Tucker(Scheme):
             streams += [*part.streams, indices]
         return Encoded("tucker", shape, weight.dtype, tuple(params), tuple(streams))
 
-    def _encode_part(self, name: str, values: _Array, deviation: float, lam: float) -> Encoded | None:
+    def _encode_part(self, name: str, values: _Array, deviation: float) -> Encoded | None:
         """Encode a part (any shape) by the base; None beyond the range of float32 or its scales."""
         with np.errstate(over="ignore"):
             part = torch.from_numpy(values.astype(np.float32))
         if not bool(part.isfinite().all()):
             return None
-        encoded = self.base.encode_part(name, part, deviation, lam)
+        encoded = self.base.encode_part(name, part, deviation)
         if encoded is None or encoded.scheme == "lossless":
             return None
         if encoded.scheme not in CODES:
@@ -333,7 +332,7 @@ def smaller_by_tucker(name: str, weight: Tensor, encoded: Encoded, sigma: float)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             scale = min(max(2.0**middle, 2.0**-20), 2.0**16)
-            candidate = Tucker(base=Grid(sigma=scale))._encode_parts(name, weight, plain, parts, 0.0)
+            candidate = Tucker(base=Grid(sigma=scale))._encode_parts(name, weight, plain, parts)
             error = float((_decoded(candidate).double() - plain).square().sum())
             trial, low, high = (candidate, middle, high) if error <= allowed else (trial, low, middle)
         if trial is not None:

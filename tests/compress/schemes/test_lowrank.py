@@ -97,17 +97,6 @@ def test_a_hessian_turns_the_correction_to_what_matters() -> None:
     assert informed < 0.5 * blind
 
 
-def test_components_that_are_not_worth_their_bits_are_left_out() -> None:
-    weight = random_weight(32, 48)
-    ranks = []
-    for lam in (0.0, 1e-4, 1e-2, 1e3):
-        encoded = LowRank(6, Grid(bits=3)).encode("w", weight, lam=lam)
-        ranks.append(encoded.params[0] if encoded.scheme == "lowrank" else 0)
-    assert ranks[0] == 6
-    assert ranks == sorted(ranks, reverse=True)
-    assert ranks[-1] == 0
-
-
 def test_what_the_base_keeps_exactly_needs_no_correction() -> None:
     assert LowRank().encode("w", torch.zeros(4, 8)).scheme == "grid"
     tiny = random_weight(8, 16) * 1e-42

@@ -97,13 +97,11 @@ def test_the_hessian_is_rotated_with_the_rows() -> None:
     class Recording(Scheme):
         decoder = Grid.decoder
 
-        def encode(
-            self, name: str, weight: torch.Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0
-        ) -> Encoded:
+        def encode(self, name: str, weight: torch.Tensor, *, sensitivity: Sensitivity | None = None) -> Encoded:
             assert sensitivity is not None
             assert sensitivity.hessian is not None
             self.weighted_error = torch.einsum("ri,ij,rj->", weight, sensitivity.hessian, weight)
-            return Grid().encode(name, weight, sensitivity=sensitivity, lam=lam)
+            return Grid().encode(name, weight, sensitivity=sensitivity)
 
     weight, inputs = random_weight(8, 24), random_weight(100, 24, seed=1)
     recording, hessian = Recording(), inputs.T @ inputs

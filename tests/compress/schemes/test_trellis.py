@@ -18,6 +18,7 @@ from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.trellis import Trellis, column_scales, is_pruned, row_scales
+from birdie.compress.tensors import rows_columns
 from birdie.entropy import coder
 from birdie.entropy.trellis import STATES, machine
 from birdie.errors import ConfigError
@@ -46,6 +47,14 @@ def sensitivity(rows: int, columns: int, seed: int = 0) -> Sensitivity:
     return Sensitivity(covariance(columns, seed), output.diagonal().clone(), output)
 
 
+def at_price(scheme: Trellis, weight: Tensor, known: Sensitivity | None, price: float) -> Encoded:
+    """Encode at the scales at which a bit costs `price` nats, s² c F = price / ln 2, unless the scheme has scales."""
+    if known is None or scheme.sigma is not None or scheme.bits is not None:
+        return scheme.encode("w", weight, sensitivity=known)
+    factors = feedback(known, *rows_columns(tuple(weight.shape)), output=scheme.output)
+    return scheme.encode_with("w", weight, factors, math.sqrt(price / (math.log(2) * scheme.distortion)))
+
+
 def weights(rows: int, columns: int, seed: int = 0) -> Tensor:
     return 0.1 * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
@@ -61,7 +70,7 @@ def loss(known: Sensitivity, weight: Tensor, encoded: Encoded) -> float:
 @pytest.mark.parametrize("seed", range(2))
 def test_more_states_lose_less_at_the_same_steps(seed: int) -> None:
     known, weight = sensitivity(96, 64, seed), weights(96, 64, seed)
-    nearest = [loss(known, weight, Trellis(states, rate=0.0).encode("w", weight, sensitivity=known, lam=1e-4))
+    nearest = [loss(known, weight, at_price(Trellis(states, rate=0.0), weight, known, 1e-4))
                for states in (1, 4, 8, 32)]  # fmt: skip
     assert all(value == pytest.approx(nearest[0], rel=0.2) for value in nearest), "steps make up for the states"
     tall, fixed = weights(600, 64, seed), []
@@ -75,28 +84,26 @@ def test_more_states_lose_less_at_the_same_steps(seed: int) -> None:
 def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_on_one() -> None:
     """At the same steps, which the columns' weights set alike."""
     known, weight = sensitivity(160, 96), weights(160, 96)
-    shell = Trellis(8, rate=0.0).encode("w", weight, sensitivity=known, lam=1e-4)
+    shell = at_price(Trellis(8, rate=0.0), weight, known, 1e-4)
     row, column = row_scales(shell), column_scales(shell)
     rounded = replace(
         shell,
         params=(1, *shell.params[1:]),
         streams=(np.rint(weight.numpy() / row[:, None] / column).astype(np.int32), *shell.streams[1:]),
     )
-    plain = Trellis(1, rate=0.0).encode("w", weight, sensitivity=replace(known, output=None), lam=1e-4)
+    plain = at_price(Trellis(1, rate=0.0), weight, replace(known, output=None), 1e-4)
     assert loss(known, weight, plain) < 0.9 * loss(known, weight, rounded)
     # Both minimize the same tr(G E H Eᵀ) at scales of their own, so they are compared at equal bytes.
-    curve = [
-        Trellis(8, output=False).encode("w", weight, sensitivity=known, lam=1e-5 * 4**power) for power in (2, 1, 0)
-    ]
+    curve = [at_price(Trellis(8, output=False), weight, known, 1e-5 * 4**power) for power in (2, 1, 0)]
     sizes, losses = [size(point) for point in curve], [loss(known, weight, point) for point in curve]
-    both = Trellis(8, output=True).encode("w", weight, sensitivity=known, lam=4e-5)
+    both = at_price(Trellis(8, output=True), weight, known, 4e-5)
     interpolated = np.exp(np.interp(size(both), sizes, np.log(losses)))
     assert loss(known, weight, both) < 0.97 * interpolated
 
 
 def test_a_larger_lambda_costs_fewer_bytes_and_more_loss() -> None:
     known, weight = sensitivity(80, 64), weights(80, 64)
-    curve = [Trellis(8).encode("w", weight, sensitivity=known, lam=1e-6 * 8**power) for power in range(5)]
+    curve = [at_price(Trellis(8), weight, known, 1e-6 * 8**power) for power in range(5)]
     sizes, losses = [size(encoded) for encoded in curve], [loss(known, weight, encoded) for encoded in curve]
     assert all(more < fewer for fewer, more in pairwise(sizes))
     assert all(more > fewer for fewer, more in pairwise(losses))
@@ -107,8 +114,7 @@ def test_a_step_finer_by_lambda_pays_lambda_a_bit() -> None:
     known, weight = sensitivity(160, 128), weights(160, 128)
     lam = 1e-6
     fine, coarse = (
-        Trellis(8, output=False).encode("w", weight, sensitivity=replace(known, output=None), lam=price)
-        for price in (lam / 2, lam * 2)
+        at_price(Trellis(8, output=False), weight, replace(known, output=None), price) for price in (lam / 2, lam * 2)
     )
     only_rows = replace(known, output=torch.diag(known.output.diagonal()))  # type: ignore[union-attr]
     saved = loss(only_rows, weight, coarse) / 2 - loss(only_rows, weight, fine) / 2
@@ -173,11 +179,11 @@ def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid() -> None:
     shape=st.sampled_from([(), (1,), (1, 1), (300,), (1, 300), (300, 1), (40, 9), (33, 24), (6, 4, 3, 3)]),
     dtype=st.sampled_from(DTYPES),
     form=st.sampled_from(["normal", "constant", "zero rows", "outlier", "huge", "small"]),
-    lam=st.sampled_from([0.0, 1e-9, 1e-4, 1e6]),
+    price=st.sampled_from([0.0, 1e-9, 1e-4, 1e6]),
     seed=st.integers(0, 100),
 )
 def test_any_tensor_comes_back_in_its_shape_and_dtype_within_its_steps(
-    states: int, shape: tuple[int, ...], dtype: torch.dtype, form: str, lam: float, seed: int
+    states: int, shape: tuple[int, ...], dtype: torch.dtype, form: str, price: float, seed: int
 ) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     matrix = weight.reshape(shape[0] if len(shape) > 1 else 1, -1)
@@ -192,8 +198,8 @@ def test_any_tensor_comes_back_in_its_shape_and_dtype_within_its_steps(
     weight = weight.to(dtype)
     original = weight.clone()
     rows, columns = matrix.shape
-    known = Sensitivity(torch.eye(columns), torch.ones(rows)) if lam else None
-    encoded = Trellis(states).encode("w", weight, sensitivity=known, lam=lam)
+    known = Sensitivity(torch.eye(columns), torch.ones(rows)) if price else None
+    encoded = at_price(Trellis(states), weight, known, price)
     decoded = decode(encoded)
     assert torch.equal(weight, original)
     assert (decoded.shape, decoded.dtype) == (weight.shape, weight.dtype)
@@ -202,10 +208,10 @@ def test_any_tensor_comes_back_in_its_shape_and_dtype_within_its_steps(
         assert torch.equal(decoded, weight)
         return
     assert np.abs(encoded.streams[0]).max() <= MAX_SYMBOL
-    again = Trellis(states).encode("w", weight, sensitivity=known, lam=lam)
+    again = at_price(Trellis(states), weight, known, price)
     assert again.params == encoded.params
     assert all((one == two).all() for one, two in zip(again.streams, encoded.streams, strict=True))
-    if lam == 0:  # steps by spread: each number within two steps, and a row's error well below what is in it
+    if price == 0:  # steps by spread: each number within two steps, and a row's error well below what is in it
         row = row_scales(encoded)
         off = (decoded.double() - weight.double()).reshape(rows, columns).abs()
         allowed = 2.5 * torch.from_numpy(row).double()[:, None] + 0.01 * weight.double().reshape(rows, columns).abs()
@@ -218,7 +224,7 @@ def test_zero_tensors_are_kept_and_zero_rows_stay_zero() -> None:
         weight = weights(30, columns)
         weight[7:9] = weight[29] = 0
         for known in (None, Sensitivity(torch.eye(columns), torch.ones(30))):
-            decoded = decode(Trellis(8).encode("w", weight, sensitivity=known, lam=1e-4))
+            decoded = decode(at_price(Trellis(8), weight, known, 1e-4))
             assert float(decoded[[7, 8, 29]].abs().max()) < 1e-30
             if columns == 40:
                 assert not decoded[[7, 8, 29]].any()
@@ -233,7 +239,7 @@ def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
     def left_out(mean: float) -> int:
         seen = inputs + mean
         sensitivity = Sensitivity(seen.T @ seen / len(seen), torch.ones(32))
-        return int((decode(Trellis().encode("w", weight, sensitivity=sensitivity, lam=0.02)) == 0).all(1).sum())
+        return int((decode(at_price(Trellis(), weight, sensitivity, 0.02)) == 0).all(1).sum())
 
     assert 0 == left_out(10.0) < left_out(0.0) < 32
 
@@ -280,7 +286,7 @@ def test_zeros_of_a_pruned_matrix_stay_zeros(kind: str, columns: int, scheme: Tr
     """Half of the states have no zero, and feedback would move a zero away from it."""
     weight = weights(40, columns).masked_fill(PRUNED[kind](weights(40, columns, 1)), 0)
     for known in (None, sensitivity(40, columns)):
-        decoded = decode(scheme.encode("w", weight, sensitivity=known, lam=1e-3))
+        decoded = decode(at_price(scheme, weight, known, 1e-3))
         assert not decoded[weight == 0].any()
         assert decoded.any()
 
