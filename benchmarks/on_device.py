@@ -32,7 +32,7 @@ from birdie.compress import lanes
 from birdie.compress.device import encoding
 from birdie.compress.device.compressed import require_sound, works
 from birdie.compress.schemes.trellis import Trellis
-from birdie.entropy import row_classes, static
+from birdie.entropy import static
 from birdie.runtime.device import synchronize
 
 Row = dict[str, Any]
@@ -202,25 +202,10 @@ def encoded_on_cpu(weight: Tensor) -> Iterator[Row]:
 
 
 def encoded_on_device(weight: Tensor, turns: int) -> Iterator[Row]:
-    """Quantize, count and code a matrix on the device; tables are fitted on the CPU between these."""
-    device, count = weight.device, weight.numel()
+    """Quantize a matrix on the device."""
     _, factors, _ = factors_of(weight)
-    numbers = encoding.quantize(weight, factors)
-    low, size = int(numbers.min()), int(numbers.max() - numbers.min()) + 1
-    symbols, counts = encoding.symbols_of(numbers, low, size, 32)
-    histogram = row_classes.sums(counts.cpu().numpy(), np.zeros(len(weight), np.uint8), 1).reshape(2, size) + 1
-    frequencies = np.maximum(histogram * 4096 // histogram.sum(1, keepdims=True), 1)
-    frequencies[np.arange(2), frequencies.argmax(1)] += 4096 - frequencies.sum(1)
-    classes = np.zeros(len(weight), np.uint8)
-    steps: dict[str, Callable[[], object]] = {
-        "search of 32 states": lambda: encoding.quantize(weight, factors),
-        "states and histograms": lambda: encoding.symbols_of(numbers, low, size, 32),
-        "rANS in 128 lanes": lambda: encoding.encode_lanes(symbols, classes, frequencies, 12, 128),
-    }
-    seconds = {name: median(work, turns, device) for name, work in steps.items()}
-    for name, duration in seconds.items():
-        yield speed(f"encode, device: {name}", count, duration)
-    yield speed("encode, device", count, sum(seconds.values()), "without the fitting of tables")
+    seconds = median(lambda: encoding.quantize(weight, factors), turns, weight.device)
+    yield speed("encode, device: search of 32 states", weight.numel(), seconds)
 
 
 def entropack(weight: Tensor, turns: int) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from birdie.cli import compress
 from birdie.compress import registry
-from birdie.compress.rate.assignment import parse_rule
+from birdie.compress.rate.assignment import parse_rules
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Decoder, Encoded, Scheme, Sensitivity, Spec
 from birdie.compress.schemes import grid
@@ -158,7 +158,8 @@ def test_all_specs_and_rules_of_the_docs_parse() -> None:
     assert len(measured) > 20
     assert len(rules) > 5
     assert all(parse_spec(spec).quantizes for spec in measured)
-    assert all(parse_rule(rule)[1].quantizes for rule in rules)
+    _, parsed = parse_rules([tuple(rule.split("=", 1)) for rule in rules])
+    assert all(scheme.quantizes for _, scheme in parsed)
 
 
 def test_the_table_for_the_docs_has_every_word_and_option() -> None:

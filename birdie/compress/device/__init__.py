@@ -1,1 +1,1 @@
-"""Compressed tensors in the memory of a GPU: decoding and encoding there, by Triton kernels."""
+"""Compressed tensors in the memory of a GPU: decoding and quantization there, by Triton kernels."""

@@ -374,7 +374,7 @@ class Allocation:
             return None
         if is_pruned(finite_rows(name, weight)):  # a transform keeps no zeros
             return None
-        transform = best_transform(weight, gain=_TRANSFORMED)
+        transform = best_transform(weight, _TRANSFORMED)
         return None if transform.kind == "identity" else transform
 
     def _normalized(self, name: str, share: float) -> NDArray[np.float32]:

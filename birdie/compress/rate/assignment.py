@@ -162,14 +162,6 @@ def _scheme(spec: str | Scheme) -> Scheme:
     return parse_spec(spec) if isinstance(spec, str) else spec
 
 
-def parse_rule(text: str) -> Rule:
-    """Return (pattern, scheme) of `PATTERN=SPEC`."""
-    pattern, equals, spec = text.partition("=")
-    if not equals or not pattern:
-        raise ConfigError(f"scheme rule {text!r} is not PATTERN=SPEC; write for example 'blocks.*=int6'")
-    return pattern, parse_spec(spec)
-
-
 def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:
     """Return name → scheme of the first rule whose pattern matches; names without a rule are left out."""
     matched: dict[str, Scheme] = {}

@@ -193,14 +193,14 @@ def best_scan(symbols: Integers, axes: Axes) -> Scan:
     return min(scans, key=lambda scan: _size(part, axes, scan))
 
 
-def best_transform(weight: Tensor, sigma: float = 1.0, gain: float = _GAIN) -> Transform:
+def best_transform(weight: Tensor, gain: float) -> Transform:
     """Return the transform that codes a sample of `weight` (real floats, finite) smallest.
 
-    Transforms are compared at the squared error of a plain grid with a scale of `sigma` deviations; the result is the
-    identity unless another transform reaches the share `gain` of its bytes, by default all but half a per cent.
+    Transforms are compared at the squared error of a plain grid with a scale of one deviation; the result is the
+    identity unless another transform reaches the share `gain` of its bytes.
     """
     plain = weight.detach().cpu().double()
-    scale = float(plain.std(correction=0)) * sigma if plain.numel() else 0.0
+    scale = float(plain.std(correction=0)) if plain.numel() else 0.0
     if not scale:
         return Transform("identity")
     sample = plain[_slab(tuple(plain.shape))]

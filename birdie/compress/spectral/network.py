@@ -21,6 +21,7 @@ from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
 
 AXES = 5  # axes of a 3-D convolution; positions along further axes are not distinguished
 OCTAVES = 4  # sines of 1, 2, 4 and 8 half periods along each axis
+_HIDDEN = 32
 _STEPS: dict[torch.device, Tensor] = {}
 
 
@@ -35,18 +36,18 @@ class QuantizationNetwork(nn.Module):
     centered_features: Tensor
     shares: Tensor
 
-    def __init__(self, tensors: int, hidden: int = 32) -> None:
+    def __init__(self, tensors: int) -> None:
         super().__init__()
         self.offset = nn.Parameter(torch.zeros(()))
         self.tails = nn.Parameter(torch.zeros(tensors, 1))
         self.register_buffer("everywhere", torch.zeros(0, 2 * OCTAVES * (AXES + 1)), persistent=False)
         self.register_buffer("shares", torch.zeros(0), persistent=False)
         self.body = nn.Sequential(
-            nn.Linear(2 * OCTAVES * (AXES + 1), hidden),
+            nn.Linear(2 * OCTAVES * (AXES + 1), _HIDDEN),
             nn.SiLU(),
-            nn.Linear(hidden, hidden),
+            nn.Linear(_HIDDEN, _HIDDEN),
             nn.SiLU(),
-            nn.Linear(hidden, 1),
+            nn.Linear(_HIDDEN, 1),
         )
         last = self.body[-1]
         assert isinstance(last, nn.Linear)

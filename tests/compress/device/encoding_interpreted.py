@@ -1,4 +1,4 @@
-"""Quantization and coding by the kernels under Triton's interpreter, against the CPU: prints one JSON object.
+"""Quantization by the kernel under Triton's interpreter, against the CPU: prints one JSON object.
 
 TRITON_INTERPRET=1 python tests/compress/device/encoding_interpreted.py     # as test_encoding does
 """
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from birdie.compress import lanes
 from birdie.compress.device import encoding
 from birdie.compress.lanes import Factors, Shape
-from birdie.entropy import rans_lanes, row_classes, trellis
-from tests.reference.streams import on_paths
+from birdie.entropy import trellis
 
 Results = dict[str, dict[str, float | bool]]
 
@@ -44,44 +43,6 @@ def error(matrix: NDArray[np.float32], numbers: NDArray[np.int16], row: Any, col
     return float(np.mean(((matrix - decoded)[used] / row[used, None] / column) ** 2))
 
 
-def code(states: int, deviation: float, rows: int, columns: int, count: int, chunk: int = 1 << 20) -> Results:
-    """Return whether symbols, histograms and words equal those of the CPU."""
-    numbers = on_paths(rows, columns, states, deviation)
-    low, size = int(numbers.min()), int(numbers.max() - numbers.min()) + 1
-    parities = 1 + (states > 1)
-    with mock.patch.object(trellis, "CHUNK", chunk):
-        symbols, counts = encoding.symbols_of(torch.from_numpy(numbers.astype(np.int16)), low, size, states)
-        odd = trellis.odd_states(numbers, states)
-        joint = (numbers - low + size * (odd if states > 1 else 0)).astype(np.uint16)
-        histograms = row_classes.histograms(joint, parities * size)
-        classes = (np.arange(rows) % 3).astype(np.uint8)
-        weights = row_classes.sums(histograms, classes, 3).reshape(-1, size) + 1
-        frequencies = np.maximum(weights * 4096 // weights.sum(1, keepdims=True), 1)
-        frequencies[np.arange(len(frequencies)), frequencies.argmax(1)] += 4096 - frequencies.sum(1)
-        words, lengths = encoding.encode_lanes(symbols, classes, frequencies, 12, count)
-        height, expected = trellis.chunk_rows(columns), []
-        for first in range(0, rows, height):
-            part = slice(first, first + height)
-            expected.append(
-                rans_lanes.encode(
-                    (numbers - low)[part].astype(np.uint16),
-                    classes[part],
-                    frequencies,
-                    12,
-                    odd[part] if states > 1 else None,
-                    count,
-                )
-            )
-    return {
-        "": {
-            "symbols": bool((symbols.numpy() == joint).all()),
-            "counts": bool((counts.numpy() == histograms).all()),
-            "words": bool((words.numpy() == np.concatenate([one for one, _ in expected])).all()),
-            "lengths": bool((lengths.numpy() == np.stack([one for _, one in expected])).all()),
-        }
-    }
-
-
 def main() -> None:
     cases = {
         "search, 4 states": search(4, 70, 33),
@@ -89,10 +50,6 @@ def main() -> None:
         "search, 32 states": search(32, 80, 20),
         "search, bfloat16": search(16, 40, 12, torch.bfloat16),
         "search, chunks": search(8, 50, 30, chunk=400),
-        "code, a grid": code(1, 3, 12, 37, 8),
-        "code, 8 states": code(8, 1.5, 20, 40, 16),
-        "code, 32 states, chunks": code(32, 9, 20, 40, 32, 200),
-        "code, one lane a column": code(4, 1, 9, 64, 64),
     }
     sys.stdout.write(json.dumps({name: result[""] for name, result in cases.items()}))
 

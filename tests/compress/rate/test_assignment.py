@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from birdie.compress.rate.assignment import DEFAULT, Assignment, assign, parse_rule
+from birdie.compress.rate.assignment import DEFAULT, Assignment, assign
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
@@ -84,13 +84,6 @@ def test_a_scheme_with_a_scale_is_steered_and_one_without_leaves_nothing_to_sear
 def test_a_pattern_that_matches_nothing_offers_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"'block\.0\.norm'.*'blocks\.0\.norm'"):
         assigned(STATE, [("block.0.norm", Grid())])
-
-
-def test_a_rule_is_split_at_its_first_equals_sign() -> None:
-    assert parse_rule("blocks.[3-6].*=int8:level_stride=4") == ("blocks.[3-6].*", Grid(level_stride=4))
-    for wrong in ("int8", "=int8"):
-        with pytest.raises(ConfigError, match=wrong):
-            parse_rule(wrong)
 
 
 @pytest.mark.parametrize(

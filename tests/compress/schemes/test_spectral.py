@@ -102,23 +102,23 @@ def test_every_transform_leaves_the_error_of_the_plain_grid(transform: Transform
 
 def test_auto_takes_the_identity_for_noise_and_a_transform_where_it_pays() -> None:
     noisy = noise(64, 96)
-    assert best_transform(noisy).kind == "identity"
+    assert best_transform(noisy, 0.995).kind == "identity"
     assert Spectral(sigma=0.5).encode("w", noisy).params[0] == KINDS.index("identity")
     smooth = smooth_kernels(24, 16, 3, 3)
-    transform = best_transform(smooth)
+    transform = best_transform(smooth, 0.995)
     assert (transform.kind, transform.axes) == ("dct", "kernel")
     plain, chosen = (
         len(coder.encode(Spectral(option, 0.5).encode("w", smooth).streams[0]).payload)
         for option in (Transform("identity"), "auto")
     )
     assert chosen < 0.8 * plain
-    assert best_transform(torch.zeros(64, 64)).kind == "identity"
+    assert best_transform(torch.zeros(64, 64), 0.995).kind == "identity"
 
 
 def test_auto_finds_smooth_rows() -> None:
     """Along a smooth axis the DCT gathers what counts."""
     weight = noise(64, 64).cumsum(dim=1) + 0.1 * noise(64, 64, seed=1)
-    assert best_transform(weight).kind in ("dct", "wavelet53", "wavelet97")
+    assert best_transform(weight, 0.995).kind in ("dct", "wavelet53", "wavelet97")
 
 
 def test_the_cheapest_scan_is_taken() -> None:
