@@ -41,7 +41,7 @@ SPECS = (
     *("ternary", "ternary + data", "ternary:group_size=32", "binary"),
     *("codebook:k=4", "codebook:k=16", "codebook:k=16 + data", "codebook:k=16,per_row"),
     "codebook:k=64,per_row,rate=0.008",
-    *("rotation:bits=2", "rotation:bits=3", "rotation:bits=4", "rotation:bits=3,residual", "rotation:base=sigma:0.4"),
+    *("rotation:bits=2", "rotation:bits=3", "rotation:bits=4", "rotation:base=sigma:0.4"),
     *("lowrank:rank=4,base=int4", "lowrank:rank=4,base=int4 + data", "lowrank:rank=4,base=sigma:0.4 + data"),
     *("lowrank:rank=16,base=sigma:0.8", "lowrank:rank=16,base=sigma:0.8 + data", "lowrank:rank=8,base=ternary + data"),
     *("spectral:identity,sigma=0.4", "spectral:auto,sigma=0.4", "spectral:dct,edge=8,sigma=0.4"),

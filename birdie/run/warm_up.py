@@ -34,7 +34,7 @@ SPECS = (
     "ternary",
     "codebook:k=9",
     "codebook:k=9,per_row,rate=0.1",
-    "rotation:bits=3,residual",
+    "rotation:bits=3",
     "lowrank:rank=2",
     "spectral:dct,sigma=0.4",
     "tucker:energy=0.9",

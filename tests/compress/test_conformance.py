@@ -93,7 +93,6 @@ PROMISES = {
     "codebook:k=8,rate=0.05": Promise(0.076, 0.13, 1e-6),
     "rotation:bits=1": Promise(0.5, 0.79, 2.0),
     "rotation:bits=6": Promise(0.0011, 0.045, 0.081),
-    "rotation:bits=3,residual": Promise(0.028, 0.16, 0.13),
     "rotation:base=sigma:0.2": Promise(0.0045, 0.12, 0.13),
     "rotation:base=ternary": Promise(0.29, 0.8, 0.81),
     "lowrank:rank=2,base=int4": Promise(0.011, 0.0039, 7.4e-6),

@@ -28,7 +28,7 @@ from tests.reference.streams import FEATURES
 SCHEMES = {name: code for code, name in registry.own_names_by_code().items()}
 SPECS = (
     *("trellis:states=8,sigma=0.3", "ternary", "int4:group_size=48", "codebook:k=9,per_row"),
-    *("rotation:bits=3,residual", "lowrank:rank=2,base=int4"),
+    *("rotation:bits=3", "lowrank:rank=2,base=int4"),
     *("spectral:dct,edge=8,sigma=0.3", "tucker:energy=0.99"),
 )
 

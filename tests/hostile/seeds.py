@@ -28,7 +28,7 @@ _SPECS = (  # features that the examples of the registry lack
         "ternary:group_size=7",
         "int4:group_size=6",
         "codebook:k=9,per_row",
-        "rotation:bits=3,residual",
+        "rotation:bits=3",
     ),
     *(
         "lowrank:rank=2,base=int3:group_size=7",

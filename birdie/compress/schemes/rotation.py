@@ -3,7 +3,7 @@
     rotation   params (seed, then one or two inner tensors), whose sum is the rotated matrix
     streams: those of the inner tensors
 
-    row ─► seeded signs, Hadamard transform ─► root mean square ─► Lloyd–Max levels [─► sign of the residual]
+    row ─► seeded signs, Hadamard transform ─► root mean square ─► Lloyd–Max levels
 
 Of n columns the first p, the largest power of two ≤ n, are multiplied by signs and by the orthonormal Hadamard matrix;
 then, if n > p, the last p. That is a rotation for any n. Sums and differences only, in float64 and in a fixed order,
@@ -15,7 +15,7 @@ tails and similar neighboring symbols become uniform noise. Measured: 1.08–1.1
 error (docs/schemes.md).
 
 TurboQuant (arXiv 2504.19874) sketches the residual by signs of a second projection, to make inner products unbiased.
-The sign of the residual itself, as here, takes the same bit and leaves less error.
+Older files hold the sign of the residual itself as a second inner tensor, which is worth less than a bit of the grid.
 """
 
 from dataclasses import dataclass, replace
@@ -156,7 +156,6 @@ class Rotation(Scheme):
 
     Attributes:
         bits: width of the Lloyd–Max quantizer, 1 to 8; no effect with a base.
-        residual: whether to store the sign of the residual too: one more bit per weight, and a scale per row.
         base: a scheme instead of the Lloyd–Max levels: a uniform grid, ternary, or a codebook.
         seed: of the signs, 0 to 65,535.
     """
@@ -165,7 +164,6 @@ class Rotation(Scheme):
     specs = (Spec("rotation", "rows rotated at random, then Lloyd–Max levels", example="rotation:bits=4"),)
 
     bits: int = 4
-    residual: bool = False
     base: Scheme | None = None
     seed: int = 0
 
@@ -197,16 +195,8 @@ class Rotation(Scheme):
             return Lossless().encode(name, weight)
         if first.scheme not in CODES:
             raise ConfigError(f"rotation cannot hold {first.scheme}; choose {', '.join(CODES)}")
-        parts = [first]
-        if self.residual:
-            residual = inner - INNER[CODES[first.scheme]].decode(first)
-            parts.append(ternary.Ternary(group_size=rotated.shape[1], binary=True).encode(name, residual))
-        for part in parts:
-            if part.scheme == "lossless":
-                return replace(self, residual=False).encode(name, weight, sensitivity=sensitivity)
-        params = [number for part in parts for number in part_params(CODES, part)]
-        streams = tuple(stream for part in parts for stream in part.streams)
-        return Encoded("rotation", tuple(weight.shape), weight.dtype, (self.seed, *params), streams)
+        params = (self.seed, *part_params(CODES, first))
+        return Encoded("rotation", tuple(weight.shape), weight.dtype, params, first.streams)
 
 
 def rotate_rows(rows: NDArray[np.float32], seed: int) -> NDArray[np.float32]:

@@ -21,17 +21,17 @@ from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, nearest_indice
 from birdie.compress.scheme import Encoded, Integers, Scheme, Sensitivity, Spec
 from birdie.compress.schemes.grid import FINEST, MAX_SYMBOL
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.tucker import smaller_by_tucker
 from birdie.compress.spectral.decoding import DECODER, params_of, per_coefficient
 from birdie.compress.spectral.inverse import LIFTING, MAX_EDGE, Axes, lift
-from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan
+from birdie.compress.spectral.scan import Scan
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import kernel, real_rows, underflows
 from birdie.entropy import coder
 from birdie.entropy.hints import Hints
 from birdie.errors import ConfigError
 
-SCANS = ("none", *(layout if order == "raster" else f"{layout}-{order}" for layout in LAYOUTS[1:] for order in ORDERS))
+_ORDERS = ("raster", "morton")  # that are written; files may have zigzag, too
+SCANS = ("none", "planes", "planes-morton", "blocks", "blocks-morton")
 _SAMPLE = 1 << 16  # coefficients on which transforms and scans are compared
 _GAIN = 0.995  # share of the identity's bytes that a transform must reach: smaller gains are noise
 _HALVINGS = 14  # bisections of the range in which a scale is searched, ± two octaves
@@ -63,8 +63,7 @@ class Spectral(Scheme):
     """A transform and a uniform grid for its coefficients.
 
     Attributes:
-        transform: a transform, or "auto": the one whose sample is coded smallest at equal squared error, or a core
-            and factors (`birdie.compress.schemes.tucker`) if the tensor has few components.
+        transform: a transform, or "auto": the one whose sample is coded smallest at equal squared error.
             If there are rows of zeros, which stay zero, transforms of the first axis are restricted to the kernel.
         sigma: scale of the plain grid in standard deviations of the tensor; a transform takes the scale, one for the
             tensor, at which it leaves the same squared error.
@@ -127,10 +126,7 @@ class Spectral(Scheme):
         if not indices.size or np.abs(symbols).max() > MAX_SYMBOL:
             return Lossless().encode(name, weight)
         shape = tuple(weight.shape)
-        encoded = encode_symbols(shape, weight.dtype, symbols.astype(np.int32), indices, transform, self.scan)
-        if self.transform != "auto" or self.scan != "auto":
-            return encoded
-        return smaller_by_tucker(name, weight, encoded, self.sigma)
+        return encode_symbols(shape, weight.dtype, symbols.astype(np.int32), indices, transform, self.scan)
 
     def encode_part(self, name: str, part: Tensor, deviation: float) -> Encoded | None:
         """Encode a part with the scale of the complete tensor: see `Scheme.encode_part`."""
@@ -326,10 +322,10 @@ def _scans(shape: tuple[int, ...], axes: Axes) -> list[Scan]:
     counts = axes.counts(shape)
     scans = [Scan()]
     if prod(shape[2:]) > 1 or prod(counts) > 1:
-        orders = ORDERS if sum(count > 1 for count in counts[2:]) > 1 else ORDERS[:1]
+        orders = _ORDERS if sum(count > 1 for count in counts[2:]) > 1 else _ORDERS[:1]
         scans += [Scan("planes", order) for order in orders]
     if axes.kind == "dct" and prod(counts) > 1 and Scan("blocks").fits(shape, axes):
-        scans += [Scan("blocks", order) for order in ORDERS]
+        scans += [Scan("blocks", order) for order in _ORDERS]
     return scans
 
 

@@ -17,8 +17,7 @@ wider than their task (0.62 of a plain grid's bytes for an MLP on MNIST). On ker
 language models it costs 1.13–1.53 times the bytes of a plain grid at equal error (docs/spectral.md).
 """
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -26,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.log_scales import SMALLEST, nearest_indices, scales_of
+from birdie.compress.log_scales import nearest_indices, scales_of
 from birdie.compress.nested import Part, part_params, take_part, with_kernel
 from birdie.compress.scheme import (
     BLOCK,
@@ -46,8 +45,7 @@ from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.spectral import decoding
 from birdie.compress.spectral.tucker import Decomposition, tucker
-from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
-from birdie.entropy import coder
+from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.kernels import njit
@@ -60,10 +58,6 @@ _ROWS = 64  # multiplied at a time at least, as each block reads the other facto
 _FINEST = 2.0**-16  # smallest deviation over the largest weight: below it, the tensor counts as constant
 _LARGEST = 1e37  # largest norm of a row of a factor
 _SAME = 0.05  # share of the largest singular value of quantized factors below which two rows are the same component
-# `smaller_by_tucker` tries truncations that lose these shares of the transform's error and keep at most this share of
-# the numbers, for tensors of at least this many numbers, on axes up to this length (whose SVD is fast).
-_SHARES, _MOST_KEPT, _LEAST, _WIDEST = (0.4, 0.8), 0.6, 4096, 1024
-_HALVINGS = 6  # bisections of the scale
 _Array = NDArray[np.float64]
 
 
@@ -298,63 +292,3 @@ class Tucker(Scheme):
         if encoded.scheme not in CODES:
             raise ConfigError(f"tucker cannot hold {encoded.scheme}; choose {', '.join(CODES)}")
         return encoded
-
-
-def smaller_by_tucker(name: str, weight: Tensor, encoded: Encoded, sigma: float) -> Encoded:
-    """Return `encoded`, or core and factors if these are coded smaller and leave no larger squared error.
-
-    The decomposition is tried only if it keeps less than six tenths of the numbers: with more it has never paid.
-
-    Args:
-        name: for error messages.
-        weight: any shape, finite floats.
-        encoded: the tensor, encoded by a transform.
-        sigma: scale in standard deviations, the center of the search for that of the parts.
-    """
-    shape = tuple(weight.shape)
-    narrow = all(min(size, weight.numel() // max(1, size)) <= _WIDEST for size in shape)
-    if not (2 <= len(shape) <= MAX_AXES and weight.numel() >= _LEAST and narrow) or encoded.scheme == "lossless":
-        return encoded
-    plain = weight.detach().cpu().float().double()
-    squares = float(plain.square().sum())
-    allowed = float((decoding.decode(encoded).double() - plain).square().sum())
-    best, least = encoded, -1
-    for share in _SHARES:
-        energy = 1 - share * allowed / max(squares, SMALLEST)
-        if not 0 < energy < 1:
-            continue
-        parts = tucker(plain, energy=energy)
-        ranks = tuple(parts.core.shape)
-        few = fits(shape, ranks) and count_numbers(shape, ranks) <= _MOST_KEPT * weight.numel()
-        if not few or squares > _LARGEST:
-            continue
-        trial, low, high = None, math.log2(sigma) - 3, math.log2(sigma) + 1
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            scale = min(max(2.0**middle, 2.0**-20), 2.0**16)
-            candidate = Tucker(base=Grid(sigma=scale))._encode_parts(name, weight, plain, parts)
-            error = float((_decoded(candidate).double() - plain).square().sum())
-            trial, low, high = (candidate, middle, high) if error <= allowed else (trial, low, middle)
-        if trial is not None:
-            least = coded_bytes(best) if least < 0 else least
-            size = coded_bytes(trial)
-            best, least = (trial, size) if size < least else (best, least)
-    return best
-
-
-_DECODERS = {decoder.name: decoder for decoder in (DECODER, decoding.DECODER, Lossless.decoder)}
-
-
-def _decoded(encoded: Encoded) -> Tensor:
-    return _DECODERS[encoded.scheme].decode(encoded)
-
-
-def coded_bytes(encoded: Encoded) -> int:
-    """Return the bytes of all streams as the coder "max" writes them."""
-    layouts = _DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
-    total = 0
-    for stream, expected in zip(encoded.streams, layouts, strict=True):
-        taps = kernel(encoded.shape, expected.columns)
-        hints = expected.hints if taps == (1, 1) else replace(expected.hints, kernel=taps)
-        total += len(coder.encode(np.ascontiguousarray(stream), hints, "max").payload)
-    return total

@@ -22,7 +22,6 @@ from birdie.compress.schemes.tucker import (
     cut_axes,
     fits,
     multiply,
-    smaller_by_tucker,
 )
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ArtifactError, ConfigError
@@ -91,24 +90,6 @@ def test_it_is_taken_and_pays_where_components_are_few() -> None:
         assert encoded.scheme == "tucker"
         assert error(weight, encoded) < error(weight, plain)
         assert coded_bytes(encoded) < 0.5 * coded_bytes(plain)
-
-
-def test_an_automatic_choice_takes_it_where_it_is_smaller_at_equal_error() -> None:
-    for shape in ((64, 80), (24, 20, 3, 3)):
-        weight = few(*shape)
-        plain, auto = (Spectral(transform, 0.3).encode("w", weight) for transform in (Transform("identity"), "auto"))
-        assert auto.scheme == "tucker"
-        assert error(weight, auto) <= 1.1 * error(weight, plain)
-        assert coded_bytes(auto) < 0.8 * coded_bytes(plain)
-    fixed = Spectral("auto", 0.3, "none").encode("w", few(64, 80))
-    assert fixed.scheme == "spectral"  # a scan was asked for
-
-
-def test_an_automatic_choice_leaves_it_where_there_is_nothing_to_cut() -> None:
-    noise = torch.randn(64, 80, generator=torch.Generator().manual_seed(0))
-    for weight, sigma in ((noise, 0.3), (noise, 2.0), (torch.zeros(64, 80), 0.3), (few(12, 10), 0.3)):
-        encoded = Spectral(Transform("identity"), sigma).encode("w", weight)
-        assert smaller_by_tucker("w", weight, encoded, sigma) is encoded
 
 
 def test_every_base_leaves_about_the_error_of_its_steps() -> None:
