@@ -33,8 +33,7 @@ from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.stored import SUFFIX, StoredFactors, StoredSensitivities, read_tensors
 from birdie.compress.calibration.symmetry import canonical, carried
-from birdie.compress.calibration.symmetry_graph import symmetries_of
-from birdie.compress.calibration.symmetry_units import Symmetry
+from birdie.compress.calibration.symmetry_units import Symmetry, symmetries_of
 from birdie.compress.calibration.work_folder import together
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity

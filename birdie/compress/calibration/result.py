@@ -26,7 +26,7 @@ from birdie.compress.calibration.refit import MEASUREMENTS, refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
-from birdie.compress.calibration.symmetry_graph import symmetries_of
+from birdie.compress.calibration.symmetry_units import symmetries_of
 from birdie.compress.feedback import Feedback
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity

@@ -95,7 +95,7 @@ def canonical(
 
     Args:
         state: name → tensor of any dtype; never changed.
-        symmetries: those of `GPT.symmetries()`, of `find_symmetries`, or your own (`symmetry_units`).
+        symmetries: those of `GPT.symmetries()`, or your own (`symmetry_units`).
         key: (symmetry, state, sensitivities) → sort key of its units, (units,); None keeps their order. Default:
             `units.fisher` with sensitivities, else `units.norms`.
         scale: (symmetry, state, sensitivities) → factors of its units, (units,), all positive; None leaves them. By

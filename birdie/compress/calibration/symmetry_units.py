@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError
@@ -68,6 +68,20 @@ class Member:
         factors = np.ones(size)
         factors[self.start : self.stop] = np.repeat(unit_scale**self.power, self.block)
         return factors
+
+
+def symmetries_of(module: nn.Module) -> tuple[Symmetry, ...]:
+    """Return the symmetries that a module, or its parts under their names, declare by a method `symmetries()`."""
+    declared: dict[str, tuple[Symmetry, ...]] = {}
+    for name, part in module.named_modules():
+        inside = any(name.startswith(f"{outer}.") or not outer for outer in declared)
+        if not inside and callable(getattr(part, "symmetries", None)):
+            declared[name] = tuple(part.symmetries())
+    return tuple(
+        tuple((f"{name}.{member[0]}" if name else member[0], *member[1:]) for member in symmetry)
+        for name, symmetries in declared.items()
+        for symmetry in symmetries
+    )
 
 
 def members_of(symmetry: Symmetry, state: Mapping[str, Tensor]) -> list[Member]:

@@ -1,28 +1,33 @@
 """Units in another order are the same function, bit counts fall, nothing given is changed, and doubt means no."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
 from birdie.compress.calibration.symmetry import canonical, carried, restore
-from birdie.compress.calibration.symmetry_graph import find_symmetries, symmetries_of
-from birdie.compress.calibration.symmetry_units import Symmetry, UnitValues, level_columns, level_rows, members_of
+from birdie.compress.calibration.symmetry_units import (
+    Symmetry,
+    UnitValues,
+    level_columns,
+    level_rows,
+    members_of,
+    symmetries_of,
+)
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.entropy import coder
 from birdie.errors import ConfigError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 
+CHANNELS = [(("0.weight", 0, 1), ("0.bias", 0, 1), ("2.weight", 1, 1))]
 M = TypeVar("M", bound=nn.Module)
 SMALL: dict[str, Any] = {"vocab_size": 50, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
 SHAPES = [
@@ -190,7 +195,7 @@ def test_blocks_of_channels_move_with_them() -> None:
     blocks = BlockDiagonal(torch.arange(36).view(2, 18), root @ root.mT)
     known = {"2.weight": Sensitivity(row_fisher=torch.ones(2), blocks=blocks)}
     dense = torch.block_diag(*blocks.blocks)
-    state, report = canonical(module.state_dict(), find_symmetries(module), key=shuffled(1), sensitivities=known)
+    state, report = canonical(module.state_dict(), CHANNELS, key=shuffled(1), sensitivities=known)
     moved = carried("2.weight", known["2.weight"], report).blocks
     original, after = (w.reshape(2, 36).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
     assert moved is not None
@@ -208,14 +213,14 @@ def test_a_kernel_moves_with_its_channel_in_the_sensitivities_too() -> None:
     root = torch.randn(30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     hessian = root @ root.T
     known = {"2.weight": Sensitivity(hessian, torch.ones(2))}
-    state, report = canonical(module.state_dict(), find_symmetries(module), key=shuffled(1), sensitivities=known)
+    state, report = canonical(module.state_dict(), CHANNELS, key=shuffled(1), sensitivities=known)
     moved = carried("2.weight", known["2.weight"], report)
     original, after = (w.reshape(2, 30).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
     assert moved.hessian is not None
     torch.testing.assert_close(after @ moved.hessian @ after.T, original @ hessian @ original.T)
     assert not torch.equal(after, original)
     powers = hessian.diagonal().reshape(5, 6).sum(1)
-    _, by_power = canonical(module.state_dict(), find_symmetries(module), sensitivities=known)
+    _, by_power = canonical(module.state_dict(), CHANNELS, sensitivities=known)
     assert by_power.orders["0.weight"][0].tolist() == powers.argsort().tolist()
     with pytest.raises(ConfigError, match="recalibrate"):
         carried("2.weight", Sensitivity(torch.eye(7)), report)
@@ -331,149 +336,6 @@ def test_keys_and_scales_that_do_not_fit_are_refused() -> None:
         canonical(state, [symmetry], scale=lambda *_: np.full(6, 0.1))
     halves = {name: weight.half() for name, weight in state.items()}
     assert not canonical(halves, [symmetry], scale=lambda *_: np.full(6, 2.0))[1].groups[0].scaled
-
-
-class Residual(nn.Module):
-    """A residual stream of convolutions, with norms, pooling and a head that reads means."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.a, self.b, self.mid = (
-            nn.Conv2d(8, 12, 3, padding=1, bias=False),
-            nn.Conv2d(12, 8, 3, padding=1),
-            nn.BatchNorm2d(12),
-        )
-        self.last = nn.Conv2d(8, 5, 1)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stem(x)))
-        x = x + self.drop(self.b(F.silu(self.mid(self.a(x)))))
-        logits: Tensor = self.last(F.avg_pool2d(x, 2))
-        return logits.mean((2, 3))
-
-
-class Gated(nn.Module):
-    """SwiGLU on weights that are cast at each use, as birdie's own layers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(6, 16), nn.Linear(6, 16, bias=False), nn.Linear(16, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        up = F.linear(x, self.up.weight.to(x.dtype))
-        hidden: Tensor = self.down(F.silu(self.gate(x)) * up / 2)
-        return x + hidden
-
-
-class Forward(nn.Module):
-    """Two layers, and what happens to them."""
-
-    def __init__(self, forward: Callable[["Forward", Tensor], object], **parts: nn.Module) -> None:
-        super().__init__()
-        self.up, self.down, self.inner = nn.Linear(6, 6), nn.Linear(6, 6), forward
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> object:
-        return self.inner(self, x)
-
-
-FOUND: dict[str, tuple[nn.Module, tuple[int, ...], list[int]]] = {
-    "sequential": (
-        nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, 4)),
-        (5, 6),
-        [16, 9],
-    ),
-    "nested": (nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True)), nn.Linear(8, 3)), (5, 6), [8]),
-    "residual": (Residual(), (2, 3, 8, 8), [8, 12]),
-    "functional": (Forward(lambda m, x: m.down(F.relu(m.up(x)) * x.shape[-1])), (5, 6), [6]),
-    "gated": (Gated(), (2, 5, 6), [16]),
-    "1-d": (nn.Sequential(nn.Conv1d(3, 7, 3), nn.MaxPool1d(2), nn.Conv1d(7, 2, 1)), (2, 3, 20), [7]),
-}
-
-
-@pytest.mark.parametrize(("module", "shape", "units"), FOUND.values(), ids=FOUND)
-def test_what_the_graph_proves_holds(module: nn.Module, shape: tuple[int, ...], units: list[int]) -> None:
-    module = randomized(module)
-    symmetries = find_symmetries(module)
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    original, modes = module(x), [part.training for part in module.modules()]
-    state, report = canonical(module.state_dict(), symmetries, key=shuffled(7))
-    assert [group.units for group in report.groups] == units
-    assert all(group.moved for group in report.groups)
-    assert [part.training for part in module.modules()] == modes
-    module.load_state_dict(state)
-    torch.testing.assert_close(module(x), original, rtol=1e-9, atol=1e-9)
-
-
-def also_returned(m: Forward, x: Tensor) -> object:
-    hidden = F.relu(m.up(x))
-    return m.down(hidden), hidden
-
-
-def only_in_training(m: Forward, x: Tensor) -> object:
-    hidden = F.relu(m.up(x))
-    return (m.down(hidden), hidden) if m.training else m.down(hidden)
-
-
-def replaced() -> Forward:
-    module = Forward(lambda m, x: m.down(F.relu(m.up(x))))
-    module.up.register_forward_hook(lambda *_: None)
-    return module
-
-
-def tied() -> Forward:
-    module = Forward(lambda m, x: m.down(F.relu(m.up(x))))
-    module.down.weight = module.up.weight
-    return module
-
-
-def tied_to_unused() -> Forward:
-    unused = nn.Linear(6, 6)
-    module = Forward(lambda m, x: m.down(F.relu(m.up(x))), unused=unused)
-    unused.weight = module.up.weight
-    return module
-
-
-UNSAFE: dict[str, nn.Module] = {
-    "softmax": Forward(lambda m, x: m.down(m.up(x).softmax(-1))),
-    "a sum over units": Forward(lambda m, x: m.down(F.relu(m.up(x))) + m.up(x).sum()),
-    "also returned": Forward(also_returned),
-    "returned in training": Forward(only_in_training),
-    "sliced": Forward(lambda m, x: m.down(F.relu(m.up(x))[..., torch.arange(6)])),
-    "a residual around it": Forward(lambda m, x: m.down(x + F.relu(m.up(x)))),
-    "a constant for each unit": Forward(lambda m, x: m.down(m.up(x) * torch.arange(6.0))),
-    "called twice": Forward(lambda m, x: m.down(F.relu(m.up(F.relu(m.up(x)))))),
-    "weight used elsewhere": Forward(lambda m, x: F.linear(m.down(F.relu(m.up(x))), m.up.weight)),
-    "transposed": Forward(lambda m, x: m.down(m.up(x).transpose(-1, -2))),
-    "flattened": nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(16, 2)),
-    "normalised along an unknown axis": nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)),
-    "groups": nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2)),
-    "tied": tied(),
-    "tied to what is not used": tied_to_unused(),
-    "hooked": replaced(),
-    "parametrized": nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 6)),
-    "a slope for each unit": nn.Sequential(nn.Linear(6, 6), nn.PReLU(6), nn.Linear(6, 6)),
-    "nothing reads it": nn.Sequential(nn.Linear(6, 6), nn.ReLU()),
-}
-
-
-@pytest.mark.parametrize("module", UNSAFE.values(), ids=UNSAFE)
-def test_what_is_not_safe_is_not_found(module: nn.Module) -> None:
-    assert find_symmetries(module) == ()
-
-
-def test_a_module_that_cannot_be_traced_is_an_error_or_has_none() -> None:
-    branching = Forward(lambda m, x: m.down(F.relu(m.up(x))) if x.sum() > 0 else x)
-    with pytest.raises(ConfigError, match="declare"):
-        find_symmetries(branching)
-    assert symmetries_of(branching) == ()
-    patched = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
-    assert len(symmetries_of(patched)) == 1
-    patched.forward = lambda x: x  # type: ignore[method-assign]
-    assert symmetries_of(patched) == ()
 
 
 def test_declarations_of_parts_are_found_under_their_names() -> None:
