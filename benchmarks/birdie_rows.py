@@ -16,9 +16,11 @@ import torch
 from benchmarks import memory
 from benchmarks.rivals import Measure, Measured
 from benchmarks.symbols import SymbolSet
+from birdie.artifact.file import File
 from birdie.artifact.inspect import inspect
-from birdie.artifact.load import decode_tensor, load
+from birdie.artifact.load import load
 from birdie.artifact.save import save
+from birdie.compress import registry
 from birdie.entropy.hints import Effort
 from birdie.runtime.provenance import VERSION
 
@@ -79,7 +81,9 @@ def main() -> None:
     torch.set_num_threads(1)
     path = sys.argv[1]
     smallest = min(inspect(path).tensors, key=lambda tensor: (tensor.scheme == "alias", tensor.bytes))
-    decode_tensor(path, smallest.name)
+    with File(path, registry.decoder) as file:
+        file.require(names=[smallest.name])
+        file.decode(smallest.name)
     memory.reset_peak()
     idle = memory.resident("VmRSS")
     load(path, workers=1)

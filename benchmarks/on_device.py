@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from benchmarks.timing import take_turns
 from birdie.artifact import container
 from birdie.artifact.container import Reader
-from birdie.artifact.decoding import blocks_of, decode_entry
 from birdie.artifact.device import compressed_entry
-from birdie.artifact.load import decoders_of, load
+from birdie.artifact.file import File
+from birdie.artifact.load import load
 from birdie.artifact.save import save
-from birdie.compress import lanes
+from birdie.compress import lanes, registry
 from birdie.compress.device import encoding
 from birdie.compress.device.compressed import require_sound, works
 from birdie.compress.schemes.trellis import Trellis
@@ -137,14 +137,14 @@ def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "matrix.birdie"
         save({"weight": weight}, path, scheme=SCHEME, coder="fast")
-        with Reader(path) as reader:
-            decoders, blocks = decoders_of(reader), []
-            for block, part in blocks_of(reader, "weight"):
-                compressed = compressed_entry(reader, block, decoders)
+        with File(path, registry.decoder) as file:
+            blocks = []
+            for block, part in file.parts("weight"):
+                compressed = compressed_entry(file, block)
                 assert compressed is not None
                 blocks.append((compressed, part))
             yield {"what": "bits a weight", "figure": 8 * path.stat().st_size / count, "unit": "bits"}
-            decode = partial(decode_entry, reader, "weight", decoders, os.cpu_count())
+            decode = partial(file.decode, "weight", os.cpu_count())
             expected = decode()
             yield speed("decode, CPU", count, median(decode, turns), f"{os.cpu_count()} threads")
     yield from encoded_on_cpu(weight)

@@ -1,20 +1,23 @@
-"""Scheme codes: the numbers by which a file refers to schemes.
+"""Codes: the numbers by which a file refers to dtypes and schemes; torch is not needed to read them.
 
-Schemes that ship with birdie have fixed codes from 1 to 127, written in their modules. A foreign scheme (one that
-another package defines) has no fixed code: a file numbers those it uses from 128 on and names them in its metadata,
-"schemes": {"128": NAME}.
+Schemes that ship with birdie have fixed codes from 1 to 127. A foreign scheme (one that another package defines) has no
+fixed code: a file numbers those it uses from 128 on and names them in its metadata, "schemes": {"128": NAME}.
 """
 
 from collections.abc import Iterable, Mapping
 
 from birdie.artifact.container import MAX_CODE, Entry
-from birdie.artifact.decoding import DecoderOf
-from birdie.artifact.inspect import scheme_name
-from birdie.compress import registry
-from birdie.compress.scheme import Decoder
-from birdie.errors import ConfigError
+from birdie.compress.schemes import NAMES
+from birdie.errors import ArtifactError, ConfigError
 
-FIRST_FOREIGN = registry.MAX_CODE + 1
+# The index of a name is the code of the dtype in the file. Never change one; new dtypes go at the end.
+DTYPES = (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32",
+    "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+)  # fmt: skip
+SCHEMES = dict(enumerate(NAMES, 1))
+_FIRST_FOREIGN = 128
 
 
 def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
@@ -22,20 +25,35 @@ def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
 
     The same names give the same codes.
     """
-    builtin = {name: code for code, name in registry.own_names_by_code().items()}
+    builtin = {name: code for code, name in SCHEMES.items()}
     foreign = sorted(set(names) - set(builtin))
-    if FIRST_FOREIGN + len(foreign) > MAX_CODE:
+    if _FIRST_FOREIGN + len(foreign) > MAX_CODE:
         raise ConfigError(
-            f"a file can use {MAX_CODE - FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}; use fewer"
+            f"a file can use {MAX_CODE - _FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}; use fewer"
         )
-    codes = {name: FIRST_FOREIGN + index for index, name in enumerate(foreign)}
+    codes = {name: _FIRST_FOREIGN + index for index, name in enumerate(foreign)}
     return builtin | codes, {str(code): name for name, code in codes.items()}
 
 
-def registered_decoders(foreign: Mapping[str, str]) -> DecoderOf:
-    """Return the look-up of decoders for a file whose metadata names these foreign schemes."""
+def dtype_name(entry: Entry) -> str:
+    """Return the name of the dtype of an entry's tensor."""
+    if entry.dtype >= len(DTYPES):
+        raise ArtifactError(
+            f"tensor {entry.name!r} has dtype code {entry.dtype}, unknown to this version; update birdie"
+        )
+    return DTYPES[entry.dtype]
 
-    def decoder_of(entry: Entry) -> Decoder:
-        return registry.decoder(scheme_name(entry, foreign))
 
-    return decoder_of
+def scheme_name(entry: Entry, foreign: Mapping[str, str]) -> str:
+    """Return the name of an entry's scheme.
+
+    Args:
+        entry: of a file.
+        foreign: code → name of the schemes that the file names in its metadata.
+    """
+    name = SCHEMES.get(entry.scheme) or foreign.get(str(entry.scheme))
+    if name is None:
+        raise ArtifactError(
+            f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown to this version; update birdie"
+        )
+    return name

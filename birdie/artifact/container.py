@@ -24,10 +24,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import accumulate, count, pairwise, takewhile
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from birdie.artifact import metadata as file_metadata
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files, outputs
@@ -270,6 +271,11 @@ class Reader:
             raise ArtifactError(f"{self.where} ended at byte {offset + len(data):,} while being read; copy it again")
         return memoryview(data)
 
+    @functools.cached_property
+    def fields(self) -> dict[str, Any]:
+        """The metadata, parsed (birdie.artifact.metadata)."""
+        return file_metadata.parse(bytes(self.metadata), self.where)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted by their UTF-8 bytes."""
@@ -299,6 +305,11 @@ class Reader:
         """Return the name of the entry that holds the elements of a tensor: that of its group, or its own."""
         entry = self.entry(name)
         return entry.target or name if entry.scheme == MEMBER else name
+
+    def stored(self, name: str) -> str:
+        """Return `name`, or the name that it is an alias of."""
+        entry = self.entry(name)
+        return entry.target or name if entry.scheme == ALIAS else name
 
     def position(self, name: str) -> int:
         """Return the position of a tensor in its group."""

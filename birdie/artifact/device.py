@@ -1,7 +1,7 @@
 """Decoding of the tensors of a file on a GPU: by kernels where these can, otherwise on the CPU and then moved.
 
     entry ──► CompressedTensor ──payload──► device ──kernel──► tensor          (birdie.compress.device)
-      └─────► decode_entry ──► tensor ──────────────────────►  tensor
+      └─────► File.decode ──► tensor ───────────────────────►  tensor
 
 Lazy loading keeps tensors in their coded form in the memory of the device, and decodes each when it is read. The one
 that will be read next is decoded on a stream of its own in the meantime:
@@ -14,65 +14,57 @@ done: so torch may give it the memory of the layer before last, and the side str
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact.container import ALIAS, Reader
-from birdie.artifact.decoding import (
-    DecoderOf,
-    blocks_of,
-    decode_entry,
-    decode_one,
-    decoded_bytes,
-    dtype_of,
-    is_planes,
-    layout_of,
-)
+from birdie.artifact.container import ALIAS
+from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.artifact.tensor_cache import Pending
+from birdie.compress import registry
 from birdie.compress.device.compressed import CompressedTensor, may_decode, require_sound, works
+from birdie.compress.scheme import Decoder
+from birdie.compress.wrappers import unwrapped
 from birdie.errors import ArtifactError
+from birdie.runtime.outputs import Source
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
 _Blocks = list[tuple[CompressedTensor, slice]]  # of a tensor, each with its elements in row-major order
 
 
-class DeviceDecoder:
-    """Decodes tensors in the memory of a GPU, from any thread.
+class DeviceFile(File):
+    """A file whose tensors are decoded in the memory of a GPU."""
 
-    Attributes:
-        device: where tensors are decoded.
-    """
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, source: Source | bytes, decoder: Callable[[str], Decoder], device: torch.device) -> None:
+        super().__init__(source, decoder)
         self.device = device
         self._lock = threading.Lock()  # Triton compiles kernels at their first call
         self._damaged: dict[str, Tensor] = {}
 
-    def decode(self, reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> Tensor:
-        """Return an entry's tensor on the device. If a kernel decodes it, `require_sound` tells whether it is sound."""
-        compressed = compressed_entry(reader, name, decoder_of, threads)
+    def decode_all(self, names: Collection[str] | None = None, workers: int | None = None) -> dict[str, Tensor]:
+        """Decode tensors, as `File.decode_all`, wait for the device, and check those that kernels decoded."""
+        tensors = super().decode_all(names, workers)
+        if self._damaged:
+            flags = torch.stack([chunks.any() for chunks in self._damaged.values()]).tolist()  # one wait for all
+            for name, flag in zip(self._damaged, flags, strict=True):
+                if flag:
+                    raise ArtifactError(
+                        f"tensor {name!r} of {self.where}: a lane of a coded chunk does not end where it should; "
+                        "the file is damaged"
+                    )
+        return tensors
+
+    def decode_entry(self, name: str, threads: int | None = None) -> Tensor:
+        """Return an entry's tensor on the device; `decode_all` checks that it is sound if a kernel decoded it."""
+        compressed = compressed_entry(self, name, threads or 1)
         if compressed is None:
-            return decode_one(reader, name, decoder_of, threads).to(self.device)
+            return super().decode_entry(name, threads).to(self.device)
         with self._lock:
             tensor, self._damaged[name] = compressed.to(self.device).decode()
         return tensor
-
-    def require_sound(self, where: str) -> None:
-        """Wait for the device, and check the tensors of the file `where` that kernels decoded since the last call."""
-        damaged, self._damaged = self._damaged, {}
-        if not damaged:
-            return
-        flags = torch.stack([chunks.any() for chunks in damaged.values()]).tolist()  # one wait for all of them
-        for name, flag in zip(damaged, flags, strict=True):
-            if flag:
-                raise ArtifactError(
-                    f"tensor {name!r} of {where}: a lane of a coded chunk does not end where it should; "
-                    "the file is damaged"
-                )
 
 
 class SideStream:
@@ -108,35 +100,26 @@ class CompressedTensors:
     are read from the file and decoded on the CPU each time.
 
     Args:
-        reader, decoder_of: the file, and its decoders.
+        file: whose tensors they are.
         device: where tensors are decoded.
         offload: keep coded tensors in pinned memory of the host.
         workers: threads that read the file.
         side: stream on which tensors are started.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        decoder_of: DecoderOf,
-        device: torch.device,
-        *,
-        offload: bool,
-        workers: int,
-        side: SideStream,
-    ) -> None:
-        self._reader, self._decoder_of, self._workers = reader, decoder_of, workers
+    def __init__(self, file: File, device: torch.device, *, offload: bool, workers: int, side: SideStream) -> None:
+        self._file, self._workers = file, workers
         self._device, self._side = device, side
         self._resident: dict[str, Tensor] = {}
         self._sound: set[str] = set()
-        stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+        stored = [name for name in file.names if file.entry(name).scheme != ALIAS]
 
         def read(name: str) -> _Blocks | None:
-            if reader.holder(name) != name or is_planes(reader, reader.entry(name)):
+            if file.holder(name) != name or file.is_planes(name):
                 return None
             blocks = []
-            for block, part in blocks_of(reader, name):
-                compressed = compressed_entry(reader, block, decoder_of)
+            for block, part in file.parts(name):
+                compressed = compressed_entry(file, block)
                 if compressed is None:
                     return None
                 blocks.append((compressed.to(device, words=not offload), part))
@@ -161,7 +144,7 @@ class CompressedTensors:
             try:
                 require_sound(torch.cat(damaged))
             except ArtifactError as error:
-                raise ArtifactError(f"tensor {name!r} of {self._reader.where}: {error}") from error
+                raise ArtifactError(f"tensor {name!r} of {self._file.where}: {error}") from error
             self._sound.add(name)
         return tensor
 
@@ -173,7 +156,7 @@ class CompressedTensors:
         return self._side.start(lambda: self._decode_into(tensor, name), tensor)
 
     def _empty(self, name: str) -> Tensor:
-        entry = self._reader.entry(name)
+        entry = self._file.entry(name)
         return torch.empty(entry.shape, dtype=dtype_of(entry), device=self._device)
 
     def _decode_into(self, tensor: Tensor, name: str) -> list[Tensor]:
@@ -183,31 +166,39 @@ class CompressedTensors:
     def _decoded_on_cpu(self, name: str) -> Tensor:
         if name in self._resident:
             return self._resident[name]
-        tensor = decode_entry(self._reader, name, self._decoder_of, self._workers).to(self._device)
-        coded = sum(self._reader.header(block).length for block, _ in blocks_of(self._reader, name))
-        if decoded_bytes(self._reader.entry(name)) <= max(_RESIDENT, _RESIDENT_PER_CODED * coded):
+        tensor = self._file.decode(name, self._workers).to(self._device)
+        coded = sum(self._file.header(block).length for block, _ in self._file.parts(name))
+        if decoded_bytes(self._file.entry(name)) <= max(_RESIDENT, _RESIDENT_PER_CODED * coded):
             self._resident[name] = tensor
         return tensor
 
 
-def compressed_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> CompressedTensor | None:
+def compressed_entry(file: File, name: str, threads: int = 1) -> CompressedTensor | None:
     """Read an entry in its coded form, to memory of the CPU; None if the kernels do not decode it."""
-    entry = reader.entry(name)
-    decoder, dtype = decoder_of(entry), dtype_of(entry)
-    layout = layout_of(reader, entry, decoder)
-    if not may_decode(decoder.name, dtype, entry.params, [stream.coder for stream in entry.streams]):
+    entry = file.entry(name)
+    scheme, dtype, layout = file.decoder_of(entry).name, dtype_of(entry), file.layout(entry)
+    if not may_decode(scheme, dtype, entry.params, [stream.coder for stream in entry.streams]):
         return None
-    payloads = [(stream.coder, stream.payload) for stream in reader.read(name).streams]
+    payloads = [(stream.coder, stream.payload) for stream in file.read(name).streams]
     try:
-        return CompressedTensor.of(decoder.name, entry.shape, dtype, entry.params, layout, payloads, threads)
+        return CompressedTensor.of(scheme, entry.shape, dtype, entry.params, layout, payloads, threads)
     except ArtifactError as error:
-        raise ArtifactError(f"tensor {name!r} of {reader.where}: {error}") from error
+        raise ArtifactError(f"tensor {name!r} of {file.where}: {error}") from error
 
 
-def device_decoder(device: torch.device | str | None, module: nn.Module | None) -> DeviceDecoder | None:
-    """Return a decoder to `device`, by default to the only one of the module's; None if kernels do not work there."""
-    target = target_of(device, module)
-    return DeviceDecoder(target) if target is not None and works(target) else None
+def open_file(
+    source: Source | bytes, device: torch.device | str | None = None, module: nn.Module | None = None
+) -> File:
+    """Open a file for decoding on `device`, by default the only one of the module's; on the CPU if kernels do not work.
+
+    Args:
+        source: a path, or the bytes of a file.
+        device, module: as for `target_of`.
+    """
+    target = target_of(device, None if module is None else unwrapped(module))
+    if target is None or not works(target):
+        return File(source, registry.decoder)
+    return DeviceFile(source, registry.decoder, target)
 
 
 def target_of(device: torch.device | str | None, module: nn.Module | None) -> torch.device | None:

@@ -21,15 +21,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from birdie.artifact import kept_files
-from birdie.artifact import metadata as file_metadata
 from birdie.artifact.checkpoints import MARK, headers_of, own_file, read_header, read_weights, weight_map
-from birdie.artifact.container import Reader
-from birdie.artifact.decoding import decoded_bytes, require_limits
+from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.folder_scan import TORCH, Group, scan
 from birdie.artifact.layouts import Choice
-from birdie.artifact.load import decoders_of
 from birdie.artifact.to_safetensors import headers_in, write_tensors
-from birdie.compress.registry import import_schemes
+from birdie.compress import registry
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.runtime.files import atomic_folder
@@ -178,14 +175,14 @@ def write_folder(
     """
     if max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
-    import_schemes(schemes)
-    with Reader(file) as reader:
+    registry.import_schemes(schemes)
+    with File(file, registry.decoder) as reader:
         kept = kept_files.read(reader, max_bytes)
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
-        require_limits(reader, decoders_of(reader), left, max_operations)
-        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
+        reader.require(left, max_operations, shared=False)
+        fields = reader.fields
         headers = headers_in(fields, reader.where)
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
         nests = _keys_in(fields, reader.where)
@@ -265,7 +262,7 @@ def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple
 
 
 def _write_weights(
-    reader: Reader,
+    reader: File,
     folder: Path,
     stem: str,
     keys: Mapping[str, str],

@@ -18,31 +18,21 @@ from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact import pytree
-from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders
-from birdie.artifact.container import ALIAS, Reader
-from birdie.artifact.decoding import (
-    DecoderOf,
-    decode_all,
-    decode_entry,
-    decoded_bytes,
-    default_limit,
-    dtype_of,
-    require_limits,
-    stored_name,
-)
-from birdie.artifact.device import CompressedTensors, SideStream, device_decoder, target_of
+from birdie.artifact.container import ALIAS
+from birdie.artifact.device import CompressedTensors, SideStream, open_file, target_of
+from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.artifact.lazy import Coded, attach
 from birdie.artifact.state_dict import belongs_to_extra, state_dict_of
 from birdie.artifact.tensor_cache import Stored
+from birdie.compress import registry
 from birdie.compress.device.compressed import works
 from birdie.compress.filling import Keys, load_into
-from birdie.compress.rate.target import whole_number
-from birdie.compress.registry import import_schemes
 from birdie.compress.state import is_extra, moved, plain_state
 from birdie.compress.wrappers import own_names, unwrapped
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.device import dtype_name
 from birdie.runtime.outputs import Source, require_path
+from birdie.runtime.parsing import whole_number
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -164,7 +154,7 @@ def load(
         raise ConfigError("cache_bytes limits the cache of lazy loading; give lazy=True as well, or leave it out")
     if offload and not lazy:
         raise ConfigError("offload is about where lazy loading keeps coded tensors; give lazy=True, or leave it out")
-    import_schemes(schemes)
+    registry.import_schemes(schemes)
     if not isinstance(prefix, str):
         raise ConfigError(f"prefix is a {type(prefix).__name__}; give the beginning of names, such as 'encoder.'")
     if into is None and not strict:
@@ -187,22 +177,22 @@ def load(
             cache_bytes=cache_bytes,
         )
         return into if strict else keys
-    with Reader(path) as reader:
+    with open_file(path, device if part.is_all else "cpu", into) as file:
+        names, copies = part.of(file), () if into is not None else _copies(file)
         if max_bytes is None and into is not None:
-            max_bytes = default_limit(reader) + _allocated(reader, into)
-        decoders, copies = decoders_of(reader), () if into is not None else _copies(reader)
-        chosen = part.of(reader)
-        stored = None if part.is_all else {stored_name(reader, name) for name in chosen}
-        require_limits(reader, decoders, max_bytes, max_operations, stored, shared=True, independent=copies)
-        tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into, stored)
+            max_bytes = file.default_limit + _allocated(file, into)
+        file.require(max_bytes, max_operations, None if part.is_all else names, independent=copies)
+        tensors = file.decode_all(names, workers)
         if into is None:
-            tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
-        decoded = {name: tensors[stored_name(reader, name)] for name in chosen}
-        decoded |= {name: decoded[name].clone() for name in copies if name in decoded}
-        state = part.state(decoded, reader, nested=into is None)
+            distinct = {id(tensor): moved(tensor, device, dtype) for tensor in tensors.values()}
+            tensors = {name: distinct[id(tensor)] for name, tensor in tensors.items()}
+        tensors |= {name: tensors[name].clone() for name in copies if name in tensors}
+        state = part.state(tensors, file, nested=into is None)
     if into is None:
         return state
-    keys = load_into(into, state, str(path), strict=strict, partial=names is not None)
+    if file.device.type != "cpu" and not any(tensor.is_meta for tensor in plain_state(unwrapped(into)).values()):
+        into.to(file.device)  # so that tensors do not go to the CPU and back
+    keys = load_into(into, state, str(path), strict=strict, partial=part.names is not None)
     into.to(device=device, dtype=dtype)
     return into if strict else keys
 
@@ -219,21 +209,21 @@ class Part:
         """Return whether all tensors are loaded."""
         return not self.prefix and self.names is None
 
-    def of(self, reader: Reader) -> list[str]:
+    def of(self, file: File) -> list[str]:
         """Return the names of the tensors in a file."""
-        chosen = [name for name in reader.names if name.startswith(self.prefix)]
+        chosen = [name for name in file.names if name.startswith(self.prefix)]
         if self.names is not None:
             patterns = [self.names] if isinstance(self.names, str) else list(self.names)
             hits = {pattern: self._matches(pattern, chosen) for pattern in patterns}
             if absent := [pattern for pattern in patterns if not hits[pattern]]:
                 raise ArtifactError(
-                    f"{reader.where} holds no tensor {self.prefix + absent[0]!r}; `birdie inspect` lists its names"
+                    f"{file.where} holds no tensor {self.prefix + absent[0]!r}; `birdie inspect` lists its names"
                 )
             wanted = {name for names in hits.values() for name in names}
             chosen = [name for name in chosen if name in wanted]
         if not chosen and not self.is_all:
             raise ArtifactError(
-                f"{reader.where} holds no tensor named {self.prefix + '…'!r}; `birdie inspect` lists its names"
+                f"{file.where} holds no tensor named {self.prefix + '…'!r}; `birdie inspect` lists its names"
             )
         return chosen
 
@@ -244,17 +234,17 @@ class Part:
         # a part of an extra state belongs to its name
         return [name for short, name in inner.items() if fnmatchcase(short, pattern) or short.startswith(f"{pattern}/")]
 
-    def state(self, tensors: Mapping[str, Tensor], reader: Reader, *, nested: bool) -> dict[str, Any]:
+    def state(self, tensors: Mapping[str, Tensor], file: File, *, nested: bool) -> dict[str, Any]:
         """Return the state dict of these tensors, which are `of` the file.
 
         Args:
             tensors: by their names in the file.
-            reader: of the file.
+            file: that holds them.
             nested: keep the names of a file of a nested checkpoint as they are; else such a file is taken for the state
                 dict that was saved, if that is what it holds.
         """
-        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
-        state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), reader.where)
+        fields = file.fields
+        state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), file.where)
         if not nested and self.is_all and "tree" in fields:
             state = _saved_state(pytree.rebuild(fields["tree"], tensors), tensors) or state
         if not self.prefix:
@@ -298,42 +288,19 @@ def _saved_state(content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any] 
     return state
 
 
-def _decode_all(
-    reader: Reader,
-    decoders: DecoderOf,
-    workers: int,
-    device: torch.device | str | None,
-    into: nn.Module | None,
-    names: Collection[str] | None,
-) -> dict[str, Tensor]:
-    """Decode stored tensors, on a GPU if that is where they go; then `into` is moved there before they are."""
-    if names is not None:
-        return decode_all(reader, decoders, workers, names=names)
-    module = None if into is None else unwrapped(into)
-    on_device = device_decoder(device, module)
-    if on_device is None:
-        return decode_all(reader, decoders, workers)
-    tensors = decode_all(reader, decoders, workers, on_device.decode, on_device.device)
-    on_device.require_sound(reader.where)
-    if module is not None and not any(tensor.is_meta for tensor in plain_state(module).values()):
-        module.to(on_device.device)  # so that tensors do not go to the CPU and back
-    return tensors
-
-
-def _copies(reader: Reader) -> list[str]:
+def _copies(file: File) -> list[str]:
     """Return the aliases whose tensors are independent of their targets."""
-    if ALIAS not in reader.schemes:
+    if ALIAS not in file.schemes:
         return []
-    aliases = [name for name in reader.names if reader.entry(name).scheme == ALIAS]
-    return file_metadata.copies_in(file_metadata.parse(bytes(reader.metadata), reader.where), aliases, reader.where)
+    aliases = [name for name in file.names if file.entry(name).scheme == ALIAS]
+    return file_metadata.copies_in(file.fields, aliases, file.where)
 
 
-def _allocated(reader: Reader, module: nn.Module) -> int:
+def _allocated(file: File, module: nn.Module) -> int:
     """Return the decoded bytes of the entries for which `module` has a tensor of the shape and at least the memory."""
-    entries = {name: reader.entry(name) for name in reader.names}
     state = plain_state(unwrapped(module))
-    renamed = own_names(entries, state.keys(), ())
-    entries = {renamed[name]: entry for name, entry in entries.items()}
+    renamed = own_names(file.names, state.keys(), ())
+    entries = {renamed[name]: file.entry(name) for name in file.names}
     return sum(
         decoded_bytes(entries[name])
         for name, tensor in state.items()
@@ -354,54 +321,34 @@ def _load_lazily(
     offload: bool,
     **settings: Any,
 ) -> Keys:
-    reader = Reader(path)
+    file = File(path, registry.decoder)
     try:
-        decoders, chosen = decoders_of(reader), part.of(reader)
-        stored = None if part.is_all else {stored_name(reader, name) for name in chosen}
-        require_limits(reader, decoders, *limits, stored, shared=True)
+        names = part.of(file)
+        file.require(*limits, None if part.is_all else names)
         target = target_of(settings["device"], unwrapped(into))
         if target is not None and works(target):
             side = SideStream(target)
             threads = workers or os.cpu_count() or 1
-            tensors = CompressedTensors(reader, decoders, target, offload=offload, workers=threads, side=side)
+            tensors = CompressedTensors(file, target, offload=offload, workers=threads, side=side)
             decode, settings["start"] = tensors.decode, tensors.start
         else:
-            decode = partial(decode_entry, reader, decoder_of=decoders, threads=workers)
-        about = file_metadata.parse(bytes(reader.metadata), reader.where).get("state")
+            decode = partial(file.decode, threads=workers)
+        about = file.fields.get("state")
         coded = {
-            name: decode(stored_name(reader, name)) if belongs_to_extra(name, about) else _coded(reader, name, decode)
-            for name in chosen
+            name: decode(file.stored(name)) if belongs_to_extra(name, about) else _coded(file, name, decode)
+            for name in names
         }
-        state = part.state(coded, reader, nested=False)
-        settings |= {"where": reader.where, "strict": strict, "partial": part.names is not None}
-        return attach(into, state, decode, reader.close, **settings)
+        state = part.state(coded, file, nested=False)
+        settings |= {"where": file.where, "strict": strict, "partial": part.names is not None}
+        return attach(into, state, decode, file.close, **settings)
     except BaseException:
-        reader.close()
+        file.close()
         raise
 
 
-def _coded(reader: Reader, name: str, decode: Callable[[str], Tensor]) -> Coded:
-    entry = reader.entry(stored_name(reader, name))
+def _coded(file: File, name: str, decode: Callable[[str], Tensor]) -> Coded:
+    entry = file.entry(file.stored(name))
     return Coded.of(Stored(entry.name, entry.shape, dtype_of(entry)), decode)
-
-
-def decode_tensor(
-    path: Source, name: str, *, max_bytes: int | None = None, max_operations: int | None = None
-) -> Tensor:
-    """Decode one tensor of a file, reading only its bytes."""
-    _require_arguments(path)
-    with Reader(path) as reader:
-        stored, decoders = stored_name(reader, name), decoders_of(reader)
-        require_limits(reader, decoders, max_bytes, max_operations, [stored], shared=True)
-        return decode_entry(reader, stored, decoders)
-
-
-def decoders_of(reader: Reader) -> DecoderOf:
-    """Return the decoder of each entry; raises ArtifactError where a scheme is not registered."""
-    foreign: dict[str, str] = {}
-    if max(reader.schemes, default=0) >= FIRST_FOREIGN:
-        foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})
-    return registered_decoders(foreign)
 
 
 def _require_arguments(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:

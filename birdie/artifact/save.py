@@ -37,7 +37,7 @@ from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.copies import merged
 from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.groups import grouped
-from birdie.compress.rate.target import Target, whole_number
+from birdie.compress.rate.target import Target
 from birdie.compress.scheme import Scheme
 from birdie.compress.state import EncodedState, ModelState
 from birdie.compress.wrappers import unwrapped, without_prefixes
@@ -48,6 +48,7 @@ from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main, share_out
 from birdie.runtime.mapped import require_complete
 from birdie.runtime.outputs import Source, require_output, require_path, require_writable
+from birdie.runtime.parsing import whole_number
 
 _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
 _COMPARED = 1_000_000  # weights up to which a file by made-up inputs is compared with one by assumptions alone

@@ -20,19 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.artifact import metadata as file_metadata
-from birdie.artifact.container import Reader
-from birdie.artifact.decoding import (
-    blocks_of,
-    decode_entry,
-    decoded_bytes,
-    dtype_of,
-    is_planes,
-    require_limits,
-    stored_name,
-)
-from birdie.artifact.load import decoders_of
-from birdie.compress.registry import import_schemes
+from birdie.artifact.file import File, decoded_bytes, dtype_of
+from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.room import Room
 
@@ -63,12 +52,11 @@ def to_safetensors(
         target: the .safetensors file; the caller sees to it that it appears complete or not at all.
         max_bytes, max_operations, schemes, workers: as in `birdie.load`.
     """
-    import_schemes(schemes)
-    with Reader(file) as reader:
-        require_limits(reader, decoders_of(reader), max_bytes, max_operations)
-        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
-        header = headers_in(fields, reader.where).get("", {})
-        write_tensors(reader, target, {name: name for name in reader.names}, header, workers)
+    registry.import_schemes(schemes)
+    with File(file, registry.decoder) as opened:
+        opened.require(max_bytes, max_operations, shared=False)
+        header = headers_in(opened.fields, opened.where).get("", {})
+        write_tensors(opened, target, {name: name for name in opened.names}, header, workers)
 
 
 def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:
@@ -83,28 +71,28 @@ def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str
 
 
 def write_tensors(
-    reader: Reader, target: Path, keys: Mapping[str, str], header: Mapping[str, str], workers: int | None = None
+    file: File, target: Path, keys: Mapping[str, str], header: Mapping[str, str], workers: int | None = None
 ) -> None:
     """Decode tensors into one .safetensors file; the caller has checked what that takes.
 
     Args:
-        reader: of the .birdie file.
+        file: the .birdie file.
         target: the .safetensors file.
         keys: name of each tensor → its name there.
         header: metadata for the header of the file.
         workers: threads; None uses every core.
     """
-    decoder_of, room = decoders_of(reader), Room(_IN_FLIGHT)
-    start_of_file, positions = _layout(reader, keys, header)
+    room = Room(_IN_FLIGHT)
+    start_of_file, positions = _layout(file, keys, header)
 
     def convert(block: tuple[str, list[int]]) -> None:
         name, starts = block
-        with room.taken(decoded_bytes(reader.entry(name))):
-            data = _bytes_of(decode_entry(reader, name, decoder_of, threads))
+        with room.taken(decoded_bytes(file.entry(name))):
+            data = _bytes_of(file.decode(name, threads))
             for start in starts:
                 _write(out.fileno(), data, len(start_of_file) + start)
 
-    blocks = list(_blocks(reader, positions))
+    blocks = list(_blocks(file, positions))
     count = workers or os.cpu_count() or 1
     threads = max(1, count // max(len(blocks), 1))
     with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
@@ -113,25 +101,25 @@ def write_tensors(
         list(pool.map(convert, blocks))
 
 
-def _blocks(reader: Reader, positions: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
+def _blocks(file: File, positions: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
     """Yield the entries of the tensors at these positions, and where the bytes of each go."""
     for name, starts in positions.items():
-        if is_planes(reader, reader.entry(name)):  # its numbers are pairs there
+        if file.is_planes(name):  # its numbers are pairs there
             yield name, starts
             continue
         offset = 0
-        for block, _ in blocks_of(reader, name):
+        for block, _ in file.parts(name):
             yield block, [start + offset for start in starts]
-            offset += decoded_bytes(reader.entry(block))
+            offset += decoded_bytes(file.entry(block))
 
 
-def _layout(reader: Reader, keys: Mapping[str, str], header: Mapping[str, str]) -> tuple[bytes, dict[str, list[int]]]:
+def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> tuple[bytes, dict[str, list[int]]]:
     """Return the header, and where the bytes of each stored tensor go: positions after the header."""
     fields: dict[str, object] = {"__metadata__": {**header, "format": "pt"}}  # transformers refuses files without it
     positions: dict[str, list[int]] = {}
     end = 0
-    for name in sorted(keys, key=lambda name: (-dtype_of(reader.entry(name)).itemsize, keys[name])):
-        entry = reader.entry(name)
+    for name in sorted(keys, key=lambda name: (-dtype_of(file.entry(name)).itemsize, keys[name])):
+        entry = file.entry(name)
         dtype = dtype_of(entry)
         if keys[name] == "__metadata__":
             raise WeightsError("safetensors cannot hold a tensor named __metadata__; write a .pt file instead")
@@ -144,7 +132,7 @@ def _layout(reader: Reader, keys: Mapping[str, str], header: Mapping[str, str]) 
                 raise WeightsError(f"safetensors cannot hold {dtype} without a dimension (tensor {name!r}); reshape it")
             shape[-1] *= 2
         fields[keys[name]] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
-        positions.setdefault(stored_name(reader, name), []).append(start)
+        positions.setdefault(file.stored(name), []).append(start)
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, positions

@@ -14,7 +14,7 @@ from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import scheme_codes
 from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Stream, block_name
-from birdie.artifact.decoding import DTYPES
+from birdie.artifact.file import DTYPES
 from birdie.artifact.resume import Resume, StoredStream
 from birdie.compress import registry
 from birdie.compress.rate.assignment import Group

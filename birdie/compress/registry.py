@@ -30,7 +30,6 @@ from birdie.compress.tensors import from_planes
 from birdie.errors import ArtifactError, ConfigError
 
 GROUP = "birdie.schemes"  # of entry points
-MAX_CODE = 127  # of the schemes that ship with birdie; a file numbers foreign schemes from the next code on
 _foreign: dict[str, type[Scheme]] = {}
 
 
@@ -60,7 +59,7 @@ def _builtin() -> dict[str, type[Scheme]]:
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__:
                 builtin[value.decoder.name] = value
-    return dict(sorted(builtin.items(), key=lambda item: item[1].decoder.code or 0))
+    return dict(sorted(builtin.items(), key=lambda item: schemes.NAMES.index(item[0])))
 
 
 def names() -> tuple[str, ...]:
@@ -81,10 +80,6 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
         raise ConfigError(f"{scheme!r} is no scheme; subclass birdie.schemes.Scheme and give it a decoder")
     if _builtin().get(decoder.name) is scheme or _foreign.get(decoder.name) is scheme:
         return scheme
-    if decoder.code is not None:
-        raise ConfigError(
-            f"scheme {decoder.name!r} has code {decoder.code}; codes are reserved for birdie's schemes, leave it None"
-        )
     if decoder.name in names():
         raise ConfigError(f"a scheme called {decoder.name!r} is registered already; choose another name")
     taken = {spec.word for spec in scheme.specs} & set(words())
@@ -123,12 +118,6 @@ def decoder(name: str) -> Decoder:
             f"birdie.load(…, schemes=[{name!r}])"
         )
     return scheme.decoder
-
-
-@cache
-def own_names_by_code() -> Mapping[int, str]:
-    """Return code in the file → name of the schemes that ship with birdie."""
-    return {scheme.decoder.code: name for name, scheme in _builtin().items() if scheme.decoder.code is not None}
 
 
 def decode(encoded: Encoded) -> Tensor:

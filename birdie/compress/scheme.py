@@ -194,14 +194,12 @@ class Decoder:
 
     Attributes:
         name: name of the scheme in files, summaries and `Encoded.scheme`.
-        code: code in the file, 1 to 127; None for a foreign scheme (of another package), which the file names in full.
         layout: (shape, dtype, params) → layout of each stream; raises ArtifactError on impossible params.
         decode: `Encoded` whose streams match the layout → the tensor.
         cost: (shape, dtype, params) → cost of decoding; called with params that `layout` accepted.
     """
 
     name: str
-    code: int | None
     layout: Callable[[Shape, torch.dtype, Parameters], tuple[StreamLayout, ...]]
     decode: Callable[[Encoded], Tensor]
     cost: Callable[[Shape, torch.dtype, Parameters], Cost] = elementwise

@@ -4,50 +4,38 @@ The one-file decoder is this module and the modules that it imports (`birdie.gol
 schemes are decoded by the functions that `birdie.load` calls; modules, devices, dtypes and lazy loading are left out.
 """
 
-import os
 import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from birdie.artifact import metadata, pytree
-from birdie.artifact.container import Entry, Reader
-from birdie.artifact.decoding import decode_all, require_limits, stored_name
+from birdie.artifact import pytree
+from birdie.artifact.file import File
 from birdie.compress.scheme import Decoder
 from birdie.compress.schemes import cast, codebook, grid, lossless, lowrank, rotation, ternary, trellis, tucker
 from birdie.compress.spectral import decoding as spectral
 from birdie.errors import ArtifactError
+from birdie.runtime.outputs import Source
 from birdie.runtime.provenance import VERSION
 
 __all__ = ["ArtifactError", "__version__", "load", "load_object", "main"]
 
 __version__ = VERSION
-Source = str | os.PathLike[str] | bytes
-
-# Every scheme, in the order of the codes in the file, from 1.
 DECODERS: dict[str, Decoder] = {
-    "lossless": lossless.DECODER,
-    "grid": grid.DECODER,
-    "cast": cast.DECODER,
-    "trellis": trellis.DECODER,
-    "ternary": ternary.DECODER,
-    "codebook": codebook.DECODER,
-    "rotation": rotation.DECODER,
-    "lowrank": lowrank.DECODER,
-    "spectral": spectral.DECODER,
-    "tucker": tucker.DECODER,
+    one.DECODER.name: one.DECODER
+    for one in (lossless, grid, cast, trellis, ternary, codebook, rotation, lowrank, spectral, tucker)
 }
 
 
-def decoder_of(entry: Entry) -> Decoder:
-    """Return the decoder of an entry."""
-    if not 0 < entry.scheme <= len(DECODERS):
-        raise ArtifactError(f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown here; load it with birdie")
-    return list(DECODERS.values())[entry.scheme - 1]
+def decoder_of(name: str) -> Decoder:
+    """Return the decoder of a scheme."""
+    if name not in DECODERS:
+        raise ArtifactError(f"scheme {name!r} is not one of birdie's; load the file with birdie")
+    return DECODERS[name]
 
 
-def load(source: Source, max_bytes: int | None = None, max_operations: int | None = None) -> dict[str, Tensor]:
+def load(source: Source | bytes, max_bytes: int | None = None, max_operations: int | None = None) -> dict[str, Tensor]:
     """Decode a file.
 
     Args:
@@ -59,22 +47,18 @@ def load(source: Source, max_bytes: int | None = None, max_operations: int | Non
     Returns:
         name → tensor on the CPU; tied names share one tensor.
     """
-    with Reader(source) as reader:
-        return _tensors(reader, max_bytes, max_operations)
+    with File(source, decoder_of) as file:
+        file.require(max_bytes, max_operations)
+        return file.decode_all()
 
 
-def load_object(source: Source, max_bytes: int | None = None, max_operations: int | None = None) -> Any:
+def load_object(source: Source | bytes, max_bytes: int | None = None, max_operations: int | None = None) -> Any:
     """Return the checkpoint that `birdie.artifact.repack` stored, nested as it was, or else what `load` returns."""
-    with Reader(source) as reader:
-        skeleton = metadata.parse(bytes(reader.metadata), reader.where).get("tree")
-        tensors = _tensors(reader, max_bytes, max_operations)
+    with File(source, decoder_of) as file:
+        skeleton = file.fields.get("tree")
+        file.require(max_bytes, max_operations)
+        tensors = file.decode_all()
     return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)
-
-
-def _tensors(reader: Reader, max_bytes: int | None, max_operations: int | None) -> dict[str, Tensor]:
-    require_limits(reader, decoder_of, max_bytes, max_operations, shared=True)
-    tensors = decode_all(reader, decoder_of, os.cpu_count() or 1)
-    return {name: tensors[stored_name(reader, name)] for name in reader.names}
 
 
 def main() -> None:

@@ -21,12 +21,13 @@ from birdie.compress.calibration.result import calibrated_state, require_triple
 from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import encode_state
-from birdie.compress.rate.target import Target, whole_number
+from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import has_nonfinite
 from birdie.errors import ArtifactError, BirdieError, BudgetError, ConfigError, DataError, OutputError, WeightsError
 from birdie.golf.decoder import load
 from birdie.runtime.outputs import require_path
+from birdie.runtime.parsing import whole_number
 from birdie.runtime.provenance import VERSION
 
 __all__ = [

@@ -7,7 +7,7 @@ files          atomic writes, and reads of files that only this user can have wr
 names          names that come from a file, before they are joined to a folder
 outputs        where a file or folder may be written
 kernels        functions that numba compiles, and their files on disk
-parsing        JSON of others
+parsing        JSON of others, whole numbers
 nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
 provenance     versions, machine and commit of a result
 reading        the check that what is opened for reading is a regular file

@@ -1,9 +1,12 @@
-"""JSON that others may have written: whatever is wrong with it is a ValueError, in words."""
+"""Values from outside: JSON that others may have written, whose errors are ValueErrors in words, and whole numbers."""
 
 import json
+import operator
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+from birdie.errors import ConfigError
 
 MAX_DIGITS = 4000
 """Digits of an integer that are read; the time for more grows with their square."""
@@ -45,3 +48,13 @@ def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"it has an integer of {len(text):,} digits")
     return int(text)
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int | None:
+    """Return `value` as an int (numpy integers are accepted, floats are not); None stays None."""
+    try:
+        if value is None or (operator.index(value) >= least and not isinstance(value, bool)):
+            return None if value is None else operator.index(value)
+    except TypeError:
+        pass
+    raise ConfigError(f"{name} {value!r} is not a whole number from {least} up; give an int")

@@ -21,8 +21,8 @@ import birdie
 from birdie.artifact import container, device
 from birdie.artifact import load as load_module
 from birdie.artifact.container import Reader, Stream
-from birdie.artifact.load import decoders_of
-from birdie.compress import row_blocks
+from birdie.artifact.file import File
+from birdie.compress import registry, row_blocks
 from birdie.compress.device.compressed import CompressedTensor
 from birdie.compress.schemes.trellis import Trellis
 from birdie.entropy import coder, static, trellis
@@ -168,9 +168,9 @@ def lazy(path: Path, **settings: Any) -> dict[str, Any]:
 
 
 def coders(path: Path) -> dict[str, Any]:
-    with Reader(path) as reader:
-        stored = [name for name in reader.names if reader.entry(name).target is None]
-        known = {name: device.compressed_entry(reader, name, decoders_of(reader)) for name in stored}
+    with File(path, registry.decoder) as file:
+        stored = [name for name in file.names if file.entry(name).target is None]
+        known = {name: device.compressed_entry(file, name) for name in stored}
     return {"compressed": sorted(name for name, tensor in known.items() if tensor is not None)}
 
 

@@ -2,12 +2,16 @@
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from birdie.artifact.file import File
+from birdie.compress import registry
 from birdie.compress.tensors import FORMATS, to_bits
+from birdie.runtime.outputs import Source
 
 
 def small_model() -> dict[str, Tensor]:
@@ -43,6 +47,13 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     return one.numel() == 0 or bool((to_bits(one) == to_bits(other)).all())
+
+
+def decode_tensor(path: Source, name: str, **limits: Any) -> Tensor:
+    """Decode one tensor of a file, reading only its bytes."""
+    with File(path, registry.decoder) as file:
+        file.require(names=[name], **limits)
+        return file.decode(name)
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact import container
 from birdie.artifact.container import BLOCKS, Entry, Reader, Stream, block_name
-from birdie.artifact.load import decode_tensor
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress import row_blocks
 from birdie.entropy import trellis
 from birdie.errors import ArtifactError
 from birdie.golf import decoder
+from tests.artifact.states import decode_tensor
 
 COLUMNS = 1024
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact import device
-from birdie.artifact.device import DeviceDecoder, target_of
+from birdie.artifact.device import DeviceFile, target_of
+from birdie.compress import registry
 from birdie.compress.device import compressed
 from birdie.errors import ArtifactError
 from tests.interpreted_kernels import run_interpreted
@@ -60,12 +61,13 @@ def test_lazy_modules_decode_on_the_device_and_start_the_next_tensor(
     assert result["waited"] == result["started"][-1]
 
 
-def test_damage_of_several_tensors_is_found_in_one_wait() -> None:
-    decoder = DeviceDecoder(CPU)
-    decoder._damaged = {"a": torch.zeros(3, dtype=torch.int32), "b": torch.tensor([0, 1], dtype=torch.int32)}
-    with pytest.raises(ArtifactError, match="'b' of model"):
-        decoder.require_sound("model.birdie")
-    decoder.require_sound("model.birdie")  # the next call is about other tensors
+def test_damage_of_several_tensors_is_found_in_one_wait(tmp_path: Path) -> None:
+    path = tmp_path / "model.birdie"
+    birdie.save({"w": torch.ones(3)}, path)
+    with DeviceFile(path, registry.decoder, CPU) as file:
+        file._damaged = {"a": torch.zeros(3, dtype=torch.int32), "b": torch.tensor([0, 1], dtype=torch.int32)}
+        with pytest.raises(ArtifactError, match="'b' of .*model"):
+            file.decode_all()
 
 
 def test_the_device_is_that_of_the_call_or_the_only_one_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:

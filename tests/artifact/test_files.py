@@ -19,14 +19,13 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact.codes import scheme_codes
 from birdie.artifact.container import Entry, Reader, Stream
-from birdie.artifact.decoding import DTYPES
-from birdie.artifact.load import decode_tensor
+from birdie.artifact.file import DTYPES
 from birdie.compress import registry
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.tensors import FORMATS
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError, BudgetError, ConfigError, OutputError, WeightsError
-from tests.artifact.states import every_dtype, same_bits, small_model
+from tests.artifact.states import decode_tensor, every_dtype, same_bits, small_model
 
 DTYPE_NAMES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",

@@ -8,14 +8,12 @@ import torch
 
 import birdie
 from birdie.artifact.container import Entry
-from birdie.artifact.decoding import DTYPES, dtype_of
-from birdie.artifact.inspect import CASTS, SCHEMES
-from birdie.compress import registry
+from birdie.artifact.file import DTYPES, dtype_of
+from birdie.artifact.inspect import CASTS
 from birdie.compress.schemes.cast import CAST_DTYPES, SIXTEEN_BIT
 
 
-def test_names_of_schemes_are_those_of_the_registry() -> None:
-    assert dict(registry.own_names_by_code()) == SCHEMES
+def test_names_of_casts_are_those_of_the_scheme() -> None:
     assert {name: CAST_DTYPES[code] for (code,), name in CASTS.items()} == SIXTEEN_BIT
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import birdie
 from benchmarks import lazy as benchmark
-from birdie.artifact.decoding import decode_entry
+from birdie.artifact.file import File
 from birdie.artifact.lazy import Tensors
 from birdie.artifact.tensor_cache import Slot, Store
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -168,11 +168,13 @@ def test_nothing_is_decoded_when_loading_and_each_tensor_once_a_pass(
 ) -> None:
     decoded: list[str] = []
 
-    def record(reader: Any, name: str, **settings: Any) -> Tensor:
-        decoded.append(name)
-        return decode_entry(reader, name, **settings)
+    decode = File.decode
 
-    monkeypatch.setattr("birdie.artifact.load.decode_entry", record)
+    def record(file: File, name: str, threads: int | None = None) -> Tensor:
+        decoded.append(name)
+        return decode(file, name, threads)
+
+    monkeypatch.setattr(File, "decode", record)
     model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
     assert decoded == []
     for _ in range(2):

@@ -9,20 +9,21 @@ import torch
 
 import birdie
 from birdie.artifact import container
+from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Stream
-from birdie.artifact.decoding import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
+from birdie.artifact.file import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
 from birdie.artifact.folders import write_folder
-from birdie.artifact.load import decode_tensor
 from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.compress import registry
 from birdie.errors import ArtifactError
 from birdie.golf import decoder
+from tests.artifact.states import decode_tensor
 
 FLOAT = DTYPES.index(torch.float32)
 ZERO = Stream(0, b"")
+CODES = {name: code for code, name in SCHEMES.items()}
 LOADERS: dict[str, Any] = {
     "load": birdie.load,
     "load_object": load_object,
@@ -63,8 +64,8 @@ def test_a_limit_refuses_before_decoding_and_names_the_argument_and_the_flag_tha
 def test_tensors_for_which_a_module_has_memory_need_no_limit_lifted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("birdie.artifact.decoding.MIN_DECODED_LIMIT", 1000)
-    monkeypatch.setattr("birdie.artifact.decoding.DECODED_PER_BYTE", 1)
+    monkeypatch.setattr("birdie.artifact.file.MIN_DECODED_LIMIT", 1000)
+    monkeypatch.setattr("birdie.artifact.file.DECODED_PER_BYTE", 1)
     with pytest.raises(ArtifactError, match="max_bytes"):
         birdie.load(path)
     assert not birdie.load(path, into=linear()).w.any()
@@ -86,8 +87,7 @@ def test_tensors_for_which_a_module_has_memory_need_no_limit_lifted(
 def test_a_small_file_that_would_take_minutes_is_refused(
     scheme: str, shape: tuple[int, ...], params: tuple[int, ...], streams: int
 ) -> None:
-    code = registry.decoder(scheme).code or 0
-    data = container.to_bytes([Entry("w", code, FLOAT, shape, params, (ZERO,) * streams)])
+    data = container.to_bytes([Entry("w", CODES[scheme], FLOAT, shape, params, (ZERO,) * streams)])
     with pytest.raises(ArtifactError, match="operations"):
         decoder.load(data)
 

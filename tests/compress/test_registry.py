@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from birdie.artifact.codes import SCHEMES
 from birdie.cli import compress
 from birdie.compress import registry
 from birdie.compress.rate.assignment import parse_rules
@@ -178,7 +179,7 @@ def test_the_help_of_compress_names_specs() -> None:
 
 
 def test_codes_are_those_of_the_file_and_each_is_given_once() -> None:
-    assert dict(registry.own_names_by_code()) == {
+    assert SCHEMES == {
         1: "lossless",
         2: "grid",
         3: "cast",
@@ -198,10 +199,10 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scheme]]:
     monkeypatch.setattr(registry, "_foreign", {})
     registry.words.cache_clear()
 
-    def make(name: str, *words: str, code: int | None = None) -> type[Scheme]:
+    def make(name: str, *words: str) -> type[Scheme]:
         @dataclass(frozen=True)
         class Foreign(Scheme):
-            decoder: ClassVar[Decoder] = replace(grid.DECODER, name=name, code=code)
+            decoder: ClassVar[Decoder] = replace(grid.DECODER, name=name)
             specs: ClassVar[tuple[Spec, ...]] = tuple(Spec(word, "a scheme of a test") for word in words)
 
             bits: int = 4
@@ -240,13 +241,11 @@ def test_a_registered_scheme_is_found_by_its_words_and_its_name(foreign: Callabl
     assert torch.equal(registry.decode(scheme().encode("w", weight)), registry.decode(Grid(4).encode("w", weight)))
 
 
-def test_names_and_words_are_taken_once_and_codes_are_birdies(foreign: Callable[..., type[Scheme]]) -> None:
+def test_names_and_words_are_taken_once(foreign: Callable[..., type[Scheme]]) -> None:
     registry.register(foreign("mine", "mine"))
     for scheme in (foreign("mine"), foreign("grid"), foreign("other", "mine"), foreign("other", "int4")):
         with pytest.raises(ConfigError, match=r"'(mine|grid|int4)'"):
             registry.register(scheme)
-    with pytest.raises(ConfigError, match="code 11"):
-        registry.register(foreign("other", code=11))
     for wrong in (Scheme, Grid(), int):
         with pytest.raises(ConfigError, match="no scheme"):
             registry.register(wrong)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
-from birdie.artifact.load import decode_tensor
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress.fake_quantization import quantized
 from birdie.compress.prior import assumed, prior
@@ -20,6 +19,7 @@ from birdie.compress.qat import Qat
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.stacks import as_matrix, is_stack
 from birdie.golf import decoder
+from tests.artifact.states import decode_tensor
 
 NAME = "layers.0.mlp.experts.down_proj"
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from birdie.artifact.codes import SCHEMES
 from birdie.compress import registry
 from birdie.golf.code_size import PACKAGE, code_bytes, source_files
 
@@ -39,7 +40,7 @@ def test_imports_inside_functions_may_be_left_out(tmp_path: Path) -> None:
 
 def test_modules_of_a_listed_package_count() -> None:
     """Schemes are found by listing their package; whoever can decode a file can load all of them."""
-    names = registry.own_names_by_code().values()
+    names = SCHEMES.values()
     modules = {Path(str(sys.modules[registry.decoder(name).layout.__module__].__file__)) for name in names}
     assert len(modules) == len(names)
     assert modules <= set(source_files(PACKAGE / "artifact" / "load.py"))

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.memory import reset_peak, resident
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
-from birdie.artifact.decoding import DTYPES, MIN_DECODED_LIMIT, decoded_bytes
+from birdie.artifact.file import DTYPES, MIN_DECODED_LIMIT, decoded_bytes
 from birdie.artifact.load import load as load_file
 from birdie.compress import registry
 from birdie.entropy import coder, numbers, prediction, raw

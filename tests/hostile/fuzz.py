@@ -34,7 +34,7 @@ import torch
 
 from birdie.artifact import container, kept_files, repack
 from birdie.artifact import pytree as tree
-from birdie.artifact.decoding import DTYPES
+from birdie.artifact.file import DTYPES
 from birdie.artifact.load import load
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.entropy import coder

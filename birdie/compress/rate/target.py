@@ -1,7 +1,6 @@
 """Target of compression: a byte budget, bits per weight, a largest KL from the float model, or lossless."""
 
 import math
-import operator
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -51,13 +50,3 @@ class Target:
 
 def _is_number(value: Any, most: float) -> bool:
     return isinstance(value, Real) and 0 < float(value) <= most and float(value) < math.inf
-
-
-def whole_number(name: str, value: Any, least: int = 1) -> int | None:
-    """Return `value` as an int (numpy integers are accepted, floats are not); None stays None."""
-    try:
-        if value is None or (operator.index(value) >= least and not isinstance(value, bool)):
-            return None if value is None else operator.index(value)
-    except TypeError:
-        pass
-    raise ConfigError(f"{name} {value!r} is not a whole number from {least} up; give an int")

@@ -84,7 +84,7 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     return Cost(values.operations + 100 * params[1] * rows_columns(shape)[0], values.bytes)
 
 
-DECODER = Decoder("codebook", 6, layout, decode, cost)
+DECODER = Decoder("codebook", layout, decode, cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def _dequantize(symbols, scales, group_size, limit, out):  # type: ignore[no-unt
                         target[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-DECODER = Decoder("grid", 2, layout, decode, cost)
+DECODER = Decoder("grid", layout, decode, cost)
 
 
 def _by_width(bits: int) -> Callable[..., "Grid"]:

@@ -225,7 +225,7 @@ def _steps(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return steps
 
 
-DECODER = Decoder("lossless", 1, layout, decode, cost)
+DECODER = Decoder("lossless", layout, decode, cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(cost.operations + parts_operations(parts_of(shape, params[1:])), cost.bytes)
 
 
-DECODER = Decoder("lowrank", 8, layout, decode, _cost)
+DECODER = Decoder("lowrank", layout, decode, _cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def decode(encoded: Encoded) -> Tensor:
     return grid.decode(encoded)
 
 
-DECODER = Decoder("ternary", 5, layout, decode, grid.cost)
+DECODER = Decoder("ternary", layout, decode, grid.cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def _dequantize(symbols, state, next_state, mask, row, column, out):  # type: ig
             state[0] = s
 
 
-DECODER = Decoder("trellis", 4, layout, decode, _cost)
+DECODER = Decoder("trellis", layout, decode, _cost)
 
 
 def _gptq(*, bits: int = 6, clip_sigmas: float = CLIP_SIGMAS) -> "Trellis":

@@ -180,7 +180,7 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(output.operations + operations + sum(cost.operations for cost in inner), output.bytes + held)
 
 
-DECODER = Decoder("tucker", 10, layout, decode, _cost)
+DECODER = Decoder("tucker", layout, decode, _cost)
 
 
 def _of_spec(

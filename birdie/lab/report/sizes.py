@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.artifact import metadata as file_metadata
-from birdie.artifact.codes import registered_decoders
 from birdie.artifact.container import ALIAS, MEMBER, Reader
-from birdie.artifact.decoding import blocks_of, default_limit, dtype_of, require_limits
+from birdie.artifact.file import File
 from birdie.artifact.inspect import stored_as
+from birdie.compress import registry
 from birdie.compress.scheme import StreamLayout
 from birdie.entropy import coder, mixed
 
@@ -88,10 +87,8 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
     Args:
         histograms: number of tensors whose integers are decoded and counted.
     """
-    with Reader(path) as reader:
-        foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})
-        decoder_of = registered_decoders(foreign)
-        require_limits(reader, decoder_of, default_limit(reader), shared=True)
+    with File(path, registry.decoder) as reader:
+        reader.require(reader.default_limit)
         tensors: list[TensorSize] = []
         firsts: dict[str, tuple[str, tuple[StreamLayout, ...]]] = {}  # name → its first block, and the layout of that
         stored = {name: name for name in reader.names if reader.entry(name).scheme not in (ALIAS, MEMBER)}
@@ -99,9 +96,9 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
         for name, holder in stored.items():
             entry = reader.entry(holder)
             symbols = side = 0
-            for block, _ in blocks_of(reader, holder):
+            for block, _ in reader.parts(holder):
                 part = reader.entry(block)
-                layout = decoder_of(part).layout(part.shape, dtype_of(part), part.params)
+                layout = reader.layout(part)
                 firsts.setdefault(name, (block, layout))
                 for length, stream in zip(reader.header(block).lengths, layout, strict=True):
                     if len(layout) == 1 or stream.hints.role == "symbols":
@@ -109,7 +106,7 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
                     else:
                         side += length
             weights = int(np.prod(entry.shape, dtype=np.int64))
-            scheme = stored_as(reader.entry(firsts[name][0]), foreign)
+            scheme = stored_as(reader.entry(firsts[name][0]), reader.fields.get("schemes", {}))
             tensors.append(TensorSize(name, scheme, entry.shape, weights, symbols, side))
         counted: list[Histogram] = []
         for tensor in sorted(tensors, key=lambda one: -one.weights):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact import repack
 from birdie.artifact.container import MEMBER, Entry, Reader, to_bytes
-from birdie.artifact.load import decode_tensor
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress.rate import groups
 from birdie.compress.rate.assignment import Assignment, assign
@@ -24,7 +23,7 @@ from birdie.compress.state import ModelState
 from birdie.errors import ArtifactError, BudgetError, ConfigError, WeightsError
 from birdie.golf import decoder
 from birdie.lab.report.sizes import sizes_of
-from tests.artifact.states import same_bits
+from tests.artifact.states import decode_tensor, same_bits
 
 NUMBERS = torch.Generator().manual_seed(0)
 

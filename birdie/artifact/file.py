@@ -1,0 +1,265 @@
+"""A .birdie file opened for decoding: limits, checked before anything is allocated, and tensors.
+
+    entry ──decoder's layout──► streams ──entropy decoding──► integers ──decoder──► tensor
+
+Neither saving nor the schemes are imported: the one-file decoder passes a table of its own.
+"""
+
+import math
+import os
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from birdie.artifact import codes
+from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Reader
+from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
+from birdie.compress.tensors import from_planes
+from birdie.entropy import coder as entropy
+from birdie.errors import ArtifactError
+from birdie.runtime.outputs import Source
+
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in codes.DTYPES)
+# Bytes that a file may decode to without the caller's word: so many, or so many for each of its own.
+MIN_DECODED_LIMIT = 1 << 30
+DECODED_PER_BYTE = 64
+# Peak memory of decoding: a multiple of the decoded bytes, tables and blocks, and so many bytes for each of payload.
+PEAK_PER_DECODED = 2.5
+PEAK_ROOM = 1 << 26
+PEAK_PER_BYTE = 1024
+# Operations of decoding, about a nanosecond each: so many for each byte that may be decoded, and for each of payload,
+# which is more than context mixing takes at 0.1 bits per weight. The reading of a tensor counts as some, too, so that
+# a tensor without payload, or with a byte or two, is not free.
+MIN_OPERATIONS = 1 << 31
+OPERATIONS_PER_DECODED = 2
+OPERATIONS_PER_BYTE = 1 << 16
+OPERATIONS_PER_TENSOR = 150_000
+_GROUPS = 8  # groups of tiny tensors of a file that stay decoded, when tensors are read one by one
+
+
+def dtype_of(entry: Entry) -> torch.dtype:
+    """Return the dtype of an entry's tensor."""
+    kind: torch.dtype = getattr(torch, codes.dtype_name(entry))
+    return kind
+
+
+def decoded_bytes(entry: Entry) -> int:
+    """Return the bytes of an entry's tensor."""
+    return math.prod(entry.shape) * dtype_of(entry).itemsize
+
+
+class File(Reader):
+    """A .birdie file opened for decoding, from any thread.
+
+    Args:
+        source: a path, or the bytes of a file.
+        decoder: name of a scheme → its decoder; raises ArtifactError where there is none.
+
+    Attributes:
+        device: where tensors are decoded.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, source: Source | bytes | memoryview, decoder: Callable[[str], Decoder]) -> None:
+        super().__init__(source)
+        self._decoder = decoder
+        self._groups: dict[str, tuple[Tensor, ...]] = {}  # decoded lately
+        self._deciding = threading.Lock()
+
+    @property
+    def default_limit(self) -> int:
+        """Bytes that the file may decode to if the caller says nothing: the larger of 1 GiB and 64 × the file."""
+        return max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * self.size)
+
+    def require(
+        self,
+        max_bytes: int | None = None,
+        max_operations: int | None = None,
+        names: Collection[str] | None = None,
+        *,
+        shared: bool = True,
+        independent: Collection[str] = (),
+    ) -> None:
+        """Check what decoding takes at most, from the header alone and before anything is allocated.
+
+        Decoded bytes and operations have limits. Peak memory is bounded by the decoded bytes: a file that would take
+        more than 2.5 times as much is refused, unless its own size accounts for it or `max_bytes` leaves room for it.
+
+        Args:
+            max_bytes: most bytes to decode to; None: `default_limit`.
+            max_operations: most operations; None: 2 for each byte that may be decoded, and 65,536 for each of payload.
+            names: the tensors that will be decoded; None: all.
+            shared: the names of tied tensors share one in memory; False: each has a copy, as in most files, which
+                counts.
+            independent: names that have a copy although `shared`.
+        """
+        limit = self.default_limit if max_bytes is None else max_bytes
+        payload = self.size - self.header_bytes
+        if max_operations is None:
+            max_operations = max(MIN_OPERATIONS, OPERATIONS_PER_DECODED * limit) + OPERATIONS_PER_BYTE * payload
+        operations = "operations", max_operations, "max_operations (--max-operations)"
+        if names is None:  # before the entries are made, which takes longer
+            stored = len(self.schemes) - self.schemes.count(ALIAS) - self.schemes.count(MEMBER)
+            self._require(OPERATIONS_PER_TENSOR * stored, *operations)
+        named = [self.entry(name) for name in (self.names if names is None else names)]
+        holders = dict.fromkeys(self.holder(self.stored(entry.name)) for entry in named)
+        entries = [self.entry(block) for name in holders for block, _ in self.parts(name)]
+        total = sum(map(decoded_bytes, entries))
+        apart = set(independent)
+        copies = sum(
+            decoded_bytes(entry) for entry in named if entry.scheme == ALIAS and (not shared or entry.name in apart)
+        )
+        self._require(total + copies, "bytes", limit, "max_bytes (--max-size)")
+        costs = [self._cost(entry) for entry in entries]
+        room = int(PEAK_PER_DECODED * max(total, max_bytes or 0)) + PEAK_ROOM + PEAK_PER_BYTE * payload
+        self._require(sum(cost.bytes for cost in costs), "bytes of memory", room, "max_bytes (--max-size)")
+        self._require(OPERATIONS_PER_TENSOR * len(costs) + sum(cost.operations for cost in costs), *operations)
+
+    def _require(self, number: int, what: str, limit: int, argument: str) -> None:
+        if number > limit:
+            raise ArtifactError(
+                f"{self.where} takes {number:,} {what} to decode, more than the {limit:,} allowed; "
+                f"raise {argument} if you trust where it comes from"
+            )
+
+    def _cost(self, entry: Entry) -> Cost:
+        """Return the cost of decoding an entry, streams included."""
+        decoder, layout = self.decoder_of(entry), self.layout(entry)
+        cost = decoder.cost(entry.shape, dtype_of(entry), entry.params)
+        streams = [
+            entropy.cost(stream.coder, expected.rows * expected.columns, expected.dtype)
+            for stream, expected in zip(entry.streams, layout, strict=True)
+        ]
+        operations, kept, temporary = zip((cost.operations, cost.bytes, 0), *streams, strict=True)
+        return Cost(sum(operations), sum(kept) + max(temporary))
+
+    def decoder_of(self, entry: Entry) -> Decoder:
+        """Return the decoder of an entry."""
+        foreign = {} if entry.scheme in codes.SCHEMES else self.fields.get("schemes", {})
+        return self._decoder(codes.scheme_name(entry, foreign))
+
+    def layout(self, entry: Entry) -> tuple[StreamLayout, ...]:
+        """Return the layout of an entry's streams."""
+        decoder = self.decoder_of(entry)
+        try:
+            layout = decoder.layout(entry.shape, dtype_of(entry), entry.params)
+            if len(layout) != len(entry.streams):
+                raise ArtifactError(
+                    f"scheme {decoder.name} needs {len(layout)} streams, not {len(entry.streams)}; the file is corrupt"
+                )
+        except ArtifactError as error:
+            raise ArtifactError(f"tensor {entry.name!r} of {self.where}: {error}") from error
+        return layout
+
+    def parts(self, name: str) -> list[tuple[str, slice]]:
+        """Return the entries that a stored tensor consists of, each with its elements in row-major order."""
+        if self.entry(name).scheme != BLOCKS:
+            return [(name, slice(None))]
+        blocks = [self.entry(block) for block in self.blocks(name)]
+        ends = accumulate(math.prod(block.shape) for block in blocks)
+        return [(block.name, slice(end - math.prod(block.shape), end)) for block, end in zip(blocks, ends, strict=True)]
+
+    def is_planes(self, name: str) -> bool:
+        """Return whether the blocks of a complex tensor hold its real parts and then its imaginary parts."""
+        entry = self.entry(name)
+        if entry.scheme != BLOCKS:
+            return False
+        dtype, part = dtype_of(entry), dtype_of(self.entry(self.blocks(name)[0]))
+        if part != dtype and (not dtype.is_complex or part != dtype.to_real()):
+            raise ArtifactError(f"tensor {name!r} of {self.where} has blocks of {part}; the file is damaged")
+        return part != dtype
+
+    def decode_all(self, names: Collection[str] | None = None, workers: int | None = None) -> dict[str, Tensor]:
+        """Decode tensors, the longest first, so that no thread works on it alone at the end.
+
+        Args:
+            names: of the tensors; None: all. Tied ones share one tensor.
+            workers: threads; None: every core. A tensor that is longer than one thread's share is itself decoded on all
+                of them.
+        """
+        names, workers = self.names if names is None else names, workers or os.cpu_count() or 1
+        holders = dict.fromkeys(self.holder(self.stored(name)) for name in names)
+        decoded = {name: self._empty(name) for name in holders if self.entry(name).scheme == BLOCKS}
+        blocks = [(name, block, part) for name in holders for block, part in self.parts(name)]
+        lengths = {block: self.header(block).length for _, block, _ in blocks}
+        share = sum(lengths.values()) / workers
+        queue = iter(sorted(blocks, key=lambda item: lengths[item[1]], reverse=True))
+
+        def decode_next(_: int) -> None:
+            for name, block, part in queue:  # threads share it: a task for each of many small tensors would take longer
+                tensor = self.decode_entry(block, workers if lengths[block] > share else 1)
+                if block == name:
+                    decoded[name] = tensor
+                else:
+                    decoded[name].view(-1)[part] = tensor.reshape(-1)
+
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(decode_next, range(workers)))
+        tensors = {name: self._complete(name, decoded.pop(name)) for name in holders if name not in self.groups}
+        for group, members in decoded.items():
+            parts = zip(self.groups[group], self._members(group, self._complete(group, members)), strict=True)
+            tensors |= {name: member.clone() for name, member in parts}  # memory of its own
+        return {name: tensors[self.stored(name)] for name in names}
+
+    def decode(self, name: str, threads: int | None = None) -> Tensor:
+        """Read and decode one tensor on at most `threads` threads."""
+        name = self.stored(name)
+        entry = self.entry(name)
+        if entry.scheme == MEMBER:
+            return self._group(self.holder(name), threads)[self.position(name)].clone()
+        if entry.scheme != BLOCKS:
+            return self.decode_entry(name, threads)
+        out = self._empty(name)
+        for block, part in self.parts(name):
+            out.view(-1)[part] = self.decode_entry(block, threads).reshape(-1)
+        return self._complete(name, out)
+
+    def decode_entry(self, name: str, threads: int | None = None) -> Tensor:
+        """Read and decode one entry, which is a stored tensor, a block of one, or a group."""
+        entry = self.read(name)
+        decoder, layout = self.decoder_of(entry), self.layout(entry)
+        try:
+            streams = tuple(
+                entropy.decode(
+                    *(stream.coder, stream.payload, expected.rows, expected.columns, expected.hints, expected.dtype),
+                    threads,
+                )
+                for stream, expected in zip(entry.streams, layout, strict=True)
+            )
+            return decoder.decode(Encoded(decoder.name, entry.shape, dtype_of(entry), entry.params, streams))
+        except ArtifactError as error:
+            raise ArtifactError(f"tensor {name!r} of {self.where}: {error}") from error
+
+    def _members(self, group: str, decoded: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors of a group, views of it."""
+        names = self.groups[group]
+        return decoded.reshape(len(names), *self.entry(names[0]).shape).unbind()
+
+    def _group(self, group: str, threads: int | None) -> tuple[Tensor, ...]:
+        """Return the tensors of a group; the last few groups stay decoded, for the next tensor of each."""
+        with self._deciding:
+            members = self._groups.get(group)
+        if members is None:
+            members = self._members(group, self.decode(group, threads))
+            with self._deciding:
+                self._groups[group] = members
+                while len(self._groups) > _GROUPS:
+                    del self._groups[next(iter(self._groups))]
+        return members
+
+    def _empty(self, name: str) -> Tensor:
+        """Return memory for the blocks of a tensor; of planes, (2, …)."""
+        entry = self.entry(name)
+        if self.is_planes(name):
+            return torch.empty((2, *entry.shape), dtype=dtype_of(entry).to_real(), device=self.device)
+        return torch.empty(entry.shape, dtype=dtype_of(entry), device=self.device)
+
+    def _complete(self, name: str, decoded: Tensor) -> Tensor:
+        """Return the tensor that was decoded: complex if planes were."""
+        entry = self.entry(name)
+        return from_planes(decoded, entry.shape) if decoded.dtype != dtype_of(entry) else decoded
