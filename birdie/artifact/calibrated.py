@@ -20,12 +20,11 @@ from birdie.compress import registry
 from birdie.compress.calibration.blockwise_result import (
     BlockwiseResult,
     calibrate_in_blocks,
-    refinement_error,
+    refit_error,
     work_folder,
 )
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state, held_out_batches
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.rate.encoding import Refinement
 from birdie.compress.scheme import Blocks, Encoded
 from birdie.compress.state import ModelState, named_tensors
 from birdie.compress.wrappers import unwrapped
@@ -135,13 +134,11 @@ def opened(encoded: Encoded) -> Encoded:
     return Encoded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, streams)
 
 
-def require_blockwise(blockwise: Any, calibration: Any, refinement: Refinement) -> None:
-    """Check the argument `blockwise` of `birdie.save`, and that a calibration in files is not refined."""
+def require_blockwise(blockwise: Any, calibration: Any, refit: int) -> None:
+    """Check the argument `blockwise` of `birdie.save`, and that no refit follows a calibration in files."""
     if not isinstance(blockwise, bool):
         require_path(blockwise)
     if blockwise is not False and not isinstance(calibration, tuple | list):
         raise ConfigError("blockwise is for calibration data; give calibration=(module, batches, loss)")
-    if (refinement.recalibrate or refinement.refit) and (
-        blockwise is not False or isinstance(calibration, BlockwiseResult)
-    ):
-        raise refinement_error("recalibrate" if refinement.recalibrate else "refit")
+    if refit and (blockwise is not False or isinstance(calibration, BlockwiseResult)):
+        raise refit_error()

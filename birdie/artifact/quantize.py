@@ -32,7 +32,6 @@ def quantize_(
     calibration: Calibration | CalibrationResult | Literal["synthetic"] | None = None,
     example_inputs: Any = None,
     symmetries: bool = True,
-    recalibrate: bool = False,
     refit: int = 0,
     blockwise: bool | Source = False,
     progress: Progress | None = None,
@@ -45,7 +44,7 @@ def quantize_(
 
     Args:
         model: a module, wrapped or not; its parameters and buffers are overwritten.
-        scheme, budget, bits, quality, coder, recalibrate, refit, blockwise, progress, workers: as in `birdie.save`.
+        scheme, budget, bits, quality, coder, refit, blockwise, progress, workers: as in `birdie.save`.
         calibration, example_inputs: as in `birdie.save`. A `CalibrationResult` describes the float weights, so use it
             for this module once, or quantize a copy.
         symmetries: with calibration, units whose order is arbitrary are sorted in the module as well, as they are in a
@@ -74,7 +73,6 @@ def quantize_(
         calibration=calibration,
         example_inputs=example_inputs,
         symmetries=symmetries,
-        recalibrate=recalibrate,
         refit=refit,
         blockwise=blockwise,
         progress=progress,

@@ -35,7 +35,7 @@ from birdie.compress.calibration.synthetic import closer, synthetic_calibration
 from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.copies import merged
-from birdie.compress.rate.encoding import Refinement, encode_state
+from birdie.compress.rate.encoding import encode_state
 from birdie.compress.rate.groups import grouped
 from birdie.compress.rate.target import Target
 from birdie.compress.scheme import Scheme
@@ -68,7 +68,6 @@ def save(
     calibration: Calibration | CalibrationResult | Literal["synthetic"] | None = None,
     example_inputs: Any = None,
     symmetries: bool = True,
-    recalibrate: bool = False,
     refit: int = 0,
     blockwise: bool | Source = False,
     lossless: bool = False,
@@ -110,15 +109,12 @@ def save(
         example_inputs: inputs to calibrate a module on, by its outputs alone: a tensor, a tuple of arguments, a dict of
             keyword arguments, or a list of these.
         symmetries: with calibration, sort units whose order is arbitrary, which saves bits; the function is unchanged.
-        recalibrate: with calibration, calibrate once more on the quantized model, search again with the means of both,
-            and keep the file with the lower KL on the held-out batches: twice the time, a few per cent of the KL at
-            best.
         refit: with calibration, number of Adam steps (one batch each; a few dozen pay) after each of eight parts of the
             model is encoded, which tune all that is not encoded yet; the result is kept if the KL on the held-out
             batches is lower.
         blockwise: calibrate one block of the module at a time and keep what is measured in files, so that memory is
             that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one beside
-            the file (True). It excludes `recalibrate` and `refit`.
+            the file (True). It excludes `refit`.
         lossless: keep every bit of every tensor.
         overwrite: replace a file of another kind, too; a link then stands for its file.
         metadata: JSON to store in the file.
@@ -138,9 +134,9 @@ def save(
         OutputError: the file cannot be written, or something else is there.
     """
     target = Target(whole_number("budget", budget), bits, quality, lossless)
-    refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
+    workers = whole_number("workers", workers)
     made_up = calibration == "synthetic" or example_inputs is not None
-    _require_arguments(path, scheme, coder, metadata, target, calibration, refinement, blockwise)
+    _require_arguments(path, scheme, coder, metadata, target, calibration, refit, blockwise)
     if made_up:
         _require_module(model, calibration, example_inputs, target)
     # Wrong metadata, specs and patterns raise before a folder is created and before any calibration.
@@ -202,7 +198,7 @@ def save(
                     rough=writer.estimate,
                     hooks=hooks,
                     calibration=calibration,
-                    refinement=refinement,
+                    refit=refit,
                     plain=coder == "fast",
                     workers=workers,
                 )
@@ -255,7 +251,7 @@ def _require_arguments(
     metadata: Any,
     target: Target,
     calibration: Any,
-    refinement: Refinement,
+    refit: Any,
     blockwise: Any,
 ) -> None:
     """Check the types of the arguments and that they do not contradict one another; specs are parsed elsewhere."""
@@ -276,8 +272,9 @@ def _require_arguments(
         raise ConfigError(f"calibration {calibration!r} is unknown; give (module, batches, loss) or 'synthetic'")
     if calibration is not None and not isinstance(calibration, CalibrationResult | str):
         require_triple(calibration)
-    refinement.require(calibration)
-    require_blockwise(blockwise, calibration, refinement)
+    if not isinstance(refit, int) or refit < 0 or (refit and calibration is None):
+        raise ConfigError(f"refit={refit!r} is not a number of steps with calibration to take them on")
+    require_blockwise(blockwise, calibration, refit)
     if scheme is None or _is_spec(scheme):
         return
     rules = list(scheme.items()) if isinstance(scheme, Mapping) else scheme

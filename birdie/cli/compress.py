@@ -108,9 +108,6 @@ def command(
     calibration_tokens: Annotated[
         int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
     ] = None,
-    recalibrate: Annotated[
-        bool, Parameter(negative=(), help="Calibrate again on the quantized model, keep the better; needs --calibrate.")
-    ] = False,
     refit: Annotated[
         int, Parameter(help="Steps that tune what is not encoded yet, after each of eight parts; needs --calibrate.")
     ] = 0,
@@ -161,7 +158,6 @@ def command(
         raise ConfigError(f"--quality is {quality}; give a positive KL divergence in nats per token, for example 0.01")
     with_data = {
         "--quality": quality is not None,
-        "--recalibrate": recalibrate,
         "--refit": refit > 0,
         "--blockwise": blockwise,
         "--calibration-folder": calibration_folder is not None,
@@ -170,8 +166,8 @@ def command(
         raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate TEXT_OR_RUN")
     if calibration_folder is not None and not blockwise:
         raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
-    if blockwise and (recalibrate or refit):
-        raise ConfigError("--recalibrate and --refit keep the complete model in memory; drop them, or --blockwise")
+    if blockwise and refit:
+        raise ConfigError("--refit keeps the complete model in memory; drop it, or --blockwise")
     schemes = _schemes(scheme) if scheme else None
     import torch
 
@@ -317,7 +313,6 @@ def command(
                         bits=bits,
                         quality=quality,
                         calibration=calibration,
-                        recalibrate=recalibrate,
                         refit=refit,
                         metadata=metadata,
                         files=kept,

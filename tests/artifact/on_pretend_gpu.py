@@ -70,7 +70,6 @@ def main(folder: Path) -> None:
         attempt(f"scheme {scheme}", save(module, scheme=scheme))
     for name, loss in (("cross-entropy", cross_entropy), ("squares", squares)):
         attempt(f"calibrated, {name}", save(module, bits=4, calibration=(module, batches, loss), refit=3))
-        attempt(f"recalibrated, {name}", save(module, bits=4, calibration=(module, batches, loss), recalibrate=True))
         blockwise = save(module, bits=4, calibration=(module, batches, loss), blockwise=True)
         attempt(f"one block at a time, {name}", blockwise)
     attempt(

@@ -49,10 +49,10 @@ from birdie.runtime.tensor_files import write_tensors
 _INDEX = "sorted.json"
 
 
-def refinement_error(purpose: str) -> ConfigError:
-    """Return the error of a blockwise calibration that is to be refined."""
+def refit_error() -> ConfigError:
+    """Return the error of a blockwise calibration that a refit is to follow."""
     return ConfigError(
-        f"{purpose} has the complete model in memory, which a blockwise calibration avoids; drop one of the two"
+        "refit has the complete model in memory, which a blockwise calibration avoids; drop one of the two"
     )
 
 
@@ -63,7 +63,7 @@ def as_encoded(encoded: Encoded) -> Encoded:
 
 @dataclass(slots=True)
 class BlockwiseResult(CalibrationResult):
-    """Calibration result in files; `birdie.save` takes it like any other, but neither refines nor recalibrates it.
+    """Calibration result in files; `birdie.save` takes it like any other, but does not refit it.
 
     Attributes:
         files: of sorted tensors; pages of these can be released (`birdie.runtime.mapped`).
@@ -78,8 +78,8 @@ class BlockwiseResult(CalibrationResult):
         assert self.held_out is not None
         return self.held_out(DecodedTensors(encoded.tensors, self.opened))
 
-    def _require_batches(self, purpose: str) -> NoReturn:
-        raise refinement_error(purpose)
+    def _require_batches(self) -> NoReturn:
+        raise refit_error()
 
 
 class DecodedTensors(Mapping[str, Tensor]):

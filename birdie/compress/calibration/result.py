@@ -14,12 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.kl import HeldOutKL
-from birdie.compress.calibration.modes import evaluation_copy
 from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
@@ -169,36 +167,13 @@ class CalibrationResult:
             ConfigError: this result has no batches.
             DataError: fewer than two batches are not held out.
         """
-        held_out = self._require_batches("refit")
+        held_out = self._require_batches()
         state = {**held_out.module.state_dict(), **decoded}
         return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps, measurements=measurements)
 
-    def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> "CalibrationResult":
-        """Return the means of this calibration and of one of the quantized model.
-
-        The Hessians then include inputs that quantized layers produce, and units that only quantization activates.
-
-        Args:
-            encoded: every tensor.
-            workers: threads; None uses every core.
-
-        Raises:
-            ConfigError: this result has no batches.
-        """
-        held_out = self._require_batches("recalibration")
-        module = evaluation_copy(held_out.module)
-        module.load_state_dict(module.state_dict() | encoded.decode(workers))
-        quantized = settled(calibrate(module, self.batches, held_out.loss), self.state)
-        means = {
-            name: _mean(sensitivity, quantized[name])
-            for name, sensitivity in self.sensitivities.items()
-            if name in quantized
-        }
-        return replace(self, sensitivities={**self.sensitivities, **means})
-
-    def _require_batches(self, purpose: str) -> HeldOut:
+    def _require_batches(self) -> HeldOut:
         if self.held_out is None:
-            raise ConfigError(f"{purpose} needs calibration batches; give calibration=(module, batches, loss)")
+            raise ConfigError("refit needs calibration batches; give calibration=(module, batches, loss)")
         return self.held_out
 
 
@@ -281,20 +256,3 @@ def abbreviated(names: Sequence[str], most: int = 5) -> str:
 def settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
     """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
     return {name: floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state, sensitivities)}
-
-
-def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:
-    def mean(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        return a if a is None or b is None else (a + b) / 2
-
-    blocks = first.blocks
-    # Sorted units may have moved channels between blocks; correlations across blocks are not known.
-    if blocks is not None and second.blocks is not None and torch.equal(blocks.columns, second.blocks.columns):
-        blocks = replace(blocks, blocks=(blocks.blocks + second.blocks.blocks) / 2)
-    return replace(
-        first,
-        hessian=mean(first.hessian, second.hessian),
-        blocks=blocks,
-        row_fisher=mean(first.row_fisher, second.row_fisher),
-        output=mean(first.output, second.output),
-    )

@@ -2,15 +2,13 @@
 
 assignment ─► allocation ─► search for the target ─► checked ─► Encoded ──► the better of both ─► Encoded
      ▲                                                             │                 ▲
-     ├── sensitivities of the quantized model too ◄── recalibrate ─┴─────────────────┤
-     └── part by part, the rest tuned to it ◄── refit ───────────────────────────────┘
+     └── part by part, the rest tuned to it ◄───────────── refit ──┴─────────────────┘
 """
 
 import logging
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.allocation import Allocation, Hooks, assignments
@@ -19,31 +17,11 @@ from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_qua
 from birdie.compress.rate.parts import refit_by_parts
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
-from birdie.errors import BudgetError, ConfigError
+from birdie.errors import BudgetError
 
 _REFITTED = 2**0.06  # with refit a quality is met with scales larger by this factor, about
 _MENTIONED = 10  # exact tensors are named in a budget's error if they take this fraction (1/10) of it
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
-
-
-@dataclass(frozen=True, slots=True)
-class Refinement:
-    """Further passes after the first search; each needs calibration, and its result is kept only if it is better.
-
-    Attributes:
-        recalibrate: calibrate once more, on the quantized model, and search with the means of both calibrations.
-        refit: number of Adam steps, after each part of the model is quantized, that tune what is not (rate/parts.py).
-    """
-
-    recalibrate: bool = False
-    refit: int = 0
-
-    def require(self, calibration: Any) -> None:
-        """Raise ConfigError for a refinement without calibration, or if `refit` is no number of steps."""
-        if self.recalibrate and calibration is None:
-            raise ConfigError("recalibrate needs calibration data; give calibration=(module, batches, loss) as well")
-        if not isinstance(self.refit, int) or self.refit < 0 or (self.refit and calibration is None):
-            raise ConfigError(f"refit={self.refit!r} is not a number of steps with calibration to take them on")
 
 
 def encode_state(
@@ -53,7 +31,7 @@ def encode_state(
     *,
     rough: Estimate | None = None,
     calibration: CalibrationResult | None = None,
-    refinement: Refinement | None = None,
+    refit: int = 0,
     plain: bool = False,
     hooks: Hooks | None = None,
     workers: int | None = None,
@@ -66,7 +44,8 @@ def encode_state(
         size: bytes of the file that holds an encoded state.
         rough: fast estimate of `size`, for the beginning of a search.
         calibration: of the model.
-        refinement: further passes; none by default.
+        refit: number of Adam steps, after each part of the model is quantized, that tune what is not (rate/parts.py);
+            the result is kept only if it is better.
         plain: whether files must load fast: paths of trellises run down the columns only.
         hooks: what becomes of encoded tensors, and which process encodes them; without calibration, or with a
             blockwise one.
@@ -115,21 +94,13 @@ def encode_state(
     if calibration is None:
         return searched.fit.encoded
     encoded = checked(searched, calibration, size) if budget is not None else searched.fit.encoded
-    if refinement is None:
-        return encoded
     # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
     loss = calibration.divergence if target.quality is None else size
-    if refinement.recalibrate:
-        recalibrated = calibration.recalibrated(encoded, workers)
-        again = search(recalibrated)
-        other = checked(again, recalibrated, size) if budget is not None else again.fit.encoded
-        if loss(other) < loss(encoded):
-            searched, encoded, calibration = again, other, recalibrated
-    if refinement.refit and (searched.fit.sigma is not None or not target.searched):
+    if refit and (searched.fit.sigma is not None or not target.searched):
         sigma = searched.fit.sigma or 1.0
         coarser = 1.0 if target.quality is None else _REFITTED
         with suppress(BudgetError):
-            result, steps = calibration, refinement.refit
+            result, steps = calibration, refit
             refitted = refit_by_parts(
                 searched.allocation,
                 math.log2(sigma * coarser),

@@ -1,7 +1,6 @@
 """Laws of calibrated compression: quality is met and judged on other data, budgets as ever, the function unchanged."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,33 +122,6 @@ def test_an_encoding_is_measured_once() -> None:
     assert (calibration.divergence(first), calibration.divergence(second)) == expected
     assert calls == 0
     assert expected[0] < expected[1]
-
-
-def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
-    model = network()
-    known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
-    kept = {name: Lossless().encode(name, weight) for name, weight in known.state.items()}
-    for name, sensitivity in known.recalibrated(EncodedState(kept, {})).sensitivities.items():
-        for part in ("hessian", "row_fisher", "output"):
-            ours, first = getattr(sensitivity, part), getattr(known.sensitivities[name], part)
-            torch.testing.assert_close(ours, first, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
-
-
-def test_recalibration_is_no_worse_by_the_judge_and_keeps_the_budget(tmp_path: Path) -> None:
-    model = network()
-    known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
-    assert known.held_out is not None
-    results = []
-    for again in (False, True):
-        summary = birdie.save(model, tmp_path / "x", bits=1.5, calibration=known, recalibrate=again)
-        assert summary.budget is not None
-        assert summary.bytes <= summary.budget
-        results.append(known.held_out(birdie.load(tmp_path / "x")))
-    assert results[1] <= results[0]
-    with pytest.raises(ConfigError, match="recalibrate"):
-        birdie.save(model, tmp_path / "x", bits=3, recalibrate=True)
-    with pytest.raises(ConfigError, match="recalibration"):
-        birdie.save(model, tmp_path / "x", bits=3, calibration=replace(known, held_out=None), recalibrate=True)
 
 
 @pytest.mark.parametrize("refit", [-1, 1.5])
@@ -330,7 +302,7 @@ def test_wide_layers_in_blocks_keep_most_of_the_gain(tmp_path: Path, monkeypatch
     for columns in (0, 32, 128):
         monkeypatch.setattr("birdie.compress.calibration.sensitivity.MAX_COLUMNS", columns)
         calibration = (model, data, loss) if columns else None
-        birdie.save(model, tmp_path / "x", bits=3, calibration=calibration, recalibrate=bool(columns))
+        birdie.save(model, tmp_path / "x", bits=3, calibration=calibration)
         results.append(measured(model, tmp_path / "x", fresh))
     none, blocks, dense = results
     assert dense < 1.02 * blocks  # equal but for noise here

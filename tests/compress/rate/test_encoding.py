@@ -13,12 +13,11 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Fit
-from birdie.compress.rate.encoding import Refinement, Searched, checked, encode_state
+from birdie.compress.rate.encoding import Searched, checked, encode_state
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState
-from birdie.errors import ConfigError
 
 CORRELATED = torch.eye(64) + 10  # Hessian of inputs that go together, so that errors can be fed back
 
@@ -28,13 +27,11 @@ def encode(
     calibration: CalibrationResult | None,
     *,
     spec: str = "fp16",
-    recalibrate: bool = False,
     refit: int = 0,
 ) -> EncodedState:
     settled = dict.fromkeys(tensors, parse_spec(spec))
     assignment = Assignment(tensors, {"tied": "first"}, settled, small={})
-    refinement = Refinement(recalibrate, refit)
-    return encode_state(assignment, Target(), size, calibration=calibration, refinement=refinement, workers=1)
+    return encode_state(assignment, Target(), size, calibration=calibration, refit=refit, workers=1)
 
 
 def size(encoded: EncodedState) -> int:
@@ -88,35 +85,6 @@ def test_a_refit_is_kept_where_it_is_nearer_to_the_float_model(best: float) -> N
 
 
 @dataclass(slots=True)
-class Recalibrating(CalibrationResult):
-    """A calibration that measures correlated inputs only on the quantized model.
-
-    What it makes of them has a KL of `kl`, against 1 of the file without recalibration.
-    """
-
-    kl: float = 0.0
-
-    def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> CalibrationResult:
-        assert encoded.decode().keys() == {"first", "tied"}
-        assert workers == 1
-        return CalibrationResult(self.state, {"first": Sensitivity(CORRELATED, torch.ones(64))})
-
-    def divergence(self, encoded: EncodedState) -> float:
-        uncalibrated = encode(self.state, None, spec="gptq:bits=4,clip_sigmas=6")
-        return 1.0 if torch.equal(encoded.decode()["first"], uncalibrated.decode()["first"]) else self.kl
-
-
-@pytest.mark.parametrize("kl", [0.5, 1.0, 2.0])
-def test_a_recalibration_is_kept_where_it_is_nearer_to_the_float_model(kl: float) -> None:
-    spec, state = "gptq:bits=4,clip_sigmas=6", {"first": matrix()}
-    calibration = CalibrationResult(state, {"first": Sensitivity(CORRELATED, torch.ones(64))})
-    uncalibrated, calibrated = (encode(state, result, spec=spec) for result in (None, calibration))
-    encoded = encode(state, Recalibrating(state, {}, kl=kl), spec=spec, recalibrate=True)
-    expected = calibrated if kl < 1 else uncalibrated
-    assert torch.equal(encoded.decode()["first"], expected.decode()["first"])
-
-
-@dataclass(slots=True)
 class Measured(CalibrationResult):
     """A calibration with held-out data, on which the error of a value is its distance from `best`."""
 
@@ -154,16 +122,3 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     assert kept(-3.0, replace(calibration, held_out=None)) == -3.0
     assert kept(0.0, calibration) == 0.0  # there is nothing coarser
     assert kept(-3.0, calibration, size=101) == -3.0  # what was found fits only because a part of it is coarser still
-
-
-@pytest.mark.parametrize("refinement", [Refinement(recalibrate=True), Refinement(refit=5)])
-def test_a_refinement_needs_calibration(refinement: Refinement) -> None:
-    refinement.require(calibration=())
-    with pytest.raises(ConfigError, match="calibration"):
-        refinement.require(None)
-
-
-@pytest.mark.parametrize("refit", [-1, 1.5])
-def test_a_refit_takes_a_number_of_steps(refit: float) -> None:
-    with pytest.raises(ConfigError, match=str(refit)):
-        Refinement(refit=refit).require(())  # type: ignore[arg-type]
