@@ -362,7 +362,7 @@ def _owners(module: nn.Module) -> Owners:
 def _require_owners(
     module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[str, Tensor | None], where: str
 ) -> None:
-    """Check for silent errors: tensors that are also kept outside of the parameters, and tensors never read from there."""
+    """Check for silent errors: tensors kept outside of the parameters too, and tensors never read from there."""
     for name, item in state.items():
         if is_extra(name, item, of_module=True):
             continue

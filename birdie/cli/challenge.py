@@ -148,7 +148,7 @@ def _log_capped(log: Log, run: Run, step: int, train_ms: float) -> None:
 
 
 def _restored(log: Log, run: Run) -> Validated:
-    """Load the float weights of the folder's finished run, log its training if the log has none, and return its score."""
+    """Load the float weights of the finished run, log its training if the log has none, and return its score."""
     run.restore()
     last = run.last or Validated(run.steps, 0.0, run.score(run.model), run.weights)
     if not log.continued:

@@ -61,7 +61,7 @@ def build_app(tokens: Sequence[str]) -> App:
 
 
 def _runs(tokens: Sequence[str]) -> list[RunRecord]:
-    """Return the runs behind --from: folders of a run, or of several; none if one cannot be read, which `command` says."""
+    """Return the runs behind --from: folders of a run, or of several; none if one cannot be read, as `command` says."""
     names: list[str] = []
     for index, token in enumerate(tokens):
         flag, equals, value = token.partition("=")

@@ -297,7 +297,7 @@ BYTES = ("bytes", ByteTokenizer.name)
 
 
 def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer | CaseOpsTokenizer:
-    """Return the tokenizer "bytes", or the one of a SentencePiece `.model` file, with CaseOps if it has the operators."""
+    """Return the tokenizer "bytes" or that of a SentencePiece `.model` file, with CaseOps if it has the operators."""
     if spec in BYTES:
         return ByteTokenizer()
     path = Path(spec)

@@ -406,7 +406,7 @@ def equal_time_steps(steps: int, incumbent: Cost, candidate: Cost) -> int:
 
 
 def decide(ours: Sequence[float], theirs: Sequence[float], level: float) -> tuple[Verdict, str, Test, Test]:
-    """Return verdict, reason, and the paired one-sided tests, at `level`, that `ours` is better and that it is worse."""
+    """Return verdict, reason and the paired one-sided tests, at `level`, that `ours` is better and that it is worse."""
     better, worse = compare(ours, theirs, paired=True), compare(theirs, ours, paired=True)
     if math.isnan(better.p):
         return "undecided", "one seed has no significance", better, worse

@@ -189,7 +189,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def training_sequences(dataset: Dataset, length: int, tokens: int) -> list[Batch]:
-    """Return about `tokens` training tokens in sequences of `length`, spread evenly over all shards, in a fixed order."""
+    """Return about `tokens` training tokens in sequences of `length`, spread evenly over all shards, in fixed order."""
     shards = [read_shard(path) for path in dataset.train]
     starts = [(shard, offset) for shard in shards for offset in range(0, len(shard) - length, length)]
     if not starts:

@@ -81,7 +81,7 @@ class Evaluation:
 
 
 def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mapping[str, Any]]:
-    """Rebuild the model of an artifact; return it in evaluation mode, the recipe it was trained with, and the metadata."""
+    """Rebuild the model of an artifact; return it in evaluation mode, its recipe and the metadata."""
     summary = inspect(path)
     metadata = summary.metadata
     if summary.tree is not None:

@@ -39,7 +39,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def typed(value: Any, hint: Any) -> Any:
-    """Return a value of TOML or JSON as the value of a setting of type `hint`: lists as tuples, 3.0 as the integer 3."""
+    """Return a value of TOML or JSON as the value of a setting of type `hint`: lists as tuples, 3.0 as integer 3."""
     value = _to_tuples(value)
     options = _options(hint)
     if not fits(value, hint) and int in options and type(value) is float and abs(value) < _LARGEST_EXACT:

@@ -54,7 +54,7 @@ def open_regular(path: Path, name: str | None = None, folder: int | None = None)
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a regular file, in UTF-8 or as its byte order mark says, with "\\n" at the ends of its lines."""
+    """Return the text of a regular file, in UTF-8 or as its byte order mark says, with "\\n" as the end of lines."""
     with open_regular(path) as file:
         data = file.read()
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")

@@ -147,7 +147,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, k
 
 
 def remove_newer(checkpoint: Checkpoint) -> None:
-    """Remove the checkpoints in the folder of `checkpoint` that are newer: they are damaged, as it was chosen to load."""
+    """Remove the checkpoints in the folder of `checkpoint` that are newer: they are damaged, as this one is loaded."""
     if checkpoint.path is not None:
         for path in checkpoint_paths(checkpoint.path.parent):
             if path == checkpoint.path:

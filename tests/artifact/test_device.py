@@ -66,7 +66,7 @@ def test_damage_of_several_tensors_is_found_in_one_wait(tmp_path: Path) -> None:
     birdie.save({"w": torch.ones(3)}, path)
     with DeviceFile(path, registry.decoder, CPU) as file:
         file._damaged = {"a": torch.zeros(3, dtype=torch.int32), "b": torch.tensor([0, 1], dtype=torch.int32)}
-        with pytest.raises(ArtifactError, match="'b' of .*model"):
+        with pytest.raises(ArtifactError, match=r"'b' of .*model"):
             file.decode_all()
 
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import birdie
+from birdie.artifact.codes import DTYPES
 from birdie.artifact.container import Reader, block_name, to_bytes
-from birdie.artifact.inspect import DTYPES
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress.tensors import from_planes, planes
 from birdie.errors import ArtifactError, WeightsError

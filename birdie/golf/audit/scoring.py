@@ -118,7 +118,7 @@ def token_losses(scorer: Scorer, tokens: Tokens, targets: NDArray[np.integer[Any
 def batched_losses(
     model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress = no_progress
 ) -> tuple[str, Accumulator]:
-    """Return the evaluation mode in words, and the losses of `tokens` (N + 1,) by it, on the CPU, without adaptation."""
+    """Return the evaluation mode in words, and the losses of `tokens` (N + 1,) by it, on the CPU, unadapted."""
     settings = recipe.evaluation
     mode = settings.scoring_mode
     if isinstance(mode, StreamingMode):
