@@ -85,7 +85,7 @@ def _kind_of(target: Path, wanted: int) -> str | None:
 
 
 def require_writable(folder: Source) -> Path:
-    """Create `folder` if necessary, check that a file can be written into it, and return it; for use before long work."""
+    """Create `folder` if necessary, check that a file can be written into it, and return it, before long work."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
