@@ -771,7 +771,6 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
             "ConfigError",
             "--quality needs calibration data",
         ),
-        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate TEXT_OR_RUN"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate TEXT_OR_RUN"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--blockwise"], "ConfigError", "--calibrate TEXT_OR_RUN"),
         (
