@@ -41,7 +41,7 @@ from torch import Tensor, nn
 import birdie
 from benchmarks.command import command_parser, log, report
 from benchmarks.shrunken import Size, completed, distinct, variants
-from birdie.artifact.folders import read_folder
+from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BirdieError
@@ -403,12 +403,12 @@ def _compare(outcome: Outcome, model: Any, folder: Path, file: Path, back: Path)
         if new != old:
             return False, f"{new} in root of {old}"
         try:
-            reference: Any = NamesOnDisk(original, read_folder(folder).tensors, folder)
+            reference: Any = NamesOnDisk(original, open_checkpoint(folder).content, folder)
             reference.load_state_dict({name: decoded[name] for name in reference.state_dict()})
             NamesOnDisk(loaded, decoded, back)  # compares each tensor
         except BirdieError:  # conversions without a way back: compare what is saved again
             loaded.save_pretrained(back.with_name("again"))
-            saved = read_folder(back.with_name("again")).tensors
+            saved = open_checkpoint(back.with_name("again")).content
             return False, _first_difference(decoded, saved)
         return _same_outputs(reference, loaded)
     if outcome.library == "peft":

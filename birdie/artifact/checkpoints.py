@@ -199,15 +199,6 @@ def read_files(path: Path) -> dict[str, Tensor]:
     return _read_shards(path) if format_of(path) == "index" else read_file(path)
 
 
-def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the metadata in the headers of .safetensors files, without their "format"; quantizers keep theirs there.
-
-    Args:
-        path: as in `files_of`.
-    """
-    return headers_of(files_of(path))
-
-
 def headers_of(files: Sequence[Path]) -> dict[str, str]:
     """Return the metadata in the headers of the files that are safetensors, without "format" and birdie's mark.
 

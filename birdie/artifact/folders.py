@@ -1,7 +1,9 @@
-"""Model folders as Hugging Face libraries write them, to one .birdie file and back.
+"""Model folders as Hugging Face libraries write them, from a .birdie file.
 
-    config.json, tokenizer.json, LICENSE, … ──► files kept beside the tensors ──► the same files
-    model.safetensors, shards, pytorch_model.bin ──► tensors ──► model.safetensors, or shards of at most so many bytes
+    files kept beside the tensors ──► config.json, tokenizer.json, LICENSE, …
+    tensors ──► model.safetensors, or shards of at most so many bytes
+
+`birdie.artifact.checkpoint` reads such folders.
 
 Tensors keep the names that the library wrote to disk. Weights in a folder of their own have its name before theirs:
 "unet/conv_in.weight". The metadata of the .birdie file say what the weights of each folder are called: {"weights":
@@ -12,22 +14,18 @@ second and all others are components of their own, called as the file: {"classif
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from birdie.artifact import kept_files
-from birdie.artifact.checkpoints import MARK, headers_of, own_file, read_header, read_weights, weight_map
+from birdie.artifact.checkpoints import MARK, read_header, weight_map
 from birdie.artifact.file import File, decoded_bytes
-from birdie.artifact.folder_scan import TORCH, Group, scan
-from birdie.artifact.layouts import Choice
+from birdie.artifact.folder_scan import TORCH
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress import registry
-from birdie.compress.wrappers import without_prefixes
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.runtime.files import atomic_folder
 from birdie.runtime.names import is_name, is_part
@@ -35,85 +33,6 @@ from birdie.runtime.outputs import require_output_folder
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
 _DEEPEST = 16  # keys to the weights in a file
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """Content of a model folder.
-
-    Attributes:
-        tensors: by name.
-        files: name → content of the files to keep.
-        weights: component → name of its file of weights, without number and suffix; "" for the folder itself. A list of
-            its folder and this name, if the component is not the folder of that name.
-        headers: component → metadata in the headers of its files of weights, where there are any.
-        sources: the files of weights, with their indices.
-        left_out: name of each other file → (bytes, why). What a file of weights holds beside them follows its name.
-        taken: the dicts of tensors that were taken of files that have several: "classifier.ckpt: model".
-        keys: component → keys of the dict in its file that holds the weights, where they are not the file itself.
-    """
-
-    tensors: dict[str, Tensor]
-    files: dict[str, bytes]
-    weights: dict[str, str | list[str]]
-    headers: dict[str, dict[str, str]]
-    sources: tuple[Path, ...]
-    left_out: dict[str, tuple[int, str]]
-    taken: tuple[str, ...] = ()
-    keys: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Metadata for the .birdie file."""
-        fields = {"headers": self.headers, "keys": self.keys}
-        return {"weights": self.weights} | {name: value for name, value in fields.items() if value}
-
-
-def read_folder(
-    folder: Path, *, keep: Sequence[str] = (), skip: Sequence[str] = (), skip_objects: bool = False
-) -> ModelFolder:
-    """Read a folder; tensors are mapped.
-
-    Args:
-        folder: of a model.
-        keep: patterns of names of files to keep as they are, whatever their size.
-        skip: patterns of names of files to leave out.
-        skip_objects: as in `read_weights`.
-    """
-    account = scan(folder, keep, skip)
-    tensors: dict[str, Tensor] = {}
-    weights: dict[str, str | list[str]] = {}
-    headers: dict[str, dict[str, str]] = {}
-    beside: dict[str, tuple[int, str]] = {}
-    taken: list[str] = []
-    keys: dict[str, list[str]] = {}
-    for part, group in account.groups.items():
-        if header := headers_of(group.files):
-            headers[part] = header
-        state, choices = _read_group(group, folder, skip_objects)
-        for name, choice in choices.items():
-            beside |= {f"{name}: {key}": (size, "beside the weights") for key, size in choice.dropped.items()}
-            taken += [f"{name}: {key}" for key in choice.taken]
-            if choice.at and len(choices) == 1:
-                keys[part] = list(choice.at)
-        if not part:
-            state = without_prefixes(state)
-        for name, tensor in state.items():
-            full = f"{part}/{name}" if part else name
-            if component_of(full, account.groups) != part:
-                raise WeightsError(
-                    f"tensor {name!r} of {group.files[0]} has the name of one in another folder; rename one of them"
-                )
-            tensors[full] = tensor
-        weights[part] = group.stem if part == group.folder else [group.folder, group.stem]
-    files = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in account.kept}
-    sources = [
-        path
-        for group in account.groups.values()
-        for path in (*([] if group.index is None else [group.index]), *group.files)
-    ]
-    left_out = {name: (_bytes_of(folder / name), why) for name, why in sorted(account.left_out.items())}
-    return ModelFolder(tensors, files, weights, headers, tuple(sources), left_out | beside, tuple(taken), keys)
 
 
 def component_of(name: str, components: Collection[str]) -> str:
@@ -124,32 +43,6 @@ def component_of(name: str, components: Collection[str]) -> str:
             return name[:start]
         start = name.rfind("/", 0, start)
     return ""
-
-
-def _bytes_of(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _read_group(group: Group, root: Path, skip_objects: bool) -> tuple[dict[str, Tensor], dict[str, Choice]]:
-    """Return the tensors of a group, and what was taken of each of its files."""
-    listed = {} if group.index is None else weight_map(group.index)
-    folder = root / group.folder
-    state: dict[str, Tensor] = {}
-    choices: dict[str, Choice] = {}
-    for path in group.files:
-        choice = read_weights(path, skip_objects=skip_objects, with_prefixes=True)
-        file = path.relative_to(folder).as_posix()
-        choices[path.relative_to(root).as_posix()] = choice
-        for key, tensor in choice.state.items():
-            if key in state and listed.get(key) is None:
-                raise WeightsError(f"{path} holds {key!r}, which another shard holds as well; copy them again")
-            if key not in state or listed[key] == file:
-                state[key] = tensor
-    if absent := sorted(listed.keys() - state.keys()):
-        raise WeightsError(
-            f"{folder / listed[absent[0]]} lacks {absent[0]!r}, a tensor that the index lists for it; copy it again"
-        )
-    return state, choices
 
 
 def write_folder(

@@ -1,8 +1,8 @@
 """`birdie compress`: compress a checkpoint (safetensors, torch.save, Hugging Face folder) into a .birdie file."""
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import (
+    FLAT,
     Json,
     Output,
     Overwrite,
@@ -28,10 +29,9 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.outputs import require_output, require_writable
 
 if TYPE_CHECKING:
-    from birdie.artifact.folders import ModelFolder
+    from birdie.artifact.checkpoint import Checkpoint
     from birdie.artifact.summary import Summary
     from birdie.compress.calibration.result import CalibrationResult
-    from birdie.run.recipe import CalibrationSettings, Recipe
 
 GROUP = "Compress"
 SPECS = (
@@ -41,6 +41,104 @@ SPECS = (
 )
 """Specs that the help names: `examples_of_words()` of the registry, which needs torch."""
 _MAX_LISTED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFlags:
+    """How small the file is to be, how its tensors are stored, and the coder."""
+
+    budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None
+    bits: Annotated[
+        float | None, Parameter(help="Largest size of the file in bits per weight, everything included.")
+    ] = None
+    quality: Annotated[float | None, Parameter(help="Largest KL divergence in nats per token; needs --calibrate.")] = (
+        None
+    )
+    scheme: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="SPEC for all matrices, or PATTERN=SPEC, repeatable, first match wins. SPEC: "
+            f"{', '.join(SPECS)}; or a scheme of an installed package (docs/schemes.md).",
+        ),
+    ] = None
+    coder: Annotated[
+        Literal["max", "fast"], Parameter(help="Entropy coder: max is the smallest, fast loads fastest.")
+    ] = "max"
+
+    def __post_init__(self) -> None:
+        if self.quality is not None and not self.quality > 0:
+            raise ConfigError(
+                f"--quality is {self.quality}; give a positive KL divergence in nats per token, for example 0.01"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `birdie.save`."""
+        return {
+            "scheme": _schemes(self.scheme) if self.scheme else None,
+            "budget": None if self.budget is None else parse_size(self.budget),
+            "bits": self.bits,
+            "quality": self.quality,
+            "coder": self.coder,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationFlags:
+    """What the checkpoint is calibrated on, and how."""
+
+    calibrate: Annotated[
+        Path | None,
+        Parameter(
+            help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
+            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss. none: no inputs "
+            "are made up for a folder, either."
+        ),
+    ] = None
+    calibration_data: Annotated[
+        Literal["train", "own"] | None,
+        Parameter(help="train: training shards; own: samples of the model. Default: the recipe's, else train."),
+    ] = None
+    calibration_tokens: Annotated[
+        int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
+    ] = None
+    refit: Annotated[
+        int, Parameter(help="Steps that tune what is not encoded yet, after each of eight parts; needs --calibrate.")
+    ] = 0
+    blockwise: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Calibrate one block of the model at a time, with the memory of a block; needs --calibrate.",
+        ),
+    ] = False
+    calibration_folder: Annotated[
+        Path | None,
+        Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
+    ] = None
+    device: Annotated[
+        Literal["auto", "cuda", "mps", "cpu"],
+        Parameter(help="Of the calibration; auto takes a GPU if there is one."),
+    ] = "cpu"
+
+    def __post_init__(self) -> None:
+        flags = {"refit": self.refit > 0, "blockwise": self.blockwise, "calibration-folder": self.calibration_folder}
+        for flag in [flag for flag, value in flags.items() if value]:
+            self.require_data(f"--{flag}")
+        if self.calibration_folder is not None and not self.blockwise:
+            raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
+        if self.blockwise and self.refit:
+            raise ConfigError("--refit keeps the complete model in memory; drop it, or --blockwise")
+
+    @property
+    def source(self) -> Path | None:
+        """Path of what to calibrate on."""
+        return None if self.calibrate == Path("none") else self.calibrate
+
+    def require_data(self, flag: str) -> None:
+        """Check that there is something to calibrate on, for a flag that needs it."""
+        if self.source is None:
+            raise ConfigError(f"{flag} needs calibration data; add --calibrate TEXT_OR_RUN")
 
 
 @compiling_notice()
@@ -75,57 +173,8 @@ def command(
     skip: Annotated[
         list[str] | None, Parameter(negative=(), help="Of a folder: pattern of names of files to leave out.")
     ] = None,
-    budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None,
-    bits: Annotated[
-        float | None, Parameter(help="Largest size of the file in bits per weight, everything included.")
-    ] = None,
-    quality: Annotated[
-        float | None, Parameter(help="Largest KL divergence in nats per token; needs --calibrate.")
-    ] = None,
-    scheme: Annotated[
-        list[str] | None,
-        Parameter(
-            negative=(),
-            help="SPEC for all matrices, or PATTERN=SPEC, repeatable, first match wins. SPEC: "
-            f"{', '.join(SPECS)}; or a scheme of an installed package (docs/schemes.md).",
-        ),
-    ] = None,
-    coder: Annotated[
-        Literal["max", "fast"], Parameter(help="Entropy coder: max is the smallest, fast loads fastest.")
-    ] = "max",
-    calibrate: Annotated[
-        Path | None,
-        Parameter(
-            help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
-            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss. none: no inputs "
-            "are made up for a folder, either."
-        ),
-    ] = None,
-    calibration_data: Annotated[
-        Literal["train", "own"] | None,
-        Parameter(help="train: training shards; own: samples of the model. Default: the recipe's, else train."),
-    ] = None,
-    calibration_tokens: Annotated[
-        int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
-    ] = None,
-    refit: Annotated[
-        int, Parameter(help="Steps that tune what is not encoded yet, after each of eight parts; needs --calibrate.")
-    ] = 0,
-    blockwise: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Calibrate one block of the model at a time, with the memory of a block; needs --calibrate.",
-        ),
-    ] = False,
-    calibration_folder: Annotated[
-        Path | None,
-        Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
-    ] = None,
-    device: Annotated[
-        Literal["auto", "cuda", "mps", "cpu"],
-        Parameter(help="Of the calibration; auto takes a GPU if there is one."),
-    ] = "cpu",
+    target: Annotated[TargetFlags, FLAT] = TargetFlags(),
+    calibration: Annotated[CalibrationFlags, FLAT] = CalibrationFlags(),
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
@@ -147,250 +196,118 @@ def command(
     out; one that holds weights and is not understood is an error, unless --skip or --keep names it. `birdie decompress
     -o FOLDER` gives a folder that from_pretrained loads.
     """
-    made_up = calibrate is None and not lossless and (budget is not None or bits is not None)
-    calibrate = None if calibrate == Path("none") else calibrate
-    if lossless and (scheme or budget or bits or quality or calibrate):
+    options = target.options()
+    if lossless and (target.scheme or target.budget or target.bits or target.quality or calibration.source):
         raise ConfigError(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme or --calibrate; "
             "remove one or the other"
         )
-    if quality is not None and not quality > 0:
-        raise ConfigError(f"--quality is {quality}; give a positive KL divergence in nats per token, for example 0.01")
-    with_data = {
-        "--quality": quality is not None,
-        "--refit": refit > 0,
-        "--blockwise": blockwise,
-        "--calibration-folder": calibration_folder is not None,
-    }
-    if calibrate is None and (flags := [flag for flag, active in with_data.items() if active]):
-        raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate TEXT_OR_RUN")
-    if calibration_folder is not None and not blockwise:
-        raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
-    if blockwise and refit:
-        raise ConfigError("--refit keeps the complete model in memory; drop it, or --blockwise")
-    schemes = _schemes(scheme) if scheme else None
+    if target.quality is not None:
+        calibration.require_data("--quality")
     import torch
 
-    from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights
+    from birdie.artifact.checkpoint import open_checkpoint
     from birdie.artifact.container import KIND
-    from birdie.artifact.folders import read_folder
-    from birdie.artifact.layouts import tensor_bytes
-    from birdie.artifact.repack import save_object
-    from birdie.artifact.save import save
     from birdie.compress.calibration.blockwise_result import work_folder
-    from birdie.hub.calibration import TOKENS, calibrate_folder
-    from birdie.hub.images import calibrate_on_images, images_in
-    from birdie.hub.loading import is_of_library, require_transformers_folder
-    from birdie.hub.made_up import calibrate_without_data, reason_of
-    from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
-    from birdie.run.dataset import data_files
+    from birdie.run.calibrating import Request, calibrator
     from birdie.runtime.device import choose_device
     from birdie.runtime.distributed import process_group, world_from_environment
-    from birdie.runtime.mapped import complete as complete_files
-    from birdie.runtime.mapped import releasing
 
-    if calibrate is not None and not calibrate.exists():
-        raise ConfigError(f"--calibrate {calibrate} is neither a run folder nor a recipe nor a text: it does not exist")
-    text = calibrate if calibrate is not None and calibrate.is_file() and calibrate.suffix != ".toml" else None
-    images = [] if calibrate is None or recipe_file(calibrate).is_file() else images_in(calibrate)
-    if text is not None or images:
-        if calibration_data is not None:
-            raise ConfigError("--calibration-data is for the calibration of a run, not on a text or images; drop it")
-        require_transformers_folder(checkpoint)
-    if calibrate is not None and not blockwise and world_from_environment().size > 1:
+    alone = world_from_environment().size == 1
+    calibrate = calibrator(
+        Request(
+            checkpoint,
+            calibration.source,
+            calibration.calibration_data,
+            calibration.calibration_tokens,
+            made_up=alone and calibration.calibrate is None and (target.budget is not None or target.bits is not None),
+        )
+    )
+    if calibration.source is not None and not calibration.blockwise and not alone:
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
-    folder = None
-    if checkpoint.is_dir():
-        if key:
-            raise ConfigError(f"--key is for the dicts in one file, and {checkpoint} is a folder; give the file in it")
-        folder = read_folder(checkpoint, keep=keep or (), skip=skip or (), skip_objects=weights_only)
-    elif keep or skip:
-        raise ConfigError(f"--keep and --skip are for the files of a folder, and {checkpoint} is none; drop them")
-    files = files_of(checkpoint) if folder is None else list(folder.sources)
-    inputs = list(files)
-    calibration_device = choose_device(device)
-    if text is not None or images:
-        inputs += [*([] if text is None else [text]), *images]
-    elif calibrate is not None:
-        recipe = load_run_recipe(calibrate)
-        settings = _settings(recipe, calibration_data, calibration_tokens)
-        inputs += [recipe_file(calibrate), *data_files(recipe.data, shards=settings.data == "train")]
-    inputs += [] if folder is None else [checkpoint / name for name in folder.files]
-    output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
-    complete = lossless and not weights_only and not key and not checkpoint.is_dir()
-    content: Any = None
-    dropped: dict[str, int] = {}
-    taken: tuple[str, ...] = ()
-    others: dict[str, int] = {}
-    if folder is not None:
-        content, dropped = folder.tensors, {name: count for name, (count, _) in folder.left_out.items()}
-        taken = folder.taken
-        if weights_only:
-            dropped |= {name: len(data) for name, data in folder.files.items()}
-    elif complete:
-        content = read_checkpoint(checkpoint)
-    else:
-        choice = read_weights(checkpoint, keys=key or (), skip_objects=weights_only)
-        content, dropped, taken, others = choice.state, choice.dropped, choice.taken, choice.others
-    file_bytes = sum(file.stat().st_size for file in files)
-    # a packed file (.ptz) may have fewer bytes than its tensors
-    everything = complete or (lossless and folder is not None and not weights_only)
-    input_bytes = file_bytes if everything else min(file_bytes, tensor_bytes(content))
-    calibration: CalibrationResult | None = None
-    note: str | None = None
-    kept = None if folder is None or weights_only else folder.files
-    if folder is not None:
-        metadata: dict[str, Any] | None = folder.metadata
-    else:
-        header = header_of(checkpoint)
-        metadata = {"headers": {"": header}} if header else None
-    kept_bytes = sum(map(len, (kept or {}).values()))
-    input_bytes, file_bytes = input_bytes + kept_bytes, file_bytes + kept_bytes
-    require_writable(output.parent)  # before a calibration
+    device = choose_device(calibration.device)
+    source = open_checkpoint(
+        checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
+    )
+    output = require_output(output, [*source.paths, *calibrate.paths], kind=KIND, overwrite=overwrite)
+    require_writable(output.parent)
     with (
         process_group(torch.device("cpu")) as world,
-        complete_files(files),
-        releasing(files),
-        work_folder(output, calibration_folder or blockwise, world) as work,
+        source.mapped(),
+        work_folder(output, calibration.calibration_folder or calibration.blockwise, world) as work,
     ):
 
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
-            return progress_bar(text, unit) if world.is_main else nullcontext()
+            return progress_bar(text, unit) if text and world.is_main else nullcontext()
 
-        if text is not None:
-            tokens = TOKENS if calibration_tokens is None else calibration_tokens
-            with bar(f"calibrating on {text.name}", "tokens") as update:
-                calibration = calibrate_folder(
-                    checkpoint,
-                    content,
-                    text,
-                    tokens=tokens,
-                    device=calibration_device,
-                    work=work,
-                    world=world,
-                    progress=update,
-                )
-        elif images:
-            with bar(f"calibrating on {len(images):,} images", "images") as update:
-                calibration = calibrate_on_images(
-                    checkpoint, content, images, device=calibration_device, work=work, world=world, progress=update
-                )
-        elif calibrate is not None:
-            with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
-                calibration = calibrate_gpt(
-                    recipe, content, settings, update, device=calibration_device, folder=work, world=world
-                ).result
-            metadata = (metadata or {}) | artifact_metadata(recipe)
-        elif made_up and world.size == 1 and is_of_library(checkpoint):
-            with bar("calibrating on made-up inputs", "batches") as update:
-                try:
-                    calibration, parts = calibrate_without_data(
-                        checkpoint, content, device=calibration_device, progress=update
-                    )
-                    note = "calibrated on made-up inputs; --calibrate with a text or images is better"
-                    note += "".join(f"; not calibrated: {part} ({reason})" for part, reason in parts.items())
-                except Exception as error:  # of the model's own code, too: nobody asked for this calibration
-                    note = f"not calibrated: {reason_of(error)}"
+        with bar(calibrate.title, calibrate.unit) as update:
+            result, note = calibrate(source.content, device=device, work=work, world=world, progress=update)
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
-            if complete:
-                summary = save_object(
-                    content,
+
+            def save(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
+                return source.save(
                     output,
-                    coder=coder,
                     overwrite=overwrite,
-                    metadata=metadata,
+                    lossless=lossless,
+                    calibration=result,
+                    refit=calibration.refit,
+                    metadata=calibrate.metadata,
                     progress=update,
                     world=world,
+                    **options,
                 )
-            else:
 
-                def saved(calibration: "CalibrationResult | None", overwrite: bool) -> "Summary":
-                    return save(
-                        content,
-                        output,
-                        scheme=schemes,
-                        budget=None if budget is None else parse_size(budget),
-                        bits=bits,
-                        quality=quality,
-                        calibration=calibration,
-                        refit=refit,
-                        metadata=metadata,
-                        files=kept,
-                        coder=coder,
-                        lossless=lossless,
-                        overwrite=overwrite,
-                        progress=update,
-                        world=world,
-                    )
-
-                try:
-                    summary = saved(calibration, overwrite)
-                except Exception as error:
-                    if not made_up or calibration is None or isinstance(error, BudgetError | OutputError):
-                        raise
-                    note = f"not calibrated: {reason_of(error)}"  # measuring runs the model's own code as well
-                    summary = saved(None, True)
+            try:
+                summary = save(result, overwrite)
+            except Exception as error:
+                if result is None or not calibrate.is_optional or isinstance(error, BudgetError | OutputError):
+                    raise
+                note = calibrate.note_of(error)  # measuring runs the model's own code as well
+                summary = save(None, True)
         if not world.is_main:
             return
     if json:
-        sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
-        choices = {"dropped": dropped, "taken": list(taken), "others": others}
-        if folder is not None:
-            choices["compressed"] = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
-            choices["left_out"] = {
-                name: {"bytes": count, "reason": reason} for name, (count, reason) in folder.left_out.items()
-            }
-        print_json(summary.to_json() | sizes | choices | {"calibration": note})
-        return
+        print_json(summary.to_json() | source.to_json(summary) | {"calibration": note})
+    else:
+        _show(source, summary, note, lossless)
+
+
+def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
+    input_bytes, file_bytes = source.input_bytes, source.file_bytes
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
         print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
-    if folder is not None:
-        print_table(_account(folder, checkpoint, kept))
-    elif dropped:
-        print_line(f"dropped: {_listed(dropped)}")
+    if source.path.is_dir():
+        print_table(_account(source))
+    elif source.dropped:
+        print_line(f"dropped: {_listed(source.dropped)}")
     if note is not None:
         print_line(note)
     if summary.uncalibrated:
         print_line(f"no data reached: {_listed(dict.fromkeys(summary.uncalibrated, 0))}")
-    print_line(
-        f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
-    )
-    print_line(f"list its tensors: birdie inspect {output}")
-    if taken or others:
-        names = ", ".join(plain(name).plain[:80] for name in taken) or "the tensors beside them"
-        print_line(f"taken: {names}" + (f"; others, for --key: {_listed(others)}" if others else ""))
+    change = _change(input_bytes, summary.bytes, lossless)
+    print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
+    print_line(f"list its tensors: birdie inspect {summary.path}")
+    if source.taken or source.others:
+        names = ", ".join(plain(name).plain[:80] for name in source.taken) or "the tensors beside them"
+        print_line(f"taken: {names}" + (f"; others, for --key: {_listed(source.others)}" if source.others else ""))
 
 
-def calibration_source(recipe: "Recipe", settings: "CalibrationSettings") -> str:
-    """Return the name of the calibration data for the progress bar."""
-    return "samples of the model" if settings.data == "own" else recipe.data.path
-
-
-def _settings(recipe: "Recipe", data: Literal["train", "own"] | None, tokens: int | None) -> "CalibrationSettings":
-    """Return the calibration settings: flags, else those of the recipe; training data if neither names a source."""
-    settings = recipe.calibration
-    if data is None:
-        data = "own" if settings.data == "own" else "train"
-    return dataclasses.replace(settings, data=data, tokens=settings.tokens if tokens is None else tokens)
-
-
-def _account(folder: "ModelFolder", checkpoint: Path, kept: Mapping[str, bytes] | None) -> Table:
+def _account(source: "Checkpoint") -> Table:
     """Return the table of what became of each file of a folder; small files that are kept share a row."""
     from birdie.artifact.folder_scan import SMALL
 
-    table = Table(title=f"files of {plain(str(checkpoint)).plain}", title_justify="left")
+    table = Table(title=f"files of {plain(str(source.path)).plain}", title_justify="left")
     table.add_column("")
     table.add_column("bytes", justify="right")
     table.add_column("file", overflow="fold")
-    rows = [("compressed", path.stat().st_size, path.relative_to(checkpoint).as_posix()) for path in folder.sources]
-    if kept:
-        total = sum(map(len, kept.values()))
-        rows.append(("kept", total, f"{len(kept):,} in all: any of up to {SMALL:,} bytes, configuration, --keep"))
-    left_out = dict(folder.left_out)
-    if kept is None:
-        left_out |= {name: (len(data), "--weights-only") for name, data in folder.files.items()}
-    dropped = sorted(left_out.items(), key=lambda item: -item[1][0])
+    rows = [("compressed", path.stat().st_size, path.relative_to(source.path).as_posix()) for path in source.sources]
+    if source.files:
+        total = sum(map(len, source.files.values()))
+        rows.append(
+            ("kept", total, f"{len(source.files):,} in all: any of up to {SMALL:,} bytes, configuration, --keep")
+        )
+    dropped = sorted(source.left_out.items(), key=lambda item: -item[1][0])
     rows += [("left out", count, f"{name}: {reason}") for name, (count, reason) in dropped[:_MAX_LISTED]]
     if rest := dropped[_MAX_LISTED:]:
         rows.append(("left out", sum(count for _, (count, _) in rest), f"{len(rest):,} more, which --json names"))

@@ -30,6 +30,9 @@ from birdie.runtime.files import open_append
 from birdie.runtime.outputs import require_file_name
 from birdie.runtime.provenance import VERSION
 
+FLAT = Parameter(name="*")
+"""Lets the fields of a dataclass be flags of the command itself."""
+
 Json = Annotated[
     bool, Parameter(name="--json", negative=(), help="Print one JSON object on stdout, the rest on stderr.")
 ]

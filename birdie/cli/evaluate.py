@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter
 from rich.table import Table
 
 from birdie.cli.console import (
+    FLAT,
     Json,
     compiling_notice,
     log,
@@ -73,8 +74,6 @@ def explicit(values: Any) -> dict[str, Any]:
     pairs = ((setting.name, getattr(values, setting.name)) for setting in fields(values))
     return {name: explicit(value) if is_dataclass(value) else value for name, value in pairs if value is not None}
 
-
-FLAT = Parameter(name="*")
 
 if TYPE_CHECKING:
     Settings = Any

@@ -1,49 +1,45 @@
-"""Calibration of a Hugging Face folder of a language model on a text: no code of one's own is needed.
+"""Calibration of a Hugging Face folder on data: a language model on a text, an image classifier on a folder of images.
 
-text.txt ──tokenizer of the folder──► sequences ─┐
-folder ──from_pretrained──► model in float32 ────┴──► CalibrationResult, by the names of the tensors on disk
+    text.txt ──tokenizer of the folder──► sequences ──────┐
+    images ──image processor of the folder──► pixels ─────┴─► batches ─┐
+    folder ──from_pretrained──► model in float32, with names on disk ──┴──► CalibrationResult
+
+No code of one's own is needed, and no labels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches
-from birdie.compress.calibration.sensitivity import Loss
+from birdie.compress.calibration.module import Where, calibrate_module
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.errors import ConfigError, DataError
 from birdie.hub.loading import load_part
 from birdie.hub.names_on_disk import NamesOnDisk
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.distributed import World
-from birdie.runtime.outputs import Source
+from birdie.runtime.regular import files_below
 
 TOKENS = 65_536
 LENGTH = 1024  # tokens of a sequence, if the model takes so many
-_BATCH_TOKENS, _BATCH_LOGITS = 4096, 1 << 27  # bound memory: the activations of one batch are held at a time
-_LEAST_BATCHES = 5  # one of them is held out
-_LEAST_TOKENS = 64
-_TEXT_BYTES = 16  # read for each token that is needed, spread over the text
+IMAGES = 512  # of a larger folder, so many from all over it
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """Names under which configurations have the greatest length of a sequence."""
+_BATCH_TOKENS, _BATCH_LOGITS = 4096, 1 << 27  # bound memory: the activations of one batch are held at a time
+_BATCH_IMAGES = 16
+_LEAST_BATCHES = 5  # one of them is held out
+_LEAST_TOKENS, _LEAST_IMAGES = 64, 2
+_TEXT_BYTES = 16  # read for each token that is needed, spread over the text
+_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
-def calibrate_folder(
-    folder: Path,
-    state: Mapping[str, Tensor],
-    text: Path,
-    *,
-    tokens: int = TOKENS,
-    device: torch.device | None = None,
-    work: Source | None = None,
-    world: World | None = None,
-    progress: Progress | None = None,
+def calibrate_on_text(
+    folder: Path, state: Mapping[str, Tensor], text: Path, *, tokens: int = TOKENS, **where: Unpack[Where]
 ) -> CalibrationResult:
     """Calibrate the language model of a folder, in float32, or block by block in the dtypes of the file.
 
@@ -52,10 +48,7 @@ def calibrate_folder(
         state: its tensors, by their names on disk.
         text: UTF-8; of a long one, parts from all over it are used.
         tokens: of all sequences; a fifth is held out.
-        device: to compute on; None is the CPU.
-        work: folder to calibrate in, one block of the model at a time; None: the complete model.
-        world: ranks that share the batches of a blockwise calibration.
-        progress: called with (done, total) in tokens.
+        where: see `Where`.
     """
     if tokens < _LEAST_TOKENS:
         raise ConfigError(f"{tokens} calibration tokens are too few; give {_LEAST_TOKENS} at least")
@@ -63,42 +56,52 @@ def calibrate_folder(
     config = load_part(folder, "AutoConfig", "configuration").get_text_config()
     length = min([LENGTH, *(value for name in LENGTHS if isinstance(value := getattr(config, name, None), int))])
     rows = sequences(tokenizer, text, tokens, length)
-    model = load_model(folder, "AutoModelForCausalLM", "language model", blockwise=work is not None)
+    model = _load(folder, "AutoModelForCausalLM", "language model", where)
     if int(rows.max()) >= model.get_input_embeddings().num_embeddings:
         raise ConfigError(f"the tokenizer of {folder} has more tokens than its model; give the files of one model")
-    vocabulary = int(getattr(config, "vocab_size", 1))
-    size = min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary) // rows.shape[1]
-    count = max(-(-len(rows) // max(1, size)), min(_LEAST_BATCHES, len(rows)))
-    batches = list(torch.tensor_split(rows, count))
+    size = min(_BATCH_TOKENS, _BATCH_LOGITS // int(getattr(config, "vocab_size", 1))) // rows.shape[1]
     module = NamesOnDisk(model, state, folder, use_cache=False)
-    return calibrate_module(
-        module, state, batches, next_token_loss, rows.shape[1], device=device, work=work, world=world, progress=progress
-    )
+    return calibrate_folder(module, state, _batches(rows, max(1, size)), next_token_loss, rows.shape[1], **where)
 
 
-def load_model(folder: Path, kind: str, noun: str, *, blockwise: bool) -> Any:
-    """Return the model of a folder, in float32; for a blockwise calibration in the dtypes of the file, to save memory.
+def calibrate_on_images(
+    folder: Path, state: Mapping[str, Tensor], images: Sequence[Path], **where: Unpack[Where]
+) -> CalibrationResult:
+    """Calibrate the image classifier of a folder, as `calibrate_on_text` does, by the KL of its predictions.
 
     Args:
-        folder: of the model.
-        kind: the class of transformers: "AutoModelForCausalLM".
-        noun: what it is, for the error message.
-        blockwise: whether one block at a time is calibrated.
+        folder: with configuration, image processor and weights.
+        state: its tensors, by their names on disk.
+        images: files; a fifth is held out.
+        where: see `Where`.
     """
-    return load_part(folder, kind, noun, dtype="auto" if blockwise else torch.float32).eval()
+    if len(images) < _LEAST_IMAGES:
+        raise DataError(f"{len(images)} images are too few to calibrate on; give hundreds")
+    if find_spec("PIL") is None:
+        raise ConfigError("calibration on images needs Pillow, which is not installed; pip install Pillow")
+    processor = load_part(folder, "AutoImageProcessor", "image processor")
+    pixels = torch.stack([_pixels(processor, path) for path in images])
+    module = NamesOnDisk(_load(folder, "AutoModelForImageClassification", "image classifier", where), state, folder)
+    return calibrate_folder(module, state, _batches(pixels, _BATCH_IMAGES), class_loss, **where)
 
 
-def calibrate_module(
+def _load(folder: Path, kind: str, noun: str, where: Where) -> Any:
+    """Return the model of a folder, in float32; for a blockwise calibration in the dtypes on disk, to save memory."""
+    return load_part(folder, kind, noun, dtype=torch.float32 if where.get("work") is None else "auto").eval()
+
+
+def _batches(rows: Tensor, size: int) -> list[Tensor]:
+    """Return batches of at most `size` rows, as many as can be held out in part."""
+    return list(torch.tensor_split(rows, max(-(-len(rows) // size), min(_LEAST_BATCHES, len(rows)))))
+
+
+def calibrate_folder(
     module: NamesOnDisk,
     state: Mapping[str, Tensor],
     batches: Sequence[Tensor],
-    loss: Loss,
+    loss: Any,
     size: int = 1,
-    *,
-    device: torch.device | None,
-    work: Source | None,
-    world: World | None,
-    progress: Progress | None,
+    **where: Unpack[Where],
 ) -> CalibrationResult:
     """Calibrate a model under the names that its tensors have on disk.
 
@@ -108,25 +111,27 @@ def calibrate_module(
         batches: inputs; some of the last are held out.
         loss: (module, batch) → summed cross-entropy, in nats.
         size: of a sample, in units of the progress.
-        device, work, world, progress: as in `calibrate_folder`.
+        where: see `Where`.
     """
-    total = sum(map(len, batches[: len(batches) - held_out_batches(len(batches))]))
+    if where.get("work") is not None:
+        if portions := module.portions():
+            raise ConfigError(
+                "--blockwise does not combine with a model whose weights transformers merges or splits as it loads "
+                f"them: {portions[0].name!r} is not one tensor on disk; leave out --blockwise"
+            )
+        module.assign(state)
+    sizes = [size * len(batch) for batch in batches]
+    return calibrate_module(state, (module, batches, loss), sizes, symmetries=False, **where)
 
-    def report(done: int) -> None:
-        if progress is not None:
-            progress(size * sum(map(len, batches[:done])), size * total)
 
-    if work is None:
-        calibration = module.to(device), batches, loss
-        return CalibrationResult.of(dict(state), calibration, symmetries=False, progress=report)
-    if portions := module.portions():
-        raise ConfigError(
-            f"--blockwise does not combine with a model whose weights transformers merges or splits as it loads them: "
-            f"{portions[0].name!r} is not one tensor on disk; leave out --blockwise"
-        )
-    module.assign(state)
-    calibration = module.to(device), batches, loss
-    return calibrate_in_blocks(state, calibration, folder=work, symmetries=False, world=world, progress=report)
+def images_in(folder: Path) -> list[Path]:
+    """Return the images of a folder and of the folders in it, at most `IMAGES`, in a fixed order that mixes them."""
+    if not folder.is_dir():
+        return []
+    paths = sorted(path for path in files_below(folder) if path.suffix.lower() in _IMAGES)
+    chosen = np.unique(np.linspace(0, max(len(paths) - 1, 0), min(IMAGES, len(paths))).astype(int)).tolist()
+    # permuted, so that the held-out batches, which are the last, come from all folders as well
+    return [paths[chosen[index]] for index in np.random.default_rng(0).permutation(len(chosen))]
 
 
 def next_token_loss(module: nn.Module, ids: Tensor) -> Tensor:
@@ -177,3 +182,22 @@ def _parts(text: str, count: int, size: int) -> Iterator[str]:
         return
     for start, end in pairwise(np.linspace(0, len(text), count + 1).astype(int).tolist()):
         yield text[start : min(start + size, end)]
+
+
+def class_loss(module: nn.Module, pixels: Tensor) -> Tensor:
+    """Return a cross-entropy of (images, 3, height, width), whose curvature does not depend on the labels."""
+    weight = next(module.parameters())
+    logits = module(pixels.to(weight.device, weight.dtype)).logits.float()
+    return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long), reduction="sum")
+
+
+def _pixels(processor: Any, path: Path) -> Tensor:
+    """Return the pixels of an image as the model takes them, (3, height, width)."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            pixels: Tensor = processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is not an image that can be read ({error}); remove it") from error
+    return pixels

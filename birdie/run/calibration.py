@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
+from birdie.compress.calibration.module import Where, calibrate_module
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
-from birdie.compress.calibration.sensitivity import Calibration as Data
 from birdie.compress.filling import fill
 from birdie.data.dataset import Dataset
 from birdie.data.shards import read_shard
@@ -32,8 +31,7 @@ from birdie.model.gpt import GPT
 from birdie.model.sample import sample_sequences
 from birdie.run.dataset import open_shards
 from birdie.run.recipe import CalibrationSettings, Recipe, load_recipe
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.distributed import World
+from birdie.runtime.callbacks import no_progress
 from birdie.runtime.outputs import Source
 
 _BATCH_TOKENS = 4096  # bounds memory: the activations of one batch are held at a time
@@ -72,42 +70,35 @@ def calibrate_gpt(
     recipe: Recipe,
     state: Mapping[str, Tensor],
     settings: CalibrationSettings,
-    progress: Progress | None = None,
     *,
-    device: torch.device | None = None,
-    folder: Source | None = None,
-    world: World | None = None,
     symmetries: bool = True,
+    **where: Unpack[Where],
 ) -> Calibration:
-    """Calibrate the recipe's GPT with the weights `state`, in float32.
+    """Calibrate the recipe's GPT with the weights `state`, in float32, or block by block without a copy of them.
 
     Args:
         settings: source and number of tokens; the calibration settings of `recipe` are ignored.
-        progress: called with (done, total), in tokens sampled and calibrated.
-        device: to compute on; None is the CPU.
-        folder: to calibrate in, one block at a time and without a copy of the weights; None: the complete model.
-        world: ranks that share the batches of a blockwise calibration.
-        symmetries: whether units may be permuted, which saves bits; False: they keep their order, without a folder.
+        symmetries: whether units may be permuted, which saves bits.
+        where: see `birdie.compress.calibration.module.Where`; the progress is in tokens sampled and calibrated.
     """
     start = time.perf_counter()
-    model = _model(recipe, state, folder).eval().to(device)
+    model = _model(recipe, state, where.get("work")).eval().to(where.get("device"))
+    progress = where.pop("progress", None) or no_progress
     sampled = 0
 
     def report_sampling(done: int) -> None:
         nonlocal sampled
         sampled = done
-        if progress is not None:
-            progress(done, 2 * settings.tokens)
+        progress(done, 2 * settings.tokens)
+
+    def report_batches(done: float, total: float | None) -> None:
+        progress(sampled + done, sampled + (total or 0))
 
     batches = calibration_batches(recipe, model, settings, report_sampling)
     sizes = [ids.numel() for ids, _ in batches]
-    total = sampled + sum(sizes[: calibrated_batch_count(len(sizes))])
-
-    def report_batches(done: int) -> None:
-        if progress is not None:
-            progress(sampled + sum(sizes[:done]), total)
-
-    result = _result(state, (model, batches, loss), report_batches, folder, world, symmetries)
+    result = calibrate_module(
+        state, (model, batches, loss), sizes, symmetries=symmetries, progress=report_batches, **where
+    )
     return Calibration(result, sum(sizes), time.perf_counter() - start)
 
 
@@ -126,19 +117,6 @@ def _model(recipe: Recipe, state: Mapping[str, Tensor], folder: Source | None) -
         problem = " ".join(str(error).split())[:300]
         raise WeightsError(f"the checkpoint does not fit the recipe's model ({problem}); {remedy}") from error
     return model
-
-
-def _result(
-    state: Mapping[str, Tensor],
-    calibration: Data,
-    progress: Callable[[int], None],
-    folder: Source | None,
-    world: World | None,
-    symmetries: bool,
-) -> CalibrationResult:
-    if folder is None:
-        return CalibrationResult.of(dict(state), calibration, symmetries=symmetries, progress=progress)
-    return calibrate_in_blocks(state, calibration, folder=folder, world=world, progress=progress)
 
 
 def calibrated_batch_count(batches: int) -> int:

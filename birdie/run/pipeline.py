@@ -611,7 +611,7 @@ class Run:
         settings = self.recipe.calibration
         if self.calibration is None and settings.data != "none":
             state = {name: weight.detach().cpu() for name, weight in self.model.state_dict().items()}
-            calibration = calibrate_gpt(self.recipe, state, settings, progress, device=self.device)
+            calibration = calibrate_gpt(self.recipe, state, settings, progress=progress, device=self.device)
             source = "its own samples" if settings.data == "own" else "training data"
             budget = f"; {self.reserved:.1f} s were reserved" if self.training.cap_ms else ""
             self.notify(

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import birdie
+from birdie.artifact.checkpoint import open_checkpoint
 from birdie.artifact.checkpoints import is_foreign_pickle, read_files
-from birdie.artifact.folders import read_folder, write_folder
+from birdie.artifact.folders import write_folder
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
 
@@ -83,15 +84,15 @@ def test_a_folder_comes_back_with_its_names_and_files(write: Write, flags: list[
     write(source)
     assert run("compress", source, "-o", file, *flags) == 0
     assert run("decompress", file, "-o", target) == 0
-    original, decoded = read_folder(source), read_folder(target)
+    original, decoded = open_checkpoint(source), open_checkpoint(target)
     assert decoded.files == original.files
-    assert decoded.weights == original.weights
+    assert decoded.metadata == original.metadata
     assert not decoded.left_out
-    assert decoded.tensors.keys() == original.tensors.keys() == birdie.load(file).keys()
-    for name, tensor in original.tensors.items():
-        assert decoded.tensors[name].dtype is tensor.dtype
-        assert torch.equal(decoded.tensors[name], birdie.load(file)[name])
-        assert torch.equal(decoded.tensors[name], tensor) == (flags == ["--lossless"])
+    assert decoded.content.keys() == original.content.keys() == birdie.load(file).keys()
+    for name, tensor in original.content.items():
+        assert decoded.content[name].dtype is tensor.dtype
+        assert torch.equal(decoded.content[name], birdie.load(file)[name])
+        assert torch.equal(decoded.content[name], tensor) == (flags == ["--lossless"])
     assert set(birdie.inspect(file).files) == set(original.files)
 
 
@@ -133,7 +134,7 @@ def test_every_file_is_compressed_or_kept_or_left_out_for_a_reason(tmp_path: Pat
     for name, size in (("large.json", (1 << 26) + 1), ("notes", 1_000_001), ("small", 1_000_000)):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)
-    folder = read_folder(tmp_path)
+    folder = open_checkpoint(tmp_path)
     assert set(folder.files) == {
         "1_Pooling/config.json", "LICENSE", "README.md", "config.json", "modeling_x.py", "optimizer.pt", "run.log",
         "small", "spiece.model", "tokenizer.json", "training_args.bin",
@@ -145,11 +146,11 @@ def test_every_file_is_compressed_or_kept_or_left_out_for_a_reason(tmp_path: Pat
     accounted = {path.relative_to(tmp_path).as_posix() for path in folder.sources} | folder.files.keys()
     paths = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert accounted | folder.left_out.keys() == paths
-    other = read_folder(tmp_path, keep=["note*", "onnx/*"], skip=["small", "*.log"])
+    other = open_checkpoint(tmp_path, keep=["note*", "onnx/*"], skip=["small", "*.log"])
     assert {"notes", "onnx/model.onnx"} <= other.files.keys()
     assert other.left_out["small"] == (1_000_000, "--skip")
     with pytest.raises(ConfigError, match=r"no file of .* matches '\*\.h5'"):
-        read_folder(tmp_path, skip=["*.h5"])
+        open_checkpoint(tmp_path, skip=["*.h5"])
 
 
 def save(state: dict[str, Tensor], path: Path, **header: str) -> None:
@@ -230,14 +231,14 @@ def test_weights_in_every_place_come_back_or_are_named(layout: str, tmp_path: Pa
     files, components, left_out = LAYOUTS[layout]
     for name, state in files.items():
         save(state, source / name)
-    folder = read_folder(source)
-    assert folder.weights.keys() == components
+    folder = open_checkpoint(source)
+    assert folder.metadata["weights"].keys() == components
     assert folder.left_out.keys() == left_out
-    birdie.save(folder.tensors, file, lossless=True, metadata=folder.metadata, files=folder.files)
+    folder.save(file, lossless=True)
     write_folder(file, target)
-    again = read_folder(target)
-    assert again.tensors.keys() == folder.tensors.keys()
-    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in folder.tensors.items())
+    again = open_checkpoint(target)
+    assert again.content.keys() == folder.content.keys()
+    assert all(torch.equal(again.content[name], tensor) for name, tensor in folder.content.items())
     taken = [name for name in files if name not in left_out]
     for name in taken:
         if (
@@ -255,7 +256,7 @@ def test_a_variant_alone_keeps_its_name_in_shards_too(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "target").iterdir()} == {
         "model.safetensors.index.fp16.json", *(f"model.fp16-{number:05}-of-00003.safetensors" for number in (1, 2, 3))
     }  # fmt: skip
-    assert read_folder(tmp_path / "target").weights == {"": "model.fp16"}
+    assert open_checkpoint(tmp_path / "target").metadata["weights"] == {"": "model.fp16"}
 
 
 def test_an_index_that_lists_too_little_loses_nothing(tmp_path: Path) -> None:
@@ -264,12 +265,12 @@ def test_an_index_that_lists_too_little_loses_nothing(tmp_path: Path) -> None:
     where = json.loads(index.read_text())["weight_map"]
     for incomplete in (dict(list(where.items())[:2]), {"a.weight": where["a.weight"]}):
         index.write_text(json.dumps({"weight_map": incomplete}))
-        assert read_folder(tmp_path).tensors.keys() == tensors().keys()
+        assert open_checkpoint(tmp_path).content.keys() == tensors().keys()
     for path in tmp_path.glob("model-*"):
         path.unlink()
     save(A, tmp_path / "model.safetensors")
-    folder = read_folder(tmp_path)
-    assert folder.tensors.keys() == A.keys()
+    folder = open_checkpoint(tmp_path)
+    assert folder.content.keys() == A.keys()
     assert "stale" in folder.left_out[index.name][1]
 
 
@@ -279,7 +280,7 @@ def test_headers_of_all_files_survive(tmp_path: Path) -> None:
     save(C, tmp_path / "source" / "head" / "model.safetensors", labels="3")
     assert run("compress", tmp_path / "source", "-o", tmp_path / "x.birdie", "--coder", "fast") == 0
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
-    headers = read_folder(tmp_path / "target").headers
+    headers = open_checkpoint(tmp_path / "target").metadata["headers"]
     second = "owner (model-00002-of-00002.safetensors)"
     assert headers == {"": {"owner": "one", second: "two", "quant": "4 bits"}, "head": {"labels": "3"}}
 
@@ -297,9 +298,9 @@ def test_weights_that_are_not_understood_are_an_error_unless_they_are_named(name
     else:
         path.write_bytes(b"\x89HDF\r\n\x1a\n" if name == "head.h5" else b"PK\x05\x06" + bytes(18))
     with pytest.raises(WeightsError, match=rf"{name} holds weights .* --skip {name}"):
-        read_folder(tmp_path)
-    assert read_folder(tmp_path, skip=[name]).left_out[name] == (path.stat().st_size, "--skip")
-    assert read_folder(tmp_path, keep=[name]).files[name] == path.read_bytes()
+        open_checkpoint(tmp_path)
+    assert open_checkpoint(tmp_path, skip=[name]).left_out[name] == (path.stat().st_size, "--skip")
+    assert open_checkpoint(tmp_path, keep=[name]).files[name] == path.read_bytes()
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -308,10 +309,10 @@ def test_small_pickles_of_other_programs_are_kept_and_never_opened(name: str, pr
     save(A, tmp_path / "model.safetensors")
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(pickle.dumps({"mean": Path(), "scale": [1.0]}, protocol))
-    assert read_folder(tmp_path).files.keys() == {name}
+    assert open_checkpoint(tmp_path).files.keys() == {name}
     (tmp_path / name).write_bytes(pickle.dumps(bytes(1_000_001), protocol))
     with pytest.raises(WeightsError, match=r"pickle|pickled"):
-        read_folder(tmp_path)
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x8B18])
@@ -321,7 +322,7 @@ def test_weights_are_found_whatever_the_length_and_names_of_their_header(length:
     save_file(state, path, {"text": ""})
     save_file(state, path, {"text": " " * (length - int.from_bytes(path.read_bytes()[:8], "little"))})
     assert path.read_bytes()[:8] == length.to_bytes(8, "little")
-    assert read_folder(tmp_path).tensors.keys() == state.keys()
+    assert open_checkpoint(tmp_path).content.keys() == state.keys()
 
 
 def test_the_older_format_of_torch_is_no_pickle_of_others(tmp_path: Path) -> None:
@@ -329,7 +330,7 @@ def test_the_older_format_of_torch_is_no_pickle_of_others(tmp_path: Path) -> Non
         torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
         assert not is_foreign_pickle(tmp_path / "old.pkl")
     torch.save(A, tmp_path / "old.pkl", _use_new_zipfile_serialization=False)
-    assert read_folder(tmp_path).tensors.keys() == A.keys()
+    assert open_checkpoint(tmp_path).content.keys() == A.keys()
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
@@ -341,14 +342,14 @@ def test_a_pointer_of_git_lfs_is_never_taken_for_the_file(name: str, tmp_path: P
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(POINTER)
     with pytest.raises(WeightsError, match=rf"{name} is a pointer of Git LFS.*git lfs pull"):
-        read_folder(tmp_path)
-    assert read_folder(tmp_path, skip=[name]).left_out[name] == (len(POINTER), "--skip")
+        open_checkpoint(tmp_path)
+    assert open_checkpoint(tmp_path, skip=[name]).left_out[name] == (len(POINTER), "--skip")
 
 
 def test_a_pointer_beside_the_same_weights_is_left_out(tmp_path: Path) -> None:
     save(A, tmp_path / "model.safetensors")
     (tmp_path / "pytorch_model.bin").write_bytes(POINTER)
-    assert read_folder(tmp_path).left_out.keys() == {"pytorch_model.bin"}
+    assert open_checkpoint(tmp_path).left_out.keys() == {"pytorch_model.bin"}
 
 
 PARTS: dict[str, tuple[list[str], str]] = {
@@ -367,7 +368,7 @@ def test_a_folder_whose_weights_are_in_parts_says_what_to_do(kind: str, tmp_path
             tmp_path / name
         ).write_text("import torch\n" * 9)
     with pytest.raises(WeightsError, match=advice):
-        read_folder(tmp_path)
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("keys", [(), ("model",), ("state", "a.b")], ids=str)
@@ -377,10 +378,10 @@ def test_weights_in_a_dict_of_a_file_come_back_in_it_and_are_named(keys: tuple[s
         content = {key: content, "epoch": 3}
     torch.save(content, tmp_path / "head.ckpt")
     save(B, tmp_path / "model.safetensors")
-    folder = read_folder(tmp_path)
+    folder = open_checkpoint(tmp_path)
     assert folder.taken == ((f"head.ckpt: {'.'.join(keys)}",) if keys else ())
     assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'epoch'))}" for depth in range(len(keys))}
-    birdie.save(folder.tensors, tmp_path / "x.birdie", lossless=True, metadata=folder.metadata)
+    folder.save(tmp_path / "x.birdie", lossless=True)
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
     state = functools.reduce(operator.getitem, keys, torch.load(tmp_path / "target" / "head.ckpt"))
     assert state.keys() == A.keys()
@@ -411,7 +412,7 @@ def test_names_that_two_folders_share_are_refused(tmp_path: Path) -> None:
     save({"a/w": A["a.weight"]}, tmp_path / "model.safetensors")
     save(B, tmp_path / "a" / "model.safetensors")
     with pytest.raises(WeightsError, match="rename one of them"):
-        read_folder(tmp_path)
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -460,7 +461,7 @@ MISTAKES: list[tuple[Write, str]] = [
 def test_a_folder_that_is_not_complete_is_one_sentence(write: Write, words: str, tmp_path: Path) -> None:
     write(tmp_path / "source")
     with pytest.raises(WeightsError, match=words):
-        read_folder(tmp_path / "source")
+        open_checkpoint(tmp_path / "source")
 
 
 @pytest.mark.parametrize("taken", ["a file", "other files", "a shard of nothing"])
@@ -509,7 +510,7 @@ def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
         birdie.save(tensors(number), file, lossless=True, files={"config.json": b"{}", "a/b.txt": b"c"})
         write_folder(file, tmp_path / "target", max_shard_bytes=most)
         assert all(torch.equal(read_files(tmp_path / "target")[name], one) for name, one in tensors(number).items())
-        assert read_folder(tmp_path / "target").headers == {}
+        assert open_checkpoint(tmp_path / "target").metadata.keys() == {"weights"}
     for change in (edited, noted, trained, linked, other_index):
         shutil.copytree(tmp_path / "target", tmp_path / "copy")
         change(tmp_path / "copy")

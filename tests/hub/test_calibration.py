@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact.folders import read_folder
+from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, DataError, WeightsError
-from birdie.hub.calibration import calibrate_folder, sequences
+from birdie.hub.calibration import calibrate_on_text, sequences
 from birdie.hub.names_on_disk import NamesOnDisk
 
 transformers = pytest.importorskip("transformers")
@@ -92,9 +92,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    state = read_folder(folders[kind]).tensors
+    state = open_checkpoint(folders[kind]).content
     steps: list[tuple[float, float | None]] = []
-    result = calibrate_folder(
+    result = calibrate_on_text(
         folders[kind], state, folders["text"], tokens=4096, progress=lambda done, total: steps.append((done, total))
     )
     matrices = {name for name, tensor in state.items() if is_worth_coarsening(tensor)}
@@ -111,9 +111,9 @@ def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path],
 
 @pytest.mark.parametrize("kind", ["llama, tied", "gpt2, old names"])
 def test_one_block_at_a_time_measures_the_same(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    state = read_folder(folders[kind]).tensors
-    complete = calibrate_folder(folders[kind], state, folders["text"], tokens=2048)
-    blocks = calibrate_folder(folders[kind], state, folders["text"], tokens=2048, work=tmp_path / "work")
+    state = open_checkpoint(folders[kind]).content
+    complete = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048)
+    blocks = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048, work=tmp_path / "work")
     assert complete.sensitivities.keys() == blocks.sensitivities.keys()
     for name, expected in complete.sensitivities.items():
         measured = blocks.sensitivities[name]
@@ -125,8 +125,8 @@ def test_one_block_at_a_time_measures_the_same(kind: str, folders: dict[str, Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama, tied", "gpt2, old names"])
 def test_refinements_use_the_names_on_disk(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    state = read_folder(folders[kind]).tensors
-    result = calibrate_folder(folders[kind], state, folders["text"], tokens=2048)
+    state = open_checkpoint(folders[kind]).content
+    result = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048)
     settings: dict[str, Any] = {"bits": 4, "calibration": result, "coder": "fast"}
     plain = birdie.save(state, tmp_path / "plain.birdie", **settings)
     refined = birdie.save(state, tmp_path / "refined.birdie", refit=4, **settings)
@@ -160,11 +160,11 @@ def test_a_folder_without_tokenizer_is_one_sentence(folders: dict[str, Path], tm
     for file in folder.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(ConfigError, match="tokenizer"):
-        calibrate_folder(folder, read_folder(folder).tensors, folders["text"], tokens=1024)
+        calibrate_on_text(folder, open_checkpoint(folder).content, folders["text"], tokens=1024)
 
 
 def test_a_parameter_that_is_not_on_disk_is_refused(folders: dict[str, Path]) -> None:
-    state = read_folder(folders["llama"]).tensors
+    state = open_checkpoint(folders["llama"]).content
     name = "model.layers.1.mlp.up_proj.weight"
     model = transformers.LlamaForCausalLM.from_pretrained(folders["llama"], dtype=torch.float32)
     assert NamesOnDisk(model, state, folders["llama"]).names[name] == name
@@ -194,7 +194,7 @@ def test_a_text_that_cannot_be_used_is_one_sentence(content: bytes, folders: dic
     text = tmp_path / "text.txt"
     text.write_bytes(content)
     with pytest.raises(DataError, match=r"text\.txt"):
-        calibrate_folder(folders["llama"], read_folder(folders["llama"]).tensors, text)
+        calibrate_on_text(folders["llama"], open_checkpoint(folders["llama"]).content, text)
 
 
 def test_a_tokenizer_of_another_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -205,6 +205,6 @@ def test_a_tokenizer_of_another_model_is_refused(folders: dict[str, Path], tmp_p
     for file in folders["llama"].glob("tokenizer*"):
         shutil.copy(file, folder)
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 100
-    state: dict[str, Tensor] = read_folder(folder).tensors
+    state: dict[str, Tensor] = open_checkpoint(folder).content
     with pytest.raises(ConfigError, match="tokens"):
-        calibrate_folder(folder, state, folders["text"], tokens=1024)
+        calibrate_on_text(folder, state, folders["text"], tokens=1024)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import birdie
-from birdie.artifact.folders import read_folder
+from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, DataError
-from birdie.hub.images import IMAGES, calibrate_on_images, images_in
+from birdie.hub.calibration import IMAGES, calibrate_on_images, images_in
 from tests.deep_folders import deep_folder
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_matrix_on_disk_is_calibrated(model: Path, images: Path, tmp_path: Path) -> None:
-    state = read_folder(model).tensors
+    state = open_checkpoint(model).content
     assert "vit.encoder.layer.1.attention.attention.query.weight" in state  # in the model it has another name
     steps: list[tuple[float, float | None]] = []
     result = calibrate_on_images(
@@ -99,7 +99,7 @@ def test_images_are_mixed_and_limited(images: Path, tmp_path: Path) -> None:
 
 def test_an_image_that_cannot_be_read_is_one_sentence(model: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"\x89PNG but no more")
-    state = read_folder(model).tensors
+    state = open_checkpoint(model).content
     with pytest.raises(DataError, match=r"broken\.png"):
         calibrate_on_images(model, state, [*images_in(images), tmp_path / "broken.png"])
     with pytest.raises(DataError, match="1 images"):
@@ -111,4 +111,4 @@ def test_a_folder_without_image_processor_is_one_sentence(model: Path, images: P
     shutil.copytree(model, folder)
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ConfigError, match="image processor"):
-        calibrate_on_images(folder, read_folder(folder).tensors, images_in(images))
+        calibrate_on_images(folder, open_checkpoint(folder).content, images_in(images))

@@ -9,7 +9,7 @@ import torch
 
 import birdie
 from birdie.artifact import save as save_module
-from birdie.artifact.folders import read_folder
+from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
@@ -31,7 +31,7 @@ def few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [name for name in TRANSFORMERS if name != "mixtral"])
 def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
-    state = read_folder(tmp_path).tensors
+    state = open_checkpoint(tmp_path).content
     steps: list[tuple[float, float | None]] = []
     result = calibrate_on_made_up_inputs(tmp_path, state, progress=lambda *step: steps.append(step))
     assert steps[-1][0] == steps[-1][1]
@@ -69,7 +69,7 @@ def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
     note = json.loads(capsys.readouterr().out)["calibration"]
     assert note.startswith("not calibrated: ")
     assert "\n" not in note
-    assert len(birdie.load(tmp_path / "m.birdie")) == len(read_folder(tmp_path / "model").tensors)
+    assert len(birdie.load(tmp_path / "m.birdie")) == len(open_checkpoint(tmp_path / "model").content)
 
 
 @pytest.mark.parametrize("name", ["closer", "encode_state"])
@@ -90,7 +90,7 @@ def test_what_fails_only_as_the_file_is_made_is_one_line_too(
     command = ["compress", str(tmp_path / "model"), "-o", str(file), "--bits", "6", "--coder", "fast", "--json"]
     assert run(build_app, command) == 0
     assert json.loads(capsys.readouterr().out)["calibration"] == "not calibrated: RuntimeError: a foreign forward"
-    assert len(birdie.load(file)) == len(read_folder(tmp_path / "model").tensors)
+    assert len(birdie.load(file)) == len(open_checkpoint(tmp_path / "model").content)
 
 
 def test_a_key_that_interrupts_is_no_failure_of_made_up_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_model_too_large_for_the_memory_is_one_sentence(tmp_path: Path, monkey
     write("llama", tmp_path)
     monkeypatch.setattr(made_up, "_free_memory", lambda: 1_000_000)
     with pytest.raises(ConfigError, match=r"0\.0 GB"):
-        calibrate_on_made_up_inputs(tmp_path, read_folder(tmp_path).tensors)
+        calibrate_on_made_up_inputs(tmp_path, open_checkpoint(tmp_path).content)
 
 
 def test_large_models_take_fewer_inputs_and_large_images_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import birdie
-from birdie.artifact.folders import read_folder
+from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration.result import CalibrationResult
@@ -55,7 +55,7 @@ def write(kind: str, folder: Path, **more: Any) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SMALL | MODELS[kind] | more)
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
-    return read_folder(folder).tensors
+    return open_checkpoint(folder).content
 
 
 def load(kind: str, folder: Path) -> Any:
