@@ -177,7 +177,7 @@ def command(
     from birdie.artifact.layouts import tensor_bytes
     from birdie.artifact.repack import save_object
     from birdie.artifact.save import save
-    from birdie.compress.calibration.blockwise_result import work_folder
+    from birdie.compress.calibration.blockwise import work_folder
     from birdie.hub.calibration import TOKENS, calibrate_folder
     from birdie.hub.images import calibrate_on_images, images_in
     from birdie.hub.loading import is_of_library, require_transformers_folder

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
+from birdie.compress.calibration.blockwise import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import Loss
 from birdie.errors import ConfigError, DataError

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
+from birdie.compress.calibration.blockwise import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import Calibration as Data
 from birdie.compress.filling import fill
