@@ -17,7 +17,7 @@ from torch import nn
 
 from birdie.artifact.writer import CodedTensor
 from birdie.compress import registry
-from birdie.compress.calibration.blockwise_result import (
+from birdie.compress.calibration.blockwise import (
     BlockwiseResult,
     calibrate_in_blocks,
     refit_error,

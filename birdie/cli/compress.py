@@ -208,7 +208,7 @@ def command(
 
     from birdie.artifact.checkpoint import open_checkpoint
     from birdie.artifact.container import KIND
-    from birdie.compress.calibration.blockwise_result import work_folder
+    from birdie.compress.calibration.blockwise import work_folder
     from birdie.run.calibrating import Request, calibrator
     from birdie.runtime.device import choose_device
     from birdie.runtime.distributed import process_group, world_from_environment

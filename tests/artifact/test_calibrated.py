@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 import birdie
 from birdie.artifact.calibrated import opened
 from birdie.artifact.writer import CodedTensor, Meter, Writer
-from birdie.compress.calibration.blockwise_result import BlockwiseResult, calibrate_in_blocks, groups_of
+from birdie.compress.calibration.blockwise import BlockwiseResult, calibrate_in_blocks, groups_of
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.mapped_module import MappedHeldOut, mapped_copy
 from birdie.compress.calibration.result import CalibrationResult

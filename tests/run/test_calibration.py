@@ -16,7 +16,7 @@ from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.compress.calibration.interception import Interception
+from birdie.compress.calibration.units import Interception
 from birdie.compress.fake_quantization import quantized, storage_rules
 from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus

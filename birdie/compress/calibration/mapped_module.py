@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.modes import evaluation_copy
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.calibration.work_folder import together
+from birdie.compress.calibration.stored import together
 from birdie.errors import OutputError
 from birdie.runtime.distributed import World
 from birdie.runtime.mapped import release, releasing

@@ -6,7 +6,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
+from birdie.compress.calibration.blockwise import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.runtime.callbacks import Progress

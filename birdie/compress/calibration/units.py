@@ -1,4 +1,4 @@
-"""Units of a module, which blockwise calibration runs one at a time: found in the calls of one batch.
+"""Units of a module, which blockwise calibration runs one at a time, and runs in which their calls are answered.
 
     loss(module, first batch) ──observed──► tree of calls ──► blocks, modules beside them, products outside of both
 
@@ -7,21 +7,35 @@ caller names. A module that holds no block is a unit as well if it owns matrices
 with a matrix that neither of them calls, such as `F.linear` in the forward function of the module itself, is a unit of
 its own. A unit must not hold the loss. All that is called after the last block, usually the head, is the tail: it runs
 together with the loss, so that its outputs, the logits, need not be kept.
+
+    Capture   every unit runs, and its outputs go to files
+    Answers   every unit is answered from its files, and gradients of the loss arrive at the answers;
+              or all up to one call, which runs and ends the run: gradients pass from its outputs to earlier answers
+
+What is between the units (skips, mixtures of streams, masks, norms) runs each time, as the module has it. So any
+topology is right, and no inputs of units need to be kept.
 """
 
 import difflib
+import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from birdie.compress.calibration.sensitivity import PRODUCTS, Key, Recorder, argument
+from birdie.compress.calibration.stored import SUFFIX, read_tensors
 from birdie.errors import ConfigError
+from birdie.runtime.mapped import release
+from birdie.runtime.tensor_files import write_tensors
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Forward = Callable[..., Any]
@@ -212,3 +226,336 @@ def _tail(parts: "list[Node | str]", blocks: Collection[str]) -> frozenset[Call]
         if any(name == block or name.startswith(f"{block}.") for block in blocks):
             last = position
     return frozenset(calls[(last if last >= 0 else len(calls) - 2) + 1 :])
+
+
+Run = Callable[[], Any]
+_DIFFERENCE = 0.05  # most relative difference of a repeated output: anything above is another computation
+
+
+class Stage(Protocol):
+    """Answer to the calls of units in one run."""
+
+    def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:
+        """Return the outputs of a call."""
+        ...
+
+    def records(self, call: Call | None) -> bool:
+        """Return whether products inside of a call (None: outside of all) are recorded."""
+        ...
+
+    @property
+    def has_loss(self) -> bool:
+        """Return whether cross-entropies are replaced by their curvature."""
+        ...
+
+
+class Interception(Recorder):
+    """Recorder that lets a `Stage` answer the calls of units.
+
+    Args:
+        names: memory → name of the matrices.
+        units: of the module.
+        generator: of random signs.
+        temperature: logits are divided by it.
+        device: of the module.
+
+    Attributes:
+        used: matrices that were looked at since it was last cleared.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[Key, str],
+        units: Units,
+        generator: torch.Generator,
+        temperature: float,
+        device: torch.device,
+    ) -> None:
+        super().__init__(names, generator, temperature, device, gradients=True)
+        self.units = units
+        self.used: set[str] = set()
+        self._stage: Stage | None = None
+        self._inside: Call | None = None
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def running(self, stage: Stage) -> Iterator[None]:
+        """Let `stage` answer the calls of the units in the body of the context: one batch."""
+        self._stage, self._inside, self._counts = stage, None, Counter()
+        with replaced_forwards(self.units.modules, self._intercepted), self:
+            yield
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer products outside of units."""
+        product = super().__torch_function__
+        if func in PRODUCTS and self._inside is None:
+            name = self._name(argument(args, kwargs or {}, 1, "weight"))
+            if name is not None:
+                return self._answer(name, lambda: product(func, types, args, kwargs), (args, kwargs))
+        return product(func, types, args, kwargs)
+
+    def _intercepted(self, part: nn.Module, name: str, forward: Forward) -> Forward:
+        def answered(*args: Any, **kwargs: Any) -> Any:
+            if self._inside is not None:  # a unit that another unit calls
+                return forward(*args, **kwargs)
+            try:
+                return self._answer(name, lambda: forward(*args, **kwargs), (args, kwargs))
+            finally:
+                for weight in part.parameters():
+                    release(weight)
+
+        return answered
+
+    def _answer(self, name: str, run: Run, inputs: Any) -> Any:
+        assert self._stage is not None
+        call = Call(name, self._counts[name])
+        self._counts[name] += 1
+        self._inside = call
+        try:
+            return self._stage.call(call, run, inputs, in_tail=call in self.units.tail)
+        finally:
+            self._inside = None
+
+    def _name(self, weight: Any) -> str | None:
+        name = super()._name(weight)
+        if name is not None:
+            self.used.add(name)
+        return name
+
+    def _is_recorded(self, out: Tensor) -> bool:
+        assert self._stage is not None
+        return self._stage.records(self._inside) and super()._is_recorded(out)
+
+    def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        assert self._stage is not None
+        if self._inside is not None and self._inside not in self.units.tail:
+            raise ConfigError(
+                f"the block {self._inside.name!r} computes a cross-entropy; name blocks without the loss, or calibrate "
+                "without blockwise"
+            )
+        return super()._curvature(args, kwargs) if self._stage.has_loss else F.cross_entropy(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Outputs of one call in a batch: the tensors are in a file, the rest is here.
+
+    Attributes:
+        call: the call.
+        index: of the call in its batch.
+        structure: of the outputs, by `torch.utils._pytree`; empty in the tail, of which nothing is kept.
+        leaves: the outputs one by one: a list with its device for each tensor, and plain values.
+        matrices: names of those that the call used, and perhaps more.
+    """
+
+    call: Call
+    index: int
+    structure: str
+    leaves: tuple[Any, ...]
+    matrices: tuple[str, ...]
+
+    @property
+    def in_tail(self) -> bool:
+        """Return whether the call is not answered but runs every time."""
+        return not self.structure
+
+    @property
+    def file(self) -> str:
+        """Return the name of the file of the tensors."""
+        return f"{self.index}{SUFFIX}"
+
+
+CALLS = "calls.json"
+
+
+def read_answers(folder: Path) -> dict[Call, Answer]:
+    """Return the answers of a batch, in the order of its calls."""
+    answers = {}
+    for (name, number), index, *rest in json.loads((folder / CALLS).read_text(encoding="utf-8")):
+        structure, leaves, matrices = rest
+        call = Call(name, number)
+        answers[call] = Answer(call, index, structure, tuple(leaves), tuple(matrices))
+    return answers
+
+
+@dataclass(slots=True)
+class Capture:
+    """Stage in which units run, without gradients, and their outputs go to files.
+
+    Attributes:
+        folder: an empty one.
+        recorder: of the run.
+        answers: so far.
+    """
+
+    folder: Path
+    recorder: Interception
+    answers: list[Answer] = field(default_factory=list)
+    has_loss: bool = False
+
+    def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:
+        """Run the unit and keep its outputs."""
+        tensors = [tensor for tensor in tree_leaves(inputs) if isinstance(tensor, Tensor)]
+        versions = [tensor._version for tensor in tensors]
+        self.recorder.used.clear()
+        outputs = run()
+        if in_tail:
+            self._add(call, "", ())
+            return outputs
+        if [tensor._version for tensor in tensors] != versions:
+            raise ConfigError(
+                f"the block {call.name!r} changes its inputs in place, so it cannot be repeated; name other blocks, or "
+                "calibrate without blockwise"
+            )
+        with torch._C.DisableTorchFunction():
+            self._write(call, outputs)
+        return outputs
+
+    def records(self, call: Call | None) -> bool:  # noqa: ARG002 (as `Stage` has it)
+        """Return False: nothing is recorded without gradients."""
+        return False
+
+    def finish(self) -> None:
+        """Write the list of the calls."""
+        last = max((answer.index for answer in self.answers if not answer.in_tail), default=-1)
+        if early := [answer.call.name for answer in self.answers[: last + 1] if answer.in_tail]:
+            raise ConfigError(
+                f"{early[0]!r} is called after all blocks in the first batch and before one in another; "
+                "calibrate without blockwise"
+            )
+        text = json.dumps([(one.call, one.index, one.structure, one.leaves, one.matrices) for one in self.answers])
+        (self.folder / CALLS).write_text(text, encoding="utf-8")
+
+    def _add(self, call: Call, structure: str, leaves: tuple[Any, ...]) -> Answer:
+        answer = Answer(call, len(self.answers), structure, leaves, tuple(sorted(self.recorder.used)))
+        self.answers.append(answer)
+        return answer
+
+    def _write(self, call: Call, outputs: Any) -> None:
+        values, structure = tree_flatten(outputs)
+        tensors: dict[str, Tensor] = {}
+        leaves: list[Any] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                tensors[str(len(leaves))] = value
+                leaves.append([str(value.device)])
+            elif value is None or isinstance(value, bool | int | float | str):
+                leaves.append(value)
+            else:
+                _refuse(call, type(value).__name__)
+        try:
+            answer = self._add(call, treespec_dumps(structure), tuple(leaves))
+        except NotImplementedError:  # a namedtuple, or a class that did not register how it is written
+            _refuse(call, type(outputs).__name__)
+        if tensors:
+            write_tensors(self.folder / answer.file, tensors)
+
+
+def _refuse(call: Call, kind: str) -> NoReturn:
+    raise ConfigError(
+        f"the block {call.name!r} returns a {kind}, which cannot be kept on disk; name other blocks, or calibrate "
+        "without blockwise"
+    )
+
+
+class _Answered(torch.autograd.Function):
+    """Identity whose result has the memory of its input, yet may be changed in place as no leaf may."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:  # noqa: ARG004 (as autograd calls it)
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient
+
+
+class Reached(BaseException):
+    """Ends a run that repeats one call, after that call; no handler of ordinary errors catches it."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """Stage in which every unit is answered from its files, and the tail is recorded.
+
+    Attributes:
+        folder: of the batch.
+        answers: call → answer.
+        target: call that is not answered but runs and ends the run; None answers all.
+        leaves: (call, number of an output) → the answer, to which gradients can be taken.
+        outputs: number of an output → tensor, of the target.
+    """
+
+    folder: Path
+    answers: Mapping[Call, Answer]
+    target: Call | None = None
+    leaves: dict[tuple[Call, int], Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def has_loss(self) -> bool:
+        """Return whether the run goes to its end."""
+        return self.target is None
+
+    def records(self, call: Call | None) -> bool:
+        """Record the target, or the tail."""
+        return call == self.target or self.target is None
+
+    def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:  # noqa: ARG002 (as `Stage` has it)
+        """Return the outputs of a call."""
+        if in_tail and self.target is None:
+            return run()
+        if in_tail or call not in self.answers:
+            raise not_repeated(call)
+        if call == self.target:
+            outputs = run()
+            with torch._C.DisableTorchFunction():
+                self._compare(call, outputs)
+            raise Reached
+        with torch._C.DisableTorchFunction():
+            return self._answer(self.answers[call])
+
+    def _answer(self, answer: Answer) -> Any:
+        tensors = self._tensors(answer)
+        values = list(answer.leaves)
+        for number, tensor in tensors.items():
+            value = tensor.to(answer.leaves[number][0])
+            if value.is_floating_point() or value.is_complex():
+                self.leaves[answer.call, number] = value.requires_grad_(True)
+                value = _Answered.apply(value)  # type: ignore[no-untyped-call]
+            values[number] = value
+        return tree_unflatten(values, treespec_loads(answer.structure))
+
+    def _compare(self, call: Call, outputs: Any) -> None:
+        expected = self._tensors(self.answers[call])
+        values = tree_leaves(outputs)
+        self.outputs = {number: values[number] for number in expected if number < len(values)}
+        for number, tensor in expected.items():
+            value = self.outputs.get(number)
+            if not isinstance(value, Tensor) or value.shape != tensor.shape or not _is_near(value, tensor):
+                raise not_repeated(call)
+
+    def _tensors(self, answer: Answer) -> dict[int, Tensor]:
+        path = self.folder / answer.file
+        if not any(isinstance(leaf, list) for leaf in answer.leaves):
+            return {}
+        return {int(number): tensor for number, tensor in read_tensors(path)[0].items()}
+
+
+def not_repeated(call: Call) -> ConfigError:
+    """Return the error of a run that differs from an earlier one on the same batch."""
+    return ConfigError(
+        f"{call.name!r} computes something else when a batch is repeated; calibrate without blockwise, or make module "
+        "and loss depend on nothing but the batch"
+    )
+
+
+def _is_near(value: Tensor, expected: Tensor) -> bool:
+    """Return whether a repeated output is the same up to rounding; outputs that are not finite are for others."""
+    if not value.is_floating_point():
+        return torch.equal(value.detach().cpu(), expected)
+    first, second = value.detach().float(), expected.to(value.device).float()
+    norm = float(second.norm())
+    return not math.isfinite(norm) or float((first - second).norm()) <= _DIFFERENCE * norm

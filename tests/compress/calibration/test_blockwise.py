@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration import sensitivity
 from birdie.compress.calibration.blockwise import calibrate_blockwise
-from birdie.compress.calibration.interception import Interception
 from birdie.compress.calibration.sensitivity import calibrate
-from birdie.compress.calibration.work_folder import WorkFolder, digest_of
+from birdie.compress.calibration.stored import WorkFolder, digest_of
+from birdie.compress.calibration.units import Interception
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError, DataError, OutputError, WeightsError
 from birdie.runtime.distributed import World
