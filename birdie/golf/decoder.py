@@ -15,8 +15,18 @@ from birdie.artifact import metadata, pytree
 from birdie.artifact.container import Entry, Reader
 from birdie.artifact.decoding import decode_all, require_limits, stored_name
 from birdie.compress.scheme import Decoder
-from birdie.compress.schemes import cast, codebook, grid, lossless, lowrank, rotation, ternary, trellis, tucker
-from birdie.compress.spectral import decoding as spectral
+from birdie.compress.schemes import (
+    cast,
+    codebook,
+    grid,
+    lossless,
+    lowrank,
+    rotation,
+    spectral,
+    ternary,
+    trellis,
+    tucker,
+)
 from birdie.errors import ArtifactError
 from birdie.runtime.provenance import VERSION
 
