@@ -28,10 +28,11 @@ from birdie.artifact.device import compressed_entry
 from birdie.artifact.file import File
 from birdie.artifact.load import load
 from birdie.artifact.save import save
-from birdie.compress import lanes, registry
+from birdie.compress import registry
 from birdie.compress.device import encoding
 from birdie.compress.device.compressed import require_sound, works
 from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.trellis import lanes
 from birdie.entropy import static
 from birdie.runtime.device import synchronize
 
@@ -42,7 +43,7 @@ NO_KERNELS = "skipped: no CUDA, or no kernels for it"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Shape of a Llama-like model."""
+    """WeightDensity of a Llama-like model."""
 
     layers: int
     width: int
@@ -181,10 +182,10 @@ def median(work: Callable[[], object], turns: int, device: torch.device | None =
     return statistics.median(take_turns({"": work}, turns=turns, device=device or torch.device("cpu"))[""])
 
 
-def factors_of(weight: Tensor) -> tuple[lanes.Shape, lanes.Factors, np.ndarray[Any, np.dtype[np.float32]]]:
+def factors_of(weight: Tensor) -> tuple[lanes.WeightDensity, lanes.Factors, np.ndarray[Any, np.dtype[np.float32]]]:
     """Return what a search of 32 states takes at four bits."""
     matrix = weight.float().cpu().numpy()
-    shape = lanes.Shape.of(matrix)
+    shape = lanes.WeightDensity.of(matrix)
     scale = np.full(len(matrix), 0.26 * matrix.std(), np.float32)
     return shape, lanes.Factors.of(shape, scale, np.ones(matrix.shape[1], np.float32), 32, 0.05), scale
 

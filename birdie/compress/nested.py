@@ -29,15 +29,16 @@ class Part:
 
 
 def take_part(
-    decoders: Mapping[int, Decoder], shape: tuple[int, ...], params: Sequence[int]
+    decoders: Mapping[str, Decoder], shape: tuple[int, ...], params: Sequence[int]
 ) -> tuple[Part, tuple[int, ...]]:
     """Return the inner tensor of `shape` that `params` begin with, and the parameters after it."""
+    by_code = {decoder.code: decoder for decoder in decoders.values()}
     code, count = (*params, -1, -1)[:2]
     inner = tuple(params[2 : 2 + max(count, 0)])
-    if code not in decoders or len(inner) != count:
+    if code not in by_code or len(inner) != count:
         raise ArtifactError(f"an inner tensor has scheme code {code}, unknown here; the file is corrupt or newer")
-    layout = decoders[code].layout(shape, torch.float32, inner)
-    return Part(decoders[code], shape, inner, layout), tuple(params[2 + count :])
+    layout = by_code[code].layout(shape, torch.float32, inner)
+    return Part(by_code[code], shape, inner, layout), tuple(params[2 + count :])
 
 
 def with_kernel(part: Part) -> tuple[StreamLayout, ...]:
@@ -47,6 +48,8 @@ def with_kernel(part: Part) -> tuple[StreamLayout, ...]:
     return replace(symbols, hints=hints), *part.layout[1:]
 
 
-def part_params(codes: Mapping[str, int], part: Encoded) -> tuple[int, ...]:
-    """Return the parameters that describe `part` in a file; `codes` maps scheme names to codes."""
-    return codes[part.scheme], len(part.params), *part.params
+def part_params(decoders: Mapping[str, Decoder], part: Encoded) -> tuple[int, ...]:
+    """Return the parameters that describe `part` in a file; `decoders` maps scheme names to decoders."""
+    code = decoders[part.scheme].code
+    assert code is not None
+    return code, len(part.params), *part.params

@@ -13,8 +13,18 @@ from torch import Tensor
 from birdie.artifact import pytree
 from birdie.artifact.file import File
 from birdie.compress.scheme import Decoder
-from birdie.compress.schemes import cast, codebook, grid, lossless, lowrank, rotation, ternary, trellis, tucker
-from birdie.compress.spectral import decoding as spectral
+from birdie.compress.schemes import (
+    cast,
+    codebook,
+    grid,
+    lossless,
+    lowrank,
+    rotation,
+    spectral,
+    ternary,
+    trellis,
+    tucker,
+)
 from birdie.errors import ArtifactError
 from birdie.runtime.outputs import Source
 from birdie.runtime.provenance import VERSION

@@ -19,9 +19,9 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.mapped_module import MappedHeldOut, mapped_copy
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.stored import StoredFactors
-from birdie.compress.feedback import BlockFeedback, DenseFeedback, Feedback, feedback
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
+from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.distributed import World
 from tests.compress.calibration.block_models import Case, chain, gpt, seeded
@@ -200,10 +200,8 @@ def test_a_coded_tensor_opens_to_the_one_that_was_encoded() -> None:
 
 def arrays(factors: Feedback) -> list[Any]:
     columns = factors.columns
-    blocks = columns.blocks if isinstance(columns, BlockFeedback) else (columns,)
-    dense = [
-        part for block in blocks if isinstance(block, DenseFeedback) for part in (block.coefficients, block.pivots)
-    ]
+    blocks = columns.blocks if isinstance(columns, BlockFeedback) else ()
+    dense = [part for block in blocks for part in block]
     return [factors.order, factors.rows, factors.column_weight, factors.row_weight, *dense]
 
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birdie.compress.feedback import feedback
 from birdie.compress.prior import GATE, KINDS, USUAL, assumed, covariance, kinds_of, prior
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.trellis.feedback import feedback
 from birdie.errors import WeightsError
 
 SHAPES = {

@@ -25,11 +25,11 @@ from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, ca
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_units import symmetries_of
-from birdie.compress.feedback import Feedback
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
 from birdie.compress.tensors import count_reals
+from birdie.compress.trellis.feedback import Feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
 

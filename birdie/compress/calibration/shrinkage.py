@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.feedback import FLOOR
 from birdie.compress.prior import level, prior
 from birdie.compress.scheme import Sensitivity, TapCovariance
 from birdie.compress.stacks import with_rows
+from birdie.compress.trellis.feedback import FLOOR
 
 ROW_GRADIENTS = 16.0
 ENOUGH = 100  # samples for each column, from which on a Hessian is not shrunk: α is below 0.01

@@ -28,8 +28,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from birdie.compress.feedback import BlockFeedback, DenseFeedback, Feedback, NoFeedback, TapFeedback
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
+from birdie.compress.trellis.feedback import Block, BlockFeedback, Feedback, TapFeedback
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
@@ -134,27 +134,25 @@ class StoredFactors(MutableMapping[str, Feedback]):
             raise KeyError(name)
         parts, _ = read_tensors(self._path(name))
         arrays: dict[str, NDArray[Any]] = {key: part.numpy() for key, part in parts.items()}
-        dense = [
-            DenseFeedback(arrays[f"coefficients.{index}"], arrays[f"pivots.{index}"])
+        blocks = tuple(
+            Block(arrays[f"coefficients.{index}"], arrays[f"pivots.{index}"])
             for index in range(sum(key.startswith("pivots.") for key in arrays))
-        ]
-        columns = BlockFeedback(tuple(dense)) if len(dense) > 1 else dense[0] if dense else NoFeedback()
+        )
+        columns = BlockFeedback(blocks) if blocks else None
         return Feedback(arrays["order"], columns, arrays["rows"], arrays["column_weight"], arrays["row_weight"])
 
     def __setitem__(self, name: str, factors: Feedback) -> None:
         """Write factors into the file of their name."""
         columns = factors.columns
         assert not isinstance(columns, TapFeedback)  # assumed inputs, never measured ones
-        blocks = columns.blocks if isinstance(columns, BlockFeedback) else (columns,)
         parts: dict[str, NDArray[Any]] = {
             "order": factors.order,
             "rows": factors.rows,
             "column_weight": factors.column_weight,
             "row_weight": factors.row_weight,
         }
-        for index, block in enumerate(blocks):
-            if isinstance(block, DenseFeedback):
-                parts |= {f"coefficients.{index}": block.coefficients, f"pivots.{index}": block.pivots}
+        for index, block in enumerate(() if columns is None else columns.blocks):
+            parts |= {f"coefficients.{index}": block.coefficients, f"pivots.{index}": block.pivots}
         with atomic_path(self._path(name)) as temporary:
             write_tensors(temporary, {key: torch.from_numpy(part) for key, part in parts.items()})
 

@@ -23,13 +23,13 @@ from birdie.compress.calibration.kl import predictions
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.calibration.result import CalibrationResult, HeldOut
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.feedback import feedback
 from birdie.compress.rate.curve import Curve, scale_of_bits
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.compress.stacks import with_rows
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import planes, rows_columns
+from birdie.compress.trellis.feedback import feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress import lanes
-from birdie.compress.lanes import Factors
+from birdie.compress.trellis import lanes
+from birdie.compress.trellis.lanes import Factors
 from birdie.entropy.trellis import chunk_rows
 from birdie.runtime.device import current
 
@@ -37,7 +37,7 @@ def trial(device: torch.device) -> str | None:
     """Quantize a small matrix on `device`, and return what went wrong, or None. Ties may be broken otherwise."""
     matrix = np.random.default_rng(0).normal(0, 3, (70, 40)).astype(np.float32)
     rows, columns = np.ones(70, np.float32), np.ones(40, np.float32)
-    shape = lanes.Shape.of(matrix)
+    shape = lanes.WeightDensity.of(matrix)
     try:
         factors = Factors.of(shape, rows, columns, 8, 0.05)
         numbers = quantize(torch.from_numpy(matrix).to(device), factors).cpu().numpy()
@@ -50,7 +50,7 @@ def trial(device: torch.device) -> str | None:
 def quantize(weight: Tensor, factors: Factors) -> Tensor:
     """Return numbers (rows, columns), int16, that quantize `weight` on paths down the columns.
 
-    They are those of `birdie.compress.lanes.quantize`, from the same float32 arithmetic.
+    They are those of `birdie.compress.trellis.lanes.quantize`, from the same float32 arithmetic.
 
     Args:
         weight: (rows, columns), real, on the device.

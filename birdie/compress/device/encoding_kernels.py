@@ -2,7 +2,7 @@
 
     weights ─► search: a path down each column ─► numbers
 
-The searches are those of `birdie.compress.lanes`, with the same float32 arithmetic in the same order. With
+The searches are those of `birdie.compress.trellis.lanes`, with the same float32 arithmetic in the same order. With
 TRITON_INTERPRET=1 set before Triton is imported the kernel runs on a CPU, which is how it is tested.
 """
 

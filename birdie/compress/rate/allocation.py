@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.prior import assumed
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.row_blocks import deviation, encoded_blocks, every_nth_row
@@ -42,6 +41,7 @@ from birdie.compress.spectral.transforms import Transform
 from birdie.compress.stacks import as_matrix, with_rows
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
+from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.runtime.mapped import release
 from birdie.runtime.room import Room
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.feedback import Feedback
 from birdie.compress.row_blocks import blocks, every_nth_row
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.tensors import finite_rows
+from birdie.compress.trellis.feedback import Feedback
 
 SAMPLE = 1 << 16  # weights that give the common shape of rows
 # log2 of scales in units of a row's spread; below, each octave costs one bit, and the sample would be too small.

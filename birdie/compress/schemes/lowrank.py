@@ -41,7 +41,7 @@ from birdie.compress.scheme import (
 )
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.rotation import CODES, INNER, decode_parts, parts_of, parts_operations
+from birdie.compress.schemes.rotation import INNER, decode_parts, parts_of, parts_operations
 from birdie.compress.schemes.ternary import INT8
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
@@ -126,9 +126,9 @@ class LowRank(Scheme):
         base = self.base.encode(name, inner, sensitivity=sensitivity)
         if base.scheme == "lossless" or underflows(weight, rows):
             return Lossless().encode(name, weight)
-        if base.scheme not in CODES:
-            raise ConfigError(f"lowrank cannot correct {base.scheme}; choose {', '.join(CODES)}")
-        decoded = INNER[CODES[base.scheme]].decode(base)
+        if base.scheme not in INNER:
+            raise ConfigError(f"lowrank cannot correct {base.scheme}; choose {', '.join(INNER)}")
+        decoded = INNER[base.scheme].decode(base)
         error = rows.astype(np.float64) - decoded.double().numpy().reshape(rows.shape)
         weights = importance(name, sensitivity, *rows.shape)
         hessian = None
@@ -148,7 +148,7 @@ class LowRank(Scheme):
         lefts = np.stack([left for left, _, _ in components], axis=1)
         rights = np.stack([right for _, right, _ in components])
         indices = np.array([[index] for _, _, index in components], np.int32)
-        params = (len(components), *part_params(CODES, base))
+        params = (len(components), *part_params(INNER, base))
         streams = (*base.streams, lefts.astype(np.int8), rights.astype(np.int8), indices)
         return Encoded("lowrank", tuple(weight.shape), weight.dtype, params, streams)
 

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import Importance
-from birdie.compress.kmeans import kmeans
 from birdie.compress.log_scales import SMALLEST, fill_unused, nearest_indices, scales_of
 from birdie.compress.nested import Part, part_params, take_part
 from birdie.compress.scheme import (
@@ -48,8 +47,7 @@ from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
-INNER = {2: grid.DECODER, 5: ternary.DECODER, 6: codebook.DECODER}  # by their codes in the file
-CODES = {"grid": 2, "ternary": 5, "codebook": 6}
+INNER = {decoder.name: decoder for decoder in (grid.DECODER, ternary.DECODER, codebook.DECODER)}
 SEEDS = 1 << 16
 _BLOCK = 1 << 16  # elements rotated at a time
 _REACH = 6.5  # deviations over which the Gaussian's levels are computed
@@ -193,9 +191,9 @@ class Rotation(Scheme):
             first = self.base.encode(name, inner, sensitivity=_rotate_sensitivity(sensitivity, self.seed))
         if first is None or first.scheme == "lossless":
             return Lossless().encode(name, weight)
-        if first.scheme not in CODES:
-            raise ConfigError(f"rotation cannot hold {first.scheme}; choose {', '.join(CODES)}")
-        params = (self.seed, *part_params(CODES, first))
+        if first.scheme not in INNER:
+            raise ConfigError(f"rotation cannot hold {first.scheme}; choose {', '.join(INNER)}")
+        params = (self.seed, *part_params(INNER, first))
         return Encoded("rotation", tuple(weight.shape), weight.dtype, params, first.streams)
 
 
@@ -235,4 +233,4 @@ def _on_gaussian_levels(weight: Tensor, rows: NDArray[np.float32], bits: int) ->
 def lloyd_max(bits: int) -> tuple[float, ...]:
     """Return the 2^bits levels with the least squared error for a standard Gaussian (Max 1960), rising."""
     values = np.linspace(-_REACH, _REACH, 1 << 12)
-    return tuple(kmeans(values, np.exp(-0.5 * values**2), 1 << bits).tolist())
+    return tuple(codebook.kmeans(values, np.exp(-0.5 * values**2), 1 << bits).tolist())

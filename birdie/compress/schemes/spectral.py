@@ -1,11 +1,23 @@
 """Spectral scheme: coefficients of a transform on one grid per tensor, in a scan; both named or chosen by coded size.
 
+    spectral   params (kind of transform, edge, levels, 1: kernels only, layout, order)
+    streams: symbols as the layout orders them; scale indices for every combination of the axes' classes, one row
+
     weight ─► transform ─► coefficients / scale of their class ─► round ─► scan ─► symbols
+
+A scan is the order in which coefficients are coded, as a matrix whose rows and columns have similar scales. Frequencies
+are the classes of `Axes`.
+
+    none      memory order: the first axis against the rest
+    planes    a matrix (first axis, second axis) for every index of the other axes, one below the other; the
+              frequencies of the other axes in raster, zig-zag or Morton order, and within each axis by frequency
+    blocks    a row for every block, its coefficients in one of those orders; only if blocks divide the tensor evenly
+
+Products and transform are computed in float64 and rounded once to float32.
 
 A transform pays only where weights are smooth, which for most models is in the taps of kernels; elsewhere the identity
 wins. The automatic choice compares coded sizes of a sample, every transform at the scale at which it leaves the squared
-error of the plain grid. Measurements are in docs/spectral.md. The decoding half is
-`birdie.compress.spectral.decoding`.
+error of the plain grid. Measurements are in docs/spectral.md.
 """
 
 from collections.abc import Iterable
@@ -18,25 +30,250 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, nearest_indices, scales_of
-from birdie.compress.scheme import Encoded, Integers, Scheme, Sensitivity, Spec
+from birdie.compress.scheme import (
+    BLOCK,
+    INT16,
+    SCALES,
+    SYMBOLS,
+    Cost,
+    Decoder,
+    Encoded,
+    Integers,
+    Scheme,
+    Sensitivity,
+    Spec,
+    StreamLayout,
+    in_blocks,
+)
 from birdie.compress.schemes.grid import FINEST, MAX_SYMBOL
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.spectral.decoding import DECODER, params_of, per_coefficient
-from birdie.compress.spectral.inverse import LIFTING, MAX_EDGE, Axes, lift
-from birdie.compress.spectral.scan import Scan
+from birdie.compress.schemes.rotation import rotation_cost
+from birdie.compress.spectral.inverse import KINDS, LIFTING, MAX_EDGE, MAX_LEVELS, Axes, invert, lift
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.tensors import kernel, real_rows, underflows
+from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy import coder
 from birdie.entropy.hints import Hints
-from birdie.errors import ConfigError
+from birdie.entropy.planes import Block
+from birdie.errors import ArtifactError, ConfigError
 
-_ORDERS = ("raster", "morton")  # that are written; files may have zigzag, too
+LAYOUTS = ("none", "planes", "blocks")  # by their numbers in the file
+ORDERS = ("raster", "zigzag", "morton")
+_ORDERS = ("raster", "morton")  # that are written
 SCANS = ("none", "planes", "planes-morton", "blocks", "blocks-morton")
+_TOGETHER = 1 << 20  # elements of several rows transformed at a time: fewer take longer between transforms than in them
 _SAMPLE = 1 << 16  # coefficients on which transforms and scans are compared
 _GAIN = 0.995  # share of the identity's bytes that a transform must reach: smaller gains are noise
 _HALVINGS = 14  # bisections of the range in which a scale is searched, ± two octaves
 _LONGEST = 512  # most samples of an axis from which the gains of a wavelet are computed
 _Array = NDArray[np.float64]
+_Indices = NDArray[np.int64]
+
+
+def zigzag(points: _Indices) -> _Indices:
+    """Return the order of `points` (points, axes; not negative) by the sum of their coordinates, as (points,) indices.
+
+    The direction turns at each sum, as in JPEG (ITU-T T.81, figure 5).
+    """
+    sums = points.sum(axis=1)
+    turn = np.where(sums % 2 == 0, -1, 1)[:, None]
+    return np.lexsort([*reversed((points * turn).T), sums])
+
+
+def morton(points: _Indices) -> _Indices:
+    """Return the order of `points` (points, axes; not negative) along Morton's curve, as (points,) indices.
+
+    Bits of the first axis lead. Points are sorted by one bit at a time, so any number of axes and points will do.
+    """
+    depth = int(points.max(initial=0)).bit_length()
+    keys = [points[:, axis] >> bit & 1 for bit in range(depth) for axis in reversed(range(points.shape[1]))]
+    return np.lexsort(keys) if keys else np.arange(len(points))
+
+
+def raster(points: _Indices) -> _Indices:
+    """Return the order of `points` (points, axes) with the last axis fastest, as (points,) indices."""
+    return np.lexsort([*reversed(points.T)]) if points.shape[1] else np.arange(len(points))
+
+
+def points_of(axes: tuple[_Indices, ...]) -> _Indices:
+    """Return every combination of the coordinates of `axes`, the last fastest, as (points, axes)."""
+    if not axes:
+        return np.zeros((1, 0), np.int64)
+    return np.stack([coordinates.ravel() for coordinates in np.meshgrid(*axes, indexing="ij")], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Layout and order of the coefficients of one tensor for the coder.
+
+    Attributes:
+        layout: one of `LAYOUTS`.
+        order: one of `ORDERS`; no effect where the layout is "none".
+    """
+
+    layout: str = "none"
+    order: str = "raster"
+
+    def fits(self, shape: tuple[int, ...], axes: Axes) -> bool:
+        """Return whether a tensor of `shape` has this layout."""
+        blocks = axes.blocks(shape)
+        return self.layout != "blocks" or not any(size % block for size, block in zip(shape, blocks, strict=True))
+
+    def matrix(self, shape: tuple[int, ...], axes: Axes) -> tuple[int, int]:
+        """Return rows and columns of the matrix that `arrange` returns."""
+        if self.layout == "blocks":
+            width = prod(axes.blocks(shape))
+            return prod(shape) // width, width
+        if self.layout == "planes":
+            first, second, rest = _planes(shape)
+            return rest * first, second
+        return rows_columns(shape)
+
+    def arrange(self, coefficients: Integers, axes: Axes) -> Integers:
+        """Return coefficients (any shape) as the matrix (rows, columns) that is coded."""
+        shape = coefficients.shape
+        if self.layout == "none":
+            return coefficients.reshape(rows_columns(shape))
+        if self.layout == "blocks":
+            split, transposed, order = self._blocks(shape, axes)
+            blocks = coefficients.reshape(split).transpose(transposed)
+            return blocks.reshape(self.matrix(shape, axes))[:, order]
+        lines, across, order = self._orders(shape, axes)
+        planes = coefficients.reshape(_planes(shape)).transpose(2, 0, 1)
+        return planes[np.ix_(order, lines, across)].reshape(self.matrix(shape, axes))
+
+    def restore(self, matrix: Integers, shape: tuple[int, ...], axes: Axes) -> Integers:
+        """Return the coefficients of a coded matrix: the inverse of `arrange`."""
+        if self.layout == "none":
+            return matrix.reshape(shape)
+        if self.layout == "blocks":
+            split, transposed, order = self._blocks(shape, axes)
+            blocks = matrix[:, np.argsort(order)].reshape([split[axis] for axis in transposed])
+            return blocks.transpose(np.argsort(transposed)).reshape(shape)
+        lines, across, order = (np.argsort(order) for order in self._orders(shape, axes))
+        first, second, rest = _planes(shape)
+        planes = matrix.reshape(rest, first, second)[np.ix_(order, lines, across)]
+        return planes.transpose(1, 2, 0).reshape(shape)
+
+    def _ordered(self, points: _Indices) -> _Indices:
+        return {"raster": raster, "zigzag": zigzag, "morton": morton}[self.order](points)
+
+    def _blocks(self, shape: tuple[int, ...], axes: Axes) -> tuple[list[int], list[int], _Indices]:
+        """Return every axis as blocks and offsets in a block, the transposition to blocks first, the offsets' order."""
+        lengths = axes.blocks(shape)
+        split = [part for size, block in zip(shape, lengths, strict=True) for part in (size // block, block)]
+        transposed = [*range(0, len(split), 2), *range(1, len(split), 2)]
+        return split, transposed, self._ordered(points_of(tuple(np.arange(block) for block in lengths)))
+
+    def _orders(self, shape: tuple[int, ...], axes: Axes) -> tuple[_Indices, _Indices, _Indices]:
+        """Return the orders of the first and the second axis by frequency, and of the indices of all others."""
+        classes = [np.zeros(1, np.int64)] * max(0, 2 - len(shape)) + [*axes.classes(shape)]
+        lines, across = (np.argsort(axis, kind="stable") for axis in classes[:2])
+        frequencies = points_of(tuple(classes[2:]))
+        distinct, number = np.unique(frequencies, axis=0, return_inverse=True)
+        rank = np.empty(len(distinct), np.int64)
+        rank[self._ordered(distinct)] = np.arange(len(distinct))
+        return lines, across, np.argsort(rank[number.ravel()], kind="stable")
+
+
+def _planes(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the sizes of the first axis, the second axis and all others together; a vector is one row."""
+    first, second, *rest = (1,) * max(0, 2 - len(shape)) + shape
+    return first, second, prod(rest)
+
+
+def transform_of(params: tuple[int, ...]) -> tuple[Axes, Scan]:
+    """Return the transform and the scan that `params` describe."""
+    kind, edge, levels, kernel, layout, order = params if len(params) == 6 else (-1,) * 6
+    if (
+        not 0 <= kind < len(KINDS)
+        or not (2 <= edge <= MAX_EDGE if KINDS[kind] == "dct" else edge == 0)
+        or not (1 <= levels <= MAX_LEVELS if KINDS[kind] in LIFTING else levels == 0)
+        or not 0 <= kernel <= 1
+        or not 0 <= layout < len(LAYOUTS)
+        or not 0 <= order < len(ORDERS)
+    ):
+        raise ArtifactError(f"scheme spectral has parameters {params}; the file is corrupt or newer")
+    return Axes(KINDS[kind], edge, levels, bool(kernel)), Scan(LAYOUTS[layout], ORDERS[order])
+
+
+def params_of(axes: Axes, scan: Scan) -> tuple[int, ...]:
+    """Return the parameters that `transform_of` reads."""
+    edge, levels = (axes.edge if axes.kind == "dct" else 0), (axes.levels if axes.kind in LIFTING else 0)
+    return (
+        KINDS.index(axes.kind),
+        edge,
+        levels,
+        int(axes.kernel),
+        LAYOUTS.index(scan.layout),
+        ORDERS.index(scan.order),
+    )
+
+
+def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of symbols and scale indices."""
+    real_matrix(shape, dtype)
+    axes, scan = transform_of(params)
+    if not scan.fits(shape, axes):
+        raise ArtifactError(f"a tensor of shape {shape} has no blocks of {axes.blocks(shape)}; the file is corrupt")
+    rows, columns = scan.matrix(shape, axes)
+    return StreamLayout(rows, columns, SYMBOLS), StreamLayout(1, prod(axes.counts(shape)), SCALES, INT16)
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return the weights of an encoded tensor."""
+    symbols, indices = encoded.streams
+    axes, scan = transform_of(encoded.params)
+    shape = encoded.shape or (1,)
+    coefficients = scan.restore(symbols, shape, axes)
+    scales = scales_of(indices).astype(np.float64)
+
+    def inverted(block: Block) -> NDArray[np.float64]:
+        first = slice(None) if len(shape) < 2 else block[0]
+        values = np.array(coefficients[first], np.float64, order="C")
+        values *= scales[0, 0] if scales.size == 1 else per_coefficient(scales, shape, axes, first)
+        invert(axes, values)
+        return values.reshape(-1, rows_columns(shape)[1])
+
+    return tensor_of_blocks(encoded.shape, encoded.dtype, inverted, _together(shape, axes))
+
+
+def per_coefficient(
+    of_classes: NDArray[np.float64], shape: tuple[int, ...], axes: Axes, first: slice = slice(None)
+) -> NDArray[np.float64]:
+    """Return an array with one value per coefficient from values per combination of classes.
+
+    Only for the indices `first` of the first axis.
+    """
+    grid = of_classes.reshape(axes.counts(shape))
+    for axis, classes in enumerate(axes.classes(shape)):
+        grid = np.take(grid, classes if axis else classes[first], axis=axis)
+    return grid
+
+
+def _together(shape: tuple[int, ...], axes: Axes) -> int:
+    """Return how many elements are transformed at a time: complete blocks of the first axis, and complete rows."""
+    rows, columns = rows_columns(shape)
+    unit = columns * (axes.blocks(shape)[0] if len(shape) > 1 else 1)
+    size = BLOCK if unit == columns else _TOGETHER
+    return min(max(1, size // unit) * unit, rows * columns)
+
+
+def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
+    axes, scan = transform_of(params)
+    shape, count = shape or (1,), prod(shape)
+    operations = {
+        "dct": 3 * sum(length for length in axes.blocks(shape) if length > 1),
+        "hadamard": rotation_cost(shape, dtype).operations // count,
+    }.get(axes.kind, 32 * len(shape) if axes.kind in LIFTING else 0)
+    # A scan sorts the points of the axes after the second, or those of a block.
+    points = {"none": 0, "planes": prod(shape[2:]) + sum(shape[:2]), "blocks": prod(axes.blocks(shape))}[scan.layout]
+    cost = in_blocks(shape, dtype, 20 + operations, _together(shape, axes))
+    classes = prod(axes.counts(shape))
+    scanned = 0 if scan.layout == "none" else 4 * count
+    return Cost(cost.operations + 400 * points + 8 * classes, cost.bytes + scanned + 24 * classes + 100 * points)
+
+
+DECODER = Decoder("spectral", 9, layout, decode, _cost)
 
 
 def _of_spec(

@@ -17,9 +17,9 @@ Scales from the sensitivity: at high rate a weight with scale s has the expected
 distortion of this trellis in squared scales and F the weight's Fisher information, and its bits are −log2 s plus a
 constant. Minimizing loss + λ · bits gives F c s² = λ / ln 2. So with one Lagrange multiplier λ, in nats of KL per bit,
 for all tensors, one bit less costs the same loss everywhere if s² of weight (i, j) is λ / (ln 2 · c · F_ij), F_ij the
-Fisher information that remains after feedback: that of row i times that of column j (`birdie.compress.feedback`). This
-is reverse water-filling over layers, rows and columns at once (Cover & Thomas, section 10.3.3); nominal bit widths play
-no part.
+Fisher information that remains after feedback: that of row i times that of column j (`trellis/feedback.py`). This is
+reverse water-filling over layers, rows and columns at once (Cover & Thomas, section 10.3.3); nominal bit widths play no
+part.
 
 `Trellis.encode` takes `sigma` standard deviations of a row for its scale, as SDClip does (openai/parameter-golf PR
 1394); `encode_with`, which a search for a size or a quality calls, takes the scales from the sensitivity.
@@ -35,17 +35,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress import lanes
-from birdie.compress.device import encoding as device
-from birdie.compress.feedback import Feedback, feedback
-from birdie.compress.lanes import Matrix, Shape
-from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
+from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, fill_unused, scales_of
 from birdie.compress.prior import prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, real_matrix, real_rows, rows_columns
-from birdie.compress.viterbi import cost, quantize
+from birdie.compress.trellis.feedback import Feedback, feedback
+from birdie.compress.trellis.search import search
 from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
@@ -71,7 +68,6 @@ _FEEDBACK_RATE = 0.5
 _PRUNED, _CONTINUOUS, _SPARSE = 0.02, 0.75, 0.4
 _SAMPLED_ROWS = 8
 _BLOCK = 1 << 16  # weights that are decoded at a time, about
-_SHORT = 64  # rows: the first weights of shorter paths cost too much
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
@@ -282,20 +278,19 @@ class Trellis(Scheme):
                 rows = np.full(len(rows), 2.0 ** (round(exponent * _SHARED_RESOLUTION) / _SHARED_RESOLUTION) / scale)
         else:
             rows, resolution = factors.row_weight**-0.5, _COARSE
-            columns = factors.column_weight**-0.5 if factors.feeds_columns else None
+            columns = None if factors.columns is None else factors.column_weight**-0.5
         kept = np.ones(len(rows), np.bool_)
         if columns is not None and matrix.shape[1] >= ZERO_ROW_COLUMNS:
             rows, kept = _hold_small_rows(matrix, rows, factors, scale)
         kept &= most > 0
         used = kept if kept.any() else most > 0
-        scales = _ScaleIndices.of(most, rows, columns, scale, resolution, used, matrix.shape[1])
+        scales = _scale_indices(most, rows, columns, scale, resolution, used, matrix.shape[1])
         if scales is None:
             return Lossless().encode(name, weight)
-        plain = not factors.feeds_columns and factors.rows.size == 0
-        draft = self.states == 1 and self.rate == 0 if plain else draft
-        states = 1 if draft else self.states
-        encoded = Encoded("trellis", tuple(weight.shape), weight.dtype, (states, *scales.params), ())
-        scaled = replace(encoded, streams=(matrix, *scales.streams))  # type: ignore[arg-type]
+        params, indices = scales
+        draft = draft if factors.feeds else self.states == 1 and self.rate == 0
+        encoded = Encoded("trellis", tuple(weight.shape), weight.dtype, (1, *params), ())
+        scaled = replace(encoded, streams=(matrix, *indices))  # type: ignore[arg-type]
         row, column = np.where(kept, row_scales(scaled), np.float32(0)), column_scales(scaled)
         if draft:
             rounded = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column)
@@ -303,56 +298,14 @@ class Trellis(Scheme):
         else:
             # λ in squared scales: s² c F = λ / ln 2 from the module's docstring, with the loss ½ F e² of an error e.
             right_price = 2 * math.log(2) * self.distortion
-            price = self.rate * right_price * (1 if plain else _FEEDBACK_RATE)
-            states = self.states
-            if plain and states > 1:
-                states, symbols = self._without_feedback(weight, matrix, most, factors, row, column, price)
-            else:
-                symbols = quantize(matrix, factors, row, column, states, price, keep_zeros=pruned)
-            encoded = replace(encoded, params=(states, *scales.params))
-        return replace(encoded, streams=(symbols, *scales.streams))
-
-    def _without_feedback(
-        self,
-        weight: Tensor,
-        matrix: Matrix,
-        most: NDArray[np.float64],
-        factors: Feedback,
-        row: Matrix,
-        column: Matrix,
-        price: float,
-    ) -> tuple[int, NDArray[np.integer]]:
-        """Return the states, negative for one path along all rows, and the symbols.
-
-        One path starts only once, which saves bits; but where columns are nearly zero, separate paths down the columns
-        can stay at zero.
-        """
-        fast = self._side_by_side(weight, matrix, most, row, column, price)
-        if fast is not None:
-            return fast
-        options = {
-            states: quantize(matrix, factors, row, column, states, price) for states in (self.states, -self.states)
-        }
-        states = min(options, key=lambda states: cost(matrix, options[states], row, column, states, price))
-        return states, options[states]
-
-    def _side_by_side(
-        self, weight: Tensor, matrix: Matrix, most: NDArray[np.float64], row: Matrix, column: Matrix, price: float
-    ) -> tuple[int, NDArray[np.integer]] | None:
-        """Return the same by the search on many paths at a time; None where it does not suit the scales.
-
-        Paths down the columns of a weight on a GPU are searched there.
-        """
-        shape = Shape.of(matrix)
-        if not lanes.suits(shape, most, row, column, self.states):
-            return None
-        short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
-        along = (self.along or short) and shape.even and bool(row.all())
-        states = -self.states if along else self.states
-        if not along and device.searches(weight):
-            factors = lanes.Factors.of(shape, row, column, states, price)
-            return states, device.quantize(weight.detach().reshape(matrix.shape), factors).cpu().numpy()
-        return states, lanes.quantize(matrix, shape, row, column, states, price)
+            price = self.rate * right_price * (_FEEDBACK_RATE if factors.feeds else 1)
+            states, symbols = search(
+                *(weight, matrix, most, factors, row, column, self.states, price),
+                along=self.along,
+                keep_zeros=pruned,
+            )
+            encoded = replace(encoded, params=(states, *params))
+        return replace(encoded, streams=(symbols, *indices))
 
 
 def is_pruned(matrix: NDArray[np.float32]) -> bool:
@@ -402,62 +355,49 @@ def _hold_small_rows(
     return np.where(spread < _HELD, rows * np.maximum(spread, 1e-30) / _HELD, rows), kept
 
 
-@dataclass(frozen=True, slots=True)
-class _ScaleIndices:
-    """Scales of rows and columns as in the file; `params` are all parameters of the scheme but the states."""
+def _scale_indices(
+    most: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    columns: NDArray[np.float64] | None,
+    scale: float,
+    resolution: int,
+    used: NDArray[np.bool_],
+    width: int,
+) -> tuple[tuple[int, int, int, int], tuple[NDArray[np.int32], ...]] | None:
+    """Return all parameters but the states, and the streams of the scale indices nearest to scale · rows · columns.
 
-    params: tuple[int, int, int, int]
-    streams: tuple[NDArray[np.int32], ...]
-
-    @classmethod
-    def of(
-        cls,
-        most: NDArray[np.float64],
-        rows: NDArray[np.float64],
-        columns: NDArray[np.float64] | None,
-        scale: float,
-        resolution: int,
-        used: NDArray[np.bool_],
-        width: int,
-    ) -> "_ScaleIndices | None":
-        """Return the indices nearest to scale · rows · columns; None if a row (maximum `most`) has none in range."""
-        column_indices = None
-        if columns is not None:
-            exponents = np.log2(columns)
-            scale *= 2.0 ** float(exponents.mean())
-            column_indices = np.rint((exponents - exponents.mean()) * resolution).astype(np.int32)
-        exponents = np.log2(rows[used])
-        center = float(exponents.mean())
-        exact = (math.log2(scale) + center) * PER_OCTAVE
-        base = math.floor(exact)
-        finer = min(round((exact - base) * len(rows)), len(rows) - 1)
-        row_indices = np.zeros(len(rows))
-        row_indices[used] = np.rint((exponents - center) * resolution)
-        narrowest = 0.0 if column_indices is None else float(column_indices.min()) / resolution
-        least = (
-            np.log2(most[used] / (MAX_SYMBOL / 4)) - narrowest
-        )  # symbols stay within MAX_SYMBOL: twice that is exact
-        if bool((np.log2(most[used]) < _SAFE_EXPONENT + 24).any()) and bool(
-            (row_indices[used] / resolution + base / 16 < _SAFE_EXPONENT).any()
-        ):
-            return None
-        row_indices[used] = np.maximum(row_indices[used], np.ceil((least - base / PER_OCTAVE) * resolution))
-        unit = PER_OCTAVE // resolution
-        low, high = -((base - LOWEST) // unit), (HIGHEST - 1 - base) // unit
-        if (
-            not LOWEST <= base < HIGHEST
-            or float(row_indices[used].min()) < low
-            or float(row_indices[used].max()) > high
-        ):
-            return None
-        source = np.maximum.accumulate(np.where(used, np.arange(len(rows)), -1))
-        filled = row_indices[np.where(source < 0, int(np.argmax(used)), source)].astype(np.int32)
-        if width < ZERO_ROW_COLUMNS:
-            filled[~used] = low + 16 * resolution  # half a scale of about 2**-110 is nothing, yet no subnormal
-        widest = HIGHEST // PER_OCTAVE // 2 * resolution
-        streams = (
-            (filled[:, None],)
-            if column_indices is None
-            else (filled[:, None], column_indices.clip(-widest, widest)[:, None])
-        )
-        return cls((resolution, 0 if column_indices is None else resolution, base, finer), streams)
+    None if a row (maximum `most`) has none in range.
+    """
+    column_indices = None
+    if columns is not None:
+        exponents = np.log2(columns)
+        scale *= 2.0 ** float(exponents.mean())
+        column_indices = np.rint((exponents - exponents.mean()) * resolution).astype(np.int32)
+    exponents = np.log2(rows[used])
+    center = float(exponents.mean())
+    exact = (math.log2(scale) + center) * PER_OCTAVE
+    base = math.floor(exact)
+    finer = min(round((exact - base) * len(rows)), len(rows) - 1)
+    row_indices = np.zeros(len(rows))
+    row_indices[used] = np.rint((exponents - center) * resolution)
+    narrowest = 0.0 if column_indices is None else float(column_indices.min()) / resolution
+    least = np.log2(most[used] / (MAX_SYMBOL / 4)) - narrowest  # symbols stay within MAX_SYMBOL: twice that is exact
+    if bool((np.log2(most[used]) < _SAFE_EXPONENT + 24).any()) and bool(
+        (row_indices[used] / resolution + base / 16 < _SAFE_EXPONENT).any()
+    ):
+        return None
+    row_indices[used] = np.maximum(row_indices[used], np.ceil((least - base / PER_OCTAVE) * resolution))
+    unit = PER_OCTAVE // resolution
+    low, high = -((base - LOWEST) // unit), (HIGHEST - 1 - base) // unit
+    if not LOWEST <= base < HIGHEST or float(row_indices[used].min()) < low or float(row_indices[used].max()) > high:
+        return None
+    filled = fill_unused(row_indices.astype(np.int32), used)
+    if width < ZERO_ROW_COLUMNS:
+        filled[~used] = low + 16 * resolution  # half a scale of about 2**-110 is nothing, yet no subnormal
+    widest = HIGHEST // PER_OCTAVE // 2 * resolution
+    streams = (
+        (filled[:, None],)
+        if column_indices is None
+        else (filled[:, None], column_indices.clip(-widest, widest)[:, None])
+    )
+    return (resolution, 0 if column_indices is None else resolution, base, finer), streams

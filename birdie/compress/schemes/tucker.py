@@ -40,18 +40,15 @@ from birdie.compress.scheme import (
     StreamLayout,
     in_blocks,
 )
-from birdie.compress.schemes import rotation, trellis
+from birdie.compress.schemes import rotation, spectral, trellis
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.spectral import decoding
-from birdie.compress.spectral.tucker import Decomposition, tucker
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.kernels import njit
 
-INNER = {**rotation.INNER, 4: trellis.DECODER, 9: decoding.DECODER}  # by their codes in the file
-CODES = {**rotation.CODES, "trellis": 4, "spectral": 9}
+INNER = {**rotation.INNER, "trellis": trellis.DECODER, "spectral": spectral.DECODER}
 MAX_AXES = 8
 _LIMIT = float(np.finfo(np.float32).max)
 _ROWS = 64  # multiplied at a time at least, as each block reads the other factor again
@@ -245,38 +242,29 @@ class Tucker(Scheme):
         plain = torch.from_numpy(rows).double().reshape(shape)
         if not 2 <= len(shape) <= MAX_AXES:
             return self.base.encode(name, weight)
-        parts = tucker(plain, energy=self.energy, ranks=self.ranks)
-        if not fits(shape, tuple(parts.core.shape)) or float(torch.linalg.vector_norm(parts.core)) > _LARGEST:
+        exact, cut = decompose(plain, self.energy, self.ranks)
+        ranks = tuple(exact.shape)
+        if not fits(shape, ranks) or float(torch.linalg.vector_norm(exact)) > _LARGEST:
             return self.base.encode(name, weight)
-        return self._encode_parts(name, weight, plain, parts)
-
-    def _encode_parts(self, name: str, weight: Tensor, plain: Tensor, parts: Decomposition) -> Encoded:
-        """Encode `weight`, which is `plain` in float64, by its decomposition.
-
-        The core is fitted again after every factor is quantized (by the pseudoinverse of the decoded factor), so that
-        it compensates the error of the factor.
-        """
-        shape, ranks = tuple(plain.shape), tuple(parts.core.shape)
         deviation = max(float(plain.std(correction=0)), float(plain.abs().max()) * _FINEST) or 1.0
         core, factors = plain.numpy(), []
         for axis in cut_axes(shape, ranks):
-            factor = parts.factors[axis]
-            assert factor is not None
-            norms = torch.linalg.vector_norm(parts.core.movedim(axis, 0).flatten(1), dim=1)
+            norms = torch.linalg.vector_norm(exact.movedim(axis, 0).flatten(1), dim=1)
             indices = nearest_indices(1 / norms.clamp(1 / _LARGEST, _LARGEST).numpy())[:, None]
             scales = scales_of(indices).astype(np.float64)
-            part = self._encode_part(name, factor.mT.numpy() / scales, deviation)
+            part = self._encode_part(name, cut[axis].mT.numpy() / scales, deviation)
             if part is None:
                 return Lossless().encode(name, weight)
             factors.append((part, indices))
-            decoded = INNER[CODES[part.scheme]].decode(part).double().numpy() * scales
+            # The core is fitted to the factor as it is decoded, so it makes up for the factor's error.
+            decoded = INNER[part.scheme].decode(part).double().numpy() * scales
             core = multiply(core, np.ascontiguousarray(np.linalg.pinv(decoded, rcond=_SAME)), axis)
         first = self._encode_part(name, core, deviation)
         if first is None:
             return Lossless().encode(name, weight)
-        params, streams = [*ranks, *part_params(CODES, first)], [*first.streams]
+        params, streams = [*ranks, *part_params(INNER, first)], [*first.streams]
         for part, indices in factors:
-            params += part_params(CODES, part)
+            params += part_params(INNER, part)
             streams += [*part.streams, indices]
         return Encoded("tucker", shape, weight.dtype, tuple(params), tuple(streams))
 
@@ -289,6 +277,57 @@ class Tucker(Scheme):
         encoded = self.base.encode_part(name, part, deviation)
         if encoded is None or encoded.scheme == "lossless":
             return None
-        if encoded.scheme not in CODES:
-            raise ConfigError(f"tucker cannot hold {encoded.scheme}; choose {', '.join(CODES)}")
+        if encoded.scheme not in INNER:
+            raise ConfigError(f"tucker cannot hold {encoded.scheme}; choose {', '.join(INNER)}")
         return encoded
+
+
+def decompose(weight: Tensor, energy: float, ranks: tuple[int, ...] | None) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return a core and, for each axis that is truncated, a factor (length, rank) with orthonormal columns.
+
+    Sequentially truncated higher-order SVD: every axis is truncated in the core that the earlier axes left (De
+    Lathauwer et al. 2000; sequential: Vannieuwenhoven et al. 2012). The squared error is the energy that was removed.
+
+    Args:
+        weight: of at least one element, float64, finite.
+        energy: share of the sum of squares to keep; every axis may lose the same part of the rest. An axis is not
+            truncated if its factor and the new core would have more numbers than the old core.
+        ranks: one rank for each axis instead, at most its length; an axis at its full length is not truncated.
+    """
+    shape = tuple(weight.shape)
+    if ranks is not None and (
+        len(ranks) != len(shape) or not all(1 <= rank <= size for rank, size in zip(ranks, shape, strict=True))
+    ):
+        raise ConfigError(
+            f"tucker ranks {ranks} do not fit a tensor of {shape}; choose one for each axis, 1 to its length"
+        )
+    core, factors = weight, {}
+    allowed_loss = (1 - energy) * float(weight.square().sum()) / len(shape)
+    for axis, size in sorted(enumerate(shape), key=lambda pair: pair[1]):
+        left, values = _singular(core, axis)
+        rank = _rank(values, allowed_loss) if ranks is None else ranks[axis]
+        others = core.numel() // size
+        if rank < size and (ranks is not None or rank * (size + others) < size * others):
+            factors[axis] = left[:, :rank].contiguous()
+            lines = core.reshape(prod(core.shape[:axis]), size, prod(core.shape[axis + 1 :]))
+            core = (left[:, :rank].mT @ lines).reshape(*core.shape[:axis], rank, *core.shape[axis + 1 :])
+    return core, factors
+
+
+def _singular(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return left singular vectors of `x` unfolded along `axis`, and the singular values, falling, zeros included.
+
+    Unfolded matrices are usually wide, so the eigenvectors of their small Gram matrix are computed instead of an SVD.
+    """
+    unfolded = x.movedim(axis, 0).reshape(x.shape[axis], -1)
+    if unfolded.shape[0] <= unfolded.shape[1]:
+        squares, vectors = torch.linalg.eigh(unfolded @ unfolded.mT)
+        return vectors.flip(1), squares.flip(0).clamp_min(0).sqrt()
+    left, values, _ = torch.linalg.svd(unfolded, full_matrices=True)
+    return left, torch.cat([values, values.new_zeros(len(left) - len(values))])
+
+
+def _rank(values: Tensor, allowed_loss: float) -> int:
+    """Return the smallest rank at which the squares of the other `values` (falling) sum to at most `allowed_loss`."""
+    tails = values.square().flip(0).cumsum(0).flip(0)
+    return max(1, int((tails > allowed_loss * (1 + 1e-9) + 1e-24 * float(tails[0])).sum()))

@@ -17,14 +17,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.parametrized import Owner, owners_of, parametrize_weights, parametrized, plain_weights
+from birdie.compress.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Scheme
+from birdie.compress.schemes.grid import MAX_SYMBOL
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.spectral import encode_symbols
 from birdie.compress.small_tensors import small_scheme
-from birdie.compress.spectral.export import trained_scheme
 from birdie.compress.spectral.network import QuantizationNetwork, features, stepped
 from birdie.compress.spectral.rate import bits_of, chunk_elements
 from birdie.compress.spectral.transforms import Transform
@@ -152,10 +155,17 @@ class SpectralWeight(nn.Module):
             return (coefficients.float() / self.spread(self.steps()[0])).round()
 
     def stored_as(self, name: str, coefficients: Tensor) -> Scheme:
-        """Return the scheme that stores the trained coefficients."""
+        """Return the scheme that stores symbols and scales as trained; lossless if symbols are too large."""
+        symbols = self.symbols(coefficients)
+        if not bool(torch.isfinite(symbols).all()):
+            raise WeightsError(
+                f"tensor {name!r} holds NaN or infinite coefficients; train on from an earlier checkpoint"
+            )
+        if float(symbols.abs().max()) > MAX_SYMBOL:
+            return Lossless()
         with torch.no_grad():
-            indices = self.steps()[1]
-        return trained_scheme(name, self.symbols(coefficients), indices, self.transform, self.shape, self.dtype)
+            integers, indices = (part.cpu().numpy().astype(np.int32) for part in (symbols, self.steps()[1]))
+        return Stored(encode_symbols(self.shape, self.dtype, integers, indices, self.transform))
 
     def bits(self, coefficients: Tensor, steps: Tensor | None = None) -> Tensor:
         """Return the estimated bits of the coefficients, 0-d, differentiable; `steps` per class if already computed."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from birdie.compress.calibration.shrinkage import ENOUGH, oracle_share, shrunk, shrunk_covariance
-from birdie.compress.feedback import feedback
 from birdie.compress.prior import prior
 from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
+from birdie.compress.trellis.feedback import feedback
 
 TAPS = TapCovariance(np.array([[1.0, 0.6], [0.6, 1.0]]), 0.3)
 

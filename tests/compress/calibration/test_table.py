@@ -16,11 +16,11 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.calibration.table import SensitivityTable
-from birdie.compress.feedback import feedback
 from birdie.compress.rate.curve import Curve
 from birdie.compress.registry import decode
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.tensors import rows_columns
+from birdie.compress.trellis.feedback import feedback
 from birdie.entropy import coder
 from birdie.errors import ConfigError
 

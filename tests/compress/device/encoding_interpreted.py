@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.compress import lanes
 from birdie.compress.device import encoding
-from birdie.compress.lanes import Factors, Shape
+from birdie.compress.trellis import lanes
+from birdie.compress.trellis.lanes import Factors, WeightDensity
 from birdie.entropy import trellis
 
 Results = dict[str, dict[str, float | bool]]
@@ -28,7 +28,7 @@ def search(states: int, rows: int, columns: int, dtype: torch.dtype = torch.floa
     row = np.exp(rng.normal(0, 0.2, rows)).astype(np.float32)
     row[rows // 2] = 0  # left out
     column = np.exp(rng.normal(0, 0.2, columns)).astype(np.float32)
-    shape = Shape.of(matrix)
+    shape = WeightDensity.of(matrix)
     with mock.patch.object(trellis, "CHUNK", chunk):
         expected = lanes.quantize(matrix, shape, row, column, states, 0.05)
         numbers = encoding.quantize(weight, Factors.of(shape, row, column, states, 0.05)).numpy()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from birdie.compress.device import encoding
-from birdie.compress.lanes import Factors
 from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.trellis.lanes import Factors
 from tests.interpreted_kernels import run_interpreted
 
 CPU = torch.device("cpu")

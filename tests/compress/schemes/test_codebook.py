@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.kmeans import kmeans
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.codebook import Codebook
+from birdie.compress.schemes.codebook import Codebook, kmeans
 from birdie.entropy import coder
 from birdie.errors import ArtifactError, ConfigError
 from tests.compress.matrices import DTYPES, random_weight

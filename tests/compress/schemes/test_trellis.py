@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birdie.compress import viterbi
-from birdie.compress.feedback import feedback
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.trellis import Trellis, column_scales, is_pruned, row_scales
 from birdie.compress.tensors import rows_columns
+from birdie.compress.trellis import viterbi
+from birdie.compress.trellis.feedback import feedback
 from birdie.entropy import coder
 from birdie.entropy.trellis import STATES, machine
 from birdie.errors import ConfigError

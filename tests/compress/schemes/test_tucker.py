@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.artifact.codes import scheme_codes
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.schemes.grid import Grid
@@ -15,11 +14,10 @@ from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.spectral import Spectral
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.schemes.tucker import (
-    CODES,
-    INNER,
     Tucker,
     count_numbers,
     cut_axes,
+    decompose,
     fits,
     multiply,
 )
@@ -154,6 +152,51 @@ def test_the_sum_is_the_one_that_the_format_describes() -> None:
     assert decoded == [[float(np.float32(u[i] * line[j])) for j in range(4)] for i in range(4)]
 
 
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def lost(weight: torch.Tensor, core: torch.Tensor, factors: dict[int, torch.Tensor]) -> float:
+    """Return the squared error of a core and its factors."""
+    for axis, factor in factors.items():
+        core = torch.tensordot(factor, core, dims=([1], [axis])).movedim(0, axis)
+    return float((core - weight).square().sum())
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    shape=st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple),
+    seed=st.integers(0, 99),
+    energy=st.floats(0.05, 1),
+)
+def test_a_decomposition_loses_the_energy_that_was_cut(shape: tuple[int, ...], seed: int, energy: float) -> None:
+    weight = noise(*shape, seed=seed)
+    core, factors = decompose(weight, energy, None)
+    total = float(weight.square().sum())
+    assert lost(weight, core, factors) <= (1 - energy) * total + 1e-9 * total
+    rest = total - float(core.square().sum())
+    assert lost(weight, core, factors) == pytest.approx(rest, abs=1e-9 * total + 1e-12)
+    assert core.numel() + sum(factor.numel() for factor in factors.values()) <= weight.numel()
+    for factor in factors.values():
+        torch.testing.assert_close(factor.mT @ factor, torch.eye(factor.shape[1], dtype=factor.dtype))
+
+
+def test_a_matrix_is_cut_as_eckart_and_young_say() -> None:
+    weight = noise(12, 20)
+    beyond = float(torch.linalg.svdvals(weight)[4:].square().sum())
+    assert lost(weight, *decompose(weight, 1, (4, 20))) == pytest.approx(beyond)
+    assert lost(weight, *decompose(weight, 1, (4, 4))) == pytest.approx(beyond)
+    assert decompose(weight, 1, (12, 20))[1] == {}
+
+
+def test_a_decomposition_finds_few_components() -> None:
+    left, right, core = noise(32, 3), noise(24, 2), noise(3, 2, 3, 3)
+    weight = torch.einsum("ai,bj,ijkl->abkl", left, right, core)
+    found, factors = decompose(weight, 1 - 1e-12, None)
+    assert tuple(found.shape) == (3, 2, 3, 3)
+    assert lost(weight, found, factors) < 1e-9 * float(weight.square().sum())
+
+
 @settings(deadline=None, max_examples=40)
 @given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=4), length=st.integers(1, 9), data=st.data())
 def test_products_along_an_axis_are_what_einsum_says(shape: list[int], length: int, data: st.DataObject) -> None:
@@ -171,12 +214,6 @@ def test_products_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPa
     for part in (1, 9, 20, 70):
         monkeypatch.setattr("birdie.compress.schemes.tucker.BLOCK", part)
         np.testing.assert_array_equal(multiply(x, factor, 1), at_once)
-
-
-def test_inner_codes_are_those_of_the_file() -> None:
-    codes, _ = scheme_codes(())
-    assert {name: codes[name] for name in CODES} == CODES
-    assert {codes[name]: decoder(name) for name in CODES} == INNER
 
 
 def test_what_fits() -> None:

@@ -9,7 +9,7 @@ plane algorithm for the lattice of grid points under the norm of H, columns in t
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,95 +27,56 @@ _ATTEMPTS = 5
 Matrix = NDArray[np.float32]
 
 
-class ColumnFeedback(Protocol):
-    """Feedback from columns to later ones: the error of column j times its coefficient is subtracted from column k > j.
-
-    Columns are counted in the order of quantization.
-    """
-
-    def within(self, part: slice) -> Matrix:
-        """Return the coefficients (j, k) among the columns of `part`; entries k ≤ j are not used."""
-        ...
-
-    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
-        """Subtract from all columns after `part` in `left` (columns, rows) what `errors` (part, rows) ask for."""
-        ...
-
-    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
-        """Return w H wᵀ of each row w, (rows, columns) → (rows,)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class NoFeedback:
-    """Columns of inputs that do not correlate."""
-
-    def within(self, part: slice) -> Matrix:
-        """Return zeros for all pairs of columns."""
-        return np.zeros((part.stop - part.start,) * 2, np.float32)
-
-    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
-        """Leave the later columns as they are."""
-
-    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
-        """Return the sum of squares."""
-        return np.asarray((matrix.astype(np.float64) ** 2).sum(1))
-
-
-@dataclass(frozen=True, slots=True)
-class DenseFeedback:
-    """Feedback by any Hessian.
+class Block(NamedTuple):
+    """Feedback among some columns, by any Hessian.
 
     Attributes:
-        coefficients: (columns, columns), upper triangular with ones on the diagonal.
+        coefficients: (columns, columns), upper triangular with ones on the diagonal: the error of column j times [j, k]
+            is subtracted from column k > j.
         pivots: (columns,), what remains of the Hessian's weight on each column.
     """
 
     coefficients: Matrix
     pivots: NDArray[np.float64]
 
-    def within(self, part: slice) -> Matrix:
-        """Return a block on the diagonal."""
-        return self.coefficients[part, part]
-
-    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
-        """Subtract one matrix product."""
-        if part.stop < len(left):
-            left[part.stop :] -= self.coefficients[part, part.stop :].T @ errors
-
-    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
-        """Return it by the factors H = C⁻¹ D C⁻ᵀ: a weighted sum of squares after one triangular solve."""
-        unit, ordered = (torch.from_numpy(part.T.astype(np.float64)) for part in (self.coefficients, matrix))
-        parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
-        return np.asarray((parts**2 * self.pivots[:, None]).sum(0))
-
 
 @dataclass(frozen=True, slots=True)
 class BlockFeedback:
-    """Feedback within blocks of columns, one block after the other; between blocks the inputs do not correlate."""
+    """Feedback within blocks of columns, one block after the other; between blocks the inputs do not correlate.
 
-    blocks: tuple[DenseFeedback, ...]
+    Columns are counted in the order of quantization.
+    """
+
+    blocks: tuple[Block, ...]
 
     def within(self, part: slice) -> Matrix:
-        """Return the coefficients of each block that begins or goes on in `part`, zeros between blocks."""
+        """Return the coefficients (j, k) among the columns of `part`; entries k ≤ j are not used."""
         out = np.zeros((part.stop - part.start,) * 2, np.float32)
         for block, _, local, inside in self._parts(part):
-            out[inside, inside] = block.within(local)
+            out[inside, inside] = block.coefficients[local, local]
         return out
 
     def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
-        """Subtract one matrix product in each block."""
+        """Subtract from all columns after `part` in `left` (columns, rows) what `errors` (part, rows) ask for."""
         for block, columns, local, inside in self._parts(part):
-            block.apply(left[columns], local, errors[inside])
+            if local.stop < len(block.pivots):
+                left[columns][local.stop :] -= block.coefficients[local, local.stop :].T @ errors[inside]
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
-        """Return the sum over the blocks."""
+        """Return w H wᵀ of each row w, (rows, columns) → (rows,).
+
+        By the factors H = C⁻¹ D C⁻ᵀ of each block: a weighted sum of squares after one triangular solve.
+        """
         total = np.zeros(len(matrix))
         for block, columns, _, _ in self._parts(slice(0, matrix.shape[1])):
-            total += block.energy(matrix[:, columns])
+            unit, ordered = (
+                torch.from_numpy(part.T.astype(np.float64)) for part in (block.coefficients, matrix[:, columns])
+            )
+            parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
+            total += (parts**2 * block.pivots[:, None]).sum(0)
         return total
 
-    def _parts(self, part: slice) -> Iterator[tuple[DenseFeedback, slice, slice, slice]]:
+    def _parts(self, part: slice) -> Iterator[tuple[Block, slice, slice, slice]]:
         """Yield (block, its columns, those of `part` within the block, the same within `part`)."""
         start = 0
         for block in self.blocks:
@@ -209,14 +170,14 @@ class Feedback:
 
     Attributes:
         order: columns in the order of quantization.
-        columns: feedback from column to column, in that order.
+        columns: feedback from column to column, in that order; None for inputs that do not correlate.
         rows: (rows, rows): the error of row i times [i, k] is subtracted from row k of a later block; (0, 0) without
             feedback to rows.
         column_weight, row_weight: Fisher information that remains of each, in the order of the matrix.
     """
 
     order: NDArray[np.int64]
-    columns: ColumnFeedback
+    columns: BlockFeedback | TapFeedback | None
     rows: Matrix
     column_weight: NDArray[np.float64]
     row_weight: NDArray[np.float64]
@@ -226,12 +187,14 @@ class Feedback:
         return self if rows == slice(None) else replace(self, row_weight=self.row_weight[rows])
 
     @property
-    def feeds_columns(self) -> bool:
-        """Return whether errors are fed to later columns."""
-        return not isinstance(self.columns, NoFeedback)
+    def feeds(self) -> bool:
+        """Return whether errors are fed to later columns or rows."""
+        return self.columns is not None or self.rows.size > 0
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
         """Return w H wᵀ of each row w, (rows, columns) → (rows,): the cost of setting the row to zero."""
+        if self.columns is None:
+            return np.asarray((matrix.astype(np.float64) ** 2).sum(1))
         return self.columns.energy(matrix[:, self.order])
 
 
@@ -243,16 +206,17 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
         rows, columns: shape of the matrix.
         output: whether errors are fed back to rows too, if the output covariance is known.
     """
-    by_column: ColumnFeedback = NoFeedback()
+    by_column: BlockFeedback | TapFeedback | None = None
     order, column_weight = np.arange(columns), np.ones(columns)
     row_factors, row_weight = np.zeros((0, 0), np.float32), np.ones(rows)
     known = Sensitivity() if sensitivity is None else sensitivity
     if known.hessian is not None:
-        by_column, order = _dense(_checked(known.hessian.double().numpy(), (columns, columns), "Hessian"))
-        column_weight[order] = by_column.pivots
+        block, order = _block(_checked(known.hessian.double().numpy(), (columns, columns), "Hessian"))
+        by_column = BlockFeedback((block,))
+        column_weight[order] = block.pivots
     elif known.blocks is not None:
         _checked(known.blocks.diagonal().double().numpy(), (columns,), "Hessian's diagonal")
-        parts = [_dense(_checked(block.double().numpy(), block.shape, "Hessian")) for block in known.blocks.blocks]
+        parts = [_block(_checked(block.double().numpy(), block.shape, "Hessian")) for block in known.blocks.blocks]
         order = np.concatenate(
             [members.numpy()[part] for members, (_, part) in zip(known.blocks.columns, parts, strict=True)]
         )
@@ -273,7 +237,7 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     return Feedback(order, by_column, row_factors, column_weight, row_weight)
 
 
-def _dense(matrix: NDArray[np.float64]) -> tuple[DenseFeedback, NDArray[np.int64]]:
+def _block(matrix: NDArray[np.float64]) -> tuple[Block, NDArray[np.int64]]:
     """Return the feedback by a Hessian, and the order of its columns.
 
     Columns with the largest inputs are first: their errors still find many columns that can compensate them.
@@ -282,7 +246,7 @@ def _dense(matrix: NDArray[np.float64]) -> tuple[DenseFeedback, NDArray[np.int64
     lower = _inverse_root(matrix[np.ix_(order, order)], INPUT_DAMPING)
     # GPTQ's update: with H⁻¹ = L Lᵀ, column k > j moves by the error of j times L[k, j] / L[j, j], and the weight that
     # remains on column j is the pivot 1 / L[j, j]².
-    return DenseFeedback((lower / lower.diagonal()).T.astype(np.float32), lower.diagonal() ** -2.0), order
+    return Block((lower / lower.diagonal()).T.astype(np.float32), lower.diagonal() ** -2.0), order
 
 
 def _checked(values: NDArray[np.float64], shape: tuple[int, ...], kind: str) -> NDArray[np.float64]:

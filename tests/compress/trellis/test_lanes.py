@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from birdie.compress import lanes, viterbi
-from birdie.compress.feedback import feedback
-from birdie.compress.lanes import LARGEST, Shape
+from birdie.compress.trellis import lanes, viterbi
+from birdie.compress.trellis.feedback import feedback
+from birdie.compress.trellis.lanes import LARGEST, WeightDensity
 from birdie.entropy.trellis import STATES, chunk_rows, machine, odd_states
 
 Matrix = NDArray[np.float32]
@@ -23,7 +23,7 @@ def weights(rows: int, columns: int, seed: int = 0) -> Matrix:
 
 def quantized(weight: Matrix, states: int, scale: float = 0.4, price: float = PRICE) -> NDArray[np.int16]:
     rows, columns = (np.full(size, value, np.float32) for size, value in zip(weight.shape, (scale, 1.0), strict=True))
-    return lanes.quantize(weight, Shape.of(weight), rows, columns, states, price)
+    return lanes.quantize(weight, WeightDensity.of(weight), rows, columns, states, price)
 
 
 def error(weight: Matrix, numbers: NDArray[np.integer], states: int, scale: float = 0.4) -> float:
@@ -73,10 +73,10 @@ def test_a_path_along_rows_crosses_segments_and_chunks(columns: int) -> None:
 
 def test_numbers_do_not_depend_on_other_columns() -> None:
     weight = weights(64, 40)
-    shape = Shape.of(weight)
+    shape = WeightDensity.of(weight)
     rows, columns = np.full(64, 0.4, np.float32), np.ones(40, np.float32)
     every = lanes.quantize(weight, shape, rows, columns, 8, PRICE)
-    some = Shape(shape.row, shape.column[:7], shape.freedom)
+    some = WeightDensity(shape.row, shape.column[:7], shape.freedom)
     assert (lanes.quantize(weight[:, :7], some, rows, columns[:7], 8, PRICE) == every[:, :7]).all()
 
 
@@ -85,7 +85,7 @@ def test_rows_that_are_left_out_are_zero(price: float) -> None:
     weight = weights(40, 50)
     weight[3] = 0
     rows = np.where(np.arange(40) % 3 == 0, 0, 0.4).astype(np.float32)
-    numbers = lanes.quantize(weight, Shape.of(weight), rows, np.ones(50, np.float32), 8, price)
+    numbers = lanes.quantize(weight, WeightDensity.of(weight), rows, np.ones(50, np.float32), 8, price)
     assert not numbers[::3].any()
     odd = odd_states(numbers, 8)
     kept = rows > 0
@@ -94,7 +94,7 @@ def test_rows_that_are_left_out_are_zero(price: float) -> None:
 
 def test_coarse_scales_and_huge_numbers_are_not_suited() -> None:
     weight = weights(64, 64)
-    shape, most, ones = Shape.of(weight), np.abs(weight).max(1).astype(np.float64), np.ones(64, np.float32)
+    shape, most, ones = WeightDensity.of(weight), np.abs(weight).max(1).astype(np.float64), np.ones(64, np.float32)
 
     def suited(scale: float, states: int = 8) -> bool:
         return lanes.suits(shape, most, np.full(64, scale, np.float32), ones, states)

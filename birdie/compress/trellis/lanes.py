@@ -3,16 +3,16 @@
     columns     32 columns at a time, a path down each
     along rows  one path, cut into segments; 32 segments at a time, each with a stretch of its neighbors
 
-The searches are those of `birdie.compress.viterbi`. Decisions merge when they are traced back a few dozen weights: the
-segments of a long path, searched from a little before to a little after, therefore agree where they meet. Where they do
-not, a segment is searched again from the state that the one before it ends in.
+The searches are those of `viterbi`. Decisions merge when they are traced back a few dozen weights: the segments of a
+long path, searched from a little before to a little after, therefore agree where they meet. Where they do not, a
+segment is searched again from the state that the one before it ends in.
 
 The price of bits is not looked up but follows from a density. For weights of Student's t distribution with ν degrees of
 freedom and scale s, a number at x has (ν + 1) / 2 · log2(1 + x² / (ν s²)) bits and a constant. Squared error plus the
 price of a bit times these bits is least, to second order, for the number next to u / (1 + g / (ν s² + u²)), with
 g = (ν + 1) · price / (2 ln 2): so weights are shrunk, and then only distances count. For a Gaussian this is exact
 (g / (ν s² + u²) → D / σ², the shrinkage of reverse water-filling). At low rates, where most numbers are 0, the numbers'
-own frequencies are needed, which `birdie.compress.viterbi` learns.
+own frequencies are needed, which `birdie.compress.trellis.viterbi` learns.
 """
 
 import math
@@ -32,7 +32,7 @@ LARGEST = 32_000  # of the numbers: int16
 FINE = 1.25  # deviations, in scales, from which the density prices bits as well as counts do: about two bits a weight
 _LENGTH = 1024  # weights of a segment
 _OVERLAP = 96  # weights of its neighbors on either side: 19 times the memory of 32 states
-_SAMPLE = 1 << 16  # weights from which the shape is estimated
+_SAMPLE = 1 << 16  # weights from which the density is estimated
 _PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its power is estimated
 _TINY = 1e-90  # below the square of the smallest float32
 _LEAST = 1e-20  # power of a row that is left out: not 0, which nothing is divided by
@@ -40,7 +40,7 @@ _NEUTRAL = np.float32(1e30)  # an integer, so that every path costs nothing ther
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WeightDensity:
     """Density of the weights of a matrix: Student's t, scaled by row and column.
 
     Attributes:
@@ -53,7 +53,7 @@ class Shape:
     freedom: float
 
     @classmethod
-    def of(cls, weight: Matrix) -> "Shape":
+    def of(cls, weight: Matrix) -> "WeightDensity":
         """Estimate the density of `weight` (rows, columns) by second and fourth moments."""
         rows, columns = weight.shape
         row, column = np.empty(rows), np.zeros(columns)
@@ -89,33 +89,35 @@ class Factors(NamedTuple):
     code: tuple[int, int, int, int]
 
     @classmethod
-    def of(cls, shape: Shape, row: Matrix, column: Matrix, states: int, price: float) -> "Factors":
+    def of(cls, density: WeightDensity, row: Matrix, column: Matrix, states: int, price: float) -> "Factors":
         """Return the factors for the arguments of `quantize`."""
         inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
         inverse_column: Matrix = np.float32(1) / column
-        nu = shape.freedom
-        power = np.maximum(shape.row * inverse.astype(np.float64) ** 2 * (nu - 2), _LEAST).astype(np.float32)
+        nu = density.freedom
+        power = np.maximum(density.row * inverse.astype(np.float64) ** 2 * (nu - 2), _LEAST).astype(np.float32)
         gain = np.float32((nu + 1) * price / (2 * math.log(2)))
-        return cls(inverse, inverse_column, power, shape.column / column**2, gain, _code(abs(states)))
+        return cls(inverse, inverse_column, power, density.column / column**2, gain, _code(abs(states)))
 
 
-def suits(shape: Shape, most: NDArray[np.float64], row: Matrix, column: Matrix, states: int) -> bool:
-    """Return whether `quantize` does about as well as `birdie.compress.viterbi` with these scales.
+def suits(density: WeightDensity, most: NDArray[np.float64], row: Matrix, column: Matrix, states: int) -> bool:
+    """Return whether `quantize` does about as well as `birdie.compress.trellis.viterbi` with these scales.
 
     `most` (rows,) is the largest magnitude of each row.
     """
     used = row > 0
-    typical = math.sqrt(float(np.mean(shape.row[used] / row[used].astype(np.float64) ** 2)))
+    typical = math.sqrt(float(np.mean(density.row[used] / row[used].astype(np.float64) ** 2)))
     largest = float(np.max(most[used] / row[used])) / float(column.min())
     return 4 <= states <= MOST_STATES and typical >= FINE * float(column.mean()) and largest <= LARGEST
 
 
-def quantize(weight: Matrix, shape: Shape, row: Matrix, column: Matrix, states: int, price: float) -> NDArray[np.int16]:
+def quantize(
+    weight: Matrix, density: WeightDensity, row: Matrix, column: Matrix, states: int, price: float
+) -> NDArray[np.int16]:
     """Return numbers (rows, columns) that quantize `weight` with scales row(i) · column(j).
 
     Args:
         weight: (rows, columns); divided by its scales it stays within `LARGEST`.
-        shape: of `weight`.
+        density: of the numbers of `weight`.
         row: scales of rows; 0 for a row that is left out, whose numbers are all 0. A path along rows has none.
         column: scales of columns.
         states: of the trellis, 4 or more; negative for one path along the rows.
@@ -124,7 +126,7 @@ def quantize(weight: Matrix, shape: Shape, row: Matrix, column: Matrix, states: 
     rows, columns = weight.shape
     numbers = np.empty(weight.shape, np.int16)
     search = _search_columns if states > 0 else _search_rows
-    factors = Factors.of(shape, row, column, states, price)
+    factors = Factors.of(density, row, column, states, price)
     search(np.ascontiguousarray(weight), *factors, min(chunk_rows(columns), rows), numbers)
     return numbers
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.compress.feedback import BLOCK, Feedback, NoFeedback
+from birdie.compress.trellis.feedback import BLOCK, Feedback, feedback
 from birdie.entropy.trellis import chunk_rows, machine, odd_states
 from birdie.runtime.kernels import njit
 
@@ -79,7 +79,7 @@ def rates(scaled: Matrix) -> Rates:
 
 def quantize(
     weight: Matrix,
-    feedback: Feedback,
+    factors: Feedback,
     row: Matrix,
     column: Matrix,
     states: int,
@@ -91,7 +91,7 @@ def quantize(
 
     Args:
         weight: (rows, columns), not changed.
-        feedback: of both sides.
+        factors: of feedback on both sides.
         row: scales of rows; 0 for a row that is left out, whose numbers are all 0.
         column: scales of columns.
         states: of the trellis; negative for one path along the rows, which must not have feedback.
@@ -99,7 +99,6 @@ def quantize(
         keep_zeros: for one state: zeros take the number 0, and what errors would be fed to them goes on to later ones.
     """
     columns = weight.shape[1]
-    search = _search_columns if states > 0 else _search_rows
     inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
     bit_costs = rates(weight * inverse[:, None] / column)
     if weight_of_rate > 0:
@@ -107,12 +106,11 @@ def quantize(
         # bits, count the numbers, and use the counts for the final pass.
         chosen = np.arange(0, columns, max(1, weight.size // (_SAMPLE if states > 0 else _LONG_SAMPLE)))
         sample = Rates(bit_costs.table, bit_costs.row, bit_costs.column[chosen])
-        no_rows = np.zeros((0, 0), np.float32)
-        no_feedback = Feedback(np.arange(len(chosen)), NoFeedback(), no_rows, np.ones(len(chosen)), np.ones(len(row)))
-        draft = search(weight[:, chosen], no_feedback, row, column[chosen], states, weight_of_rate, sample)
+        unfed = feedback(None, len(row), len(chosen))
+        draft = _search(weight[:, chosen], unfed, row, column[chosen], states, weight_of_rate, sample)
         bit_costs = _with_counts(sample, draft, states, bit_costs)
     zeros = weight == 0 if keep_zeros else _NO_ZEROS
-    return search(weight, feedback, row, column, states, weight_of_rate, bit_costs, zeros)
+    return _search(weight, factors, row, column, states, weight_of_rate, bit_costs, zeros)
 
 
 def cost(
@@ -137,9 +135,9 @@ def _with_counts(sample: Rates, numbers: NDArray[np.int32], states: int, prior: 
     return Rates(-np.log2(mixed).astype(np.float32), prior.row, prior.column)
 
 
-def _search_columns(
+def _search(
     weight: Matrix,
-    feedback: Feedback,
+    factors: Feedback,
     row: Matrix,
     column: Matrix,
     states: int,
@@ -147,53 +145,33 @@ def _search_columns(
     bit_costs: Rates,
     zeros: NDArray[np.bool_] = _NO_ZEROS,
 ) -> NDArray[np.int32]:
-    """Quantize down the columns, in the order of the feedback, by blocks of `COLUMNS`."""
+    """Quantize on one path along the rows, or down the columns in the order of the feedback, by blocks of `COLUMNS`."""
     rows, columns = weight.shape
-    paths = machine(states)
+    paths, height = machine(states), chunk_rows(columns)
     incoming = _predecessors(paths.next_state)
-    left = np.ascontiguousarray(weight.T[feedback.order])  # (columns, rows), in the order of quantization
-    scales, column_bins = column[feedback.order], bit_costs.column[feedback.order]
-    held = np.ascontiguousarray(zeros.T[feedback.order]) if zeros.size else zeros
+    if states < 0:
+        along = np.zeros(weight.shape, np.int32)
+        tables = bit_costs.table, bit_costs.row, bit_costs.column, np.float32(weight_of_rate)
+        _quantize_rows(np.ascontiguousarray(weight), row, column, paths.odd, incoming, *tables, height, STRETCH, along)
+        return along
+    left = np.ascontiguousarray(weight.T[factors.order])  # (columns, rows), in the order of quantization
+    scales, column_bins = column[factors.order], bit_costs.column[factors.order]
+    held = np.ascontiguousarray(zeros.T[factors.order]) if zeros.size else zeros
     numbers = np.empty(left.shape, np.int32)
     errors = np.empty((COLUMNS, rows), np.float32)
-    height = chunk_rows(columns)
-    shared = feedback.rows, paths.odd, incoming, bit_costs.table, bit_costs.row, np.float32(weight_of_rate), height
+    shared = factors.rows, paths.odd, incoming, bit_costs.table, bit_costs.row, np.float32(weight_of_rate), height
     for start in range(0, columns, COLUMNS):
         stop = min(start + COLUMNS, columns)
         part = slice(start, stop)
+        forward = np.zeros((stop - start,) * 2, np.float32) if factors.columns is None else factors.columns.within(part)
         _quantize_columns(
-            left[part],
-            scales[part],
-            column_bins[part],
-            row,
-            feedback.columns.within(part),
-            *shared,
-            held[part],
-            numbers[part],
-            errors,
+            left[part], scales[part], column_bins[part], row, forward, *shared, held[part], numbers[part], errors
         )
-        feedback.columns.apply(left, part, errors[: stop - start])
+        if factors.columns is not None:
+            factors.columns.apply(left, part, errors[: stop - start])
     out = np.empty((columns, rows), np.int32)
-    out[feedback.order] = numbers
+    out[factors.order] = numbers
     return np.ascontiguousarray(out.T)
-
-
-def _search_rows(
-    weight: Matrix,
-    feedback: Feedback,  # noqa: ARG001 (same signature as `_search_columns`)
-    row: Matrix,
-    column: Matrix,
-    states: int,
-    weight_of_rate: float,
-    bit_costs: Rates,
-    zeros: NDArray[np.bool_] = _NO_ZEROS,  # noqa: ARG001
-) -> NDArray[np.int32]:
-    """Quantize on one path along the rows, without feedback."""
-    paths, numbers = machine(states), np.zeros(weight.shape, np.int32)
-    weight, height = np.ascontiguousarray(weight), chunk_rows(weight.shape[1])
-    tables = bit_costs.table, bit_costs.row, bit_costs.column, np.float32(weight_of_rate)
-    _quantize_rows(weight, row, column, paths.odd, _predecessors(paths.next_state), *tables, height, STRETCH, numbers)
-    return numbers
 
 
 def _predecessors(following: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.compress.schemes.spectral import LAYOUTS, ORDERS, Scan, morton, points_of, raster, zigzag
 from birdie.compress.spectral.inverse import KINDS, Axes
-from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan, morton, points_of, raster, zigzag
 
 SIZES = st.lists(st.integers(1, 7), min_size=0, max_size=5).map(tuple)
 

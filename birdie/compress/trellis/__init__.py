@@ -1,0 +1,1 @@
+"""Trellis-coded quantization: factors of error feedback, and the searches for paths."""
