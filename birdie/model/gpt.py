@@ -207,7 +207,7 @@ class GPT(nn.Module):
         return declarations.parameter_groups(self)
 
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """Return the permutations and rescalings that keep the function, as `symmetry_units` reads them."""
+        """Return the permutations that keep the function, as `compress.calibration.symmetry` reads them."""
         heads = HeadSymmetries(
             self.config, declarations.techniques_of(self), (name for name, _ in self.named_parameters())
         )

@@ -73,12 +73,7 @@ class MLP(nn.Module):
 
 
 def hidden_symmetry(config: GPTConfig, layer: int) -> Symmetry:
-    """Return the symmetry of the hidden units of a layer, which can be permuted and rescaled.
-
-    relu2 and leaky_relu2 turn a unit times a into a², swiglu is linear in the unit without the gate.
-    """
-    hidden = config.mlp_hidden
+    """Return the symmetry of the hidden units of a layer."""
     up, gate, down = (f"blocks.{layer}.mlp.{name}.weight" for name in ("fc", "gate", "proj"))
-    if config.activation == "swiglu":
-        return (up, 0, 1, 0, hidden, 1), (gate, 0, 1, 0, hidden, 0), (down, 1, 1, 0, hidden, -1)
-    return (up, 0, 1, 0, hidden, 1), (down, 1, 1, 0, hidden, -2)
+    rows = [up, gate] if config.activation == "swiglu" else [up]
+    return *((name, 0, 1) for name in rows), (down, 1, 1)

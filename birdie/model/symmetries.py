@@ -1,12 +1,11 @@
-"""Permutations and rescalings of a GPT's units that do not change its function, for `compress.calibration.symmetry`.
+"""Permutations of a GPT's units that do not change its function, for `compress.calibration.symmetry`.
 
 In each block: hidden units of the MLP (`mlp.hidden_symmetry`), value channels within a head, query heads that share a
-key–value head, and key–value heads together with their query heads. Value channels can be rescaled as well, since
-attention is linear in them. What a technique changes about this, it declares (`technique`): rows per query head, layers
-whose values are added to one another and so share one order of channels, values that are normalized.
+key–value head, and key–value heads together with their query heads. What a technique changes about this, it declares
+(`technique`): rows per query head, layers whose values are added to one another and so share one order of channels.
 
-A symmetry is a tuple of members (name, axis, block, start, stop, power), documented in
-`birdie.compress.calibration.symmetry_units`.
+A symmetry is a tuple of members (name, axis, block, start, stop), documented in
+`birdie.compress.calibration.symmetry`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,9 +59,6 @@ class HeadSymmetries:
             for name in technique.value_rows
             if name in self._names and set(technique.joined_layers(config)) & set(layers)
         ]
-        rescalable = not any(
-            technique.fixes_value_scale(config, layer) for technique in self._techniques for layer in layers
-        )
         symmetries: list[Symmetry] = []
         for kv_head in range(kv_heads):
             first, last = queries * kv_head, queries * (kv_head + 1)
@@ -72,9 +68,6 @@ class HeadSymmetries:
             consumers: list[Member] = [
                 (f"blocks.{i}.attn.proj.weight", 1, 1, *span) for i in layers for span in columns
             ]
-            if rescalable:
-                producers = [(*member, 1) for member in producers]
-                consumers = [(*member, -1) for member in consumers]
             symmetries.append((*producers, *consumers))
             if queries > 1:
                 symmetries += [self._query_heads(i, first, last) for i in layers]

@@ -63,10 +63,6 @@ def _no_layers(_config: "GPTConfig") -> Sequence[int]:
     return ()
 
 
-def _never(_config: "GPTConfig", _layer: int) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Technique:
     """Declaration of one technique; every default means "none".
@@ -80,9 +76,8 @@ class Technique:
         lookback: tokens before a position on which its embedding depends.
         query_head_rows: parameters of an attention layer with one row per query head: permuted along with the heads.
         value_rows: parameters of the whole model whose rows are the value channels of `joined_layers`.
-        joined_layers: (settings) → layers whose values it adds to one another, so that they share one order and one
-            scale of value channels.
-        fixes_value_scale: (settings, layer) → whether values of that layer cannot be rescaled.
+        joined_layers: (settings) → layers whose values it adds to one another, so that they share one order of
+            value channels.
     """
 
     groups: Mapping[str, Group] = field(default_factory=dict)
@@ -92,7 +87,6 @@ class Technique:
     query_head_rows: tuple[str, ...] = ()
     value_rows: tuple[str, ...] = ()
     joined_layers: Callable[["GPTConfig"], Sequence[int]] = _no_layers
-    fixes_value_scale: Callable[["GPTConfig", int], bool] = _never
 
 
 def listed(model: nn.Module) -> Iterator[tuple[str, Technique]]:

@@ -6,12 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from birdie.compress.calibration.symmetry import canonical
-from birdie.compress.calibration.symmetry_units import members_of
+from birdie.compress.calibration.symmetry import sort_units
+from birdie.compress.scheme import Sensitivity
 from birdie.model.cache import Cache
 from birdie.model.config import GPTConfig
 from birdie.model.gpt import GPT
@@ -154,28 +153,21 @@ def test_the_last_positions_alone_equal_those_of_all(change: dict[str, Any], las
 
 @EACH
 def test_declared_symmetries_keep_the_function(change: dict[str, Any]) -> None:
-    """Units in random order, each symmetry alone; then all of them rescaled, where they say they can be."""
+    """Units in random order, by random sensitivities; each symmetry alone."""
     config = with_settings(change)
     model, other = randomized(config).double().eval(), GPT(config).double().eval()
     model.compute_dtype = other.compute_dtype = torch.float64
-    generator, ids = np.random.default_rng(5), tokens(2, 12)
+    ids, generator = tokens(2, 12), torch.Generator().manual_seed(5)
     state, expected = model.state_dict(), model(ids)
-
-    def random_order(symmetry: Any, weights: Any, _: Any) -> Any:
-        return generator.random(members_of(symmetry, weights)[0].units)
-
-    def random_scale(symmetry: Any, weights: Any, _: Any) -> Any:
-        return np.exp(generator.standard_normal(members_of(symmetry, weights)[0].units))
-
+    rows = {name: torch.rand(len(weight), generator=generator) for name, weight in state.items() if weight.ndim}
+    sensitivities = {name: Sensitivity(row_fisher=values) for name, values in rows.items()}
+    moved = 0
     for symmetry in model.symmetries():
-        permuted, report = canonical(state, [symmetry], key=random_order)
-        assert report.groups[0].moved or report.groups[0].units < 4
+        permuted, orders = sort_units(state, [symmetry], sensitivities)
+        moved += bool(orders)
         other.load_state_dict(permuted)
         torch.testing.assert_close(other(ids), expected, rtol=1e-9, atol=1e-9)
-    scaled, report = canonical(state, model.symmetries(), scale=random_scale)
-    assert any(group.scaled for group in report.groups)
-    other.load_state_dict(scaled)
-    torch.testing.assert_close(other(ids), expected, rtol=1e-8, atol=1e-8)
+    assert moved > len(model.symmetries()) / 2  # two units may be in order
 
 
 def start(change: dict[str, Any], world: World | None = None, resume: Checkpoint | None = None, seed: int = 0) -> Fit:

@@ -76,8 +76,7 @@ from birdie.compress.calibration.stored import (
     together,
     write_sensitivity,
 )
-from birdie.compress.calibration.symmetry import canonical, carried
-from birdie.compress.calibration.symmetry_units import Symmetry, symmetries_of
+from birdie.compress.calibration.symmetry import Symmetry, permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.calibration.units import (
     CALLS,
     Answer,
@@ -668,7 +667,7 @@ def _sort(
     """Sort the units of each group of tensors that symmetries join; write tensors and sensitivities that change."""
     files: dict[str, str] = {}
     for group in groups_of(symmetries):
-        tensors, report = canonical(state, group, sensitivities=sensitivities)
+        tensors, orders = sort_units(state, group, sensitivities)
         written: dict[int, str] = {}
         for name in sorted(name for name in tensors if tensors[name] is not state[name]):
             tensor = tensors[name]
@@ -678,7 +677,7 @@ def _sort(
             files[name] = written[id(tensor)]
             release(state[name])
             if name in sensitivities:
-                sensitivities.store(name, carried(name, sensitivities[name], report))
+                sensitivities.store(name, permute_sensitivity(name, sensitivities[name], orders))
     (scratch.path / _INDEX).write_text(json.dumps(files), encoding="utf-8")
 
 

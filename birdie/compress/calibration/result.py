@@ -23,8 +23,7 @@ from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import floored, shrunk
-from birdie.compress.calibration.symmetry import canonical, carried
-from birdie.compress.calibration.symmetry_units import symmetries_of
+from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
@@ -125,8 +124,8 @@ class CalibrationResult:
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), sensitivities, held_out, used, unreached=missing)
-        sorted_state, report = canonical(state, groups, sensitivities=sensitivities)
-        sensitivities = {name: carried(name, sensitivity, report) for name, sensitivity in sensitivities.items()}
+        sorted_state, orders = sort_units(state, groups, sensitivities)
+        sensitivities = {name: permute_sensitivity(name, item, orders) for name, item in sensitivities.items()}
         return cls(sorted_state, sensitivities, held_out, used, unreached=missing)
 
     def ordered(self, state: ModelState) -> ModelState:

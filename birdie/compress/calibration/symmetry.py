@@ -1,268 +1,241 @@
 """Sorting of interchangeable units, which makes files smaller and does not change the function of the network.
 
-    state, symmetries ─► scale every unit ─► sort the units by a key ─► state, report
-                          (on request)        (units.norms, units.fisher, or yours)
+    symmetry = (member, member, …)                 the slices of tensors that are permuted together
+    member   = (name, axis, block)                 the complete axis of tensor `name`, in units of `block`
+             | (name, axis, block, start, stop)    entries start … stop - 1 of it only
 
-`symmetry_units` describes how symmetries are declared. Hidden units can be permuted: Hecht-Nielsen, "On the algebraic
-structure of feedforward network weight spaces" (1990); such freedom can save bits: Kunze et al., "Entropy coding of
-unordered data structures" (2024). Here it saves bits by making scales monotone: side information shrinks to a few bytes
-and the coder's contexts predict better. No permutation is stored.
+All members of a symmetry have the same number of units. The declaration states that the function of the network does
+not change if the units of every member are permuted alike. Several independent permutations of one axis (the value
+channels within each head) are several symmetries with separate ranges. Symmetries are plain tuples, so that a model can
+declare them without importing this module: see `birdie.model.gpt.GPT.symmetries`.
+
+Hidden units can be permuted: Hecht-Nielsen, "On the algebraic structure of feedforward network weight spaces" (1990);
+such freedom can save bits: Kunze et al., "Entropy coding of unordered data structures" (2024). Here it saves bits by
+making scales monotone: side information shrinks to a few bytes and the coder's contexts predict better. No permutation
+is stored.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from birdie.compress.calibration.symmetry_units import (
-    Floats,
-    Member,
-    Order,
-    Symmetry,
-    UnitValues,
-    fisher,
-    members_of,
-    norms,
-)
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.state import without_ties
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError
 
-SCALABLE = (torch.float32, torch.float64)  # dtypes in which the rounding error of a multiplication does not matter
-
-
-@dataclass(frozen=True, slots=True)
-class SortedUnits:
-    """Result of sorting the units of one symmetry.
-
-    Attributes:
-        symmetry: the argument.
-        units: number of units.
-        moved: number of units whose index changed.
-        scaled: whether the units were multiplied.
-    """
-
-    symmetry: Symmetry
-    units: int
-    moved: int
-    scaled: bool
-
-    @property
-    def bits(self) -> float:
-        """Bits of the freedom of order: log2(units!)."""
-        return math.lgamma(self.units + 1) / math.log(2)
+Floats = NDArray[np.float64]
+Order = NDArray[np.int64]
+Symmetry = tuple[tuple[Any, ...], ...]
+Orders = Mapping[str, Mapping[int, Order]]  # name → axis → previous index of each entry; only axes that changed
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Permutations and scales that `canonical` applied.
+class _Member:
+    """Entries start … stop - 1 of one axis, counted from the front, of one tensor, in units of `block`."""
 
-    Attributes:
-        groups: one for each symmetry.
-        orders: name → axis → previous index of each entry of the axis; only axes that changed.
-        scales: name → axis → factor of each entry, in the new order; only axes that changed.
-    """
-
-    groups: tuple[SortedUnits, ...]
-    orders: dict[str, dict[int, Order]] = field(default_factory=dict)
-    scales: dict[str, dict[int, Floats]] = field(default_factory=dict)
+    name: str
+    axis: int
+    block: int
+    start: int
+    stop: int
 
     @property
-    def bits(self) -> float:
-        """Return log2 of the number of equivalent models."""
-        return sum(group.bits for group in self.groups)
+    def units(self) -> int:
+        return (self.stop - self.start) // self.block
 
-    def sorted_axes(self, name: str) -> tuple[int, ...]:
-        """Return the axes of tensor `name` whose entries were reordered: 0 for rows, 1 for columns."""
-        return tuple(sorted(self.orders.get(name, ())))
+    def squares(self, weight: Tensor) -> Floats:
+        """Return the sum of squares of each unit."""
+        part = weight.detach().narrow(self.axis, self.start, self.stop - self.start).movedim(self.axis, 0)
+        return np.asarray(np.square(part.reshape(self.units, -1).to("cpu", torch.float64).numpy()).sum(1))
 
+    def sums(self, values: Tensor, order: Order | None, size: int) -> Floats:
+        """Return the sum over each unit of `values` of an axis of `size` entries, once these are in `order`.
 
-def canonical(
-    state: Mapping[str, Tensor],
-    symmetries: Iterable[Symmetry],
-    *,
-    key: UnitValues | None = None,
-    scale: UnitValues | None = None,
-    sensitivities: Mapping[str, Sensitivity] | None = None,
-) -> tuple[dict[str, Tensor], Report]:
-    """Return an equivalent state with units in ascending order of `key`, and a report of the changes.
+        A convolution has a value for each weight of a kernel.
+        """
+        numbers = values.detach().to("cpu", torch.float64).numpy()
+        if order is not None:
+            numbers = numbers[_variables(order, len(numbers))]
+        taps = len(numbers) // size
+        return np.asarray(numbers[self.start * taps : self.stop * taps].reshape(self.units, -1).sum(1))
 
-    The symmetries are applied one after the other. `scale` gets state and sensitivities after all earlier symmetries,
-    `key` gets them after `scale`. Tensors that no symmetry changes stay the same objects, and tied names stay tied.
-
-    Args:
-        state: name → tensor of any dtype; never changed.
-        symmetries: those of `GPT.symmetries()`, or your own (`symmetry_units`).
-        key: (symmetry, state, sensitivities) → sort key of its units, (units,); None keeps their order. Default:
-            `units.fisher` with sensitivities, else `units.norms`.
-        scale: (symmetry, state, sensitivities) → factors of its units, (units,), all positive; None leaves them. By
-            default nothing is multiplied. A symmetry without powers is never scaled, nor one with a tensor that is
-            neither float32 nor float64: products are rounded to the dtype, whereas permutations keep every bit.
-        sensitivities: name → sensitivity of `state`, for `key` and `scale`.
-
-    Raises:
-        ConfigError: a symmetry does not fit the state, or would move a tensor that shares memory with another.
-        WeightsError: a product is beyond the range of the dtype.
-    """
-    aliases = _aliases(state)
-    progress = _Progress(dict(state), sensitivities or {}, aliases)
-    if key is None:
-        key = fisher if sensitivities else norms
-    groups = []
-    for symmetry in symmetries:
-        members = members_of(symmetry, state)
-        _require_consistent(members, aliases)
-        units = members[0].units
-        times = None if scale is None else _unit_scale(members, state, progress.unit_values(scale, symmetry))
-        if times is not None:
-            progress.multiply(members, times)
-        order = _unit_order(members, progress.unit_values(key, symmetry))
-        moved = int((order != np.arange(units)).sum())
-        if moved:
-            progress.reorder(members, order)
-        groups.append(SortedUnits(symmetry, units, moved, times is not None))
-    orders = {
-        name: kept for name, axes in progress.orders.items() if (kept := {a: o for a, o in axes.items() if _moves(o)})
-    }
-    return progress.state, Report(tuple(groups), orders, progress.scales)
+    def spread(self, unit_order: Order, size: int) -> Order:
+        """Return the order of all `size` entries of the axis that puts the units in `unit_order`."""
+        order = np.arange(size)
+        inside = unit_order[:, None] * self.block + np.arange(self.block)
+        order[self.start : self.stop] = self.start + inside.reshape(-1)
+        return order
 
 
-class _Progress:
-    """State while symmetries are applied, with the permutations and scales applied so far."""
-
-    def __init__(
-        self,
-        state: dict[str, Tensor],
-        sensitivities: Mapping[str, Sensitivity],
-        aliases: Mapping[str, frozenset[str]],
-    ) -> None:
-        self.state, self.sensitivities, self.aliases = state, sensitivities, aliases
-        self.orders: dict[str, dict[int, Order]] = {}
-        self.scales: dict[str, dict[int, Floats]] = {}
-
-    def unit_values(self, values: UnitValues, symmetry: Symmetry) -> Floats | None:
-        """Return `values` of the units in the current state, with sensitivities to match."""
-        so_far = Report((), self.orders, self.scales)
-        names = {str(member[0]) for member in symmetry} & self.sensitivities.keys()
-        sensitivities = {name: carried(name, self.sensitivities[name], so_far) for name in names}
-        return values(symmetry, self.state, sensitivities)
-
-    def multiply(self, members: list[Member], unit_scale: Floats) -> None:
-        """Scale every unit of every member."""
-        members = [member for member in members if member.power]
-        for member in members:
-            size = self.state[member.name].shape[member.axis]
-            scales = self.scales.setdefault(member.name, {})
-            scales[member.axis] = scales.get(member.axis, np.ones(size)) * member.factors(unit_scale, size)
-        self._replace(
-            members,
-            lambda member, weight: _scaled(
-                member.name, weight, member.axis, member.factors(unit_scale, weight.shape[member.axis])
-            ),
-        )
-
-    def reorder(self, members: list[Member], unit_order: Order) -> None:
-        """Permute the units of every member."""
-        for member in members:
-            size = self.state[member.name].shape[member.axis]
-            order, orders = member.spread(unit_order, size), self.orders.setdefault(member.name, {})
-            orders[member.axis] = orders.get(member.axis, np.arange(size))[order]
-            if member.axis in (scales := self.scales.get(member.name, {})):
-                scales[member.axis] = scales[member.axis][order]
-        self._replace(
-            members,
-            lambda member, weight: _permuted(weight, member.axis, member.spread(unit_order, weight.shape[member.axis])),
-        )
-
-    def _replace(self, members: list[Member], change: Callable[[Member, Tensor], Tensor]) -> None:
-        for name in {member.name: None for member in members}:
-            twins = self.aliases[name]
-            if name != min(twins):
-                continue
-            weight = self.state[name]
-            for member in members:
-                if member.name == name:
-                    weight = change(member, weight)
-            self.state.update(dict.fromkeys(twins, weight))
-
-
-def restore(state: Mapping[str, Tensor], report: Report) -> dict[str, Tensor]:
-    """Return the state before `canonical`: every entry divided by its scale and moved back to its index."""
-    owners, ties = without_ties(state)
-    new = dict(owners)
-    for name in owners:
-        for axis, scales in report.scales.get(name, {}).items():
-            new[name] = _scaled(name, new[name], axis, 1 / scales)
-        for axis, order in report.orders.get(name, {}).items():
-            new[name] = _permuted(new[name], axis, np.argsort(order))
-    return {name: new[ties.get(name, name)] for name in state}
-
-
-def carried(name: str, sensitivity: Sensitivity, report: Report) -> Sensitivity:
-    """Return the sensitivity of tensor `name` after `canonical` from the one before: no second calibration is needed.
-
-    If columns of a weight are multiplied by s, its inputs are divided by s; if rows are, its output gradients are.
-    """
-    orders, scales = report.orders.get(name, {}), report.scales.get(name, {})
-    rows, columns = (orders.get(0), scales.get(0)), (orders.get(1), scales.get(1))
-    return replace(
-        sensitivity,
-        hessian=_moved(sensitivity.hessian, *columns),
-        blocks=_moved_blocks(sensitivity.blocks, *columns),
-        row_fisher=_moved(sensitivity.row_fisher, *rows),
-        output=_moved(sensitivity.output, *rows),
+def symmetries_of(module: nn.Module) -> tuple[Symmetry, ...]:
+    """Return the symmetries that a module, or its parts under their names, declare by a method `symmetries()`."""
+    declared: dict[str, tuple[Symmetry, ...]] = {}
+    for name, part in module.named_modules():
+        inside = any(name.startswith(f"{outer}.") or not outer for outer in declared)
+        if not inside and callable(getattr(part, "symmetries", None)):
+            declared[name] = tuple(part.symmetries())
+    return tuple(
+        tuple((f"{name}.{member[0]}" if name else member[0], *member[1:]) for member in symmetry)
+        for name, symmetries in declared.items()
+        for symmetry in symmetries
     )
 
 
-def _moved(moments: Tensor | None, order: Order | None, scales: Floats | None) -> Tensor | None:
-    """Return second moments, (n, n) or their diagonal (n,), of variables that are permuted and divided by `scales`.
+def sort_units(
+    state: Mapping[str, Tensor],
+    symmetries: Iterable[Symmetry],
+    sensitivities: Mapping[str, Sensitivity],
+) -> tuple[dict[str, Tensor], Orders]:
+    """Return an equivalent state with sorted units, and its orders.
 
-    For convolutions an entry is a kernel, with as many variables as the kernel has weights.
+    The symmetries are applied one after the other. Tensors that no symmetry changes stay the same objects, and tied
+    names stay tied.
+
+    Args:
+        state: name → tensor of any dtype; never changed.
+        symmetries: of the module that the state belongs to.
+        sensitivities: name → sensitivity of `state`, by which units are sorted; of those that it leaves out, norms.
+
+    Raises:
+        ConfigError: a symmetry does not fit the state, or would move a tensor that shares memory with another.
     """
-    if moments is None:
-        return None
-    for values in (order, scales):
-        if values is not None and len(moments) % values.size:
-            raise ConfigError(
-                f"a sensitivity of {len(moments)} variables is not one of {values.size} units; recalibrate"
-            )
-    if order is not None:
-        size = len(moments) // order.size
-        index = torch.from_numpy((order[:, None] * size + np.arange(size)).reshape(-1)).to(moments.device)
-        moments = moments[index] if moments.ndim == 1 else moments[index][:, index]
-    if scales is not None:
-        over = torch.from_numpy(np.repeat(scales, len(moments) // scales.size)).to(moments)
-        moments = moments / over**2 if moments.ndim == 1 else moments / over[:, None] / over
-    return moments
-
-
-def _moved_blocks(moments: BlockDiagonal | None, order: Order | None, scales: Floats | None) -> BlockDiagonal | None:
-    """Return second moments in blocks of variables that are permuted and divided by `scales`, as in `_moved`."""
-    if moments is None:
-        return None
-    count = moments.columns.numel()
-    columns, blocks = moments.columns, moments.blocks
-    if order is not None:
-        size = count // order.size
-        source = (order[:, None] * size + np.arange(size)).reshape(-1)
-        columns = torch.from_numpy(np.argsort(source)).to(columns.device)[columns]
-    if scales is not None:
-        over = torch.from_numpy(np.repeat(scales, count // scales.size)).to(blocks)[columns]
-        blocks = blocks / over[:, :, None] / over[:, None]
-    return BlockDiagonal(columns, blocks)
-
-
-def _aliases(state: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
-    """Return name → all names of the same tensor; an empty set if it overlaps the memory of another tensor."""
     owners, ties = without_ties(state)
-    twins: dict[str, set[str]] = {name: {name} for name in owners}
+    aliases = _aliases(owners, ties)
+    sorted_state, orders = dict(state), dict[str, dict[int, Order]]()
+    for symmetry in symmetries:
+        members = _members_of(symmetry, state)
+        _require_consistent(members, aliases)
+        unit_order = np.argsort(_sort_keys(members, sorted_state, sensitivities, orders), kind="stable")
+        if not bool((unit_order != np.arange(unit_order.size)).any()):
+            continue
+        for member in members:
+            weight = sorted_state[member.name]
+            order, axes = member.spread(unit_order, weight.shape[member.axis]), orders.setdefault(member.name, {})
+            axes[member.axis] = axes[member.axis][order] if member.axis in axes else order
+            if member.name not in ties:
+                index = torch.from_numpy(order).to(weight.device)
+                sorted_state[member.name] = weight.detach().index_select(member.axis, index)
+        for member in members:
+            sorted_state[member.name] = sorted_state[ties.get(member.name, member.name)]
+    return sorted_state, orders
+
+
+def _sort_keys(
+    members: list[_Member], state: Mapping[str, Tensor], sensitivities: Mapping[str, Sensitivity], orders: Orders
+) -> Floats:
+    """Return log2 of row Fisher · input power of each unit, (units,); of one if the other is unknown, else of norms.
+
+    If scales follow the Fisher information, these are the factors of the producer's rows and of the consumer's columns,
+    and sorting by these saves more bits than sorting by the norms of the weights: of the units' rows in matrices, or of
+    all members if there are none. Units of zeros come first (-inf), NaN last.
+    """
+    fisher, power = list[Floats](), list[Floats]()
+    for member in members:
+        known = sensitivities.get(member.name) if member.axis < 2 else None
+        values = None if known is None else known.input_power() if member.axis else known.row_fisher
+        if values is not None:
+            order, size = orders.get(member.name, {}).get(member.axis), state[member.name].shape[member.axis]
+            (power if member.axis else fisher).append(member.sums(values, order, size))
+    factors = [np.maximum(np.stack(part).sum(0), np.finfo(np.float64).tiny) for part in (fisher, power) if part]
+    if factors:
+        return np.asarray(np.log2(factors).sum(0))
+    producers = [member for member in members if member.axis == 0 and state[member.name].ndim > 1]
+    squares = np.zeros(members[0].units)
+    for member in producers or members:
+        squares += member.squares(state[member.name])
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log2(squares) / 2)
+
+
+def permute_sensitivity(name: str, sensitivity: Sensitivity, orders: Orders) -> Sensitivity:
+    """Return the sensitivity of tensor `name` after `sort_units` from the one before: it is not calibrated again."""
+    rows, columns = (orders.get(name, {}).get(axis) for axis in (0, 1))
+    if rows is not None:
+        sensitivity = replace(
+            sensitivity,
+            row_fisher=_permuted(sensitivity.row_fisher, rows),
+            output=_permuted(sensitivity.output, rows),
+        )
+    if columns is not None:
+        blocks = sensitivity.blocks
+        if blocks is not None:
+            index = torch.from_numpy(np.argsort(_variables(columns, blocks.columns.numel())))
+            blocks = BlockDiagonal(index.to(blocks.columns.device)[blocks.columns], blocks.blocks)
+        sensitivity = replace(sensitivity, hessian=_permuted(sensitivity.hessian, columns), blocks=blocks)
+    return sensitivity
+
+
+def _permuted(moments: Tensor | None, order: Order) -> Tensor | None:
+    """Return second moments, (n, n) or their diagonal (n,), of variables in another order."""
+    if moments is None:
+        return None
+    index = torch.from_numpy(_variables(order, len(moments))).to(moments.device)
+    return moments[index] if moments.ndim == 1 else moments[index][:, index]
+
+
+def _variables(order: Order, count: int) -> Order:
+    """Return the order of `count` variables: of a convolution an entry is a kernel, with a variable for each weight."""
+    if count % order.size:
+        raise ConfigError(f"a sensitivity of {count} variables is not one of {order.size} units; recalibrate")
+    taps = count // order.size
+    return (order[:, None] * taps + np.arange(taps)).reshape(-1)
+
+
+def _members_of(symmetry: Symmetry, state: Mapping[str, Tensor]) -> list[_Member]:
+    """Return the members of `symmetry`, checked against `state`."""
+    if not isinstance(symmetry, tuple | list) or not symmetry:  # models declare symmetries without this module's types
+        raise ConfigError(f"symmetry {symmetry!r} is no tuple of members; write ((name, axis, block), …)")
+    members = [_member(member, state) for member in symmetry]
+    first = members[0]
+    for index, member in enumerate(members):
+        if member.units != first.units:
+            raise ConfigError(
+                f"a symmetry moves {first.units} units of {first.name!r} but {member.units} of {member.name!r}; "
+                "correct a block or a range"
+            )
+        for other in members[:index]:
+            same = (other.name, other.axis) == (member.name, member.axis)
+            if same and other.start < member.stop and member.start < other.stop:
+                raise ConfigError(f"a symmetry moves entries of {member.name!r} axis {member.axis} twice; drop one")
+    return members
+
+
+def _member(declaration: Any, state: Mapping[str, Tensor]) -> _Member:
+    if (
+        not isinstance(declaration, tuple | list)
+        or len(declaration) not in (3, 5)
+        or not isinstance(declaration[0], str)
+    ):
+        raise ConfigError(f"symmetry member {declaration!r} is not (name, axis, block[, start, stop]); rewrite it")
+    name, *numbers = declaration
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise ConfigError(f"symmetry member {declaration!r} holds values that are not plain ints; give plain ints")
+    if name not in state:
+        raise ConfigError(f"a symmetry names tensor {name!r}, which the state lacks; check it against the state dict")
+    shape = tuple(state[name].shape)
+    axis, block = numbers[:2]
+    if not -len(shape) <= axis < len(shape):
+        raise ConfigError(f"a symmetry names axis {axis} of {name!r}, whose shape is {shape}; choose one it has")
+    start, stop = numbers[2:] or (0, shape[axis])
+    if block < 1 or not 0 <= start < stop <= shape[axis] or (stop - start) % block:
+        raise ConfigError(
+            f"a symmetry cuts entries {start} to {stop} of {name!r} axis {axis} ({shape[axis]} entries) into blocks of "
+            f"{block}; choose a range within the axis and a block that divides it"
+        )
+    return _Member(name, axis % len(shape), block, start, stop)
+
+
+def _aliases(owners: Mapping[str, Tensor], ties: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return name → all names of the same tensor; an empty set if it overlaps the memory of another tensor."""
+    twins = {name: {name} for name in owners}
     for name, target in ties.items():
         twins[target].add(name)
-    aliases = {name: frozenset(twins[ties.get(name, name)]) for name in state}
-    memory: dict[object, list[tuple[int, int, str]]] = {}
+    memory, overlapping = dict[object, list[tuple[int, int, str]]](), set[str]()
     for name, weight in owners.items():
         if weight.numel():
             first = int(weight.storage_offset()) * weight.itemsize
@@ -275,16 +248,16 @@ def _aliases(state: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
         last, owner = -1, ""
         for first, end, name in sorted(spans):
             if first < last:
-                for shared in (name, owner):
-                    aliases.update(dict.fromkeys(twins[shared], frozenset[str]()))
+                overlapping |= {name, owner}
             if end > last:
                 last, owner = end, name
-    return aliases
+    every = {**{name: name for name in owners}, **ties}
+    return {name: set() if owner in overlapping else twins[owner] for name, owner in every.items()}
 
 
-def _require_consistent(members: list[Member], aliases: Mapping[str, frozenset[str]]) -> None:
+def _require_consistent(members: list[_Member], aliases: Mapping[str, set[str]]) -> None:
     """Raise ConfigError if a symmetry moves a tensor under only one of its names, or memory that tensors share."""
-    moves: dict[str, set[Member]] = {}
+    moves: dict[str, set[_Member]] = {}
     for member in members:
         moves.setdefault(member.name, set()).add(replace(member, name=""))
     for name, members_of_name in moves.items():
@@ -296,44 +269,3 @@ def _require_consistent(members: list[Member], aliases: Mapping[str, frozenset[s
                     f"tensor {name!r} is tied to {twin!r}, which the symmetry does not move likewise; "
                     "name both, or drop the symmetry"
                 )
-
-
-def _unit_order(members: list[Member], keys: Floats | None) -> Order:
-    units = members[0].units
-    if keys is None:
-        return np.arange(units)
-    values = np.asarray(keys, np.float64)
-    if values.shape != (units,):
-        raise ConfigError(
-            f"the key gave shape {values.shape} for {units} units of {members[0].name!r}; return one number per unit"
-        )
-    return np.argsort(values, kind="stable")
-
-
-def _unit_scale(members: list[Member], state: Mapping[str, Tensor], scales: Floats | None) -> Floats | None:
-    powers = [member for member in members if member.power]
-    if scales is None or not powers or any(state[member.name].dtype not in SCALABLE for member in powers):
-        return None
-    values = np.asarray(scales, np.float64)
-    if values.shape != (members[0].units,) or not (np.isfinite(values) & (values > 0)).all():
-        raise ConfigError(f"a unit of {members[0].name!r} has no positive scale; return one positive number per unit")
-    return None if (values == 1).all() else values
-
-
-def _permuted(weight: Tensor, axis: int, order: Order) -> Tensor:
-    return weight.detach().index_select(axis, torch.from_numpy(order).to(weight.device))
-
-
-def _scaled(name: str, weight: Tensor, axis: int, factors: Floats) -> Tensor:
-    shape = [-1 if at == axis else 1 for at in range(weight.ndim)]
-    wide = weight.detach().double()
-    product = (wide * torch.from_numpy(factors).to(weight.device).reshape(shape)).to(weight.dtype)
-    if bool((torch.isfinite(wide) & ~torch.isfinite(product)).any()):
-        raise WeightsError(
-            f"tensor {name!r} times the scales of its units is beyond {weight.dtype}; use smaller scales"
-        )
-    return product
-
-
-def _moves(order: Order) -> bool:
-    return bool((order != np.arange(order.size)).any())

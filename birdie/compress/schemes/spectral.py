@@ -273,7 +273,7 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(cost.operations + 400 * points + 8 * classes, cost.bytes + scanned + 24 * classes + 100 * points)
 
 
-DECODER = Decoder("spectral", 9, layout, decode, _cost)
+DECODER = Decoder("spectral", layout, decode, _cost)
 
 
 def _of_spec(

@@ -2,7 +2,7 @@
 
     y ← y − ⟨y, v̂⟩ v̂,   v̂ = v / |v|                            in the last `xsa_last_n` layers
 
-Cost: no parameters, two passes over y. Values are normalized, so they cannot be rescaled (`GPT.symmetries`).
+Cost: no parameters, two passes over y.
 
 Source: openai/parameter-golf #287. *Experimental*; measured: −0.001 ± 0.001 in the last layer, −0.006 ± 0.005 in all,
 which costs 8 % of a step's time.
@@ -47,4 +47,4 @@ def _diagnostics(model: "GPT") -> Iterator[str]:
         yield f"exclusive attention: layers {config.num_layers - config.xsa_last_n} to {config.num_layers - 1}"
 
 
-EXCLUSIVE_ATTENTION = Technique(diagnostics=_diagnostics, fixes_value_scale=is_exclusive)
+EXCLUSIVE_ATTENTION = Technique(diagnostics=_diagnostics)
