@@ -88,6 +88,15 @@ class _Form:
         theirs = any(path.name.startswith("consolidated") for path in self.files.values())  # names of the authors' code
         return (kind > 1, bool(self.variant), kind, theirs, self.total > 0, -size)
 
+    def is_part_beside(self, other: "_Form") -> bool:
+        """Return whether both are parts of one network, one for each GPU: consolidated.00.pth."""
+        return self.variant.isdigit() and other.variant.isdigit() and self.kind == other.kind
+
+    def names(self, root: Path) -> list[str]:
+        """Return the names of all files."""
+        files = [*self.files.values(), *([] if self.index is None else [self.index])]
+        return [path.relative_to(root).as_posix() for path in files]
+
 
 def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Account:
     """Return what becomes of each file of a folder.
@@ -137,7 +146,7 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Ac
     for name in indices:
         if (problem := _use_index(forms, name, paths[name])) is not None:
             left_out[name] = problem
-    groups, rest = _chosen(forms, folder, paths, left_out)
+    groups, rest = _chosen({key: several for key, several in forms.items() if several}, folder, left_out)
     for name in rest:
         _keep_or_leave(name, paths[name], kept, left_out)
     if (total := sum(paths[name].stat().st_size for name in kept)) > _MOST_KEPT:
@@ -243,21 +252,19 @@ def _use_index(forms: dict[tuple[str, str], list[_Form]], name: str, index: Path
 
 
 def _chosen(
-    forms: Mapping[tuple[str, str], list[_Form]], root: Path, paths: Mapping[str, Path], left_out: dict[str, str]
+    forms: Mapping[tuple[str, str], list[_Form]], root: Path, left_out: dict[str, str]
 ) -> tuple[list[Group], list[str]]:
-    """Return one group of each network, and the files that turn out to hold no weights."""
-    names = {path: name for name, path in paths.items()}
-    groups, rest = [], []
+    """Return one group of each network, and the names of files that turn out to hold no weights."""
+    groups: list[Group] = []
+    rest: list[str] = []
     readable = any(form.kind != "unread" for several in forms.values() for form in several)
     for (folder, base), several in forms.items():
-        if not several:
-            continue
         if base not in _LIBRARY and all(form.kind == "torch" for form in several):
             for form in several:
                 if _holds_weights(form, root):
-                    groups.append(Group(folder, _stem(form, base), _complete(form, folder, root)))
+                    groups.append(_group(form, folder, base, root))
                 else:
-                    rest += [names[path] for path in form.files.values()]
+                    rest += form.names(root)
             continue
         taken, *others = sorted(several, key=lambda form: form.order)
         first = taken.files[min(taken.files)]
@@ -269,41 +276,34 @@ def _chosen(
         elif taken.kind == "unread":
             raise _not_understood(first, foreign_format(first) or f"a {first.suffix} file", root)
         else:
-            groups.append(Group(folder, _stem(taken, base), _complete(taken, folder, root), taken.index))
-            if taken.variant.isdigit():  # parts of one network, one for each GPU: consolidated.00.pth
-                parts = [form for form in others if form.variant.isdigit() and form.kind == taken.kind]
-                groups += [Group(folder, _stem(form, base), _complete(form, folder, root)) for form in parts]
-                others = [form for form in others if form not in parts]
+            parts = [form for form in others if form.is_part_beside(taken)]
+            groups += [_group(form, folder, base, root) for form in (taken, *parts)]
+            others = [form for form in others if form not in parts]
         for form in others:
             another = f"variant {form.variant}" if form.variant != taken.variant else "the same weights in another form"
-            for path in (*form.files.values(), *([] if form.index is None else [form.index])):
-                left_out[names[path]] = reason.format(another)
+            left_out |= dict.fromkeys(form.names(root), reason.format(another))
     return groups, rest
 
 
-def _complete(form: _Form, folder: str, root: Path) -> tuple[Path, ...]:
-    """Return the files of a form."""
+def _group(form: _Form, folder: str, base: str, root: Path) -> Group:
+    """Return the files of a form, with the stem of the file of weights on the way back."""
+    file = min(form.files.values())
     if form.total and (absent := set(range(1, form.total + 1)) - form.files.keys()):
         raise WeightsError(
             f"{root / folder} lacks shard {min(absent)} of {form.total} beside {next(iter(form.files.values())).name}; "
             "copy it again"
         )
-    return tuple(path for _, path in sorted(form.files.items()))
-
-
-def _stem(form: _Form, base: str) -> str:
-    """Return the name of the file of weights on the way back."""
-    file = min(form.files.values())
     _, stem, variant, _, _ = _split(file.name)
     if form.index is not None:
         stem, variant = form.index.name.partition(".")[0], form.variant
     if variant.isdigit() and form.kind == "torch":
-        return file.name
-    if stem in _SAME and form.kind == "torch":
+        stem, variant = file.name, ""
+    elif stem in _SAME and form.kind == "torch":
         stem = base
     if form.kind != "safetensors" and base not in _LIBRARY:
-        return file.name
-    return f"{stem}.{variant}" if variant else stem
+        stem, variant = file.name, ""
+    files = tuple(path for _, path in sorted(form.files.items()))
+    return Group(folder, f"{stem}.{variant}" if variant else stem, files, form.index)
 
 
 def _holds_weights(form: _Form, root: Path) -> bool:

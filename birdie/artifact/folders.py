@@ -12,8 +12,9 @@ second and all others are components of their own, called as the file: {"classif
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,11 @@ def write_folder(
         target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
         reader.require(left, max_operations, shared=False)
-        fields = reader.fields
-        headers = headers_in(fields, reader.where)
-        groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
-        nests = _keys_in(fields, reader.where)
+        components = _components(reader.names, reader.fields, reader.where)
         with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file]) as folder:
             kept_files.write(kept, folder)
-            for part, (subfolder, stem, keys) in groups.items():
-                (folder / subfolder).mkdir(parents=True, exist_ok=True)
-                header = dict([MARK]) | headers.get(part, {})
-                _write_weights(
-                    reader, folder / subfolder, stem, keys, header, max_shard_bytes, workers, nests.get(part, [])
-                )
+            for component in components:
+                _write_weights(reader, folder, component, max_shard_bytes, workers)
 
 
 def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
@@ -123,19 +117,29 @@ def _lists_only(index: Path, marked: Collection[Path]) -> bool:
     return False
 
 
-def _keys_in(fields: Mapping[str, Any], where: str) -> dict[str, list[str]]:
-    """Return component → keys of the dict that holds its weights in a file of torch."""
-    keys = fields.get("metadata", {}).get("keys", {})
-    if not isinstance(keys, dict) or not all(
-        isinstance(path, list) and len(path) <= _DEEPEST and all(isinstance(key, str) for key in path)
-        for path in keys.values()
-    ):
-        raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
-    return keys
+@dataclass(frozen=True, slots=True)
+class _Component:
+    """Tensors that become one file of weights, or its shards.
+
+    Attributes:
+        folder: in the model folder.
+        stem: name of the file, without number and, for safetensors, without suffix.
+        header: metadata in its header.
+        nest: keys of the dict that holds the tensors, in a file of torch.
+        keys: name in the .birdie file → name on disk.
+    """
+
+    folder: str
+    stem: str
+    header: dict[str, str]
+    nest: list[str]
+    keys: dict[str, str]
 
 
-def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple[str, str, dict[str, str]]]:
-    """Return component → (folder, stem, the tensors there: name in the .birdie file → name on disk)."""
+def _components(names: Collection[str], fields: Mapping[str, Any], where: str) -> Collection[_Component]:
+    """Return the components of a folder, from the names of tensors and the metadata of a .birdie file."""
+    about = fields.get("metadata", {})
+    weights, nests, headers = about.get("weights", {"": "model"}), about.get("keys", {}), headers_in(fields, where)
     parts = weights if isinstance(weights, dict) else {}
     paths = {part: value if isinstance(value, list) else [part, value] for part, value in parts.items()}
     if not paths or not all(
@@ -143,28 +147,29 @@ def _groups(names: Collection[str], weights: Any, where: str) -> dict[str, tuple
         for part, path in paths.items()
     ):
         raise ArtifactError(f"the metadata of {where} do not name the weights of its folder; the file is damaged")
-    groups: dict[str, tuple[str, str, dict[str, str]]] = {part: (*path, {}) for part, path in paths.items()}
+    if not isinstance(nests, dict) or not all(
+        isinstance(nest, list) and len(nest) <= _DEEPEST and all(isinstance(key, str) for key in nest)
+        for nest in nests.values()
+    ):
+        raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
+    components = {
+        part: _Component(*path, dict([MARK]) | headers.get(part, {}), nests.get(part, []), {})
+        for part, path in paths.items()
+    }
     for name in names:
-        part = component_of(name, groups)
-        if part not in groups:
+        part = component_of(name, components)
+        if part not in components:
             raise ArtifactError(
                 f"tensor {name!r} of {where} belongs to no component of its folder; the file is damaged"
             )
-        groups[part][2][name] = name[len(part) + 1 :] if part else name
-    return groups
+        components[part].keys[name] = name[len(part) + 1 :] if part else name
+    return components.values()
 
 
-def _write_weights(
-    reader: File,
-    folder: Path,
-    stem: str,
-    keys: Mapping[str, str],
-    header: Mapping[str, str],
-    most: int,
-    workers: int | None,
-    nest: Sequence[str],
-) -> None:
-    """Write tensors as one file, which has them below the keys of `nest` if it is one of torch, or as shards."""
+def _write_weights(reader: File, root: Path, component: _Component, most: int, workers: int | None) -> None:
+    """Write tensors as one file, or as shards of at most so many bytes."""
+    folder, stem, keys, header = root / component.folder, component.stem, component.keys, component.header
+    folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, str]] = [{}]
     total = filled = 0
     for name in sorted(keys):
@@ -174,16 +179,15 @@ def _write_weights(
             filled = 0
         shards[-1][name] = keys[name]
         filled, total = filled + size, total + size
-    if stem.lower().endswith(TORCH):
-        write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
-        content: dict[str, Any] = load_file(folder / f"{stem}.safetensors")
-        for key in reversed(nest):
-            content = {key: content}
-        torch.save(content, folder / stem)
-        (folder / f"{stem}.safetensors").unlink()
-        return
-    if len(shards) == 1:
-        write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
+    if len(shards) == 1 or stem.lower().endswith(TORCH):
+        path = folder / f"{stem}.safetensors"
+        write_tensors(reader, path, keys, header, workers)
+        if stem.lower().endswith(TORCH):
+            content: dict[str, Any] = load_file(path)
+            for key in reversed(component.nest):
+                content = {key: content}
+            torch.save(content, folder / stem)
+            path.unlink()
         return
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):

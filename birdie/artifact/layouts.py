@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -79,11 +79,11 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
     else:
         picked = _usual(leaves, path)
     state: dict[str, Tensor] = {}
-    base = _common(list(picked))
+    common = len(list(takewhile(lambda keys: len(set(keys)) == 1, zip(*picked, strict=False))))
     for start, at in picked.items():
         prefix, part = "", _named(leaves, at, path)
         if len(picked) > 1:
-            prefix, part = "".join(f"{key}." for key in start[len(base) :]), without_prefixes(part)
+            prefix, part = "".join(f"{key}." for key in start[common:]), without_prefixes(part)
         if len(picked) == 1:
             state = part
             state |= _extra_of(content, at)
@@ -277,16 +277,6 @@ def _resolve(content: Any, wanted: str, leaves: Mapping[Keys, dict[str, Tensor]]
             elif rest.startswith((f"{text}.", f"{text}/")):
                 waiting.append(((*keys, key), item, rest[len(text) + 1 :]))
     raise WeightsError(f"{path} has no dict of tensors under the key {wanted!r}; it has {_sizes(leaves)}")
-
-
-def _common(paths: list[Keys]) -> Keys:
-    """Return the keys with which all paths begin."""
-    shortest = min(paths, key=len)
-    return next(
-        shortest[:length]
-        for length in range(len(shortest), -1, -1)
-        if all(path[:length] == shortest[:length] for path in paths)
-    )
 
 
 def _beside(

@@ -69,6 +69,15 @@ def print_left(folder: Path, left: Sequence[str]) -> None:
         print_line(f"other files stay in {folder}: {names}")
 
 
+def print_written(output: Path, text: str, facts: Mapping[str, Any], left: Sequence[str], *, as_json: bool) -> None:
+    """Print a line about an output and the files left in its folder; or one JSON object with facts about it."""
+    if as_json:
+        print_json({"path": str(output), **facts, "left": left})
+    else:
+        print_left(output, left)
+        print_line(f"{text}: {output}")
+
+
 _MOST_LEFT = 5
 
 RENAMED = {

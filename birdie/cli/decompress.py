@@ -12,9 +12,7 @@ from birdie.cli.console import (
     Overwrite,
     compiling_notice,
     into_folder,
-    print_json,
-    print_left,
-    print_line,
+    print_written,
     size,
 )
 from birdie.compress.rate.size import parse_size
@@ -73,42 +71,33 @@ def command(
             "the name of a folder has no suffix"
         )
     from birdie.artifact.folders import write_folder
+    from birdie.artifact.inspect import inspect
     from birdie.artifact.repack import load_object
     from birdie.artifact.to_safetensors import to_safetensors
 
     limit = None if max_size is None else parse_size(max_size)
     limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
+    left: list[str] = []
     if output.is_dir() or not output.suffix:
         output = require_output_folder(output, overwrite=True)  # write_folder looks at what is there
         with compiling_notice(), into_folder(output) as left:
             write_folder(file, output, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
         written = {path.relative_to(output).as_posix(): path for path in output.rglob("*") if path.is_file()}
-        _report(
-            file, output, sum(path.stat().st_size for name, path in written.items() if name not in left), json, left
-        )
-        return
-    suffix = output.suffix
-    output = require_output(output, [file], kind=_KINDS[suffix], overwrite=overwrite)
-    with compiling_notice(), atomic_path(output) as path:
-        try:
-            if suffix == ".safetensors":
-                to_safetensors(file, path, **limits)
-            else:
-                _write(load_object(file, **limits), path, suffix)
-        except RuntimeError as error:  # a full disk is one in torch
-            raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-    _report(file, output, output.stat().st_size, json, [])
-
-
-def _report(file: Path, output: Path, output_bytes: int, json: bool, left: list[str]) -> None:
-    from birdie.artifact.inspect import inspect
-
-    tensors = len(inspect(file).tensors)
-    if json:
-        print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors, "left": left})
+        total = sum(path.stat().st_size for name, path in written.items() if name not in left)
     else:
-        print_left(output, left)
-        print_line(f"{tensors} tensors, {size(output_bytes)}: {output}")
+        suffix = output.suffix
+        output = require_output(output, [file], kind=_KINDS[suffix], overwrite=overwrite)
+        with compiling_notice(), atomic_path(output) as path:
+            try:
+                if suffix == ".safetensors":
+                    to_safetensors(file, path, **limits)
+                else:
+                    _write(load_object(file, **limits), path, suffix)
+            except RuntimeError as error:  # a full disk is one in torch
+                raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
+        total = output.stat().st_size
+    tensors = len(inspect(file).tensors)
+    print_written(output, f"{tensors} tensors, {size(total)}", {"bytes": total, "tensors": tensors}, left, as_json=json)
 
 
 def _write(content: Any, path: Path, suffix: str) -> None:

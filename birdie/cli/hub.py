@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Overwrite, into_folder, print_json, print_left, print_line, size
+from birdie.cli.console import Json, Overwrite, into_folder, print_json, print_line, print_written, size
 from birdie.errors import ConfigError
 from birdie.runtime.files import atomic_folder
 from birdie.runtime.outputs import require_output_folder
@@ -55,11 +55,7 @@ def _folder(file: Path, output: Path, *, overwrite: bool, json: bool) -> None:
 
     with into_folder(output) as left:
         summary = write_birdie_folder(file, output, overwrite=overwrite)
-    if json:
-        print_json({"path": str(output), "bytes": summary.bytes, "left": left})
-    else:
-        print_left(output, left)
-        print_line(f"model of {size(summary.bytes)}: {output}")
+    print_written(output, f"model of {size(summary.bytes)}", {"bytes": summary.bytes}, left, as_json=json)
 
 
 def _push(source: Path, repository: str, *, public: bool, json: bool) -> None:
@@ -87,8 +83,4 @@ def _pull(repository: str, output: Path, revision: str | None, *, overwrite: boo
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(cached / name, folder / name)
-    if json:
-        print_json({"path": str(output), "files": files, "left": left})
-    else:
-        print_left(output, left)
-        print_line(f"{len(files)} files: {output}")
+    print_written(output, f"{len(files)} files", {"files": files}, left, as_json=json)

@@ -11,17 +11,21 @@ need tokens that stand for them. So there are a few attempts for each model; wha
 
 import inspect
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
-from birdie.compress.calibration.synthetic import LENGTH
+from birdie.compress.calibration.modes import in_mode
+from birdie.compress.calibration.synthetic import LENGTH, Inputs, forward
 from birdie.errors import ConfigError
-from birdie.hub.fitting import Failure, Fit, corrections, fitted
+from birdie.hub.fitting import Failure, corrections, fitted
 from birdie.hub.makers import (
     DECODER,
     IF_NEEDED,
@@ -33,39 +37,54 @@ from birdie.hub.makers import (
     OF_LENGTH,
     SHORT,
     TEXT,
+    Attempt,
     Sizes,
     maker_of,
     with_image_tokens,
 )
-from birdie.hub.work import Work, work_of
 
 TRIED = 3  # samples of an attempt; two are a pair of something else too easily
 _HALVINGS = 3  # of an image's edge, and so on
 _CORRECTIONS = 12  # of the sizes of one attempt
 _ATTEMPTS = 100  # that are tried, and tried again with corrections
 _SEARCH = 30  # of the most work of an attempt, all of them together: about as long as the calibration
+_ELEMENT, _CALL = 30, 200_000  # work of an element that is computed, and of a call, in that of FLOPs of a product
 _NEVER = ("inputs_embeds", "labels", "past", "cache", "position", "mask")  # not made up unless needed
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Arguments of a forward function, with sizes that the configuration leaves open.
+class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
+    """Counts the work in its context, in FLOPs of products that take as long; so files do not depend on clocks.
 
     Attributes:
-        names: of the arguments.
-        length: of a text, in tokens.
-        layout: which of the usual shapes sounds, series, latents and so on have.
-        other: which of the usual shapes arguments have of which nothing is known.
-        halvings: of the sizes that the configuration leaves open, to save work.
-        fits: sizes that layers of the model expect.
+        calls: work of functions, whatever the samples.
+        samples: work that grows with the samples.
     """
 
-    names: tuple[str, ...]
-    length: int
-    layout: int
-    other: int = 0
-    halvings: int = 0
-    fits: tuple[Fit, ...] = ()
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = self.samples = 0.0
+
+    @property
+    def total(self) -> float:
+        """Work of both kinds."""
+        return self.calls + self.samples
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function and count it."""
+        out = func(*args, **(kwargs or {}))
+        self.calls += _CALL
+        self.samples += _ELEMENT * sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
+        if (flops := flop_registry.get(func._overloadpacket)) is not None:
+            self.samples += flops(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def work_of(model: nn.Module, keywords: Mapping[str, Any], spent: Work | None = None) -> Work:
+    """Return the work of a forward pass, and add it to what was spent before, even if it fails."""
+    work = Work()
+    with in_mode(model.modules(), training=False), torch.no_grad(), spent or nullcontext(), work:
+        forward(model, Inputs(keywords=keywords))
+    return work
 
 
 def input_names(model: Any) -> list[list[str]]:
@@ -110,7 +129,7 @@ def attempts(model: Any) -> Iterator[Attempt]:
 
 def arguments(model: Any, attempt: Attempt, samples: int, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments of an attempt, for so many samples, on the model's device."""
-    sizes = Sizes(model, attempt.length, (attempt.layout, attempt.other), attempt.halvings, generator)
+    sizes = Sizes(model, attempt, generator)
     parameters = inspect.signature(model.forward).parameters
     keywords = {
         name: value

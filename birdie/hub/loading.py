@@ -8,23 +8,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from birdie.artifact.folder_scan import PIPELINE
 from birdie.errors import ConfigError
 
-
-def is_transformers_folder(folder: Path) -> bool:
-    """Return True if a checkpoint is the folder of a model of transformers."""
-    return "model_type" in _configuration(folder)
+Library = Literal["transformers", "diffusers"]
 
 
-def is_diffusers_folder(folder: Path) -> bool:
-    """Return True if a checkpoint is the folder of a model of diffusers, but not of a pipeline."""
-    return "_class_name" in _configuration(folder)
+def library_of(folder: Path) -> Library | None:
+    """Return the library whose model a folder describes, but not a pipeline; None if it describes none."""
+    config = _configuration(folder)
+    return "diffusers" if "_class_name" in config else "transformers" if "model_type" in config else None
 
 
 def is_of_library(folder: Path) -> bool:
     """Return True if a checkpoint is the folder of a model of transformers or diffusers, or of a pipeline."""
-    return is_transformers_folder(folder) or is_diffusers_folder(folder) or (folder / PIPELINE).is_file()
+    return library_of(folder) is not None or (folder / PIPELINE).is_file()
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
@@ -35,32 +35,35 @@ def _configuration(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def class_name(folder: Path) -> str:
-    """Return the name of the class of a model of transformers or diffusers, as its configuration has it, or ""."""
-    config = _configuration(folder)
-    names = config.get("_class_name") or config.get("architectures") or [""]
-    return str(names if isinstance(names, str) else names[0])
-
-
 def require_transformers_folder(folder: Path) -> None:
     """Check that a checkpoint can be calibrated on a text or on images, before anything is read."""
-    if not is_transformers_folder(folder):
+    if "model_type" not in _configuration(folder):
         raise ConfigError(
             f"a text or images calibrate the Hugging Face folder of a model, and {folder} has no config.json of one; "
             "compress such a folder, or give a run or recipe to --calibrate"
         )
-    require_transformers()
+    _require_library("transformers")
 
 
-def require_transformers() -> None:
-    """Raise ConfigError unless transformers is installed."""
-    require_library("transformers")
-
-
-def require_library(library: str) -> None:
-    """Raise ConfigError unless a library is installed."""
+def _require_library(library: Library) -> None:
     if find_spec(library) is None:
         raise ConfigError(f"this calibration needs {library}, which is not installed; pip install {library}")
+
+
+def load_model(folder: Path) -> Any:
+    """Return the model of a folder in float32, of the class that its configuration names."""
+    library, config = library_of(folder) or "transformers", _configuration(folder)
+    _require_library(library)
+    names = config.get("_class_name") or config.get("architectures") or [""]
+    name = str(names if isinstance(names, str) else names[0])
+    if (kind := getattr(import_module(library), name, None)) is None:
+        raise ConfigError(f"{library} has no class {name!r}, which {folder / 'config.json'} names")
+    options: dict[str, Any] = {"dtype": torch.float32}
+    if library == "diffusers":
+        options = {"torch_dtype": torch.float32}
+        if getattr(kind, "_keep_in_fp32_modules", None) is None:
+            options["low_cpu_mem_usage"] = False
+    return load_part(folder, name, "model", library, **options).eval()
 
 
 @contextmanager
@@ -80,7 +83,7 @@ def load_part(
     folder: Path,
     kind: str,
     noun: str,
-    library: Literal["transformers", "diffusers"] = "transformers",
+    library: Library = "transformers",
     **options: Any,
 ) -> Any:
     """Return what a class of a library loads from a folder; nothing is downloaded, and no code of it is run.

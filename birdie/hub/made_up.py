@@ -10,9 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from birdie.compress.small_tensors import is_matrix
 from birdie.compress.stacks import is_stack
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.arguments import TRIED, arguments, first_accepted
-from birdie.hub.loading import class_name, is_diffusers_folder, load_part, require_library
+from birdie.hub.loading import load_model
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
 
@@ -62,71 +61,20 @@ def calibrate_without_data(
     """Calibrate a model or a pipeline on made-up inputs, and return the parts of it that are not calibrated, and why.
 
     Args:
-        folder: of a model of transformers or diffusers, or of a pipeline.
-        state: its tensors, by their names on disk.
+        folder: of a model of transformers or diffusers, or of a pipeline of diffusers with a folder for each part.
+        state: its tensors, by their names on disk: "conv_in.weight", in a pipeline "unet/conv_in.weight".
         device: to compute on; None is the CPU.
         progress: called with (done, total) in batches of inputs, or in parts of a pipeline.
     """
-    if (folder / PIPELINE).is_file():
-        return calibrate_pipeline(folder, state, device=device, progress=progress)
-    return calibrate_on_made_up_inputs(folder, state, device=device, progress=progress), {}
-
-
-def calibrate_on_made_up_inputs(
-    folder: Path,
-    state: Mapping[str, Tensor],
-    *,
-    device: torch.device | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> CalibrationResult:
-    """Calibrate the model of a folder in float32, on inputs that are made up.
-
-    Args:
-        folder: with configuration and weights.
-        state: its tensors, by their names on disk.
-        device: to compute on; None is the CPU.
-        seed: of the inputs.
-        progress: called with (done, total) in batches of inputs.
-    """
-    library: Literal["transformers", "diffusers"] = "diffusers" if is_diffusers_folder(folder) else "transformers"
-    require_library(library)
-    _require_memory(state)
-    name = class_name(folder)
-    if not hasattr(import_module(library), name):
-        raise ConfigError(f"{library} has no class {name!r}, which {folder / 'config.json'} names")
-    dtype: dict[str, Any] = {"dtype": torch.float32}
-    if library == "diffusers":
-        dtype = {"torch_dtype": torch.float32}
-        if getattr(getattr(import_module(library), name), "_keep_in_fp32_modules", None) is None:
-            dtype["low_cpu_mem_usage"] = False
-    model = load_part(folder, name, "model", library, **dtype).eval().to(device)
-    return calibrate_model(model, state, folder, seed=seed, progress=progress)
-
-
-def calibrate_pipeline(
-    folder: Path,
-    state: Mapping[str, Tensor],
-    *,
-    device: torch.device | None = None,
-    progress: Progress | None = None,
-) -> tuple[CalibrationResult, dict[str, str]]:
-    """Calibrate each part of a pipeline of diffusers, and return the parts that cannot be calibrated with the reasons.
-
-    Args:
-        folder: with a folder for each part.
-        state: the tensors of all parts, by part and name: "unet/conv_in.weight".
-        device: to compute on; None is the CPU.
-        progress: called with (done, total) in parts.
-    """
-    names = sorted({name.partition("/")[0] for name in state if "/" in name})
+    if not (folder / PIPELINE).is_file():
+        return _calibrate(folder, state, device, progress), {}
+    parts = sorted({name.partition("/")[0] for name in state if "/" in name})
     results: dict[str, CalibrationResult] = {}
     reasons: dict[str, str] = {}
-    for index, part in enumerate(names):
-        tensors = {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
-        update = None if progress is None else partial(_report_part, progress, index, len(names))
+    for index, part in enumerate(parts):
+        update = None if progress is None else partial(_report_part, progress, index, len(parts))
         try:
-            results[part] = calibrate_on_made_up_inputs(folder / part, tensors, device=device, progress=update)
+            results[part] = _calibrate(folder / part, _of_part(state, part), device, update)
         except Exception as error:  # of the model's own code, too
             reasons[part] = reason_of(error)
     if not results:
@@ -142,8 +90,40 @@ def calibrate_pipeline(
     ), reasons
 
 
+def _of_part(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
+
+
 def _report_part(progress: Progress, index: int, parts: int, done: float, total: float | None) -> None:
     progress(index + done / total if total else index, parts)
+
+
+def _calibrate(
+    folder: Path, state: Mapping[str, Tensor], device: torch.device | None, progress: Progress | None
+) -> CalibrationResult:
+    """Calibrate the model of a folder in float32."""
+    _require_memory(state)
+    model = load_model(folder).to(device)
+    module = NamesOnDisk(model, state, folder)
+    batches = made_up_inputs(model, torch.Generator().manual_seed(0))
+    used, images = len(batches) - held_out_batches(len(batches)), batches[0].keywords.get("pixel_values")
+    changed = len(batches) if images is not None and norms_with_statistics(model) else 0
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(done, changed + used)
+
+    step = max(1, _TOGETHER // images.numel()) if len(batches[0].keywords) == 1 and changed else 1
+    for start in range(0, changed, step):
+        batches[start : start + step] = _with_statistics(module, batches[start : start + step])
+        report(min(start + step, changed))
+    # the names on disk have no module of their own, so nothing is known of the order of units
+    result = calibrate_on_inputs(
+        module, batches, made_up=True, symmetries=False, progress=lambda done: report(changed + done)
+    )
+    if result.held_out is not None:
+        result.held_out({})  # what cannot be measured fails before the file is begun, not after
+    return replace(result, state=dict(state))  # in the dtypes of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +149,7 @@ class HeldOutParts:
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the mean distance."""
-        distances = [
-            held_out({name.removeprefix(f"{part}/"): one for name, one in state.items() if name.startswith(f"{part}/")})
-            for part, held_out in self.parts.items()
-        ]
+        distances = [held_out(_of_part(state, part)) for part, held_out in self.parts.items()]
         return sum(distances) / len(distances)
 
 
@@ -182,41 +159,6 @@ def reason_of(error: Exception) -> str:
         return str(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
-def calibrate_model(
-    model: Any, state: Mapping[str, Tensor], folder: Path, *, seed: int = 0, progress: Progress | None = None
-) -> CalibrationResult:
-    """Calibrate a model of transformers or diffusers on inputs that are made up.
-
-    Args:
-        model: in float32.
-        state: its tensors, by their names on disk.
-        folder: of the model, for error messages.
-        seed: of the inputs.
-        progress: called with (done, total) in batches of inputs.
-    """
-    module = NamesOnDisk(model, state, folder)
-    batches = made_up_inputs(model, torch.Generator().manual_seed(seed))
-    used = len(batches) - held_out_batches(len(batches))
-    changed = len(batches) if _is_changed(model, batches[0]) else 0
-
-    def report(done: int) -> None:
-        if progress is not None:
-            progress(done, changed + used)
-
-    alone = batches[0].keywords.keys() == {"pixel_values"}
-    step = max(1, _TOGETHER // batches[0].keywords["pixel_values"].numel()) if alone else 1
-    for start in range(0, changed, step):
-        batches[start : start + step] = _with_statistics(module, batches[start : start + step])
-        report(min(start + step, changed))
-    # the names on disk have no module of their own, so nothing is known of the order of units
-    result = calibrate_on_inputs(
-        module, batches, made_up=True, symmetries=False, seed=seed, progress=lambda done: report(changed + done)
-    )
-    if result.held_out is not None:
-        result.held_out({})  # what cannot be measured fails before the file is begun, not after
-    return replace(result, state=dict(state))  # in the dtypes of the file
 
 
 def made_up_inputs(model: Any, generator: torch.Generator) -> list[Inputs]:
@@ -249,10 +191,6 @@ def _most(name: str, value: Any, weights: int) -> int:
     if name.startswith("input_"):  # sounds, or their features
         return min(SOUNDS, max(_LEAST, _FRAMES // size))
     return min(IMAGES, max(_LEAST, 3 * _PIXELS // size))
-
-
-def _is_changed(model: Any, inputs: Inputs) -> bool:
-    return "pixel_values" in inputs.keywords and bool(norms_with_statistics(model))
 
 
 def _with_statistics(module: NamesOnDisk, batches: Sequence[Inputs]) -> list[Inputs]:

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from birdie.compress.calibration.synthetic import SAMPLES, noise_images, noise_sounds
 from birdie.errors import ConfigError
 from birdie.hub.calibration import LENGTHS as TEXT_LENGTHS
+from birdie.hub.fitting import Fit
 
 _EDGE, _LATENT_EDGE = 224, 32  # of images, and of latents of images, whose size no configuration names
 LAYOUTS = 5  # usual shapes of sounds, series, latents and what is unknown
@@ -32,17 +34,36 @@ _VISION = ("vision_config", "encoder", "backbone_config", "")
 _SOUND = ("audio_config", "audio_encoder", "encoder", "encoder_config", "")
 
 
-class Sizes:
-    """Sizes of made-up arguments, as the configuration of a model and an attempt have them (see `Attempt`)."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Arguments of a forward function, with sizes that the configuration leaves open.
 
-    def __init__(
-        self, model: Any, length: int, layouts: tuple[int, int], halvings: int, generator: torch.Generator
-    ) -> None:
+    Attributes:
+        names: of the arguments.
+        length: of a text, in tokens.
+        layout: which of the usual shapes sounds, series, latents and so on have.
+        other: which of the usual shapes arguments have of which nothing is known.
+        halvings: of the sizes that the configuration leaves open, to save work.
+        fits: sizes that layers of the model expect.
+    """
+
+    names: tuple[str, ...]
+    length: int
+    layout: int
+    other: int = 0
+    halvings: int = 0
+    fits: tuple[Fit, ...] = ()
+
+
+class Sizes:
+    """Sizes of made-up arguments, as the configuration of a model and an attempt have them."""
+
+    def __init__(self, model: Any, attempt: Attempt, generator: torch.Generator) -> None:
         self.model, self.config, self.generator = model, model.config, generator
-        (self.layout, self.other), self.halvings = layouts, halvings
+        self.layout, self.other, self.halvings = attempt.layout, attempt.other, attempt.halvings
         self.latent = not hasattr(model, "main_input_name")  # of diffusers
         self.is_packed = bool(_GRIDS.intersection(inspect.signature(model.forward).parameters))
-        self.length = max(min(length, SHORT), length >> halvings)
+        self.length = max(min(attempt.length, SHORT), attempt.length >> attempt.halvings)
         self.device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
     def value(self, *names: str, parts: Sequence[str] = ("",), default: Any = None) -> Any:

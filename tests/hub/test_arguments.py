@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from birdie.errors import ConfigError
 from birdie.hub import arguments, made_up
-from birdie.hub.arguments import attempts, first_accepted
+from birdie.hub.arguments import attempts, first_accepted, work_of
 from birdie.hub.made_up import made_up_inputs
-from birdie.hub.work import work_of
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers

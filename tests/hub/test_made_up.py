@@ -15,7 +15,7 @@ from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError
 from birdie.hub import made_up
-from birdie.hub.made_up import calibrate_on_made_up_inputs, made_up_inputs
+from birdie.hub.made_up import calibrate_without_data, made_up_inputs
 from tests.hub.models import TRANSFORMERS, write
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -33,7 +33,7 @@ def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None
     write(name, tmp_path)
     state = open_checkpoint(tmp_path).content
     steps: list[tuple[float, float | None]] = []
-    result = calibrate_on_made_up_inputs(tmp_path, state, progress=lambda *step: steps.append(step))
+    result, _ = calibrate_without_data(tmp_path, state, progress=lambda *step: steps.append(step))
     assert steps[-1][0] == steps[-1][1]
     assert result.synthetic
     assert result.sensitivities.keys() <= state.keys()
@@ -158,7 +158,7 @@ def test_a_model_too_large_for_the_memory_is_one_sentence(tmp_path: Path, monkey
     write("llama", tmp_path)
     monkeypatch.setattr(made_up, "_free_memory", lambda: 1_000_000)
     with pytest.raises(ConfigError, match=r"0\.0 GB"):
-        calibrate_on_made_up_inputs(tmp_path, open_checkpoint(tmp_path).content)
+        calibrate_without_data(tmp_path, open_checkpoint(tmp_path).content)
 
 
 def test_large_models_take_fewer_inputs_and_large_images_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
