@@ -153,7 +153,7 @@ def _components(names: Collection[str], fields: Mapping[str, Any], where: str) -
     ):
         raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
     components = {
-        part: _Component(*path, dict([MARK]) | headers.get(part, {}), nests.get(part, []), {})
+        part: _Component(path[0], path[1], dict([MARK]) | headers.get(part, {}), nests.get(part, []), {})
         for part, path in paths.items()
     }
     for name in names:
