@@ -390,7 +390,7 @@ def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
-    """Return whether `source` is a zip file of uncompressed entries: torch maps deflated ones without inflating them."""
+    """Return whether `source` is a zip file of stored entries: torch maps deflated ones without inflating them."""
     if not zipfile.is_zipfile(source):
         return False
     with zipfile.ZipFile(source) as archive:
