@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.artifact.layouts import Choice, choose
+from birdie.artifact.unpacking import COMPRESSORS
 from birdie.compress.state import is_text
 from birdie.compress.wrappers import without_prefixes
-from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name
 from birdie.runtime.reading import require_regular
