@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.compressors import COMPRESSORS
 from benchmarks.rivals import HERE, run_in_environment
-from birdie.artifact import int8_zlib as baseline
-from birdie.entropy.general_purpose import COMPRESSORS
+from birdie.golf import int8_zlib as baseline
 
 State = Mapping[str, Tensor]
 LIMIT = 1 << 30
@@ -159,7 +159,7 @@ def naive(bits: int, group: int | None = None) -> LossyCoder:
 
 
 def challenge_int8() -> LossyCoder:
-    """Return the challenge's own export (birdie.artifact.int8_zlib): tensors up to 65,536 elements stay fp16."""
+    """Return the challenge's own export (birdie.golf.int8_zlib): tensors up to 65,536 elements stay fp16."""
     return LossyCoder(
         "int8 + zlib (the challenge's)",
         f"zlib {zlib.ZLIB_RUNTIME_VERSION}",

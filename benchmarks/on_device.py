@@ -238,8 +238,6 @@ def model(device: torch.device, *, small: bool) -> Iterator[Row]:
         bits = 8 * path.stat().st_size / count
         yield {"what": "weights", "figure": count, "note": f"{bits:.2f} bits a weight in the file"}
         ways: dict[str, dict[str, Any]] = {"bfloat16": {}, "compressed": {"lazy": True}}
-        if works(device):
-            ways["compressed on the host"] = {"lazy": True, "offload": True}
         outputs: dict[str, list[Tensor]] = {}
         for way, settings in ways.items():
             rows, outputs[way] = run(path, size, device, tokens, steps, settings)

@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import streams
+from benchmarks.compressors import COMPRESSORS
 from benchmarks.memory import run_command
 from benchmarks.rivals import LRZIP
 from benchmarks.streams import ORDERS, Order
-from birdie.entropy.general_purpose import COMPRESSORS
 
 DAMPING, BLOCK = 0.01, 128
 TOP = 32_767  # symbols are not clipped to int8: larger ones are escaped

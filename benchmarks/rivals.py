@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import row_class_ans, streams
+from benchmarks.compressors import COMPRESSORS
 from benchmarks.memory import run_command
 from benchmarks.symbols import SymbolSet
-from birdie.entropy.general_purpose import COMPRESSORS
 
 HERE = Path(__file__).resolve().parent
 RIVALS = HERE.parent / ".venv-rivals" / "bin" / "python"
@@ -84,7 +84,7 @@ def saved(name: str) -> Measure:
 
 
 def streamed(name: str) -> Measure:
-    """Return the measurement of the byte string under the general compressor `name` of birdie.entropy.general."""
+    """Return the measurement of the byte string under the general compressor `name` of benchmarks.compressors."""
 
     def measure(symbols: SymbolSet) -> Measured:
         _require(name)

@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.artifact.layouts import Choice, choose
+from birdie.artifact.unpacking import COMPRESSORS
 from birdie.compress.state import is_text
 from birdie.compress.wrappers import without_prefixes
-from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name
 from birdie.runtime.reading import require_regular
@@ -381,7 +381,7 @@ def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
-    """Return whether `source` is a zip file of uncompressed entries: torch maps deflated ones as they are."""
+    """Return whether `source` is a zip file of stored entries: torch maps deflated ones without inflating them."""
     if not zipfile.is_zipfile(source):
         return False
     with zipfile.ZipFile(source) as archive:

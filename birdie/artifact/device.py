@@ -3,14 +3,7 @@
     entry ──► CompressedTensor ──payload──► device ──kernel──► tensor          (birdie.compress.device)
       └─────► File.decode ──► tensor ───────────────────────►  tensor
 
-Lazy loading keeps tensors in their coded form in the memory of the device, and decodes each when it is read. The one
-that will be read next is decoded on a stream of its own in the meantime:
-
-    main stream     layer 1 ──────────► layer 2 ──────────► layer 3
-    side stream     decode 2 ───┘       decode 3 ───┘       decode 4
-
-The memory of a started tensor comes from the main stream, where the side stream waits until all work before has been
-done: so torch may give it the memory of the layer before last, and the side stream keeps none of its own for tensors.
+Lazy loading keeps tensors in their coded form in the memory of the device, and decodes each when it is read.
 """
 
 import threading
@@ -21,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact.container import ALIAS
-from birdie.artifact.file import File, decoded_bytes, dtype_of
-from birdie.artifact.tensor_cache import Pending
+from birdie.artifact.file import Data, File, decoded_bytes, dtype_of
 from birdie.compress import registry
 from birdie.compress.device.compressed import CompressedTensor, may_decode, require_sound, works
 from birdie.compress.scheme import Decoder
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ArtifactError
-from birdie.runtime.outputs import Source
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
@@ -38,7 +29,7 @@ _Blocks = list[tuple[CompressedTensor, slice]]  # of a tensor, each with its ele
 class DeviceFile(File):
     """A file whose tensors are decoded in the memory of a GPU."""
 
-    def __init__(self, source: Source | bytes, decoder: Callable[[str], Decoder], device: torch.device) -> None:
+    def __init__(self, source: Data, decoder: Callable[[str], Decoder], device: torch.device) -> None:
         super().__init__(source, decoder)
         self.device = device
         self._lock = threading.Lock()  # Triton compiles kernels at their first call
@@ -67,32 +58,6 @@ class DeviceFile(File):
         return tensor
 
 
-class SideStream:
-    """Stream of a GPU beside the current one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def start(self, work: Callable[[], object], tensor: Tensor) -> Pending:
-        """Do `work`, which fills `tensor`, on the stream, after all that is queued on the current one."""
-        self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
-        with torch.cuda.stream(self._stream):
-            work()
-        return _OnStream(tensor, self._stream.record_event(), self._device)
-
-
-class _OnStream:
-    """A tensor that a side stream fills."""
-
-    def __init__(self, tensor: Tensor, done: torch.cuda.Event, device: torch.device) -> None:
-        self._tensor, self._done, self._device = tensor, done, device
-
-    def wait(self) -> Tensor:
-        """Make the current stream wait for the tensor, and return it."""
-        torch.cuda.current_stream(self._device).wait_event(self._done)
-        return self._tensor
-
-
 class CompressedTensors:
     """The tensors of a file in their coded form on a device, decoded there one by one.
 
@@ -102,14 +67,11 @@ class CompressedTensors:
     Args:
         file: whose tensors they are.
         device: where tensors are decoded.
-        offload: keep coded tensors in pinned memory of the host.
         workers: threads that read the file.
-        side: stream on which tensors are started.
     """
 
-    def __init__(self, file: File, device: torch.device, *, offload: bool, workers: int, side: SideStream) -> None:
-        self._file, self._workers = file, workers
-        self._device, self._side = device, side
+    def __init__(self, file: File, device: torch.device, workers: int) -> None:
+        self._file, self._device, self._workers = file, device, workers
         self._resident: dict[str, Tensor] = {}
         self._sound: set[str] = set()
         stored = [name for name in file.names if file.entry(name).scheme != ALIAS]
@@ -122,7 +84,7 @@ class CompressedTensors:
                 compressed = compressed_entry(file, block)
                 if compressed is None:
                     return None
-                blocks.append((compressed.to(device, words=not offload), part))
+                blocks.append((compressed.to(device), part))
             return blocks
 
         with ThreadPoolExecutor(workers) as pool:
@@ -138,8 +100,9 @@ class CompressedTensors:
         """Return a stored tensor, decoded on the current stream; the first time wait until it is known to be sound."""
         if name not in self._compressed:
             return self._decoded_on_cpu(name)
-        tensor = self._empty(name)
-        damaged = self._decode_into(tensor, name)
+        entry = self._file.entry(name)
+        tensor = torch.empty(entry.shape, dtype=dtype_of(entry), device=self._device)
+        damaged = [compressed.decode(tensor.view(-1)[part])[1] for compressed, part in self._compressed[name]]
         if name not in self._sound:
             try:
                 require_sound(torch.cat(damaged))
@@ -147,21 +110,6 @@ class CompressedTensors:
                 raise ArtifactError(f"tensor {name!r} of {self._file.where}: {error}") from error
             self._sound.add(name)
         return tensor
-
-    def start(self, name: str) -> Pending | None:
-        """Start to decode a stored tensor beside other work; None unless a kernel decoded it before."""
-        if name not in self._sound:
-            return None
-        tensor = self._empty(name)
-        return self._side.start(lambda: self._decode_into(tensor, name), tensor)
-
-    def _empty(self, name: str) -> Tensor:
-        entry = self._file.entry(name)
-        return torch.empty(entry.shape, dtype=dtype_of(entry), device=self._device)
-
-    def _decode_into(self, tensor: Tensor, name: str) -> list[Tensor]:
-        """Decode the blocks of a tensor into it, and return what tells whether they are sound."""
-        return [compressed.decode(tensor.view(-1)[part])[1] for compressed, part in self._compressed[name]]
 
     def _decoded_on_cpu(self, name: str) -> Tensor:
         if name in self._resident:
@@ -186,9 +134,7 @@ def compressed_entry(file: File, name: str, threads: int = 1) -> CompressedTenso
         raise ArtifactError(f"tensor {name!r} of {file.where}: {error}") from error
 
 
-def open_file(
-    source: Source | bytes, device: torch.device | str | None = None, module: nn.Module | None = None
-) -> File:
+def open_file(source: Data, device: torch.device | str | None = None, module: nn.Module | None = None) -> File:
     """Open a file for decoding on `device`, by default the only one of the module's; on the CPU if kernels do not work.
 
     Args:

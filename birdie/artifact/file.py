@@ -52,6 +52,10 @@ def decoded_bytes(entry: Entry) -> int:
     return math.prod(entry.shape) * dtype_of(entry).itemsize
 
 
+Data = Source | bytes | memoryview
+"""A path, or the bytes of a file."""
+
+
 class File(Reader):
     """A .birdie file opened for decoding, from any thread.
 
@@ -65,7 +69,7 @@ class File(Reader):
 
     device = torch.device("cpu")
 
-    def __init__(self, source: Source | bytes | memoryview, decoder: Callable[[str], Decoder]) -> None:
+    def __init__(self, source: Data, decoder: Callable[[str], Decoder]) -> None:
         super().__init__(source)
         self._decoder = decoder
         self._groups: dict[str, tuple[Tensor, ...]] = {}  # decoded lately

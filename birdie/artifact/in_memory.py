@@ -76,7 +76,7 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = N
         key = (data.data_ptr(), data.numel())
         if key not in decoded:
             try:
-                decoded[key] = load(data.cpu().numpy().tobytes())[_NAME]  # type: ignore[call-overload]
+                decoded[key] = load(data.cpu().numpy().tobytes())[_NAME]
             except (ArtifactError, KeyError) as error:
                 raise ArtifactError(f"the bytes of {name!r} are corrupt ({error}); compress the model again") from error
         state[name] = decoded[key]

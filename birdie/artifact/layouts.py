@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from birdie.artifact import int8_zlib as baseline
+from birdie.artifact import int8_export
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
 from birdie.compress.wrappers import without_prefixes
@@ -59,11 +59,11 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. None: the usual
             layouts are understood.
     """
-    if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
+    if isinstance(content, Mapping) and content.get("__quant_format__") == int8_export.FORMAT:
         for group in ("quantized", "scales", "passthrough"):
             if isinstance(content.get(group), Mapping):
                 named_tensors(content[group])
-        return Choice(baseline.dequantize(content))
+        return Choice(int8_export.dequantize(content))
     leaves = dict(_leaves(content))
     named = {keys: tensors for keys, tensors in _leaves(content, numbered=True) if _rank(tensors) > 1} | leaves
     if not named:

@@ -1,13 +1,12 @@
 """Lazy loading: the weights of a module stay coded until they are used, and reading one decodes it.
 
-    module.weight ─► Module.__getattr__ ─► Tensors["weight"] ─► Store (birdie.artifact.tensor_cache) ─► tensor
+    module.weight ─► Module.__getattr__ ─► Tensors["weight"] ─► TensorCache.get ─► tensor
 
 Decoding is triggered by the attribute read, not by hooks around forward, because not every use is a call: attention
 reads the weight of its output projection without calling it, a tied head reads the embedding's weight, recurrent layers
 keep lists of theirs. Every read gets the right tensor, and an exception in a forward leaves nothing to clean up.
 """
 
-import copy
 import functools
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -18,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from birdie.artifact.tensor_cache import Pending, Slot, Store, Stored
+from birdie.artifact.container import Entry
+from birdie.artifact.file import dtype_of
+from birdie.artifact.tensor_cache import Slot, TensorCache
 from birdie.compress.filling import Keys, Loading, for_module
 from birdie.compress.state import is_extra
 from birdie.compress.wrappers import without_wrappers
@@ -34,13 +35,13 @@ class Tensors(MutableMapping[str, Tensor | None]):
     through this class.
     """
 
-    def __init__(self, store: Store, items: Mapping[str, Slot | Tensor | None]) -> None:
-        self.store, self._items = store, dict(items)
+    def __init__(self, cache: TensorCache, items: Mapping[str, Slot | Tensor | None]) -> None:
+        self.cache, self._items = cache, dict(items)
 
     def __getitem__(self, key: str) -> Tensor | None:
         """Return the tensor `key`, decoded if necessary."""
         item = self._items[key]
-        return self.store.get(item) if isinstance(item, Slot) else item
+        return self.cache.get(item) if isinstance(item, Slot) else item
 
     def __setitem__(self, key: str, value: Tensor | None) -> None:
         """Replace the tensor or slot `key` with a tensor of the caller."""
@@ -68,42 +69,11 @@ class Tensors(MutableMapping[str, Tensor | None]):
 
     def copy(self) -> "Tensors":
         """Return a shallow copy, with the same tensors."""
-        return Tensors(self.store, self._items)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Tensors":
-        """Return a deep copy, with copies of the tensors that are in memory."""
-        return Tensors(self.store, copy.deepcopy(self._items, memo))
-
-    def slots(self) -> dict[str, Slot]:
-        """Return the slots by name: the tensors that are not in memory."""
-        return {key: item for key, item in self._items.items() if isinstance(item, Slot)}
-
-    def move(self, apply: Callable[[], None], cast: Callable[[Slot], Slot], swap: Callable[[Any], None]) -> None:
-        """Move the tensors in memory to another device or dtype, and note the move for those that are not.
-
-        Args:
-            apply: moves the tensors of the dict that `swap` installed.
-            cast: slot → slot that includes the move.
-            swap: installs a dict as the module's parameters or buffers.
-        """
-        moved = {key: cast(slot) for key, slot in self.slots().items()}
-        self.store.fit(moved)
-        for key, slot in self.slots().items():
-            if moved[key] != slot and (tensor := self.store.release(slot)) is not None:
-                self._items[key] = tensor
-                del moved[key]
-        plain = {key: item for key, item in self._items.items() if not isinstance(item, Slot)}
-        swap(plain)
-        try:
-            apply()
-        finally:
-            swap(self)
-            self._items.update(plain)
-        self._items.update(moved)
+        return Tensors(self.cache, self._items)
 
 
 class LazyModule(nn.Module):
-    """Base class of every module below a lazily loaded one: it can run, move and be copied, and refuses the rest."""
+    """Base class of every module below a lazily loaded one: it runs where it was loaded, and refuses the rest."""
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Do nothing: a lazy class is none that a registry of subclasses is about."""
@@ -114,39 +84,21 @@ class LazyModule(nn.Module):
             raise ConfigError(f"a lazily loaded {type(self).__name__} runs but cannot be trained; {_EAGER} to train")
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the tensors in memory, and note the device and dtype of the others for when they are decoded."""
-
-        def cast(slot: Slot) -> Slot:
-            device, dtype = slot.casts[-1]
-            probe = fn(torch.empty(0, dtype=dtype, device=device))
-            return slot.cast(probe.device, probe.dtype)
-
-        def apply() -> None:
-            super(LazyModule, self)._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
-        for kind in ("_parameters", "_buffers"):
-            tensors = self.__dict__[kind]
-            if isinstance(tensors, Tensors):
-                apply = functools.partial(tensors.move, apply, cast, functools.partial(self.__dict__.__setitem__, kind))
-        apply()
-        return self
+    def _apply(self, *_: Any) -> NoReturn:
+        raise ConfigError(
+            f"a lazily loaded {type(self).__name__} cannot be moved or cast; build the module anew, and give device or "
+            "dtype to birdie.load"
+        )
 
     def _load_from_state_dict(self, *_: Any) -> NoReturn:
         raise ConfigError(f"a lazily loaded {type(self).__name__} takes no other weights; build the module anew")
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
-        """Raise ConfigError: a pickle would not contain the weights, which are in the file."""
+        """Raise ConfigError: a copy or a pickle would not contain the weights, which are in the file."""
         raise ConfigError(
-            f"a lazily loaded {type(self).__name__} cannot be pickled; save its state_dict(), or send the .birdie file"
+            f"a lazily loaded {type(self).__name__} cannot be copied or pickled; save its state_dict(), or load the "
+            ".birdie file once more"
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return another module that reads the same file through the same cache."""
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return twin
 
 
 class LazyRecurrent(LazyModule):
@@ -156,7 +108,7 @@ class LazyRecurrent(LazyModule):
 
     @property
     def _flat_weights(self) -> list[Tensor | None]:
-        return [getattr(self, name) if hasattr(self, name) else None for name in self._flat_weights_names]
+        return [getattr(self, name, None) for name in self._flat_weights_names]
 
     @_flat_weights.setter
     def _flat_weights(self, _: Any) -> None:
@@ -188,19 +140,19 @@ class Coded(Tensor):
     """A tensor of a file in a state dict: it has a shape and a dtype, and is decoded when anything else is asked of it.
 
     Attributes:
-        stored: its description in the file.
+        stored: name of the entry that holds its bytes.
         value: the tensor, once it is decoded: what a migration of the module may have changed in place.
     """
 
-    stored: Stored
+    stored: str
     value: Tensor | None
     decode: Callable[[str], Tensor]
 
     @staticmethod
-    def of(stored: Stored, decode: Callable[[str], Tensor]) -> "Coded":
-        """Return a tensor that `decode` decodes by its name in the file."""
-        coded = torch.empty(stored.shape, dtype=stored.dtype, device="meta").as_subclass(Coded)
-        coded.stored, coded.decode, coded.value = stored, decode, None
+    def of(entry: Entry, decode: Callable[[str], Tensor]) -> "Coded":
+        """Return the tensor of an entry, which `decode` decodes by its name."""
+        coded = torch.empty(entry.shape, dtype=dtype_of(entry), device="meta").as_subclass(Coded)
+        coded.stored, coded.decode, coded.value = entry.name, decode, None
         return coded
 
     @classmethod
@@ -219,7 +171,7 @@ class Coded(Tensor):
     def decoded(self) -> Tensor:
         """Return the decoded tensor, the same at every call."""
         if self.value is None:
-            self.value = self.decode(self.stored.name)
+            self.value = self.decode(self.stored)
         return self.value
 
 
@@ -275,7 +227,6 @@ def attach(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     cache_bytes: int | None = None,
-    start: Callable[[str], Pending | None] | None = None,
 ) -> Keys:
     """Make `module` read its weights from a file when they are used, and put it in evaluation mode.
 
@@ -285,13 +236,12 @@ def attach(
     Args:
         module: with memory or on the meta device; the memory of its tensors is freed.
         state: name of each tensor → `Coded`; and the extra states of the file.
-        decode: name of a stored tensor (`Stored.name`) → tensor; called from any thread.
+        decode: name of a stored tensor → tensor; called from any thread.
         close: called when the last module that reads the file is garbage-collected.
         where: name of the file, for error messages.
         strict, partial: as for `birdie.compress.filling.load_into`.
         device, dtype: destination of the module, as in `Module.to`.
         cache_bytes: most bytes of decoded tensors to keep; default 1.5 times the largest layer.
-        start: name of a stored tensor → the same, decoded beside other work; None for one that cannot be.
 
     Returns:
         The names that did not match.
@@ -311,16 +261,17 @@ def attach(
             owners = _owners(inner)
             sources = {name: recording.sources.get(id(owner[3])) for name, owner in owners.items()}
             _require_owners(inner, current, owners, sources, where)
-            store = Store(decode, close, cache_bytes, start)
             items = _items(owners, sources, device, dtype)
             layers: dict[int, dict[str, Slot]] = {}
             for name, item in items.items():
                 if isinstance(item, Slot):
                     layers.setdefault(id(owners[name][0]), {})[name] = item
-            for layer in layers.values():
-                store.fit(layer)
-        _install(inner, owners, items, store)
-        inner.to(device=device, dtype=dtype)
+            cache = TensorCache(decode, close, layers.values(), cache_bytes)
+        for name, item in items.items():
+            owner, kind, key, _ = owners[name]
+            owner.__dict__[kind][key] = None if isinstance(item, Slot) else item
+        inner.to(device=device, dtype=dtype)  # what stays in memory
+        _install(inner, owners, items, cache)
     module.eval()
     return keys
 
@@ -336,9 +287,14 @@ def _items(
         at = torch.device("cpu") if tensor.is_meta else tensor.device
         if isinstance(source, Coded) and source.value is None:
             movable = tensor.is_floating_point() or tensor.is_complex()
-            slot = Slot(source.stored, ((at, tensor.dtype),), kind == "_parameters")
             last = dtype if dtype is not None and movable else tensor.dtype
-            items[name] = slot.cast(at if device is None else torch.empty(0, device=device).device, last)
+            items[name] = Slot(
+                source.stored,
+                tuple(source.shape),
+                (tensor.dtype,) if last == tensor.dtype else (tensor.dtype, last),
+                at if device is None else torch.empty(0, device=device).device,
+                kind == "_parameters",
+            )
         elif source is not None:
             if id(tensor) not in computed:
                 value = source.decoded() if isinstance(source, Coded) else source.detach()
@@ -362,7 +318,7 @@ def _owners(module: nn.Module) -> Owners:
 def _require_owners(
     module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[str, Tensor | None], where: str
 ) -> None:
-    """Check for silent errors: tensors kept outside of the parameters too, and tensors never read from there."""
+    """Refuse silent errors: tensors that are also kept outside of the parameters, or are never read from there."""
     for name, item in state.items():
         if is_extra(name, item, of_module=True):
             continue
@@ -390,7 +346,7 @@ def _require_owners(
                     )
 
 
-def _install(module: nn.Module, owners: Owners, items: Mapping[str, Slot | Tensor], store: Store) -> None:
+def _install(module: nn.Module, owners: Owners, items: Mapping[str, Slot | Tensor], cache: TensorCache) -> None:
     for part in list(module.modules()):
         if not isinstance(part, torch.jit.ScriptModule):
             for key in ("_flat_weights", "_flat_weight_refs") if isinstance(part, nn.RNNBase) else ():
@@ -398,7 +354,8 @@ def _install(module: nn.Module, owners: Owners, items: Mapping[str, Slot | Tenso
             kind: Any = type(part)  # for mypy, which takes classes of modules for unhashable
             part.__class__ = _lazy_class(kind)
     for name, item in items.items():
-        owner, kind, key, _ = owners[name]
-        if not isinstance(owner.__dict__[kind], Tensors):
-            owner.__dict__[kind] = Tensors(store, owner.__dict__[kind])
-        owner.__dict__[kind]._items[key] = item
+        if isinstance(item, Slot):
+            owner, attribute, key, _ = owners[name]
+            if not isinstance(owner.__dict__[attribute], Tensors):
+                owner.__dict__[attribute] = Tensors(cache, owner.__dict__[attribute])
+            owner.__dict__[attribute]._items[key] = item

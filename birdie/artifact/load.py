@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,10 @@ from torch.nn.parameter import is_lazy
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact import pytree
 from birdie.artifact.container import ALIAS
-from birdie.artifact.device import CompressedTensors, SideStream, open_file, target_of
-from birdie.artifact.file import File, decoded_bytes, dtype_of
+from birdie.artifact.device import CompressedTensors, open_file, target_of
+from birdie.artifact.file import Data, File, decoded_bytes
 from birdie.artifact.lazy import Coded, attach
 from birdie.artifact.state_dict import belongs_to_extra, state_dict_of
-from birdie.artifact.tensor_cache import Stored
 from birdie.compress import registry
 from birdie.compress.device.compressed import works
 from birdie.compress.filling import Keys, load_into
@@ -31,97 +30,74 @@ from birdie.compress.state import is_extra, moved, plain_state
 from birdie.compress.wrappers import own_names, unwrapped
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.device import dtype_name
-from birdie.runtime.outputs import Source, require_path
+from birdie.runtime.outputs import require_path
 from birdie.runtime.parsing import whole_number
 
 M = TypeVar("M", bound=nn.Module)
 
 
+class Limits(TypedDict, total=False):
+    """Options of everything that reads a .birdie file; `load` describes them."""
+
+    max_bytes: int | None
+    max_operations: int | None
+    schemes: Collection[str]
+    workers: int | None
+
+
+class LoadOptions(Limits, total=False):
+    """Options of `load`, which describes them, besides the module and `strict`, on which depends what it returns."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+    lazy: bool
+    cache_bytes: int | None
+    prefix: str
+    names: Collection[str] | None
+
+
 @overload
 def load(
-    path: Source,
-    *,
-    into: None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    lazy: bool = False,
-    cache_bytes: int | None = None,
-    offload: bool = False,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
-    strict: bool = True,
-    prefix: str = "",
-    names: Collection[str] | None = None,
+    path: Data, *, into: None = None, strict: bool = True, **options: Unpack[LoadOptions]
 ) -> dict[str, Tensor]: ...
 @overload
-def load(
-    path: Source,
-    *,
-    into: M,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    lazy: bool = False,
-    cache_bytes: int | None = None,
-    offload: bool = False,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
-    strict: Literal[True] = True,
-    prefix: str = "",
-    names: Collection[str] | None = None,
-) -> M: ...
+def load(path: Data, *, into: M, strict: Literal[True] = True, **options: Unpack[LoadOptions]) -> M: ...
 @overload
+def load(path: Data, *, into: nn.Module, strict: Literal[False], **options: Unpack[LoadOptions]) -> Keys: ...
 def load(
-    path: Source,
-    *,
-    into: nn.Module,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    lazy: bool = False,
-    cache_bytes: int | None = None,
-    offload: bool = False,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
-    strict: Literal[False],
-    prefix: str = "",
-    names: Collection[str] | None = None,
-) -> Keys: ...
-def load(
-    path: Source,
+    path: Data,
     *,
     into: nn.Module | None = None,
+    strict: bool = True,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     lazy: bool = False,
     cache_bytes: int | None = None,
-    offload: bool = False,
+    prefix: str = "",
+    names: Collection[str] | None = None,
     max_bytes: int | None = None,
     max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
-    strict: bool = True,
-    prefix: str = "",
-    names: Collection[str] | None = None,
 ) -> dict[str, Tensor] | nn.Module | Keys:
     """Decode a file to a dict of tensors, or into a module.
 
     Args:
-        path: a .birdie file.
+        path: a .birdie file, or its bytes.
         into: a module to copy the tensors into, by its own `load_state_dict`: what that converts, renames or adds, as
             modules do with files of their older versions, is right here too. Wrappers (DataParallel, torch.compile,
             AveragedModel, …) may be around the module, or any part of it, or around what the file was made of.
+        strict: names must be those of `into`; False loads those that are.
         device: destination of the tensors (or of the module); default: the CPU (or the module's current device). On
             CUDA with Triton, files of the coder "fast" are decoded there (birdie.compress.device), to the same bits.
         dtype: dtype to which floating tensors (or the module) are cast after decoding.
-        lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run:
-            it is put in evaluation mode, and may have been built on the meta device. The file stays open.
+        lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run,
+            where it was loaded: it is put in evaluation mode, and may have been built on the meta device. The file
+            stays open.
         cache_bytes: with lazy, most bytes of decoded tensors to keep; default 1.5 times the largest layer.
-        offload: with lazy on a GPU, keep coded tensors in pinned memory of the host instead of the GPU's.
+        prefix: load only tensors whose names begin with it, under the rest of their names: `prefix="encoder."` with
+            `into=model.encoder`.
+        names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.
         max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file. By default tensors
             for which `into` has memory already do not count.
         max_operations: refuse to decode a file that takes more operations, of about a nanosecond each; default 2 for
@@ -129,10 +105,6 @@ def load(
             by it.
         schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
         workers: threads; None uses every core.
-        strict: names must be those of `into`; False loads those that are.
-        prefix: load only tensors whose names begin with it, under the rest of their names: `prefix="encoder."` with
-            `into=model.encoder`.
-        names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.
 
     Returns:
         name → tensor, tied names sharing one tensor, equal ones with one each: a state dict, with extra state and
@@ -152,8 +124,6 @@ def load(
     cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
     if cache_bytes is not None and not lazy:
         raise ConfigError("cache_bytes limits the cache of lazy loading; give lazy=True as well, or leave it out")
-    if offload and not lazy:
-        raise ConfigError("offload is about where lazy loading keeps coded tensors; give lazy=True, or leave it out")
     registry.import_schemes(schemes)
     if not isinstance(prefix, str):
         raise ConfigError(f"prefix is a {type(prefix).__name__}; give the beginning of names, such as 'encoder.'")
@@ -163,19 +133,13 @@ def load(
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
-        limits = max_bytes, max_operations
-        keys = _load_lazily(
-            path,
-            into,
-            part,
-            limits,
-            workers,
-            strict=strict,
-            offload=offload,
-            device=device,
-            dtype=dtype,
-            cache_bytes=cache_bytes,
-        )
+        file = File(path, registry.decoder)
+        try:
+            file.require(max_bytes, max_operations, None if part.is_all else part.of(file))
+            keys = _attach(file, into, part, workers, strict, device, dtype, cache_bytes)
+        except BaseException:
+            file.close()
+            raise
         return into if strict else keys
     with open_file(path, device if part.is_all else "cpu", into) as file:
         names, copies = part.of(file), () if into is not None else _copies(file)
@@ -310,45 +274,38 @@ def _allocated(file: File, module: nn.Module) -> int:
     )
 
 
-def _load_lazily(
-    path: Source,
+def _attach(
+    file: File,
     into: nn.Module,
     part: Part,
-    limits: tuple[int | None, int | None],
     workers: int | None,
-    *,
     strict: bool,
-    offload: bool,
-    **settings: Any,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    cache_bytes: int | None,
 ) -> Keys:
-    file = File(path, registry.decoder)
-    try:
-        names = part.of(file)
-        file.require(*limits, None if part.is_all else names)
-        target = target_of(settings["device"], unwrapped(into))
-        if target is not None and works(target):
-            side = SideStream(target)
-            threads = workers or os.cpu_count() or 1
-            tensors = CompressedTensors(file, target, offload=offload, workers=threads, side=side)
-            decode, settings["start"] = tensors.decode, tensors.start
-        else:
-            decode = partial(file.decode, threads=workers)
-        about = file.fields.get("state")
-        coded = {
-            name: decode(file.stored(name)) if belongs_to_extra(name, about) else _coded(file, name, decode)
-            for name in names
-        }
-        state = part.state(coded, file, nested=False)
-        settings |= {"where": file.where, "strict": strict, "partial": part.names is not None}
-        return attach(into, state, decode, file.close, **settings)
-    except BaseException:
-        file.close()
-        raise
-
-
-def _coded(file: File, name: str, decode: Callable[[str], Tensor]) -> Coded:
-    entry = file.entry(file.stored(name))
-    return Coded.of(Stored(entry.name, entry.shape, dtype_of(entry)), decode)
+    """Let the weights of `into` be decoded when they are read."""
+    decode: Callable[[str], Tensor] = partial(file.decode, threads=workers)
+    target = target_of(device, unwrapped(into))
+    if target is not None and works(target):
+        decode = CompressedTensors(file, target, workers or os.cpu_count() or 1).decode
+    about = file.fields.get("state")
+    coded = {}
+    for name in part.of(file):
+        stored = file.stored(name)
+        coded[name] = decode(stored) if belongs_to_extra(name, about) else Coded.of(file.entry(stored), decode)
+    return attach(
+        into,
+        part.state(coded, file, nested=False),
+        decode,
+        file.close,
+        where=file.where,
+        strict=strict,
+        partial=part.names is not None,
+        device=device,
+        dtype=dtype,
+        cache_bytes=cache_bytes,
+    )
 
 
 def _require_arguments(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:

@@ -79,5 +79,5 @@ def quantize_(
         workers=workers,
     )
     limit = sys.maxsize  # limits are for files from elsewhere
-    load(file.getbuffer(), into=model, max_bytes=limit, max_operations=limit, workers=workers)  # type: ignore[call-overload]
+    load(file.getbuffer(), into=model, max_bytes=limit, max_operations=limit, workers=workers)
     return summary

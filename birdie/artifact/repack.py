@@ -4,12 +4,12 @@ torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossl
               ◄──pytree.rebuild── tensors, skeleton ◄──load, inspect──
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from birdie.artifact import pytree
 from birdie.artifact.inspect import inspect
-from birdie.artifact.load import load
+from birdie.artifact.load import Limits, load
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.entropy.hints import Effort
@@ -69,26 +69,17 @@ def save_object(
     )
 
 
-def load_object(
-    path: Source,
-    *,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
-) -> Any:
+def load_object(path: Source, **limits: Unpack[Limits]) -> Any:
     """Return the object that `save_object` wrote; for any other .birdie file, the dict that `birdie.load` returns.
 
     Args:
         path: a .birdie file.
-        max_bytes, max_operations: limits, as for `load`.
-        schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
-        workers: threads; None uses every core.
+        limits: max_bytes, max_operations, schemes and workers, as in `birdie.load`.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or takes more than `max_bytes` or `max_operations` to decode.
         ConfigError: a setting is wrong.
     """
     skeleton = inspect(path).tree
-    tensors = load(path, max_bytes=max_bytes, max_operations=max_operations, schemes=schemes, workers=workers)
+    tensors = load(path, **limits)
     return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import torch
 
-from birdie.artifact import int8_zlib as baseline
 from birdie.cli.challenge_log import Log, is_set, log_roundtrip, score_as_recipe, score_roundtrip
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
 from birdie.compress.rate.size import parse_size
+from birdie.golf import int8_zlib as baseline
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.run.environment import remarks
 from birdie.run.estimate import on_this_cpu

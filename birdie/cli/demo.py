@@ -114,7 +114,7 @@ def _baselines(run: "Run") -> tuple[int, int, float]:
     """Return the bytes of the float weights under zlib, and bytes and bpb of the challenge's int8+zlib export."""
     import torch
 
-    from birdie.artifact import int8_zlib as baseline
+    from birdie.golf import int8_zlib as baseline
 
     state = run.model.state_dict()
     buffer = BytesIO()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.artifact import int8_zlib as baseline
+from birdie.artifact import int8_export
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import load
 from birdie.artifact.repack import load_object
@@ -153,7 +153,7 @@ def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
 
 def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
     """Return the GPT in an int8 export of the challenge that was compressed as a file, and a recipe of its shape."""
-    state = baseline.dequantize(load_object(path))
+    state = int8_export.dequantize(load_object(path))
     recipe = Recipe(model=infer_config(state))
     _require_shape(recipe.model, {name: tuple(weight.shape) for name, weight in state.items()}, path)
     model = GPT(recipe.model)

@@ -96,9 +96,7 @@ def _all_there(state: dict[str, Tensor]) -> None:
 
 
 def _lazy(path: Path, inputs: Tensor) -> None:
-    module = birdie.load(path, into=mlp("cpu"), lazy=True).to(DEVICE)
-    module(inputs.to(DEVICE))
-    module.to("cpu")(inputs)
+    birdie.load(path, into=mlp("cpu"), lazy=True, device=DEVICE)(inputs.to(DEVICE))
 
 
 def _qat(batch: Any) -> None:

@@ -22,9 +22,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from birdie.artifact import int8_zlib as baseline
 from birdie.artifact.checkpoints import files_of, read_checkpoint, read_object, read_state_dict, read_weights
 from birdie.errors import WeightsError
+from birdie.golf import int8_zlib as baseline
 from tests.pipes import waiting_fails
 
 

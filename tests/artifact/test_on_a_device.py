@@ -131,12 +131,3 @@ def test_made_up_inputs_have_the_dtype_of_the_module(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).bfloat16().eval()
     birdie.save(module, tmp_path / "file", bits=6, calibration="synthetic")
     assert (tmp_path / "file").stat().st_size
-
-
-def test_a_lazy_tensor_that_moves_back_and_forth_is_cast_once(tmp_path: Path) -> None:
-    birdie.save(linear(), tmp_path / "file", scheme="int6")
-    module = birdie.load(tmp_path / "file", into=linear(), lazy=True)
-    for _ in range(4):
-        module.to(torch.float64).to(torch.float64)
-    slots = module[0].__dict__["_parameters"].slots()["weight"]
-    assert len(slots.casts) == 2

@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import birdie
-from birdie.artifact import container
-from birdie.artifact import int8_zlib as baseline
+from birdie.artifact import container, int8_export
 from birdie.artifact.checkpoints import read_object
 from birdie.artifact.repack import load_object, save_object
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError, WeightsError
+from birdie.golf import int8_zlib as baseline
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import load_gpt
 
@@ -361,7 +361,7 @@ def test_an_export_is_scored_as_the_challenge_dequantizes_it(tmp_path: Path) -> 
     save_object(content, tmp_path / "x.birdie", coder="fast")
     model, recipe, _ = load_gpt(tmp_path / "x.birdie", torch.device("cpu"))
     assert (recipe.model.num_layers, recipe.model.num_kv_heads, recipe.model.mlp_mult) == (1, 2, 1)
-    expected = baseline.dequantize(content)
+    expected = int8_export.dequantize(content)
     held = model.state_dict()
     assert held.keys() == expected.keys()
     assert all(torch.equal(held[name], expected[name]) for name in expected)

@@ -9,7 +9,7 @@ import torch
 from benchmarks import lossy_rivals
 from benchmarks.lossy_rivals import LossyCoder
 from benchmarks.rivals import NotInstalledError
-from birdie.artifact import int8_zlib as baseline
+from birdie.golf import int8_zlib as baseline
 from tests.benchmarks.small_gpt import subject
 
 

@@ -52,7 +52,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensor:
-    """A tensor in its coded form, in the memory of a device or in pinned memory of the host.
+    """A tensor in its coded form, in the memory of a device.
 
     Attributes:
         shape, dtype: of the tensor.
@@ -172,10 +172,9 @@ class CompressedTensor:
         names = ("words", "bounds", "classes", "entries", "rows", "columns")
         return {name: getattr(self, name) for name in names}
 
-    def to(self, device: torch.device, *, words: bool = True) -> "CompressedTensor":
-        """Return the tensor in the memory of `device`; without `words` these stay in memory of the host, pinned."""
-        moved = {name: part.to(device, non_blocking=True) for name, part in self._parts().items() if name != "words"}
-        moved["words"] = self.words.to(device, non_blocking=True) if words else self.words.pin_memory()
+    def to(self, device: torch.device) -> "CompressedTensor":
+        """Return the tensor in the memory of `device`."""
+        moved = {name: part.to(device, non_blocking=True) for name, part in self._parts().items()}
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def decode(self, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -193,7 +192,6 @@ class CompressedTensor:
         out = torch.empty(self.shape, dtype=self.dtype, device=device) if out is None else out
         (rows, columns), (tables, size) = self.matrix, self.entries.shape
         with current(device):
-            words = self.words.to(device, non_blocking=True)
             kind = torch.uint8 if size <= 256 else torch.uint16
             symbols = torch.empty((tables, 1 << self.precision), dtype=kind, device=device)
             blocks = -(-(1 << self.precision) // kernels.SLOTS)
@@ -204,7 +202,7 @@ class CompressedTensor:
             bfloat16 = self.dtype is torch.bfloat16
             damaged = torch.empty(self.chunks, dtype=torch.int32, device=device)
             kernels.decode[(self.chunks,)](
-                *(words, self.bounds, self.classes, symbols, self.entries, self.rows, self.columns, states),
+                *(self.words, self.bounds, self.classes, symbols, self.entries, self.rows, self.columns, states),
                 *(
                     out.view(torch.uint16) if bfloat16 else out,
                     damaged,

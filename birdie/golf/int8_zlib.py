@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from birdie.artifact.int8_export import FORMAT, dequantize
 from birdie.compress.schemes.grid import quantiles
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.device import dtype_name
 
-FORMAT = "int8_clean_per_row_v1"
 CLIP_QUANTILE = 0.9999984
 KEPT_ELEMENTS = 65_536  # floating tensors up to this size are not quantized
 CONTROL_NAMES = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weight")
@@ -130,28 +130,3 @@ def unpack(blob: bytes, max_bytes: int) -> dict[str, Tensor]:
     except Exception as error:  # torch.load raises many kinds for damaged input
         raise WeightsError("the int8+zlib export holds no file of torch.save; export it again") from error
     return dequantize(content)
-
-
-def dequantize(content: Any) -> dict[str, Tensor]:
-    """Return the tensors of an export's dict, each in its original dtype."""
-    if not isinstance(content, dict) or content.get("__quant_format__") != FORMAT:
-        raise WeightsError(f"this is not an {FORMAT} export; give the .ptz of the challenge's script")
-    try:
-        state = {
-            name: _dequantized(symbols, content["scales"][name], getattr(torch, content["dtypes"][name]))
-            for name, symbols in content["quantized"].items()
-        }
-        original = content.get("passthrough_orig_dtypes", {})
-        for name, weight in content["passthrough"].items():
-            state[name] = weight.to(getattr(torch, original[name]) if name in original else weight.dtype)
-    except (KeyError, AttributeError, TypeError, RuntimeError) as error:
-        raise WeightsError(f"the {FORMAT} export is inconsistent ({error}); export it again") from error
-    return state
-
-
-def _dequantized(symbols: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return symbols times scales, computed in float32 and cast once."""
-    if scale.ndim and scale.shape != symbols.shape[:1]:  # broadcast, a few bytes would become gigabytes
-        raise RuntimeError(f"{len(scale)} scales of {tuple(symbols.shape)} symbols")
-    shape = (-1, *[1] * (symbols.ndim - 1)) if scale.ndim else ()
-    return (symbols.float() * scale.float().reshape(shape)).to(dtype).contiguous()

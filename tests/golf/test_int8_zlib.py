@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.artifact.int8_zlib import dequantize, pack, unpack
+from birdie.artifact.int8_export import dequantize
 from birdie.errors import ConfigError, WeightsError
+from birdie.golf.int8_zlib import pack, unpack
 
 LIMIT = 1 << 26
 

@@ -1,8 +1,8 @@
-"""General-purpose compressors behind one interface: round trip, a bound on the output, damage as ArtifactError."""
+"""Unpacking of general-purpose compressors: round trip, a bound on the output, damage as ArtifactError."""
 
 import pytest
 
-from birdie.entropy.general_purpose import COMPRESSORS
+from benchmarks.compressors import COMPRESSORS
 from birdie.errors import ArtifactError
 
 DATA = bytes(range(256)) * 300
