@@ -193,7 +193,7 @@ class Rotation(Scheme):
             return Lossless().encode(name, weight)
         if first.scheme not in INNER:
             raise ConfigError(f"rotation cannot hold {first.scheme}; choose {', '.join(INNER)}")
-        params = (self.seed, *part_params(INNER, first))
+        params = (self.seed, *part_params(first))
         return Encoded("rotation", tuple(weight.shape), weight.dtype, params, first.streams)
 
 
