@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
     from birdie.compress.calibration.table import sensitivity
+    from birdie.compress.qat.trained import plain
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
-    from birdie.compress.trained import plain
     from birdie.errors import (
         ArtifactError,
         BirdieError,
@@ -49,7 +49,7 @@ _HOMES = {
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
     "birdie.compress.calibration.table": ("sensitivity",),
-    "birdie.compress.trained": ("plain",),
+    "birdie.compress.qat.trained": ("plain",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (

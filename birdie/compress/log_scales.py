@@ -6,6 +6,9 @@ index rounded to the nearest is off by at most 2.2 %, which costs less than 0.00
 while every doubling of the resolution costs one more bit per row.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -60,6 +63,21 @@ def shared_indices(scale: float, rows: int) -> NDArray[np.int32]:
     indices[: round((exact - below) * rows)] += 1
     within: NDArray[np.int32] = np.clip(indices, LOWEST, HIGHEST).astype(np.int32)
     return within
+
+
+def stored_indices(
+    scales: NDArray[np.floating],
+    used: NDArray[np.bool_],
+    rounded: Callable[[NDArray[Any]], NDArray[np.int32]] = nearest_indices,
+) -> NDArray[np.int32] | None:
+    """Return the index of each scale that is used, any shape; None if one of these is smaller than float32 has.
+
+    Others repeat the index before them (`fill_unused`).
+    """
+    if bool((scales[used] < SMALLEST).any()):
+        return None
+    indices = rounded(np.maximum(scales, SMALLEST))
+    return fill_unused(indices.reshape(-1), used.reshape(-1)).reshape(scales.shape)
 
 
 def fill_unused(indices: NDArray[np.int32], used: NDArray[np.bool_]) -> NDArray[np.int32]:

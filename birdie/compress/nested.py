@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.scheme import Decoder, Encoded, Integers, StreamLayout
+from birdie.compress.schemes import NAMES
 from birdie.compress.tensors import kernel
 from birdie.errors import ArtifactError
 
@@ -32,7 +33,7 @@ def take_part(
     decoders: Mapping[str, Decoder], shape: tuple[int, ...], params: Sequence[int]
 ) -> tuple[Part, tuple[int, ...]]:
     """Return the inner tensor of `shape` that `params` begin with, and the parameters after it."""
-    by_code = {decoder.code: decoder for decoder in decoders.values()}
+    by_code = {NAMES.index(name) + 1: decoder for name, decoder in decoders.items()}
     code, count = (*params, -1, -1)[:2]
     inner = tuple(params[2 : 2 + max(count, 0)])
     if code not in by_code or len(inner) != count:
@@ -48,8 +49,6 @@ def with_kernel(part: Part) -> tuple[StreamLayout, ...]:
     return replace(symbols, hints=hints), *part.layout[1:]
 
 
-def part_params(decoders: Mapping[str, Decoder], part: Encoded) -> tuple[int, ...]:
-    """Return the parameters that describe `part` in a file; `decoders` maps scheme names to decoders."""
-    code = decoders[part.scheme].code
-    assert code is not None
-    return code, len(part.params), *part.params
+def part_params(part: Encoded) -> tuple[int, ...]:
+    """Return the parameters that describe `part` in a file."""
+    return NAMES.index(part.scheme) + 1, len(part.params), *part.params

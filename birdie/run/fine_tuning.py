@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact.save import save
+from birdie.compress.qat.trained import plain
 from birdie.compress.rate.target import Target
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
 from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
-from birdie.compress.trained import plain
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.run.requantization import Requantization
 from birdie.runtime.parsing import whole_number

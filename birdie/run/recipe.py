@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 from cyclopts import App, CycloptsError, Parameter
 
-from birdie.compress.qat import Qat
+from birdie.compress.qat.settings import Qat
 from birdie.compress.rate.size import parse_size
 from birdie.data.order import Order, unknown_order
 from birdie.entropy.hints import Effort

@@ -4,7 +4,7 @@
        ▲                                                                             └─► decoded weights ─► layers
        └───────────────────────────────────── gradient ────────────────────────────────────────────────────┘
 
-Every few steps the latents are encoded anew, and the layers compute with what is decoded (`birdie.compress.trained`).
+Every few steps the latents are encoded anew, and the layers compute with what is decoded (`birdie.compress.qat.trained`).
 The gradient goes straight through to the latents. A pull of the latents towards what is decoded (the proximal step of
 ADMM, Leng et al. 2017, arXiv 1707.09870) was tried and makes it worse: each encoding shrinks weights to save bits, and
 the pull adds these up.
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Batch, Loss
+from birdie.compress.qat.trained import Trained, plain, train_as_stored, trained_weights
 from birdie.compress.rate.allocation import Allocation, assignments
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.budget import fit_budget
@@ -37,7 +38,6 @@ from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Blocks, Encoded, Sensitivity
 from birdie.compress.state import EncodedState, ModelState, plain_state
-from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
 from birdie.entropy.hints import Effort
 from birdie.errors import BudgetError, ConfigError
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.qat import Qat
+from birdie.compress.qat.settings import Qat
 from tests.pretend_gpu import NAME, install
 
 DEVICE = f"{NAME}:0"

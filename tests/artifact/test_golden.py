@@ -240,5 +240,5 @@ def test_the_golden_files_hold_every_transform_scan_and_inner_scheme() -> None:
     assert {axes.kind for axes, _ in transforms} == set(KINDS)
     assert {scan.layout for _, scan in transforms} == set(LAYOUTS)
     assert {scan.order for _, scan in transforms} == set(ORDERS)
-    inner = {decoder.code for decoder in INNER.values()}
+    inner = {CODES[name] for name in INNER}
     assert {code for _, _, params in TUCKER_PARTS for code in inner if code in params} == inner

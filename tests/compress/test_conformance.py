@@ -1,15 +1,16 @@
 """The laws of every scheme: each word of the registry, many of their options, and a scheme from outside birdie.
 
-A scheme added to `birdie.compress.schemes` is tested by the example of its `Spec`, without a further line; a row in
-`PROMISES` holds it to smaller errors. What one scheme alone promises is in `tests/compress/schemes`.
+A scheme added to `birdie.compress.schemes` is tested by the example of its `Spec`, without a further line. What one
+scheme alone promises is in `tests/compress/schemes`.
 """
 
+import math
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.cast import SIXTEEN_BIT, Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import applicable, default_scheme
-from birdie.errors import ArtifactError, WeightsError
+from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.compress.example_scheme import SQUARES
 from tests.compress.matrices import (
     DTYPES,
@@ -36,95 +37,59 @@ from tests.compress.matrices import (
     squared_error,
 )
 
-
-class Promise(NamedTuple):
-    """Largest errors of a scheme.
-
-    Attributes:
-        error: squared error of Gaussian rows of different deviations, as a share of their squares. Error feedback makes
-            it larger for kernels, in exchange for the error of the outputs.
-        extreme: largest error where magnitudes are extreme or one weight stands out, as a share of the largest weight.
-        constant: largest error of a constant tensor, as a share of its value.
-    """
-
-    error: float = 0.6
-    extreme: float = 1.1
-    constant: float = 1.0
-
-
-PROMISES = {
-    "lossless": Promise(0, 0, 0),
-    "int2": Promise(0.67, 0.61, 0.049),
-    "int3": Promise(0.077, 0.2, 0.047),
-    "int4": Promise(0.016, 0.086, 0.044),
-    "int5": Promise(0.0038, 0.041, 0.022),
-    "int6": Promise(0.00077, 0.02, 0.0092),
-    "int7": Promise(0.0002, 0.0097, 0.0092),
-    "int8": Promise(4.8e-5, 0.0048, 0.003),
-    "sigma:0.3": Promise(0.011, 0.13, 1e-6),
-    "sdclip": Promise(0.02, 0.16, 0.013),
-    "fp16": Promise(6.2e-8, 1.1, 1.3),
-    "bf16": Promise(3.8e-6, 1.1, 0.002),
-    "trellis:sigma=0.3": Promise(0.0097, 0.17, 0.26),
-    "gptq": Promise(0.024, 0.16, 0.24),
-    "ternary": Promise(0.26, 0.41, 0.023),
-    "binary": Promise(0.53, 1.1, 0.023),
-    "codebook:k=16": Promise(0.015, 0.066, 1e-6),
-    "rotation:bits=4": Promise(0.019, 0.18, 0.36),
-    "lowrank:rank=4,base=int6": Promise(0.00038, 0.00073, 1e-6),
-    "spectral:auto,sigma=0.3": Promise(0.01, 0.18, 1e-6),
-    "tucker:energy=0.99": Promise(0.011, 0.13, 2e-6),
-    "int4:group_size=8": Promise(0.0084, 0.086, 0.044),
-    "int8:level_stride=4": Promise(0.00073, 0.02, 0.013),
-    "int4:clip=search": Promise(0.013, 0.086, 0.044),
-    "int4:clip=search,group_size=16": Promise(0.0088, 0.079, 0.044),
-    "sigma:0.3,group_size=16": Promise(0.0099, 0.13, 1e-6),
-    "sigma:0.3,per_tensor": Promise(0.0097, 0.13, 1e-6),
-    "sdclip:bits=8,clip_sigmas=20": Promise(0.003, 0.064, 0.015),
-    "gptq:bits=4,clip_sigmas=6": Promise(0.1, 0.33, 0.22),
-    "trellis:1": Promise(0.0126, 0.17, 0.16),
-    "trellis:8": Promise(0.0102, 0.17, 0.26),
-    "trellis:states=32,sigma=0.3,per_tensor": Promise(0.0097, 0.17, 0.26),
-    "ternary:group_size=5": Promise(0.17, 0.41, 0.023),
-    "binary:group_size=7": Promise(0.46, 1.1, 0.023),
-    "codebook:k=4": Promise(0.25, 0.27, 1e-6),
-    "codebook:k=7,per_row": Promise(0.054, 0.14, 1e-6),
-    "codebook:k=256": Promise(9.4e-6, 0.0067, 1e-6),
-    "codebook:k=8,rate=0.05": Promise(0.076, 0.13, 1e-6),
-    "rotation:bits=1": Promise(0.5, 0.79, 2.0),
-    "rotation:bits=6": Promise(0.0011, 0.045, 0.081),
-    "rotation:base=sigma:0.2": Promise(0.0045, 0.12, 0.13),
-    "rotation:base=ternary": Promise(0.29, 0.8, 0.81),
-    "lowrank:rank=2,base=int4": Promise(0.011, 0.0039, 7.4e-6),
-    "lowrank:rank=3,base=codebook:k=4,per_row": Promise(0.069, 0.011, 0),
-    "lowrank:rank=2,base=ternary:group_size=8": Promise(0.11, 0.013, 2.5e-6),
-    "spectral:auto,sigma=0.05": Promise(0.00028, 0.021, 1e-6),
-    "spectral:identity,sigma=0.3": Promise(0.0099, 0.13, 1e-6),
-    "spectral:dct,edge=4": Promise(0.011, 0.18, 1e-6),
-    "spectral:dct,axes=kernel": Promise(0.0099, 0.13, 1e-6),
-    "spectral:wavelet53": Promise(0.0096, 0.14, 1e-6),
-    "spectral:wavelet97,levels=9,scan=planes": Promise(0.011, 0.21, 0),
-    "tucker:base=sigma:0.05": Promise(0.00026, 0.022, 1e-6),
-    "tucker:base=trellis:states=8,sigma=0.05": Promise(0.00021, 0.038, 0.017),
-    "tucker:base=spectral:identity,sigma=0.05": Promise(0.00028, 0.022, 1e-6),
-    "tucker:base=ternary": Promise(0.37, 0.41, 0.026),
-    "tucker:base=int8": Promise(0.00017, 0.022, 0.0028),
-    "tucker:base=spectral:auto,sigma=0.1": Promise(0.0011, 0.086, 1e-6),
-    "tucker:base=spectral:dct,edge=4,sigma=0.1": Promise(0.0012, 0.085, 1e-6),
-    "spectral:dct": Promise(0.0095, 0.18, 1e-6),
-    "spectral:wavelet97": Promise(0.01, 0.21, 1e-6),
-    "sdclip:bits=2,clip_sigmas=2.5": Promise(0.62, 1.1, 0.026),
-    "squares:0.1": Promise(0.035, 1.0, 1e-6),
-}
-
-
+MORE = [
+    "int4:group_size=8",
+    "int8:level_stride=4",
+    "int4:clip=search",
+    "int4:clip=search,group_size=16",
+    "sigma:0.3,group_size=16",
+    "sigma:0.3,per_tensor",
+    "sdclip:bits=8,clip_sigmas=20",
+    "gptq:bits=4,clip_sigmas=6",
+    "trellis:1",
+    "trellis:8",
+    "trellis:states=32,sigma=0.3,per_tensor",
+    "ternary:group_size=5",
+    "binary:group_size=7",
+    "codebook:k=4",
+    "codebook:k=7,per_row",
+    "codebook:k=256",
+    "codebook:k=8,rate=0.05",
+    "rotation:bits=1",
+    "rotation:bits=6",
+    "rotation:base=sigma:0.2",
+    "rotation:base=ternary",
+    "lowrank:rank=2,base=int4",
+    "lowrank:rank=3,base=codebook:k=4,per_row",
+    "lowrank:rank=2,base=ternary:group_size=8",
+    "spectral:auto,sigma=0.05",
+    "spectral:identity,sigma=0.3",
+    "spectral:dct,edge=4",
+    "spectral:dct,axes=kernel",
+    "spectral:wavelet53",
+    "spectral:wavelet97,levels=9,scan=planes",
+    "tucker:base=sigma:0.05",
+    "tucker:base=trellis:states=8,sigma=0.05",
+    "tucker:base=spectral:identity,sigma=0.05",
+    "tucker:base=ternary",
+    "tucker:base=int8",
+    "tucker:base=spectral:auto,sigma=0.1",
+    "tucker:base=spectral:dct,edge=4,sigma=0.1",
+    "spectral:dct",
+    "spectral:wavelet97",
+    "sdclip:bits=2,clip_sigmas=2.5",
+]
 EXAMPLES = [word.example for word in registry.words().values()]
-SPECS = list(dict.fromkeys([*EXAMPLES, *PROMISES]))
+SPECS = [*EXAMPLES, *MORE]
 FLOATS = ("lossless", "fp16", "bf16")  # which keep floating-point numbers; all others quantize
 QUANTIZERS = [spec for spec in SPECS if spec not in FLOATS]
 FORMS = ["gaussian", "zeros", "constant", "ties", "zero rows", "outlier", "huge", "tiny"]
 SHAPES = [(), (1,), (9,), (1, 1), (7, 5), (1, 90), (60, 1), (10, 8, 5), (6, 4, 3, 3), (2, 3, 4, 3, 3)]
 HUGE = 1 << 40
+UNBOUNDED = {"group_size", "rank", "rate"}  # options that may be as large as one likes
+# Squared error, as a share of the squares, times 4^bits per weight: 1 at the rate–distortion bound of Gaussian rows,
+# 1.42 for a fine uniform grid and an ideal coder, 1.7 with the scales of a small matrix.
+WASTE = 4.0
 
 
 @pytest.fixture(autouse=True)
@@ -133,10 +98,6 @@ def _register_example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.register(SQUARES)
     yield
     registry.words.cache_clear()
-
-
-def promise(spec: str) -> Promise:
-    return PROMISES.get(spec, Promise())
 
 
 def matrix() -> Tensor:
@@ -214,27 +175,52 @@ def test_a_spec_is_the_same_scheme_every_time_and_with_its_defaults_written_out(
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_tensors_come_back_in_their_shape_and_dtype_within_the_error_of_the_scheme(spec: str) -> None:
+def test_tensors_come_back_in_their_shape_and_dtype_nearer_than_zeros(spec: str) -> None:
     for dtype in DTYPES:
         for weight in (random_weight(24, 33).to(dtype), random_weight(8, 6, 3, 3).to(dtype), matrix().to(dtype)):
             encoded = encode(spec, weight)
             assert_matches_layout(encoded)
             assert (decode(encoded).shape, decode(encoded).dtype) == (weight.shape, dtype)
-            assert relative_error(weight, encoded) <= promise(spec).error + torch.finfo(dtype).eps ** 2 * (
-                spec != "lossless"
-            )
+            assert relative_error(weight, encoded) <= (0 if spec == "lossless" else 0.7)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "lossless"])
+def test_bits_are_not_wasted(spec: str) -> None:
+    """Casts keep an exponent with every weight, and small groups a scale for a few: these may take half a bit more."""
+    weight = random_weight(64, 96)
+    encoded = encode(spec, weight)
+    bits = 8 * coded_bytes(encoded, "fast") / weight.numel()
+    more = 0.5 if spec in FLOATS or "group_size" in spec else 0
+    assert relative_error(weight, encoded) <= WASTE * 4.0 ** (more - bits)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_small_and_narrow_tensors_come_back_too(spec: str) -> None:
-    """The error is within three times that of larger tensors."""
     for shape in SHAPES:
         weight = random_weight(*shape) if shape else torch.tensor(-0.7)
         encoded = encode(spec, weight)
         assert_matches_layout(encoded)
         assert decode(encoded).shape == weight.shape
-        bound = min(1, 3 * promise(spec).error) * float(weight.double().square().sum())
-        assert float((decode(encoded).double() - weight.double()).square().sum()) <= bound
+        assert relative_error(weight, encoded) <= 1
+
+
+@pytest.mark.parametrize("spec", [spec for spec in QUANTIZERS if spec != "squares:0.1"])
+def test_weights_below_the_smallest_scale_are_kept_losslessly(spec: str) -> None:
+    for weight in (random_weight(8, 16) * 1e-42, random_weight(8, 16).double() * 1e-60):
+        assert torch.equal(decode(encode(spec, weight)), weight)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "squares:0.1"])
+def test_options_out_of_range_are_refused_with_their_value(spec: str) -> None:
+    scheme: Any = parse_spec(spec)
+    for field in fields(scheme):
+        value = getattr(scheme, field.name)
+        if type(value) not in (int, float):
+            continue
+        wrong = [-1, *([] if field.name in UNBOUNDED else [HUGE]), *([math.nan] if type(value) is float else [])]
+        for number in wrong:
+            with pytest.raises(ConfigError, match=str(number)):
+                replace(scheme, **{field.name: number})
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -296,7 +282,7 @@ def test_extreme_magnitudes_and_outliers_stay_finite_and_near(spec: str) -> None
                 with pytest.raises(WeightsError, match=rf"'w'.*{spec}"):
                     encode(spec, weight)
                 continue
-            assert largest_error(weight, encode(spec, weight)) <= promise(spec).extreme * magnitude
+            assert largest_error(weight, encode(spec, weight)) <= 1.1 * magnitude
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -304,7 +290,7 @@ def test_constants_survive(spec: str) -> None:
     for value in [0.0, -7.5, 1e-30, -3e38]:
         weight = torch.full((9, 20), value)
         if holds(spec, weight):
-            assert largest_error(weight, encode(spec, weight)) <= promise(spec).constant * abs(value)
+            assert largest_error(weight, encode(spec, weight)) <= 2 * abs(value)
 
 
 # A row of the weight is a column of a factor: a transform mixes columns, and a trellis has no zero in odd states.

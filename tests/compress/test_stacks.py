@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
 from birdie.artifact.to_safetensors import to_safetensors
-from birdie.compress.fake_quantization import quantized
 from birdie.compress.prior import assumed, prior
-from birdie.compress.qat import Qat
+from birdie.compress.qat.fake_quantization import quantized
+from birdie.compress.qat.settings import Qat
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.stacks import as_matrix, is_stack
 from birdie.golf import decoder

@@ -9,8 +9,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from birdie.artifact.load import load
-from birdie.compress.layer_weights import parameter
-from birdie.compress.qat import Qat
+from birdie.compress.qat.layer_weights import parameter
+from birdie.compress.qat.settings import Qat
 from birdie.errors import BudgetError, ConfigError
 from birdie.run.budget_training import BudgetTraining
 from birdie.run.calibration import calibrate_gpt

@@ -17,8 +17,8 @@ from birdie.artifact.save import save
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration.units import Interception
-from birdie.compress.fake_quantization import quantized, storage_rules
-from birdie.compress.qat import Qat
+from birdie.compress.qat.fake_quantization import quantized, storage_rules
+from birdie.compress.qat.settings import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, DataError, WeightsError

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
+from birdie.compress.qat.trained import plain, trained_weights
 from birdie.compress.state import plain_state
-from birdie.compress.trained import plain, trained_weights
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.run import fine_tuning
 from birdie.run.fine_tuning import FineTuneStep, fine_tune

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from birdie.artifact.load import load
-from birdie.compress.qat import Qat
+from birdie.compress.qat.settings import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, OutputError, WeightsError

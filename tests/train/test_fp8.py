@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from birdie.compress.fake_quantization import quantized
-from birdie.compress.qat import Qat
+from birdie.compress.qat.fake_quantization import quantized
+from birdie.compress.qat.settings import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import Importance, importance
-from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, fill_unused, nearest_indices, scales_of
+from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, nearest_indices, scales_of, stored_indices
 from birdie.compress.scheme import (
     INT16,
     SCALES,
@@ -127,12 +127,9 @@ class Codebook(Scheme):
         rows = real_rows(name, weight)
         weights = importance(name, sensitivity, *rows.shape)
         used = np.asarray(rows.any(axis=1))
-        scales = root_mean_squares(rows) if self.per_row else np.ones(1)
-        if underflows(weight, rows) or (self.per_row and bool((scales[used] < SMALLEST).any())):
+        indices = stored_indices(root_mean_squares(rows), used) if self.per_row else np.zeros(1, np.int32)
+        if indices is None or underflows(weight, rows):
             return Lossless().encode(name, weight)
-        indices = np.zeros(1, np.int32)
-        if self.per_row:
-            indices = fill_unused(nearest_indices(np.maximum(scales, SMALLEST)), used)
         stored = scales_of(indices).astype(np.float64)
         scaled = scale_rows(rows, stored)
         weights = Importance(weights.rows * stored**2, weights.columns)

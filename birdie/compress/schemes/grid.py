@@ -38,10 +38,10 @@ from birdie.compress.importance import importance
 from birdie.compress.log_scales import (
     SMALLEST,
     covering_indices,
-    fill_unused,
     nearest_indices,
     scales_of,
     shared_indices,
+    stored_indices,
 )
 from birdie.compress.scheme import (
     INT16,
@@ -277,13 +277,11 @@ class Grid(Scheme):
         if self.per_tensor and used.any():
             shared = max(float(np.sqrt(np.mean(scales[used] ** 2))), float(np.abs(rows).max()) * FINEST)
             scales = np.full_like(scales, shared)
-        if underflows(weight, rows) or bool((scales[used] < SMALLEST).any()):
+        indices = stored_indices(scales, used, self._indices)
+        if indices is None or underflows(weight, rows):
             return Lossless().encode(name, weight)
-        scales = np.maximum(scales, SMALLEST)
         if shared is not None and shared >= SMALLEST:
             indices = shared_indices(shared, len(rows))[:, None]
-        else:
-            indices = fill_unused(self._indices(scales).reshape(-1), used.reshape(-1)).reshape(scales.shape)
         symbols = np.empty(rows.shape, dtype=np.int8 if self.sigma is None else np.int32)
         for start in range(0, len(rows), height):
             block = slice(start, start + height)

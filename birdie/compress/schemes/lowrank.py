@@ -148,7 +148,7 @@ class LowRank(Scheme):
         lefts = np.stack([left for left, _, _ in components], axis=1)
         rights = np.stack([right for _, right, _ in components])
         indices = np.array([[index] for _, _, index in components], np.int32)
-        params = (len(components), *part_params(INNER, base))
+        params = (len(components), *part_params(base))
         streams = (*base.streams, lefts.astype(np.int8), rights.astype(np.int8), indices)
         return Encoded("lowrank", tuple(weight.shape), weight.dtype, params, streams)
 

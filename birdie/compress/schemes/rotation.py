@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import Importance
-from birdie.compress.log_scales import SMALLEST, fill_unused, nearest_indices, scales_of
+from birdie.compress.log_scales import scales_of, stored_indices
 from birdie.compress.nested import Part, part_params, take_part
 from birdie.compress.scheme import (
     BLOCK,
@@ -193,7 +193,7 @@ class Rotation(Scheme):
             return Lossless().encode(name, weight)
         if first.scheme not in INNER:
             raise ConfigError(f"rotation cannot hold {first.scheme}; choose {', '.join(INNER)}")
-        params = (self.seed, *part_params(INNER, first))
+        params = (self.seed, *part_params(first))
         return Encoded("rotation", tuple(weight.shape), weight.dtype, params, first.streams)
 
 
@@ -219,10 +219,9 @@ def _rotate_sensitivity(sensitivity: Sensitivity | None, seed: int) -> Sensitivi
 
 def _on_gaussian_levels(weight: Tensor, rows: NDArray[np.float32], bits: int) -> Encoded | None:
     """Encode `weight`, whose rows are `rows`, on the levels for a Gaussian times the root mean square of each row."""
-    used, scales = np.asarray(rows.any(axis=1)), codebook.root_mean_squares(rows)
-    if bool((scales[used] < SMALLEST).any()):
+    indices = stored_indices(codebook.root_mean_squares(rows), np.asarray(rows.any(axis=1)))
+    if indices is None:
         return None
-    indices = fill_unused(nearest_indices(np.maximum(scales, SMALLEST)), used)
     levels = np.array(lloyd_max(bits))
     scaled = codebook.scale_rows(rows, scales_of(indices).astype(np.float64))
     ones = Importance(np.ones(rows.shape[0]), np.ones(rows.shape[1]))

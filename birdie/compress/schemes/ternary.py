@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import importance
-from birdie.compress.log_scales import SMALLEST, fill_unused, nearest_indices, scales_of
+from birdie.compress.log_scales import scales_of, stored_indices
 from birdie.compress.scheme import Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes import grid
 from birdie.compress.schemes.lossless import Lossless
@@ -90,10 +90,9 @@ class Ternary(Scheme):
             scales[block] = (
                 _mean_scales(magnitudes[block], columns) if self.binary else _best_scales(magnitudes[block], columns)
             )
-        if underflows(weight, rows) or bool((scales[used] < SMALLEST).any()):
+        indices = stored_indices(scales, used)
+        if indices is None or underflows(weight, rows):
             return Lossless().encode(name, weight)
-        indices = nearest_indices(np.maximum(scales, SMALLEST))
-        indices = fill_unused(indices.reshape(-1), used.reshape(-1)).reshape(used.shape)
         if self.binary:
             symbols = np.where(rows < 0, -1, 1) * np.repeat(used, group_size, axis=1)[:, : rows.shape[1]]
         else:

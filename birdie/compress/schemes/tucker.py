@@ -262,9 +262,9 @@ class Tucker(Scheme):
         first = self._encode_part(name, core, deviation)
         if first is None:
             return Lossless().encode(name, weight)
-        params, streams = [*ranks, *part_params(INNER, first)], [*first.streams]
+        params, streams = [*ranks, *part_params(first)], [*first.streams]
         for part, indices in factors:
-            params += part_params(INNER, part)
+            params += part_params(part)
             streams += [*part.streams, indices]
         return Encoded("tucker", shape, weight.dtype, tuple(params), tuple(streams))
 

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
+from birdie.compress.qat.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
+from birdie.compress.qat.trained import trained_weights
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import MAX_SYMBOL
@@ -33,7 +34,6 @@ from birdie.compress.spectral.rate import bits_of, chunk_elements
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import ModelState, named_tensors
 from birdie.compress.tensors import REAL_DTYPES, rows_columns
-from birdie.compress.trained import trained_weights
 from birdie.errors import ConfigError, WeightsError
 
 LEAST = 256  # elements of a tensor below which 16 bits cost less than separate steps

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.registry import decode, decoder
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
@@ -14,7 +14,7 @@ from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.ternary import Ternary
-from birdie.errors import ArtifactError, ConfigError
+from birdie.errors import ConfigError
 from tests.compress.matrices import DTYPES, random_weight
 from tests.compress.matrices import squared_error as error
 
@@ -40,8 +40,6 @@ def test_a_correction_never_makes_the_error_larger(
 ) -> None:
     weight = random_weight(*shape, seed=seed).to(dtype)
     encoded = LowRank(rank, base).encode("w", weight)
-    decoded = decode(encoded)
-    assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
     # Narrow dtypes round what is decoded once more.
     slack = float((torch.finfo(dtype).eps * weight.double()).square().sum())
     uncorrected, corrected = error(weight, base.encode("w", weight)), error(weight, encoded)
@@ -99,25 +97,12 @@ def test_a_hessian_turns_the_correction_to_what_matters() -> None:
 
 def test_what_the_base_keeps_exactly_needs_no_correction() -> None:
     assert LowRank().encode("w", torch.zeros(4, 8)).scheme == "grid"
-    tiny = random_weight(8, 16) * 1e-42
-    assert torch.equal(decode(LowRank().encode("w", tiny)), tiny)
     assert LowRank(base=Lossless()).encode("w", random_weight(4, 8)).scheme == "lossless"
 
 
-def test_options_and_bases_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="rank=0"):
-        LowRank(0)
-    with pytest.raises(ConfigError, match="left_bits=9"):
-        LowRank(left_bits=9)
+def test_bases_that_cannot_be_corrected_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot correct cast"):
         LowRank(base=Cast()).encode("w", random_weight(4, 8))
-
-
-@pytest.mark.parametrize("params", [(), (0, 2, 0), (5, 2, 0), (1, 3, 0), (1,), (1, 2, 0, 2, 0), (1, 2, 1), (-1, 2, 0)])
-def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
-    with pytest.raises(ArtifactError):
-        decoder("lowrank").layout((4, 5), torch.float32, params)
-    assert len(decoder("lowrank").layout((4, 5), torch.float32, (4, 2, 0))) == 5
 
 
 def test_the_decoded_sum_is_the_one_that_is_described() -> None:

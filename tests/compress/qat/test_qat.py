@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from birdie.artifact.save import save
-from birdie.compress.fake_quantization import FakeQuantization, bits_of, quantized, scale_of
-from birdie.compress.qat import Qat
+from birdie.compress.qat.fake_quantization import FakeQuantization, bits_of, quantized, scale_of
+from birdie.compress.qat.settings import Qat
 from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary

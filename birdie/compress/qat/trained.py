@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
+from birdie.compress.qat.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
 from birdie.errors import ConfigError, WeightsError

@@ -15,7 +15,7 @@ from birdie.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from birdie.compress.fake_quantization import FakeQuantization
+    from birdie.compress.qat.fake_quantization import FakeQuantization
 
 Rounding = Literal["hard", "soft", "noise"]
 Levels = Literal["ternary", "binary"]
@@ -134,6 +134,6 @@ class Qat:
         """
         if not self.enabled or self.budget:
             raise ConfigError(f"qat has no scheme of its own; set one of {', '.join(_KINDS[:-1])}")
-        from birdie.compress.fake_quantization import FakeQuantization
+        from birdie.compress.qat.fake_quantization import FakeQuantization
 
         return FakeQuantization(self, module, notify)

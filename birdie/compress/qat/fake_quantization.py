@@ -4,7 +4,7 @@
          ▲                                                                  │
          └──────────────────────── gradient, unchanged ─────────────────────┘
 
-Layers read their weights through a function (`birdie.compress.layer_weights`), in training mode only: validation
+Layers read their weights through a function (`birdie.compress.qat.layer_weights`), in training mode only: validation
 scores the float model. The switch is a tensor that the compiled graph reads. A Python flag would be a constant to the
 compiler: several records trained with their late QAT compiled away.
 
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.modes import in_mode
-from birdie.compress.layer_weights import (
+from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
+from birdie.compress.qat.layer_weights import (
     matrices_to_train,
     parameter,
     read_plainly,
     read_through,
     trainable_matrices,
 )
-from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
 from birdie.compress.registry import decode, parse_spec
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.scheme import Scheme
@@ -36,7 +36,7 @@ from birdie.compress.schemes.grid import FINEST
 from birdie.compress.stacks import as_matrix
 
 if TYPE_CHECKING:
-    from birdie.compress.qat import Qat
+    from birdie.compress.qat.settings import Qat
 
 _TINY = 1e-30  # variance or scale below which a gradient would leave float32
 _SOFTEST, _SHARPEST = 1.0, 24.0  # slope of soft rounding at the first and the last step; 24 is hard but for 1 in 10

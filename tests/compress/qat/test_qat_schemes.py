@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress import registry
-from birdie.compress.fake_quantization import storage_rules
-from birdie.compress.qat import Qat
+from birdie.compress.qat.fake_quantization import storage_rules
+from birdie.compress.qat.settings import Qat
 from birdie.compress.registry import decode, parse_spec
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import no_message
