@@ -1,9 +1,7 @@
-"""The table of sensitivities predicts what really happens when one matrix is quantized, and shares bits out well."""
+"""The table of sensitivities has the increase of the loss by each matrix, quantized alone at so many bits."""
 
 import json
 import sys
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,22 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration import table as table_module
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.calibration.table import SensitivityTable
-from birdie.compress.rate.curve import Curve
 from birdie.compress.registry import decode
 from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.tensors import rows_columns
+from birdie.compress.tensors import finite_rows, rows_columns
 from birdie.compress.trellis.feedback import feedback
 from birdie.entropy import coder
 from birdie.errors import ConfigError
 
-AT = (2.0, 3.0, 4.0, 6.0)
-# Predictions for this network are 0.85 to 1.35 times the measured increase; other seeds vary. Gradients of a squared
-# error only stand for its curvature: 0.5 to 2 times.
-CLOSE, ROUGH = 1.7, 3.0
+AT = (2.0, 4.0)
 Batch = tuple[Tensor, Tensor]
 
 
@@ -87,73 +81,47 @@ def network() -> Network:
 
 @pytest.fixture(scope="module")
 def table(network: Network) -> SensitivityTable:
-    return birdie.sensitivity(network, draw(10, seed=2), nats, at=AT, bits=3.0)
+    return birdie.sensitivity(network, draw(10, seed=2), nats, at=AT)
 
 
-def quantized(weight: Tensor, name: str, result: CalibrationResult, bits: float) -> tuple[Tensor, float]:
-    """Return a matrix at about so many bits, quantized by itself, and the bits of a weight that are coded."""
-    factors = feedback(result.sensitivities[name], *rows_columns(tuple(weight.shape)))
-    encoded = Trellis().encode_with(name, weight, factors, 2.0 ** Curve.of(name, weight, factors).log_scale(bits))
-    symbols = coder.encode(encoded.streams[0], effort="max")
-    return decode(encoded), 8 * len(symbols.payload) / weight.numel()
-
-
-@pytest.mark.parametrize(("loss", "factor"), [(nats, CLOSE), (squares, ROUGH)], ids=["cross-entropy", "squared error"])
-def test_predictions_are_those_of_quantizing_one_matrix_at_a_time(network: Network, loss: Loss, factor: float) -> None:
-    table = birdie.sensitivity(network, draw(10, seed=2), loss, at=AT)
+def test_each_matrix_is_quantized_alone_at_so_many_bits(network: Network, table: SensitivityTable) -> None:
     weights = network.state_dict()
-    result = CalibrationResult.of(weights, (network, draw(10, seed=2), loss), symmetries=False)
-    measure = HeldOutKL(network, draw(6, seed=3), loss)
     assert {row.name for row in table.rows} == {name for name in weights if name.endswith("weight")}
-    for bits in AT:
-        predicted, measured = {}, {}
-        for row in table.rows:
-            weight, coded = quantized(weights[row.name], row.name, result, bits)
-            assert coded == pytest.approx(bits, abs=0.25)
-            predicted[row.name] = row.loss[bits]
-            measured[row.name] = measure({**weights, row.name: weight})
-        for name, increase in measured.items():
-            assert increase / factor < predicted[name] < increase * factor, (name, bits)
-        order = sorted(measured, key=measured.__getitem__)
-        for low, high in pairwise(order):  # ranks agree where they differ by more than the error
-            assert predicted[low] < predicted[high] or measured[high] < factor * measured[low]
-
-
-def test_one_bit_more_is_a_fourth_of_the_increase(network: Network) -> None:
-    table = birdie.sensitivity(network, draw(4, seed=2), nats, at=(7, 8))
-    for row in table.rows:
-        assert row.loss[7] == pytest.approx(4 * row.loss[8], rel=0.05)
-
-
-def test_bits_are_shared_out_so_that_the_increase_is_smallest(network: Network, table: SensitivityTable) -> None:
-    total = sum(row.weights for row in table.rows)
-    assert sum(row.weights * row.bits for row in table.rows) / total == pytest.approx(3.0, abs=0.01)
     assert [row.loss[2.0] for row in table.rows] == sorted((row.loss[2.0] for row in table.rows), reverse=True)
-    shared = [birdie.sensitivity(network, draw(10, seed=2), nats, at=(row.bits,)) for row in table.rows]
-    by_name = [{row.name: next(iter(row.loss.values())) for row in one.rows} for one in shared]
-    smallest = sum(by_name[index][row.name] for index, row in enumerate(table.rows))
-    assert smallest < 0.8 * sum(row.loss[3.0] for row in table.rows)
+    result = CalibrationResult.of(weights, (network, draw(10, seed=2), nats), symmetries=False)
+    assert result.held_out is not None
+    for row in table.rows:
+        weight = weights[row.name]
+        factors = feedback(result.sensitivities[row.name], *rows_columns(tuple(weight.shape)))
+        for bits in AT:
+            scale = table_module._scale(finite_rows(row.name, weight), factors, bits)
+            encoded = Trellis().encode_with(row.name, weight, factors, scale)
+            coded = coder.encode(encoded.streams[0], effort="max").payload
+            assert 8 * len(coded) / weight.numel() == pytest.approx(bits, abs=0.25)
+            assert row.loss[bits] == result.held_out({**weights, row.name: decode(encoded)})
 
 
-def test_the_unit_does_not_depend_on_how_the_loss_is_reduced(network: Network, table: SensitivityTable) -> None:
-    mean = birdie.sensitivity(network, draw(10, seed=2), mean_nats, at=AT)
-    assert mean.unit == table.unit == "nats of KL per target"
-    for one in mean.rows:
-        other = next(row for row in table.rows if row.name == one.name)
-        assert one.loss[4.0] == pytest.approx(other.loss[4.0], rel=0.05)
+def test_a_bit_more_is_a_fourth_of_the_increase_whatever_the_reduction(network: Network) -> None:
+    """Beyond the bits at which the entropy of a small matrix shows them, too."""
+    one, other = (birdie.sensitivity(network, draw(4, seed=2), loss, at=(7, 9)) for loss in (nats, mean_nats))
+    assert one.unit == other.unit == "nats of KL per target"
+    by_name = {row.name: row.loss for row in other.rows}
+    for row in one.rows:
+        assert row.loss[7] == pytest.approx(16 * row.loss[9], rel=0.35)
+        assert row.loss[7] == pytest.approx(by_name[row.name][7], rel=0.35)
 
 
-@pytest.mark.parametrize(("loss", "unit"), [(squares, "relative squared error"), (mean_square, "only compares rows")])
+@pytest.mark.parametrize(("loss", "unit"), [(squares, "relative squared error"), (mean_square, "relative change")])
 def test_other_losses_have_units_of_their_own(network: Network, loss: Loss, unit: str) -> None:
-    assert unit in birdie.sensitivity(network, draw(3, seed=2), loss).unit
+    assert unit in birdie.sensitivity(network, draw(3, seed=2), loss, at=(4,)).unit
 
 
 def test_the_module_is_left_as_it_is(network: Network) -> None:
     kept = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     steps: list[tuple[float, float | None]] = []
-    birdie.sensitivity(network, draw(5, seed=2), nats, progress=lambda done, total: steps.append((done, total)))
+    birdie.sensitivity(network, draw(5, seed=2), nats, at=AT, progress=lambda *step: steps.append(step))
     assert all(torch.equal(tensor, kept[name]) for name, tensor in network.state_dict().items())
-    assert steps == [(1, 5), (2, 5), (3, 5), (4, 5)]  # one is held out
+    assert steps == [(done, 5) for done in range(1, 6)]
 
 
 def test_tied_matrices_are_one_row_and_unused_ones_are_listed() -> None:
@@ -172,7 +140,7 @@ def test_tied_matrices_are_one_row_and_unused_ones_are_listed() -> None:
         return F.cross_entropy(module(ids), ids)
 
     torch.manual_seed(0)
-    table = birdie.sensitivity(Tied(), [torch.arange(96)] * 3, loss)
+    table = birdie.sensitivity(Tied(), [torch.arange(96)] * 3, loss, at=(4,))
     assert sorted(row.name for row in table.rows) == ["embedding.weight", "mixed"]
     assert table.unmeasured == ("spare",)
     assert "not measured: spare" in str(table)
@@ -200,7 +168,7 @@ def test_a_plot_without_matplotlib_is_one_sentence(
         table.plot(tmp_path / "t.png")
 
 
-@pytest.mark.parametrize("settings", [lambda: {"at": (0,)}, lambda: {"bits": -1.0}, lambda: {"bits": 65}])
-def test_bits_out_of_range_are_refused(network: Network, settings: Callable[[], dict[str, float]]) -> None:
+@pytest.mark.parametrize("bits", [0, -1.0, 65])
+def test_bits_out_of_range_are_refused(network: Network, bits: float) -> None:
     with pytest.raises(ConfigError, match="bits"):
-        birdie.sensitivity(network, draw(2, seed=2), nats, **settings())  # type: ignore[arg-type]
+        birdie.sensitivity(network, draw(2, seed=2), nats, at=(bits,))
