@@ -126,11 +126,8 @@ def done(job: Job, folder: Path) -> dict[str, float]:
     with releasing([path]):
         model, batches = mapped_model(job, state), random_batches(job)
         if job.save:
-            blockwise = work if job.method == "blockwise" else False
-            out = folder / "model.birdie"
-            summary = birdie.save(
-                model, out, bits=BITS, coder="fast", calibration=(model, batches, loss), blockwise=blockwise, workers=1
-            )
+            known = birdie.calibrate(model, batches, loss, blockwise=work if job.method == "blockwise" else False)
+            summary = birdie.save(model, folder / "model.birdie", bits=BITS, coder="fast", calibration=known, workers=1)
             result = {"bytes": summary.bytes, "kl": summary.error or 0.0}
         elif job.method == "blockwise":
             result = {"fisher": mean_fisher(calibrate_blockwise(model, batches, loss, work))}

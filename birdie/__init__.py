@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
-    from birdie.artifact.calibrated import calibrate
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
+    from birdie.compress.calibration.calibrate import calibrate
     from birdie.compress.calibration.table import sensitivity
     from birdie.compress.qat.trained import plain
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from birdie.train.muon import Muon
 
 _HOMES = {
-    "birdie.artifact.calibrated": ("calibrate",),
     "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
     "birdie.artifact.quantize": ("quantize_",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
+    "birdie.compress.calibration.calibrate": ("calibrate",),
     "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.qat.trained": ("plain",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),

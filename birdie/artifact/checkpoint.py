@@ -9,7 +9,7 @@ How the tensors and files of weights of a folder are called is in `birdie.artifa
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from birdie.artifact.checkpoints import (
 from birdie.artifact.folder_scan import Group, scan
 from birdie.artifact.folders import component_of
 from birdie.artifact.layouts import Choice, tensor_bytes
-from birdie.artifact.repack import save_object
-from birdie.artifact.save import save
+from birdie.artifact.repack import write_object
+from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.wrappers import without_prefixes
@@ -115,6 +115,7 @@ class Checkpoint:
         overwrite: bool = False,
         lossless: bool = False,
         calibration: CalibrationResult | None = None,
+        refit: int = 0,
         metadata: dict[str, Any] | None = None,
         progress: Progress | None = None,
         world: World | None = None,
@@ -124,15 +125,18 @@ class Checkpoint:
 
         Args:
             output: the file.
-            coder, overwrite, lossless, calibration, progress, world: as in `birdie.save`.
+            coder, overwrite, lossless, calibration, progress, world: as in `write_model`.
+            refit: with calibration, as in `birdie.calibrate`.
             metadata: beside that of the checkpoint.
             options: others of `birdie.save`.
         """
         common: dict[str, Any] = {"coder": coder, "overwrite": overwrite, "progress": progress, "world": world}
         common["metadata"] = self.metadata | (metadata or {}) or None
         if self.is_object:
-            return save_object(self.content, output, **common)
-        return save(
+            return write_object(self.content, output, **common)
+        if calibration is not None and refit:
+            calibration = replace(calibration, refit=refit)
+        return write_model(
             self.content, output, files=self.files, lossless=lossless, calibration=calibration, **common, **options
         )
 

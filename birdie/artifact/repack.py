@@ -10,7 +10,8 @@ from typing import Any, Unpack
 from birdie.artifact import pytree
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import Limits, load
-from birdie.artifact.save import save
+from birdie.artifact.options import SaveOptions
+from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
 from birdie.entropy.hints import Effort
 from birdie.errors import WeightsError
@@ -26,11 +27,9 @@ def save_object(
     path: Source,
     *,
     coder: Effort = "max",
-    overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
     progress: Progress | bool | None = None,
     workers: int | None = None,
-    world: World | None = None,
 ) -> Summary:
     """Write a complete object losslessly, for example a training checkpoint, into one .birdie file.
 
@@ -39,34 +38,31 @@ def save_object(
     Args:
         content: nested dicts, lists and tuples of tensors and plain values, as torch.save takes them; never changed.
         path: the file to write; it appears complete or not at all.
-        coder: "max" for the smallest file, "fast" for the least time.
-        overwrite: replace a file of another kind, as in `birdie.save`.
-        metadata: JSON to store in the file.
-        progress: True for a progress bar, or a function, as in `birdie.save`.
-        workers: threads; None uses every core. The bytes do not depend on it.
-        world: ranks that share the tensors out, as in `birdie.save`.
+        coder, metadata, progress, workers: as for `birdie.save`.
 
     Raises:
         WeightsError: the content holds no tensor, or a value that cannot be stored; the message names its key path.
         ConfigError: a setting is wrong.
         OutputError: the file cannot be written.
     """
+    return write_object(content, path, coder=coder, metadata=metadata, progress=progress, workers=workers)
+
+
+def write_object(
+    content: Any,
+    path: Source,
+    *,
+    overwrite: bool | None = None,
+    world: World | None = None,
+    **options: Unpack[SaveOptions],
+) -> Summary:
+    """Write a complete object as `save_object` does; `overwrite` and `world` as for `write_model`."""
     tensors, skeleton = pytree.flatten(content)
     if not tensors:
         raise WeightsError("the checkpoint holds no tensor, so there is nothing to compress; check the file")
     tree = None if skeleton == _PLAIN_STATE else skeleton
-    return save(
-        tensors,
-        path,
-        coder=coder,
-        lossless=True,
-        overwrite=overwrite,
-        metadata=metadata,
-        tree=tree,
-        progress=progress,
-        workers=workers,
-        world=world,
-    )
+    options["lossless"] = True
+    return write_model(tensors, path, overwrite=overwrite, tree=tree, world=world, **options)
 
 
 def load_object(path: Source, **limits: Unpack[Limits]) -> Any:

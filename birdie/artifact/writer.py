@@ -241,6 +241,20 @@ class Writer:
         return sum(data for data, _ in parts), sum(tables for _, tables in parts)
 
 
+def opened(encoded: Encoded) -> Encoded:
+    """Return an encoded tensor with its integers, decoded if they are coded already."""
+    if isinstance(encoded, Blocks):
+        return replace(encoded, parts=tuple(map(opened, encoded.parts)))
+    if not isinstance(encoded, CodedTensor):
+        return encoded
+    layout = registry.decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
+    streams = tuple(
+        entropy.decode(one.coder, one.payload, kind.rows, kind.columns, kind.hints, kind.dtype)
+        for one, kind in zip(encoded.coded, layout, strict=True)
+    )
+    return Encoded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, streams)
+
+
 def lossless_entries(tensors: Mapping[str, Tensor], pool: ThreadPoolExecutor, effort: Effort) -> list[Entry]:
     """Return entries that keep every bit of some tensors."""
     if not tensors:

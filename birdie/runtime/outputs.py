@@ -129,7 +129,7 @@ _NONE = Kind("", b"$.")
 
 
 def require_output(
-    target: Source, inputs: Iterable[Source] = (), *, kind: Kind | None = None, overwrite: bool = False
+    target: Source, inputs: Iterable[Source] = (), *, kind: Kind | None = None, overwrite: bool | None = False
 ) -> Path:
     """Return the path to write if the user may name `target` as an output; call it before anything is read.
 
@@ -137,7 +137,7 @@ def require_output(
         target: a file; with `overwrite`, a link to one stands for the file.
         inputs: files that are read, which it must not replace.
         kind: of the file that will be written; None: of a kind that replaces none.
-        overwrite: replace a file of any kind.
+        overwrite: replace a file of any kind. None: no, and the caller has no such option that an error could name.
     """
     path = require_file_name(target)
     require_no_input(target, inputs)
@@ -150,7 +150,8 @@ def require_output(
     except OSError as error:
         raise OutputError(f"cannot write {path}: {reason_of(error)}; choose another name") from error
     what = "exists" if kind is None else f"exists and is not {kind.name}"
-    raise OutputError(f"cannot write {path}: it {what}; choose another name, or add --overwrite (overwrite=True)")
+    remedy = "remove it" if overwrite is None else "add --overwrite (overwrite=True)"
+    raise OutputError(f"cannot write {path}: it {what}; choose another name, or {remedy}")
 
 
 def require_output_folder(target: Source, *, overwrite: bool = False) -> Path:

@@ -63,21 +63,23 @@ def main(folder: Path) -> None:
     def save(model: Any, **settings: Any) -> Callable[[], object]:
         return lambda: birdie.save(model, path, workers=1, coder="fast", **settings)
 
+    def calibrated(model: Any, *data: Any, **how: Any) -> Callable[[], object]:
+        return lambda: save(model, bits=4, calibration=birdie.calibrate(model, *data, **how))()
+
     attempt("save", save(module))
     attempt("lossless", save(module, lossless=True))
     attempt("bfloat16 state", save({name: tensor.bfloat16() for name, tensor in module.state_dict().items()}, bits=4))
     for scheme in ("int6", "trellis", "ternary", "codebook:k=16", "rotation:bits=4", "spectral"):
         attempt(f"scheme {scheme}", save(module, scheme=scheme))
     for name, loss in (("cross-entropy", cross_entropy), ("squares", squares)):
-        attempt(f"calibrated, {name}", save(module, bits=4, calibration=(module, batches, loss), refit=3))
-        blockwise = save(module, bits=4, calibration=(module, batches, loss), blockwise=True)
-        attempt(f"one block at a time, {name}", blockwise)
+        for how in ({"refit": 3}, {"blockwise": True}):
+            attempt(f"calibrated, {how}, {name}", calibrated(module, batches, loss, **how))
     attempt(
         "module on the CPU, state not",
         save(module.state_dict(), bits=4, calibration=(mlp("cpu"), batches, cross_entropy)),
     )
-    attempt("example inputs on the CPU", save(module, bits=4, example_inputs=batches[0][0]))
-    attempt("example inputs on the device", save(module, bits=4, example_inputs=batches[0][0].to(DEVICE)))
+    attempt("example inputs on the CPU", calibrated(module, example_inputs=batches[0][0]))
+    attempt("example inputs on the device", calibrated(module, example_inputs=batches[0][0].to(DEVICE)))
     convolutions = (
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3)).to(DEVICE).eval()
     )

@@ -3,6 +3,7 @@
 import gc
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import birdie
-from birdie.artifact.calibrated import opened
-from birdie.artifact.writer import CodedTensor, Meter, Writer
+from birdie.artifact.save import write_model
+from birdie.artifact.writer import CodedTensor, Meter, Writer, opened
 from birdie.compress.calibration.blockwise import BlockwiseResult, calibrate_in_blocks, groups_of
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.mapped_module import MappedHeldOut, mapped_copy
@@ -112,13 +113,15 @@ def test_temporary_files_live_as_long_as_the_result(tmp_path: Path, monkeypatch:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_save_leaves_a_named_folder_and_no_other(tmp_path: Path) -> None:
-    module, batches, loss = chain()
-    calibration = module, batches, loss
-    birdie.save(module, tmp_path / "a", bits=6, calibration=calibration, blockwise=True)
+def test_a_named_folder_stays_and_no_other(tmp_path: Path) -> None:
+    case = chain()
+    birdie.save(case.module, tmp_path / "a", bits=6, calibration=birdie.calibrate(*case, blockwise=True))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    birdie.save(module, tmp_path / "b", bits=6, calibration=calibration, blockwise=tmp_path / "work")
+    known = birdie.calibrate(*case, blockwise=tmp_path / "work")
+    birdie.save(case.module, tmp_path / "b", bits=6, calibration=known)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "work"]
+    del known
+    gc.collect()
     assert not list((tmp_path / "work").glob(".birdie-*"))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -127,16 +130,12 @@ def test_what_needs_the_complete_model_is_refused(tmp_path: Path) -> None:
     module, batches, loss = chain()
     calibration = module, batches, loss
     with pytest.raises(ConfigError, match="refit has the complete model in memory"):
-        birdie.save(module, tmp_path / "x", bits=4, calibration=calibration, blockwise=True, refit=5)
+        birdie.calibrate(*calibration, blockwise=True, refit=5)
     result = birdie.calibrate(*calibration, blockwise=tmp_path / "work")
     with pytest.raises(ConfigError, match="refit has the complete model in memory"):
-        birdie.save(module, tmp_path / "x", bits=4, calibration=result, refit=5)
-    with pytest.raises(ConfigError, match="calibration data"):
-        birdie.save(module, tmp_path / "x", bits=4, blockwise=True)
-    with pytest.raises(ConfigError, match="calibration data"):
-        birdie.save(module, tmp_path / "x", bits=4, calibration="synthetic", blockwise=True)
+        birdie.save(module, tmp_path / "x", bits=4, calibration=replace(result, refit=5))
     with pytest.raises(ConfigError, match="5 is not a path"):
-        birdie.save(module, tmp_path / "x", bits=4, calibration=calibration, blockwise=5)  # type: ignore[arg-type]
+        birdie.calibrate(*calibration, blockwise=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="blockwise=True"):
         birdie.calibrate(*calibration, blocks=["0"])
     with pytest.raises(WeightsError, match="calibrate with the model"):
@@ -243,10 +242,8 @@ def test_symmetries_are_sorted_in_groups_that_share_no_tensor() -> None:
 
 def save_as_rank(world: World, folder: Path) -> None:
     module, batches, loss = small_gpt()
-    calibration = module, batches, loss
-    summary = birdie.save(
-        module, folder / "two.birdie", bits=4, calibration=calibration, blockwise=folder / "work", world=world
-    )
+    known = birdie.calibrate(module, batches, loss, blockwise=folder / "work", world=world)
+    summary = write_model(module, folder / "two.birdie", bits=4, calibration=known, world=world)
     torch.save(summary.error, folder / f"error.{world.rank}")
 
 
@@ -254,8 +251,8 @@ def save_as_rank(world: World, folder: Path) -> None:
 def test_two_ranks_write_one_file_between_them(tmp_path: Path) -> None:
     run_in_process_group(save_as_rank, 2, tmp_path)
     module, batches, loss = small_gpt()
-    calibration = module, batches, loss
-    alone = birdie.save(module, tmp_path / "one.birdie", bits=4, calibration=calibration, blockwise=True)
+    known = birdie.calibrate(module, batches, loss, blockwise=True)
+    alone = birdie.save(module, tmp_path / "one.birdie", bits=4, calibration=known)
     errors = [torch.load(tmp_path / f"error.{rank}", weights_only=True) for rank in range(2)]
     assert errors[0] == errors[1]
     assert errors[0] == pytest.approx(alone.error, rel=0.6)  # other signs on other batches
@@ -282,14 +279,13 @@ class Holder(nn.Module):
 def test_the_state_dict_of_a_wrapped_module_is_calibrated(wrap: Any, blockwise: bool, tmp_path: Path) -> None:
     module, batches, loss = chain()
     wrapped = wrap(module)
-    settings: dict[str, Any] = {"coder": "fast", "blockwise": blockwise}
-    plain = birdie.save(wrapped, tmp_path / "a.birdie", calibration=(wrapped, batches, loss), **settings)
+    result = birdie.calibrate(wrapped, batches, loss, blockwise=blockwise)
+    plain = birdie.save(wrapped, tmp_path / "a.birdie", calibration=result, coder="fast")
     state = wrapped.state_dict()
-    other = birdie.save(state, tmp_path / "b.birdie", calibration=(wrapped, batches, loss), **settings)
+    other = birdie.save(state, tmp_path / "b.birdie", calibration=(wrapped, batches, loss), coder="fast")
     assert other.uncalibrated == plain.uncalibrated == ()
     tensors, expected = birdie.load(tmp_path / "b.birdie"), birdie.load(tmp_path / "a.birdie")
     assert tensors.keys() == expected.keys()
     assert all(name.startswith("module.") == (wrap is Holder) for name in tensors if name != "n_averaged")
-    result = birdie.calibrate(wrapped, batches, loss, blockwise=blockwise)
     birdie.save(state, tmp_path / "c.birdie", calibration=result, coder="fast")
     assert birdie.load(tmp_path / "c.birdie").keys() == expected.keys()

@@ -19,6 +19,7 @@ import birdie
 from birdie.artifact.checkpoint import open_checkpoint
 from birdie.artifact.checkpoints import is_foreign_pickle, read_files
 from birdie.artifact.folders import write_folder
+from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
 
@@ -507,7 +508,7 @@ def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
 ) -> None:
     for number, most in enumerate(shards):
         file = tmp_path / f"{number}.birdie"
-        birdie.save(tensors(number), file, lossless=True, files={"config.json": b"{}", "a/b.txt": b"c"})
+        write_model(tensors(number), file, lossless=True, files={"config.json": b"{}", "a/b.txt": b"c"})
         write_folder(file, tmp_path / "target", max_shard_bytes=most)
         assert all(torch.equal(read_files(tmp_path / "target")[name], one) for name, one in tensors(number).items())
         assert open_checkpoint(tmp_path / "target").metadata.keys() == {"weights"}
@@ -532,7 +533,7 @@ def test_the_folder_that_a_file_was_made_of_is_never_replaced(tmp_path: Path) ->
 def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
     sharded(tmp_path / "target")
     names = sorted(path.name for path in (tmp_path / "target").iterdir())
-    birdie.save(tensors(5), tmp_path / "x.birdie", lossless=True, files={"config.json": b"{}"})
+    write_model(tensors(5), tmp_path / "x.birdie", lossless=True, files={"config.json": b"{}"})
     with pytest.raises(OutputError, match="has content"):
         write_folder(tmp_path / "x.birdie", tmp_path / "target")
     write_folder(tmp_path / "x.birdie", tmp_path / "target", overwrite=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 import birdie
 from birdie.artifact import container, metadata, pytree
 from birdie.artifact.codes import scheme_codes
+from birdie.artifact.save import write_model
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
@@ -107,7 +108,7 @@ def content() -> dict[str, Any]:
 
 def saved(path: Path) -> container.Reader:
     tensors, skeleton = pytree.flatten(content())
-    birdie.save(tensors, path, scheme=RULES, tree=skeleton)
+    write_model(tensors, path, scheme=RULES, tree=skeleton)
     return container.Reader(path.read_bytes())
 
 

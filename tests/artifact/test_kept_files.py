@@ -13,6 +13,7 @@ import birdie
 from birdie.artifact import container, kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
+from birdie.artifact.save import write_model
 from birdie.errors import ArtifactError, ConfigError
 
 FILES = {"config.json": b'{"hidden_size": 64}', "tokenizer/vocab.json": b"a" * 5000, "LICENSE": "Lizenz ü".encode()}
@@ -30,7 +31,7 @@ def read(path: Path) -> dict[str, bytes]:
 def test_files_come_back_and_tensors_do_not_change(tmp_path: Path) -> None:
     plain, kept = tmp_path / "plain.birdie", tmp_path / "kept.birdie"
     birdie.save(state(), plain)
-    summary = birdie.save(state(), kept, files=FILES)
+    summary = write_model(state(), kept, files=FILES)
     assert read(kept) == FILES
     assert read(plain) == {}
     assert torch.equal(birdie.load(kept)["w"], birdie.load(plain)["w"])
@@ -59,16 +60,16 @@ def test_any_files_come_back_and_the_order_does_not_matter(files: dict[str, byte
 
 def test_they_count_against_a_budget(tmp_path: Path) -> None:
     noise = {"noise.txt": torch.randint(0, 256, (3000,), dtype=torch.uint8).numpy().tobytes()}
-    summary = birdie.save(state(), tmp_path / "x.birdie", budget=5000, files=noise)
+    summary = write_model(state(), tmp_path / "x.birdie", budget=5000, files=noise)
     assert 4900 <= summary.bytes <= 5000
     assert summary.file_bytes >= 3000
     with pytest.raises(birdie.BudgetError):
-        birdie.save(state(), tmp_path / "y.birdie", budget=3000, files=noise)
+        write_model(state(), tmp_path / "y.birdie", budget=3000, files=noise)
 
 
 def test_no_file_has_the_name_of_the_folder_of_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a/b/c"):
-        birdie.save(state(), tmp_path / "x.birdie", files={"a/b": b"", "a/b/c": b""})
+        write_model(state(), tmp_path / "x.birdie", files={"a/b": b"", "a/b/c": b""})
     with pytest.raises(ArtifactError, match="list of files"):
         kept_files.listed({"files": {"a": 0, "a/b": 0}}, "x")
 

@@ -93,10 +93,11 @@ def test_the_kl_is_measured_under_autocast() -> None:
 @pytest.mark.parametrize("blockwise", [False, True])
 def test_a_default_device_changes_nothing(blockwise: bool, tmp_path: Path) -> None:
     module, data = linear(), batches()
-    calibration = module, data, loss
-    birdie.save(module, tmp_path / "plain", bits=4, calibration=calibration, blockwise=blockwise, workers=1)
+    known = birdie.calibrate(module, data, loss, blockwise=blockwise)
+    birdie.save(module, tmp_path / "plain", bits=4, calibration=known, workers=1)
     with torch.device("meta"):
-        birdie.save(module, tmp_path / "meta", bits=4, calibration=calibration, blockwise=blockwise, workers=1)
+        known = birdie.calibrate(module, data, loss, blockwise=blockwise)
+        birdie.save(module, tmp_path / "meta", bits=4, calibration=known, workers=1)
         decoded = birdie.load(tmp_path / "meta")
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "meta").read_bytes()
     assert all(tensor.device.type == "cpu" for tensor in decoded.values())
@@ -119,7 +120,7 @@ def test_calibration_of_a_distributed_module_does_not_communicate(
     try:
         wrapped = nn.parallel.DistributedDataParallel(nn.Sequential(linear(), nn.BatchNorm1d(8)))
         monkeypatch.setattr(wrapped, "_sync_buffers", lambda: pytest.fail("a collective on one rank"))
-        birdie.save(wrapped, tmp_path / "file", bits=5, calibration=(wrapped, batches(), loss), refit=2)
+        birdie.save(wrapped, tmp_path / "file", bits=5, calibration=birdie.calibrate(wrapped, batches(), loss, refit=2))
         assert set(birdie.load(tmp_path / "file")) == set(wrapped.module.state_dict())
         del wrapped
         gc.collect()

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import birdie
 import birdie.golf.packed
 from birdie.artifact.folders import write_folder
+from birdie.artifact.save import write_model
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.data.shards import write_shard
@@ -320,13 +321,13 @@ def test_python_asks_as_the_command_does(inputs: Path, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "thesis").write_bytes(MINE)
     calls: tuple[Callable[..., Any], ...] = (
-        lambda **options: birdie.save({"w": torch.ones(2, 2)}, target, **options),
-        lambda **options: birdie.save({"w": torch.ones(2, 2)}, tmp_path / "link", **options),
+        lambda **options: write_model({"w": torch.ones(2, 2)}, target, **options),
+        lambda **options: write_model({"w": torch.ones(2, 2)}, tmp_path / "link", **options),
         lambda **options: write_folder(inputs / "m.birdie", folder, **options),
     )
     for call in calls:
         target.write_bytes(MINE)
-        with pytest.raises(birdie.errors.OutputError, match=r"overwrite|link"):
+        with pytest.raises(birdie.errors.OutputError, match=r"remove it|overwrite|link"):
             call()
         assert target.read_bytes() == (folder / "thesis").read_bytes() == MINE
         call(overwrite=True)

@@ -189,9 +189,9 @@ def test_every_reader_returns_the_same_numbers(tmp_path: Path) -> None:
 
 def test_data_calibrate_the_other_weights_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     model, batches = Network(), [torch.randn(4, 1, 32, generator=NUMBERS) for _ in range(6)]
-    calibration = model, batches, lambda module, x: module(x).square().mean()
     with caplog.at_level("INFO", "birdie"):
-        summary = birdie.save(model, io.BytesIO(), calibration=calibration, bits=8, coder="fast", refit=2)
+        known = birdie.calibrate(model, batches, lambda module, x: module(x).square().mean(), refit=2)
+        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8, coder="fast")
     assert "layers.0.weight" in summary.uncalibrated
     assert any("layers.0.weight" in message for message in caplog.messages)
     assert summary.error is not None

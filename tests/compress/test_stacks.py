@@ -203,7 +203,7 @@ def test_modules_load_lazily_and_are_quantized_in_place(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stacks_in_a_calibrated_module_are_calibrated() -> None:
     module = Experts()
-    file, decoded = saved(module, bits=5.0, calibration=(module, batches(), loss), refit=2)  # type: ignore[arg-type]
+    file, decoded = saved(module, bits=5.0, calibration=birdie.calibrate(module, batches(), loss, refit=2))  # type: ignore[arg-type]
     assert 8 * len(file) <= 5 * sum(weight.numel() for weight in module.parameters())
     for name, weight in module.state_dict().items():
         assert decoded[name].shape == weight.shape

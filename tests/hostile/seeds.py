@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from birdie.artifact import container, repack
 from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.artifact.save import save as save_file
+from birdie.artifact.save import write_model
 from birdie.compress import registry, row_blocks
 from birdie.entropy import coder, mixed, numbers, raw, side_information, static, trellis
 from birdie.entropy import payload as payloads
@@ -241,7 +242,7 @@ def in_blocks() -> list[Seed]:
     files = {"config.json": b'{"a": 1}', "tokenizer/vocab.txt": b"a b c " * 20}
     with mock.patch.object(row_blocks, "LARGE", 300), mock.patch.object(row_blocks, "_BLOCK", CHUNK):
         return [
-            _written(partial(save_file, tensors, workers=1, files=files, **how))
+            _written(partial(write_model, tensors, workers=1, files=files, **how))
             for how in ({"lossless": True}, {"scheme": "int6", "coder": "fast"})
         ]
 

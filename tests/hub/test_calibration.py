@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_refinements_use_the_names_on_disk(kind: str, folders: dict[str, Path], 
     result = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048)
     settings: dict[str, Any] = {"bits": 4, "calibration": result, "coder": "fast"}
     plain = birdie.save(state, tmp_path / "plain.birdie", **settings)
-    refined = birdie.save(state, tmp_path / "refined.birdie", refit=4, **settings)
+    refined = birdie.save(state, tmp_path / "refined.birdie", **settings | {"calibration": replace(result, refit=4)})
     assert plain.error is not None
     assert refined.error is not None
     assert refined.error <= plain.error * 1.001

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import birdie
+from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import BirdieError, ConfigError
 from tests.hub.models import SMALL, TRANSFORMERS, outputs, write
@@ -103,7 +104,7 @@ def test_models_and_pipelines_of_diffusers(tmp_path: Path) -> None:
 
 
 def saved(path: Path, config: Any, file: str = "config.json") -> Path:
-    birdie.save({"w": torch.ones(4, 4)}, path / "x.birdie", files={file: json.dumps(config).encode()})
+    write_model({"w": torch.ones(4, 4)}, path / "x.birdie", files={file: json.dumps(config).encode()})
     return path / "x.birdie"
 
 
@@ -142,7 +143,7 @@ def test_a_file_without_one_of_the_weights_is_one_sentence(tmp_path: Path) -> No
     del state[name := "model.layers.1.mlp.up_proj.weight"]
     config = (tmp_path / "model" / "config.json").read_bytes()
     file = tmp_path / "x.birdie"
-    birdie.save(state, file, lossless=True, files={"config.json": config})
+    write_model(state, file, lossless=True, files={"config.json": config})
     for lazy, words in (
         (False, f"the file lacks 1 of the weights of LlamaForCausalLM, {name}"),
         (True, f"missing: {name}"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import birdie
+from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.hub.folder import write_birdie_folder
@@ -38,7 +39,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelHub]:
 def model(path: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     state = {"w": torch.randn(32, 32, generator=generator)}
-    birdie.save(state, path, files={"config.json": b'{"model_type": "x"}', "LICENSE": b"free"})
+    write_model(state, path, files={"config.json": b'{"model_type": "x"}', "LICENSE": b"free"})
     return path
 
 
@@ -64,7 +65,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: ModelHub, tmp_path: Path) -
 
 @pytest.mark.parametrize(("config", "reason"), [(b"[" * 200_000, "nested too deeply"), (b"[1]", "not an object")])
 def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, config: bytes, reason: str) -> None:
-    birdie.save({"w": torch.randn(32, 32)}, tmp_path / "model.birdie", files={"config.json": config})
+    write_model({"w": torch.randn(32, 32)}, tmp_path / "model.birdie", files={"config.json": config})
     with pytest.raises(ArtifactError, match=reason):
         write_birdie_folder(tmp_path / "model.birdie", tmp_path / "folder")
     assert not (tmp_path / "folder").exists()

@@ -14,6 +14,7 @@ from birdie.artifact import container, kept_files
 from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.container import Reader
 from birdie.artifact.folders import write_folder
+from birdie.artifact.save import write_model
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.data.hub.catalog import read_manifest
@@ -105,7 +106,7 @@ def kept_in_a_file(name: str, _: Path) -> None:
 
 
 def kept_beside_tensors(name: str, folder: Path) -> None:
-    birdie.save({"w": torch.ones(2)}, folder / "y.birdie", files={name: b""})
+    write_model({"w": torch.ones(2)}, folder / "y.birdie", files={name: b""})
 
 
 def shard_of_an_index(name: str, folder: Path) -> None:

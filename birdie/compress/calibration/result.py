@@ -71,6 +71,7 @@ class CalibrationResult:
         factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
         synthetic: inputs are made up or examples, so `birdie.save` tries no calibration as well and keeps the better.
         unreached: names of matrices that the loss does not depend on, as far as calibration sees; they take the prior.
+        refit: Adam steps after each part of the model that a file encodes (`birdie.compress.rate.parts`).
     """
 
     state: dict[str, Tensor]
@@ -80,6 +81,7 @@ class CalibrationResult:
     factors: MutableMapping[str, Feedback] | None = None
     synthetic: bool = False
     unreached: Sequence[str] = ()
+    refit: int = 0
     # of encodings that are still in memory: the one that is written has been compared with others before
     _measured: list[tuple[weakref.ref[EncodedState], float]] = field(default_factory=list, init=False, repr=False)
 

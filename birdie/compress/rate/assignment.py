@@ -12,6 +12,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor
 
@@ -140,14 +141,14 @@ def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
     """Return (scheme for every tensor, rules) of the argument `schemes`: one of the two is set, or neither."""
     if schemes is None:
         return None, []
-    if isinstance(schemes, Mapping):
-        schemes = list(schemes.items())
-    if not isinstance(schemes, Sequence) or isinstance(schemes, str):
+    if isinstance(schemes, str | Scheme):
         return _scheme(schemes), []
+    pairs: Any = list(schemes.items()) if isinstance(schemes, Mapping) else schemes
     rules: dict[str, str | Scheme] = {}
-    for rule in schemes:
-        if isinstance(rule, str) or not isinstance(rule, Sequence) or len(rule) != 2:
-            raise ConfigError(f"scheme rule {rule!r} is not a pair (pattern, spec); write for example ('*', 'int8')")
+    for rule in pairs if isinstance(pairs, list | tuple) else [pairs]:
+        pair = isinstance(rule, list | tuple) and len(rule) == 2
+        if not (pair and isinstance(rule[0], str) and isinstance(rule[1], str | Scheme)):
+            raise ConfigError(f"scheme {rule!r} is neither spec nor rule; write 'int6' or [('blocks.*', 'int6')]")
         pattern, spec = rule
         if pattern in rules:
             raise ConfigError(

@@ -31,7 +31,6 @@ def encode_state(
     *,
     rough: Estimate | None = None,
     calibration: CalibrationResult | None = None,
-    refit: int = 0,
     plain: bool = False,
     hooks: Hooks | None = None,
     workers: int | None = None,
@@ -44,8 +43,6 @@ def encode_state(
         size: bytes of the file that holds an encoded state.
         rough: fast estimate of `size`, for the beginning of a search.
         calibration: of the model.
-        refit: number of Adam steps, after each part of the model is quantized, that tune what is not (rate/parts.py);
-            the result is kept only if it is better.
         plain: whether files must load fast: paths of trellises run down the columns only.
         hooks: what becomes of encoded tensors, and which process encodes them; without calibration, or with a
             blockwise one.
@@ -96,11 +93,11 @@ def encode_state(
     encoded = checked(searched, calibration, size) if budget is not None else searched.fit.encoded
     # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
     loss = calibration.divergence if target.quality is None else size
-    if refit and (searched.fit.sigma is not None or not target.searched):
+    if calibration.refit and (searched.fit.sigma is not None or not target.searched):
         sigma = searched.fit.sigma or 1.0
         coarser = 1.0 if target.quality is None else _REFITTED
         with suppress(BudgetError):
-            result, steps = calibration, refit
+            result, steps = calibration, calibration.refit
             refitted = refit_by_parts(
                 searched.allocation,
                 math.log2(sigma * coarser),

@@ -384,20 +384,21 @@ def test_what_is_not_reached_block_by_block_is_in_the_log_and_in_the_summary(
 ) -> None:
     caplog.set_level("INFO", "birdie")
     module = WithUnseen()
-    settings: dict[str, Any] = {"calibration": (module, vectors(4), classify), "coder": "fast"}
-    summary = birdie.save(module, tmp_path / "x.birdie", blockwise=True, **settings)
+    calibration = module, vectors(4), classify
+    known = birdie.calibrate(*calibration, blockwise=True)
+    summary = birdie.save(module, tmp_path / "x.birdie", calibration=known, coder="fast")
     block = {"raw", "recurrent.weight_ih_l0", "recurrent.weight_hh_l0", "normed.parametrizations.weight.original1"}
     missing = {f"blocks.{index}.{name}" for index in (0, 1) for name in block} | {"outside", "unused.weight"}
     gains = {name for name in summary.uncalibrated if name.endswith("original0")}  # of weight norm
     assert {*summary.uncalibrated} - gains == missing
     assert f"do not reach {len(summary.uncalibrated)} of " in caplog.text
-    complete = birdie.save(module, tmp_path / "y.birdie", **settings)
+    complete = birdie.save(module, tmp_path / "y.birdie", calibration=calibration, coder="fast")
     assert {name for name in complete.uncalibrated if not name.endswith("original0")} == {"unused.weight"}
     with torch.no_grad():
         module.blocks = nn.ModuleList()
         module.head = module.unused = nn.Identity()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="calibrate without blockwise"):
-        birdie.save(module, tmp_path / "x.birdie", blockwise=True, **settings)
+        birdie.calibrate(*calibration, blockwise=True)
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:

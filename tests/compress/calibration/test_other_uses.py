@@ -220,7 +220,7 @@ def test_data_lower_the_error_at_the_same_bytes(name: str, tmp_path: Path) -> No
     data = [(x, torch.zeros(200, dtype=torch.long)) for x in samples]
     errors = []
     for calibration in (None, (module, data, classify)):
-        birdie.save(module, tmp_path / "model.birdie", bits=5, coder="fast", calibration=calibration, overwrite=True)
+        birdie.save(module, tmp_path / "model.birdie", bits=5, coder="fast", calibration=calibration)
         decoded = copy.deepcopy(module)
         decoded.load_state_dict(birdie.load(tmp_path / "model.birdie"))
         with torch.no_grad():

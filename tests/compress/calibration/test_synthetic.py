@@ -124,7 +124,8 @@ def test_networks_with_other_outputs_take_example_inputs_and_their_relative_erro
     assert result.held_out(zeros) == pytest.approx(1, abs=0.1)
     errors = []
     for name, examples in (("with", inputs), ("without", None)):
-        summary = birdie.save(model, tmp_path / name, budget=1_500, example_inputs=examples)
+        known = None if examples is None else birdie.calibrate(model, example_inputs=examples)
+        summary = birdie.save(model, tmp_path / name, budget=1_500, calibration=known)
         held_out = None if examples is None else result.held_out(birdie.load(tmp_path / name))
         assert summary.error == held_out
         with torch.no_grad():
@@ -346,12 +347,6 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
         (ConfigError, "example_inputs", model, {"calibration": "synthetic"}),
         (ConfigError, "'noise'", model, {"calibration": "noise"}),
         (ConfigError, "module", model.state_dict(), {"calibration": "synthetic"}),
-        (ConfigError, "module", model.state_dict(), {"example_inputs": inputs}),
-        (ConfigError, r"\(\d+, 63\)", model, {"example_inputs": inputs[:, 1:]}),
-        (ConfigError, "does not accept", model, {"example_inputs": inputs.long()}),
-        (ConfigError, "no tensor", model, {"example_inputs": "words"}),
-        (ConfigError, "no tensor", model, {"example_inputs": []}),
-        (ConfigError, "drop one", model, {"example_inputs": inputs, "calibration": (model, [inputs], loss)}),
         (WeightsError, r"norm\.running_var", broken, {"calibration": "synthetic"}),
     ]
     for error, message, subject, arguments in cases:
@@ -360,3 +355,16 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
         assert not file.exists()
     with pytest.raises(ConfigError, match="quality"):
         birdie.save(model, file, quality=0.1, calibration="synthetic")
+    calls: list[tuple[str, Any, tuple[Any, ...], dict[str, object]]] = [
+        ("not a module", model.state_dict(), (), {"example_inputs": inputs}),
+        (r"\(\d+, 63\)", model, (), {"example_inputs": inputs[:, 1:]}),
+        ("does not accept", model, (), {"example_inputs": inputs.long()}),
+        ("no tensor", model, (), {"example_inputs": "words"}),
+        ("no tensor", model, (), {"example_inputs": []}),
+        ("drop one", model, ([inputs], loss), {"example_inputs": inputs}),
+        ("give both", model, ([inputs],), {}),
+        ("batches and a loss", model, (), {"blockwise": True}),
+    ]
+    for message, subject, data, arguments in calls:
+        with pytest.raises(ConfigError, match=message):
+            birdie.calibrate(subject, *data, **arguments)  # type: ignore[arg-type]

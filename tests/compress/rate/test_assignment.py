@@ -90,9 +90,9 @@ def test_a_pattern_that_matches_nothing_offers_the_nearest_name() -> None:
     ("schemes", "words"),
     [
         ([("blocks.*", "int6"), ("*", "int8"), ("blocks.*", "int4")], r"'blocks\.\*' has two rules, int6 and int4"),
-        (["int8", "sigma:0.3"], "'int8' is not a pair"),
-        ([("blocks.*", "int6", "int8")], "is not a pair"),
-        (["ab"], "'ab' is not a pair"),
+        (["int8", "sigma:0.3"], "'int8' is neither spec nor rule"),
+        ([("blocks.*", "int6", "int8")], "neither spec nor rule"),
+        (["ab"], "'ab' is neither spec nor rule"),
     ],
 )
 def test_no_rule_is_dropped_without_a_word(schemes: object, words: str) -> None:

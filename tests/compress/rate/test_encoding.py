@@ -27,11 +27,10 @@ def encode(
     calibration: CalibrationResult | None,
     *,
     spec: str = "fp16",
-    refit: int = 0,
 ) -> EncodedState:
     settled = dict.fromkeys(tensors, parse_spec(spec))
     assignment = Assignment(tensors, {"tied": "first"}, settled, small={})
-    return encode_state(assignment, Target(), size, calibration=calibration, refit=refit, workers=1)
+    return encode_state(assignment, Target(), size, calibration=calibration, workers=1)
 
 
 def size(encoded: EncodedState) -> int:
@@ -77,7 +76,7 @@ class Refitting(CalibrationResult):
 @pytest.mark.parametrize("best", [0.0, 1.0])
 def test_a_refit_is_kept_where_it_is_nearer_to_the_float_model(best: float) -> None:
     state = {"first": torch.zeros(4), "other": torch.full((3,), 0.5)}
-    decoded = encode(state, Refitting(dict(state), {}, best=best), refit=7).decode()
+    decoded = encode(state, Refitting(dict(state), {}, refit=7, best=best)).decode()
     assert decoded["first"].tolist() == [best] * 4
     assert torch.equal(decoded["other"], state["other"])
     decoded = encode(state, Refitting(dict(state), {}, best=best)).decode()

@@ -1,0 +1,77 @@
+"""Options of `birdie.save` and its relatives: their types, and all checks of them, before anything is read."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, TypedDict, get_args
+
+from birdie.compress.calibration.blockwise import BlockwiseResult, refit_error
+from birdie.compress.calibration.result import CalibrationResult, require_triple
+from birdie.compress.calibration.sensitivity import Calibration
+from birdie.compress.rate.assignment import Schemes
+from birdie.compress.rate.target import Target
+from birdie.entropy.hints import Effort
+from birdie.errors import ConfigError
+from birdie.runtime.callbacks import Progress
+from birdie.runtime.parsing import whole_number
+
+CalibrationOption = Calibration | CalibrationResult | Literal["synthetic"] | None
+
+
+class QuantizeOptions(TypedDict, total=False):
+    """Options of `birdie.quantize_`, as `birdie.save` documents them."""
+
+    budget: int | None
+    bits: float | None
+    quality: float | None
+    coder: Effort
+    calibration: CalibrationOption
+    progress: Progress | bool | None
+    workers: int | None
+
+
+class SaveOptions(QuantizeOptions, total=False):
+    """Options of `birdie.save`, which documents them."""
+
+    scheme: Schemes | None
+    lossless: bool
+    metadata: Mapping[str, Any] | None
+
+
+@dataclass(slots=True)
+class Asked:
+    """The options of one call of `birdie.save`, checked; specs and patterns are parsed by `assign`."""
+
+    _: KW_ONLY
+    scheme: Schemes | None = None
+    budget: int | None = None
+    bits: float | None = None
+    quality: float | None = None
+    lossless: bool = False
+    coder: Effort = "max"
+    calibration: CalibrationOption = None
+    metadata: Mapping[str, Any] | None = None
+    progress: Progress | bool | None = None
+    workers: int | None = None
+    target: Target = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.target = Target(whole_number("budget", self.budget), self.bits, self.quality, self.lossless)
+        self.workers = whole_number("workers", self.workers)
+        known = self.calibration
+        if self.metadata is not None and not isinstance(self.metadata, Mapping):
+            raise ConfigError(f"metadata is a {type(self.metadata).__name__}; give a dict")
+        if self.coder not in get_args(Effort):
+            raise ConfigError(f"coder {self.coder!r} is unknown; choose max or fast")
+        if self.lossless and (self.scheme is not None or known is not None):
+            excluded = "scheme" if self.scheme is not None else "calibration"
+            raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")
+        if isinstance(known, str) and known != "synthetic":
+            raise ConfigError(f"calibration {known!r} is unknown; give (module, batches, loss) or 'synthetic'")
+        if known is not None and not isinstance(known, CalibrationResult | str):
+            require_triple(known)
+        if isinstance(known, BlockwiseResult) and known.refit:
+            raise refit_error()
+        if self.quality is not None and (known is None or isinstance(known, str)):
+            raise ConfigError(
+                "quality is measured on data; give calibration=(module, batches, loss), or a budget instead"
+            )
