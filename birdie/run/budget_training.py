@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.qat.layer_weights import Reader, matrices_to_train, parameter, read_plainly, read_through
+from birdie.compress.qat.fake_quantization import Reader, matrices_to_train, parameter, read_plainly, read_through
 from birdie.compress.rate.assignment import Schemes
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import decode

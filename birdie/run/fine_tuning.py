@@ -163,7 +163,7 @@ def _set_scales(
         model.zero_grad(set_to_none=True)
         loss(model, batch).backward()  # type: ignore[no-untyped-call]
         for index, part in enumerate(parts):
-            gradient = part.coefficients.grad
+            gradient = part.original.grad
             squares[index] += 0.0 if gradient is None else float(gradient.square().mean())
     model.zero_grad(set_to_none=True)
     if bool(torch.isfinite(squares).all()) and bool(squares.any()):

@@ -4,7 +4,7 @@
        ▲                                                                             └─► decoded weights ─► layers
        └───────────────────────────────────── gradient ────────────────────────────────────────────────────┘
 
-Every few steps the latents are encoded anew, and the layers compute with what is decoded (`birdie.compress.qat.trained`).
+Every few steps the latents are encoded anew, and the layers compute with what is decoded (`compress/qat/trained.py`).
 The gradient goes straight through to the latents. A pull of the latents towards what is decoded (the proximal step of
 ADMM, Leng et al. 2017, arXiv 1707.09870) was tried and makes it worse: each encoding shrinks weights to save bits, and
 the pull adds these up.
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.qat.trained import Trained, plain, train_as_stored, trained_weights
+from birdie.compress.qat.trained import Parametrized, TrainedWeight, parametrized, plain, train_as_stored
 from birdie.compress.rate.allocation import Allocation, assignments
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.budget import fit_budget
@@ -213,7 +213,7 @@ class Requantization:
 
     def __call__(self) -> Requantized:
         """Encode all matrices, make the layers use what is decoded, and let the exponent follow the size."""
-        state, latents = plain_state(self.model), {part.name: part.latent for part in self._parts()}
+        state, latents = plain_state(self.model), {part.name: part.original for part in self._parts()}
         encoded, size = self._encoder.encode({name: latents.get(name, state[name]) for name in self._encoder.tensors})
         return self._hold(encoded, size)
 
@@ -227,7 +227,7 @@ class Requantization:
         self._encoder = self._search(latent, batches, states=_FINAL_STATES, start=self._encoder.exponent)
         with torch.no_grad():
             for part in self._parts():
-                part.latent.copy_(self._encoder.tensors[part.name])  # in the sorted order
+                part.original.copy_(self._encoder.tensors[part.name])  # in the sorted order
         return self._hold(self._encoder.fit.encoded, self._encoder.fit.bytes, final=True)
 
     def _hold(self, encoded: EncodedState, size: int, *, final: bool = False) -> Requantized:
@@ -235,16 +235,16 @@ class Requantization:
         if final:
             self._settle(encoded)
         parts = {part.name: part for part in self._parts()}
-        latents = {name: part.latent.detach().clone() for name, part in parts.items()}
+        latents = {name: part.original.detach().clone() for name, part in parts.items()}
         for name, part in parts.items():
-            part.weight.hold(part.latent, encoded.tensors[name], final=final)
+            part.weight.hold(part.original, encoded.tensors[name], final=final)
         result = compared(encoded, size, self._symbols, latents)
         self._symbols = {name: encoded.tensors[name] for name in parts}
         return result
 
-    def _parts(self) -> Iterator[Trained]:
+    def _parts(self) -> Iterator[Parametrized[TrainedWeight]]:
         """Yield the matrices, tied ones under the name that the allocation has."""
-        return (part for part in trained_weights(self.model) if part.name in self.matrices)
+        return (part for part in parametrized(self.model, TrainedWeight) if part.name in self.matrices)
 
     def _settle(self, encoded: EncodedState) -> None:
         """Give the tensors that are no matrices the values of the file, in place."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.tensors import kernel
+from birdie.compress.tensors import kernel, rows_columns
 from birdie.entropy import coder
 from birdie.entropy.hints import Effort
 
@@ -59,7 +59,7 @@ def covariance(size: int, seed: int = 0) -> Tensor:
 
 def squared_error(weight: Tensor, encoded: Encoded, columns: Tensor | None = None) -> float:
     """Return the squared error of the decoded matrix, summed; weighted by columns where these are given."""
-    squares = (decode(encoded).double() - weight.double()).reshape(len(weight), -1) ** 2
+    squares = (decode(encoded).double() - weight.double()).reshape(rows_columns(tuple(weight.shape))) ** 2
     return float((squares if columns is None else squares * columns).sum())
 
 

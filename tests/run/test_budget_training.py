@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from birdie.compress.qat.layer_weights import parameter
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from birdie.artifact.load import load
+from birdie.compress.qat.fake_quantization import parameter
 from birdie.compress.qat.settings import Qat
 from birdie.errors import BudgetError, ConfigError
 from birdie.run.budget_training import BudgetTraining

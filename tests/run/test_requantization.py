@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.qat.trained import plain, trained_weights
+from birdie.compress.qat.trained import TrainedWeight, parametrized, plain
 from birdie.compress.state import plain_state
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.run import fine_tuning
@@ -130,7 +130,7 @@ def test_weights_that_moved_afterwards_are_not_saved_by_mistake(tmp_path: Path) 
     model = network()
     tune(model, steps=14, budget=3_000)
     with torch.no_grad():
-        next(trained_weights(model)).latent.add_(0.1)
+        next(parametrized(model, TrainedWeight)).original.add_(0.1)
     with pytest.raises(WeightsError, match=r"'0\.weight'"):
         birdie.save(model, tmp_path / "x.birdie")
     assert birdie.save(plain(model), tmp_path / "x.birdie", budget=3_000).bytes <= 3_000

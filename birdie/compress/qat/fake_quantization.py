@@ -4,16 +4,18 @@
          ▲                                                                  │
          └──────────────────────── gradient, unchanged ─────────────────────┘
 
-Layers read their weights through a function (`birdie.compress.qat.layer_weights`), in training mode only: validation
-scores the float model. The switch is a tensor that the compiled graph reads. A Python flag would be a constant to the
-compiler: several records trained with their late QAT compiled away.
+Layers read their weights through a function in training mode only: validation scores the float model. Each layer gets a
+subclass of its class in which `weight` is a property; the parameter stays where it was, so names, state dicts,
+optimizers and parameter banks do not change. The switch is a tensor that the compiled graph reads. A Python flag would
+be a constant to the compiler: several records trained with their late QAT compiled away.
 
 Straight-through estimation: Bengio et al. 2013 (arXiv 1308.3432). Soft rounding: Agustsson & Theis 2020 (arXiv
 2006.09952). Noise in place of rounding, drawn at each use, is for layers that a forward pass uses several times.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,22 +24,20 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
-from birdie.compress.qat.layer_weights import (
-    matrices_to_train,
-    parameter,
-    read_plainly,
-    read_through,
-    trainable_matrices,
-)
 from birdie.compress.registry import decode, parse_spec
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import FINEST
+from birdie.compress.small_tensors import is_matrix
 from birdie.compress.stacks import as_matrix
+from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
     from birdie.compress.qat.settings import Qat
 
+Layer = tuple[nn.Module, str]
+"""A layer, and the attribute of one of its parameters."""
+Reader = Callable[[Tensor], Tensor]
 _TINY = 1e-30  # variance or scale below which a gradient would leave float32
 _SOFTEST, _SHARPEST = 1.0, 24.0  # slope of soft rounding at the first and the last step; 24 is hard but for 1 in 10
 
@@ -290,3 +290,64 @@ class FakeQuantization:
             return weight + torch.where(switch.active, moved, torch.zeros_like(moved))
 
         return read
+
+
+def trainable_matrices(module: nn.Module, patterns: Iterable[str]) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (name, layer, attribute of the layer) of each trainable matrix that a name pattern matches."""
+    for prefix, layer in module.named_modules():
+        for key, weight in layer._parameters.items():
+            name = f"{prefix}.{key}" if prefix else key
+            usable = weight is not None and weight.requires_grad and is_matrix(weight)
+            if usable and any(fnmatchcase(name, pattern) for pattern in patterns):
+                yield name, layer, key
+
+
+def matrices_to_train(module: nn.Module, patterns: Sequence[str]) -> dict[str, Layer]:
+    """Return `trainable_matrices` by name."""
+    matrices = {name: (layer, key) for name, layer, key in trainable_matrices(module, patterns)}
+    if not matrices:
+        raise ConfigError(
+            f"qat patterns {', '.join(patterns)} match no matrix of 4096 weights or more; check the names"
+        )
+    return matrices
+
+
+def read_through(layers: Iterable[Layer], reader: Callable[[Tensor], Reader]) -> None:
+    """Make layers use functions of their parameters while they are in training mode.
+
+    Args:
+        layers: whose class changes.
+        reader: parameter → function of the parameter that the layer uses.
+    """
+    keys: dict[nn.Module, list[str]] = {}
+    for layer, key in layers:
+        keys.setdefault(layer, []).append(key)
+    if any(hasattr(type(layer), "unquantized") for layer in keys):
+        raise ConfigError("the module is in quantization-aware training already; call remove() of that first")
+    for layer, names in keys.items():
+        kind = type(layer)
+        properties = {key: _property(key, reader(parameter(layer, key))) for key in names}
+        members = {**properties, "unquantized": kind, "__module__": kind.__module__}
+        layer.__class__ = type(kind.__name__, (kind,), members)
+
+
+def read_plainly(layers: Iterable[Layer]) -> None:
+    """Give layers back their classes; the parameters stay as training left them."""
+    for layer, _ in layers:
+        if "unquantized" in vars(type(layer)):
+            layer.__class__ = vars(type(layer))["unquantized"]
+
+
+def parameter(layer: nn.Module, key: str) -> Tensor:
+    """Return the parameter itself, whatever the layer reads."""
+    weight = layer._parameters[key]
+    assert weight is not None
+    return weight
+
+
+def _property(key: str, reader: Reader) -> property:
+    def read(layer: nn.Module) -> Tensor | None:
+        weight = layer._parameters[key]
+        return weight if weight is None or not layer.training else reader(weight)
+
+    return property(read)

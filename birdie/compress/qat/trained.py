@@ -1,24 +1,56 @@
-"""Weights that are trained as what the file will hold of them.
+"""Weights that are trained in another form than that of the file: parametrizations (`torch.nn.utils.parametrize`).
 
     latent ─► + offset ─► the weight that a layer uses
        │        ▲
        └─► encode, decode ─► minus latent, now and then
 
-A layer computes with the decoded weight, plus what the latent weight has moved since it was encoded; the gradient goes
-straight through to the latent (Bengio et al. 2013, arXiv 1308.3432). Encoding is left to the caller
-(`birdie.run.requantization`), so that it may take a trellis, error feedback and a budget for all tensors together.
+With `TrainedWeight` a layer computes with the decoded weight, plus what the latent weight has moved since it was
+encoded; the gradient goes straight through to the latent (Bengio et al. 2013, arXiv 1308.3432). Encoding is left to the
+caller (`birdie.run.requantization`), so that it may take a trellis, error feedback and a budget for all tensors
+together. `birdie.compress.spectral.wrap` has the other parametrization.
+
+Tied weights share one parametrization. Recurrent layers keep a list of their weights, which is filled before each
+forward pass. What a parametrization must have is said in `birdie.compress.state.folded`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from birdie.compress.qat.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
 from birdie.compress.registry import decode
-from birdie.compress.scheme import Encoded, Scheme
+from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.errors import ConfigError, WeightsError
+
+Part = TypeVar("Part", bound=nn.Module)
+
+
+class Owner(NamedTuple):
+    """A module that owns a parameter, and the parameter's attribute and full name."""
+
+    module: nn.Module
+    attribute: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parametrized(Generic[Part]):
+    """A parametrized weight: its plain name, the module that owns it, and its parametrization."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    weight: Part
+
+    @property
+    def original(self) -> nn.Parameter:
+        """Parameter that is trained in place of the weight."""
+        parameter = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
+        assert isinstance(parameter, nn.Parameter)
+        return parameter
 
 
 class TrainedWeight(nn.Module):
@@ -70,28 +102,7 @@ class TrainedWeight(nn.Module):
                 f"tensor {name!r} has been trained on since it was quantized; finish birdie.fine_tune, or call "
                 "birdie.plain(model) to compress the weights anew"
             )
-        return Stored(encoded)
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A tensor that is trained as it will be stored: its plain name, its owner, and its parametrization."""
-
-    name: str
-    module: nn.Module
-    attribute: str
-    weight: TrainedWeight
-
-    @property
-    def latent(self) -> nn.Parameter:
-        """Parameter that is trained: the latent weight."""
-        return Owner(self.module, self.attribute, self.name).original
-
-
-def trained_weights(model: nn.Module) -> Iterator[Trained]:
-    """Yield all tensors that are trained as they will be stored, tied tensors once per name."""
-    for owner, weight in parametrized(model, TrainedWeight):
-        yield Trained(owner.name, owner.module, owner.attribute, weight)
+        return StoredAsTrained(encoded)
 
 
 def train_as_stored(model: nn.Module, names: Mapping[str, object]) -> None:
@@ -116,11 +127,115 @@ def plain(model: nn.Module, *, latent: bool = False) -> nn.Module:
         model: any module; one that was not fine-tuned is left as it is.
         latent: take the latent weights instead of those that the layers use.
     """
-    weights = {
-        Owner(part.module, part.attribute, part.name): (
-            id(part.weight),
-            (part.latent if latent else part.weight(part.latent)).detach().clone(),
-        )
-        for part in trained_weights(model)
-    }
+    weights = [
+        (part, (part.original if latent else part.weight(part.original)).detach().clone())
+        for part in parametrized(model, TrainedWeight)
+    ]
     return plain_weights(model, weights) if weights else model
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAsTrained(Scheme):
+    """Scheme of one tensor that is encoded already, whatever its scheme."""
+
+    encoded: Encoded
+
+    def encode(
+        self,
+        name: str,  # noqa: ARG002 (the encoding exists already)
+        weight: Tensor,  # noqa: ARG002
+        *,
+        sensitivity: Sensitivity | None = None,  # noqa: ARG002
+    ) -> Encoded:
+        """Return the encoding."""
+        return self.encoded
+
+
+def parametrized(model: nn.Module, kind: type[Part]) -> Iterator[Parametrized[Part]]:
+    """Yield the weights whose parametrization is of this class, tied ones once per name."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        lists = getattr(module, "parametrizations", None)
+        if not isinstance(lists, nn.ModuleDict) or ".parametrizations." in f".{prefix}.":
+            continue
+        for attribute, chain in lists.items():
+            if isinstance(chain, parametrize.ParametrizationList) and isinstance(chain[0], kind):
+                yield Parametrized(f"{prefix}.{attribute}" if prefix else attribute, module, attribute, chain[0])
+
+
+def owners_of(model: nn.Module, chosen: Callable[[str, Tensor], bool]) -> dict[int, list[Owner]]:
+    """Return the owners of each chosen parameter by its identity; a tied one has several.
+
+    Args:
+        model: any module.
+        chosen: (name, parameter) → whether it is wanted.
+    """
+    owners: dict[int, list[Owner]] = {}
+    for prefix, module in model.named_modules():
+        for attribute, weight in module.named_parameters(recurse=False):
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            if chosen(name, weight):
+                owners.setdefault(id(weight), []).append(Owner(module, attribute, name))
+    return owners
+
+
+def parametrize_weights(model: nn.Module, owners: Iterable[Sequence[Owner]], parts: Iterable[nn.Module]) -> None:
+    """Parametrize weights in place.
+
+    Args:
+        model: that owns them.
+        owners: of each weight.
+        parts: parametrization of each.
+    """
+    for (first, *tied), part in zip(owners, parts, strict=True):
+        parametrize.register_parametrization(first.module, first.attribute, part)
+        for other in tied:
+            _tie(first, other)
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.register_forward_pre_hook(_fill_flat_weights)
+            module.register_forward_hook(_clear_flat_weights)
+
+
+def plain_weights(model: nn.Module, weights: Sequence[tuple[Parametrized[Any], Tensor]]) -> nn.Module:
+    """Replace parametrizations by plain parameters of these values in place; tied ones stay tied."""
+    plain: dict[int, nn.Parameter] = {}
+    for part, weight in weights:
+        _own_class(part.module)
+        parametrize.remove_parametrizations(part.module, part.attribute, leave_parametrized=False)
+        setattr(part.module, part.attribute, plain.setdefault(id(part.weight), nn.Parameter(weight)))
+    for module in model.modules():
+        for hooks, ours in (
+            (module._forward_pre_hooks, _fill_flat_weights),
+            (module._forward_hooks, _clear_flat_weights),
+        ):
+            for key in [key for key, hook in hooks.items() if hook is ours]:
+                del hooks[key]
+        if isinstance(module, nn.RNNBase):
+            _fill_flat_weights(module, None)
+    return model
+
+
+def _tie(first: Owner, other: Owner) -> None:
+    """Give the weight of `other` the same parametrization; a copy is registered first, to avoid a second transform."""
+    setattr(other.module, other.attribute, nn.Parameter(getattr(first.module, first.attribute).detach().clone()))
+    parametrize.register_parametrization(other.module, other.attribute, nn.Identity())
+    chain = first.module.parametrizations[first.attribute]  # type: ignore[index]
+    other.module.parametrizations[other.attribute] = chain  # type: ignore[operator, index]
+
+
+def _own_class(module: nn.Module) -> None:
+    """Give a module a private copy of its class: removing a parametrization changes the class, which copies share."""
+    shared = type(module)
+    attributes = {name: item for name, item in vars(shared).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared.__name__, shared.__bases__, attributes)
+
+
+def _fill_flat_weights(module: nn.Module, _: Any) -> None:
+    """Fill a recurrent layer's list of weights with the current tensors, before its forward."""
+    names: list[str] = module._flat_weights_names  # type: ignore[assignment]
+    module._flat_weights = [getattr(module, name, None) for name in names]  # type: ignore[assignment]
+
+
+def _clear_flat_weights(module: nn.Module, _: Any, __: Any) -> None:
+    """Clear a recurrent layer's list of weights after its forward: tensors with a graph cannot be copied."""
+    module._flat_weights = [None] * len(module._flat_weights_names)  # type: ignore[arg-type, assignment]

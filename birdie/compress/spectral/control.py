@@ -104,7 +104,7 @@ class RateControl:
     def _take_offset(self) -> None:
         """Take control of the offset: from the first penalty on the optimizer no longer moves it."""
         parts = distinct(self.model)
-        self.network.center([part.weight.features for part in parts], [part.coefficients.numel() for part in parts])
+        self.network.center([part.weight.features for part in parts], [part.original.numel() for part in parts])
         self._mean = self._mean_now()
         hook: Any = self.network.offset.register_hook
         self._handle = hook(_OffsetHook(self))

@@ -13,7 +13,6 @@ others refer to it. So `.to()`, `deepcopy`, `state_dict()` and DistributedDataPa
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -21,8 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.qat.parametrized import Owner, Stored, owners_of, parametrize_weights, parametrized, plain_weights
-from birdie.compress.qat.trained import trained_weights
+from birdie.compress.qat.trained import (
+    Parametrized,
+    StoredAsTrained,
+    TrainedWeight,
+    owners_of,
+    parametrize_weights,
+    parametrized,
+    plain_weights,
+)
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import MAX_SYMBOL
@@ -165,7 +171,7 @@ class SpectralWeight(nn.Module):
             return Lossless()
         with torch.no_grad():
             integers, indices = (part.cpu().numpy().astype(np.int32) for part in (symbols, self.steps()[1]))
-        return Stored(encode_symbols(self.shape, self.dtype, integers, indices, self.transform))
+        return StoredAsTrained(encode_symbols(self.shape, self.dtype, integers, indices, self.transform))
 
     def bits(self, coefficients: Tensor, steps: Tensor | None = None) -> Tensor:
         """Return the estimated bits of the coefficients, 0-d, differentiable; `steps` per class if already computed."""
@@ -181,33 +187,12 @@ def _deviation(coefficients: Tensor) -> float:
     return deviation if deviation > 0 else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapped:
-    """A wrapped tensor: its plain name, its module and attribute, and its parametrization."""
-
-    name: str
-    module: nn.Module
-    attribute: str
-    weight: SpectralWeight
-
-    @property
-    def coefficients(self) -> nn.Parameter:
-        """Trained parameter: the coefficients."""
-        return Owner(self.module, self.attribute, self.name).original
-
-    @property
-    def symbols(self) -> Tensor:
-        """Integers that a file will hold, as floats of the tensor's shape."""
-        return self.weight.symbols(self.coefficients)
-
-
-def wrapped(model: nn.Module) -> Iterator[Wrapped]:
+def wrapped(model: nn.Module) -> Iterator[Parametrized[SpectralWeight]]:
     """Yield all tensors that `spectral` has wrapped, tied tensors once per name."""
-    for owner, weight in parametrized(model, SpectralWeight):
-        yield Wrapped(owner.name, owner.module, owner.attribute, weight)
+    return parametrized(model, SpectralWeight)
 
 
-def distinct(model: nn.Module) -> list[Wrapped]:
+def distinct(model: nn.Module) -> list[Parametrized[SpectralWeight]]:
     """Return all tensors that `spectral` has wrapped, tied tensors once."""
     return list({id(part.weight): part for part in wrapped(model)}.values())
 
@@ -268,7 +253,7 @@ def spectral(
         raise ConfigError(f"rounding {rounding!r} is unknown; choose {', '.join(_ROUNDINGS)}")
     if next(wrapped(model), None) is not None:
         raise ConfigError("the model is wrapped already; go on training it, or remove() the first wrapping")
-    if next(trained_weights(model), None) is not None:
+    if next(parametrized(model, TrainedWeight), None) is not None:
         raise ConfigError("birdie.fine_tune has trained the model as it is stored; call birdie.plain(model) first")
     patterns = [tensors] if isinstance(tensors, str) else list(tensors)
 
@@ -353,12 +338,12 @@ def quantization_loss(model: nn.Module) -> Tensor:
     if not parts:
         raise ConfigError("nothing in the model is spectral; call spectral(model) first")
     bits = torch.stack(
-        [part.weight.bits(part.coefficients, steps) for part, steps in zip(parts, _steps(parts), strict=True)]
+        [part.weight.bits(part.original, steps) for part, steps in zip(parts, _steps(parts), strict=True)]
     )
-    return bits.sum() / sum(part.coefficients.numel() for part in parts)
+    return bits.sum() / sum(part.original.numel() for part in parts)
 
 
-def _steps(parts: list[Wrapped]) -> list[Tensor | None]:
+def _steps(parts: list[Parametrized[SpectralWeight]]) -> list[Tensor | None]:
     """Return the steps per class of all tensors from one evaluation of the network; None for several networks."""
     weights = [part.weight for part in parts]
     network = weights[0].quantizer
@@ -379,10 +364,10 @@ def remove(model: nn.Module, *, rounded: bool = True) -> nn.Module:
         model: a wrapped model.
         rounded: True for the quantized weights, False for the weights before rounding, to use another scheme.
     """
-    weights = {}
+    weights = []
     for part in wrapped(model):
         weight = getattr(part.module, part.attribute).detach().clone()
         if not rounded:
-            weight = part.weight.transform.inverse(part.coefficients.detach().float()).to(weight.dtype)
-        weights[Owner(part.module, part.attribute, part.name)] = id(part.weight), weight
+            weight = part.weight.transform.inverse(part.original.detach().float()).to(weight.dtype)
+        weights.append((part, weight))
     return plain_weights(model, weights)

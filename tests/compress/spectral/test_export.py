@@ -110,7 +110,7 @@ def test_coefficients_that_are_not_finite_are_named(tmp_path: Path) -> None:
     model = mlp()
     spectral(model, transform="dct")
     with torch.no_grad():
-        next(wrapped(model)).coefficients[0, 0] = float("nan")
+        next(wrapped(model)).original[0, 0] = float("nan")
     with pytest.raises(WeightsError, match=r"0\.weight"):
         birdie.save(model, tmp_path / "x.birdie")
     assert not (tmp_path / "x.birdie").exists()

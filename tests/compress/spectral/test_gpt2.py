@@ -62,8 +62,8 @@ def test_a_file_gives_the_same_model_with_the_plain_names(example: ModuleType, t
     loss = nn.functional.cross_entropy(net(tokens()).flatten(0, 1), tokens().flatten())
     torch.autograd.backward(loss + 0.1 * birdie.quantization_loss(net))
     for layer in wrapped(net):
-        assert layer.coefficients.grad is not None, layer.name
-        assert bool(layer.coefficients.grad.any()), layer.name
+        assert layer.original.grad is not None, layer.name
+        assert bool(layer.original.grad.any()), layer.name
     with torch.no_grad():
         for weight in net.parameters():
             assert weight.grad is not None
