@@ -136,7 +136,8 @@ def load(
         file = File(path, registry.decoder)
         try:
             file.require(max_bytes, max_operations, None if part.is_all else part.of(file))
-            keys = _attach(file, into, part, workers, strict, device, dtype, cache_bytes)
+            settings = {"strict": strict, "dtype": dtype, "cache_bytes": cache_bytes}
+            keys = _attach(file, into, part, workers, device, **settings)
         except BaseException:
             file.close()
             raise
@@ -275,16 +276,9 @@ def _allocated(file: File, module: nn.Module) -> int:
 
 
 def _attach(
-    file: File,
-    into: nn.Module,
-    part: Part,
-    workers: int | None,
-    strict: bool,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-    cache_bytes: int | None,
+    file: File, into: nn.Module, part: Part, workers: int | None, device: torch.device | str | None, **settings: Any
 ) -> Keys:
-    """Let the weights of `into` be decoded when they are read."""
+    """Let the weights of `into` be decoded when they are read; `settings` are those of `attach`."""
     decode: Callable[[str], Tensor] = partial(file.decode, threads=workers)
     target = target_of(device, unwrapped(into))
     if target is not None and works(target):
@@ -294,18 +288,9 @@ def _attach(
     for name in part.of(file):
         stored = file.stored(name)
         coded[name] = decode(stored) if belongs_to_extra(name, about) else Coded.of(file.entry(stored), decode)
-    return attach(
-        into,
-        part.state(coded, file, nested=False),
-        decode,
-        file.close,
-        where=file.where,
-        strict=strict,
-        partial=part.names is not None,
-        device=device,
-        dtype=dtype,
-        cache_bytes=cache_bytes,
-    )
+    state = part.state(coded, file, nested=False)
+    settings |= {"where": file.where, "partial": part.names is not None}
+    return attach(into, state, decode, file.close, device=device, **settings)
 
 
 def _require_arguments(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:
