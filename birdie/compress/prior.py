@@ -156,7 +156,8 @@ def _stacked(name: str, weight: Tensor, count: int) -> Sensitivity:
 def scaled(sensitivity: Sensitivity, factor: float) -> Sensitivity:
     """Return the sensitivity of a loss `factor` times as large; rows must have weights."""
     assert sensitivity.row_fisher is not None
-    return replace(sensitivity, row_fisher=sensitivity.row_fisher * factor)
+    output = None if sensitivity.output is None else sensitivity.output * factor
+    return replace(sensitivity, row_fisher=sensitivity.row_fisher * factor, output=output)
 
 
 def level(sensitivity: Sensitivity) -> float:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.module import Where, calibrate_module
 from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.synthetic import LENGTHS
 from birdie.errors import ConfigError, DataError
 from birdie.hub.loading import load_part
 from birdie.hub.names_on_disk import NamesOnDisk
@@ -28,8 +29,6 @@ from birdie.runtime.regular import files_below
 TOKENS = 65_536
 LENGTH = 1024  # tokens of a sequence, if the model takes so many
 IMAGES = 512  # of a larger folder, so many from all over it
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-"""Names under which configurations have the greatest length of a sequence."""
 _BATCH_TOKENS, _BATCH_LOGITS = 4096, 1 << 27  # bound memory: the activations of one batch are held at a time
 _BATCH_IMAGES = 16
 _LEAST_BATCHES = 5  # one of them is held out

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from birdie.compress.calibration.synthetic import LENGTHS as TEXT_LENGTHS
 from birdie.compress.calibration.synthetic import SAMPLES, noise_images, noise_sounds
 from birdie.errors import ConfigError
-from birdie.hub.calibration import LENGTHS as TEXT_LENGTHS
 from birdie.hub.fitting import Fit
 
 _EDGE, _LATENT_EDGE = 224, 32  # of images, and of latents of images, whose size no configuration names

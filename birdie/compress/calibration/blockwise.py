@@ -350,7 +350,7 @@ class _Calibration:
 
             def write() -> None:
                 for name, sums in mine.items():
-                    sensitivity = sensitivity_of(sums, taps[name], units, World())
+                    sensitivity = sensitivity_of(sums, taps[name], units)
                     require_finite(name, sensitivity)
                     write_sensitivity(part / self._file("sensitivity", name), sensitivity)
 

@@ -74,10 +74,7 @@ def calibrate(
     batches: Iterable[Batch],
     loss: Loss,
     *,
-    seed: int = 0,
-    temperature: float = 1.0,
     gradients: bool = True,
-    world: World | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Sensitivity]:
     """Return the sensitivity of every matrix that the loss used, by name.
@@ -88,20 +85,15 @@ def calibrate(
         batches: arguments of `loss`, one at a time; tens of thousands of tokens, or thousands of images.
         loss: (module, batch) → summed nats by `F.cross_entropy` (any reduction), or any differentiable scalar, whose
             gradients are squared as they are.
-        seed: of the random signs.
-        temperature: logits are divided by it first. Above 1, unlikely classes count more if the network is certain.
         gradients: False for forward passes only: input Hessians, and how often rows are looked up.
-        world: ranks with different batches; every rank gets the mean over all.
         progress: called with the number of batches done.
     """
-    if not temperature > 0:
-        raise ConfigError(f"temperature is {temperature}; it must be above 0")
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     with evaluation_mode(module), torch.set_grad_enabled(gradients):
         recorder = Recorder(
             names_by_memory(module),
-            torch.Generator().manual_seed(seed),
-            temperature,
+            torch.Generator().manual_seed(0),
+            1.0,
             device,
             gradients,
             portions(module),
@@ -117,7 +109,7 @@ def calibrate(
             recorder.forget()
             if progress is not None:
                 progress(done)
-    return recorder.finish(world or World())
+    return recorder.finish()
 
 
 @contextmanager
@@ -504,23 +496,18 @@ class Recorder(TorchFunctionMode):
         self.casts.clear()
         self.batches += 1
 
-    def finish(self, world: World) -> dict[str, Sensitivity]:
-        """Return the means over all ranks, per target (per batch if the loss calls no cross-entropy)."""
-        shapes = all_shapes({name: sums.shapes() for name, sums in self.sums.items() if any(sums.shapes())}, world)
-        counts = torch.tensor([self.targets, self.batches], dtype=torch.float64, device=self.device)
-        targets, batches = world.sum_(counts).tolist()
-        if not batches:
+    def finish(self) -> dict[str, Sensitivity]:
+        """Return the means per target (per batch if the loss calls no cross-entropy)."""
+        if not self.batches:
             raise DataError("there are no calibration batches; give tens of thousands of tokens or images")
-        if not shapes:
+        used = {name: sums for name, sums in sorted(self.sums.items()) if any(sums.shapes())}
+        if not used:
             raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
-        everywhere = {name: self.sums.get(name, Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
         for one in self.portions.by_name.values():
             taps |= dict.fromkeys(one.names, 1)  # used as a matrix, with columns in their order
-        sensitivities = {
-            name: sensitivity_of(sums, taps[name], targets or batches, world, signed=targets > 0)
-            for name, sums in everywhere.items()
-        }
+        units, signed = self.targets or self.batches, self.targets > 0
+        sensitivities = {name: sensitivity_of(sums, taps[name], units, signed=signed) for name, sums in used.items()}
         for name, sensitivity in sensitivities.items():
             require_finite(name, sensitivity)
         return sensitivities
@@ -544,28 +531,27 @@ def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[
     return merged
 
 
-def sensitivity_of(sums: Sums, taps: int, units: float, world: World, *, signed: bool = True) -> Sensitivity:
-    """Return the sensitivity of one weight from the sums over all ranks; a tied embedding combines both of its uses.
+def sensitivity_of(sums: Sums, taps: int, units: float, *, signed: bool = True) -> Sensitivity:
+    """Return the sensitivity of one weight from its sums; a tied embedding combines both of its uses.
 
     A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. The combination keeps the sum
     over columns and the sum over rows of the elements of both.
 
     Args:
-        sums: of this rank.
+        sums: over all batches.
         taps: weights of a kernel; 1 if it is no convolution.
-        units: targets of all ranks, or batches.
-        world: the ranks.
+        units: targets, or batches.
         signed: whether gradients have random signs, so that those of targets add up like independent numbers.
     """
-    parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
-    counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device=parts[0].device)
-    uses, samples, examples = world.sum_(counts).tolist()
-    taken = iter(part.cpu() for part in parts)
-    if not uses and sums.inputs is not None and sums.outputs is not None:
-        return _of_gradients(next(taken), next(taken), samples, units * samples / examples, signed=signed)
-    inputs = _by_channel(next(taken), taps) / uses if sums.inputs is not None else None
-    outputs = next(taken) / units if sums.outputs is not None else None
-    looked_up = next(taken) / units if sums.looked_up is not None else None
+    uses, samples, examples = sums.uses, sums.samples, sums.examples
+    inputs, outputs, looked_up = (
+        None if part is None else part.cpu() for part in (sums.inputs, sums.outputs, sums.looked_up)
+    )
+    if not uses and inputs is not None and outputs is not None:
+        return _of_gradients(inputs, outputs, samples, units * samples / examples, signed=signed)
+    inputs = None if inputs is None else _by_channel(inputs, taps) / uses
+    outputs = None if outputs is None else outputs / units
+    looked_up = None if looked_up is None else looked_up / units
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
     if looked_up is None or (fisher is None and inputs is not None):
         output = outputs if outputs is not None and outputs.ndim == 2 else None

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.modes import differentiable_batch, evaluation_copy, in_mode
@@ -47,7 +47,10 @@ BATCHES = 10  # of which one in five is held out
 STEPS, RATE = 16, 0.1  # of Adam on images
 LEAST_BITS = 2  # that a matrix takes less than the median if made-up inputs hardly reach it
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
-_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size", "context_length")
+LENGTHS = (
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "block_size", "context_length",
+)  # fmt: skip
+"""Names under which configurations have the greatest length of a sequence."""
 _INNER = {"past_key_values", "hidden_states", "attentions", "cache_params", "mems", "loss"}  # of outputs
 _LEAST_VARIANCE = 1e-10  # of the inputs of a batch norm
 _COLORS = 0.8  # correlation of the colors of a pixel
@@ -62,7 +65,7 @@ class Inputs:
 
 
 def synthetic_calibration(
-    module: nn.Module, example_inputs: Any = None, *, symmetries: bool = True, seed: int = 0
+    module: nn.Module, example_inputs: Any = None, *, symmetries: bool = True
 ) -> CalibrationResult:
     """Calibrate a module on example inputs, or on made-up ones.
 
@@ -71,11 +74,10 @@ def synthetic_calibration(
         example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of these, one a batch;
             None makes inputs up, for language models and image networks.
         symmetries: whether units may be permuted.
-        seed: of made-up inputs.
     """
     made_up = example_inputs is None
-    batches = _made_up(module, seed) if made_up else _listed(example_inputs, _example_weight(module).device)
-    return calibrate_on_inputs(module, batches, made_up=made_up, symmetries=symmetries, seed=seed)
+    batches = _made_up(module) if made_up else _listed(example_inputs, _example_weight(module).device)
+    return calibrate_on_inputs(module, batches, made_up=made_up, symmetries=symmetries)
 
 
 def calibrate_on_inputs(
@@ -84,7 +86,6 @@ def calibrate_on_inputs(
     *,
     made_up: bool,
     symmetries: bool = True,
-    seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> CalibrationResult:
     """Calibrate a module on inputs, by its outputs alone.
@@ -94,14 +95,13 @@ def calibrate_on_inputs(
         batches: one batch is split.
         made_up: whether the inputs are made up: what they tell is then moderated by what is assumed.
         symmetries: whether units may be permuted.
-        seed: of the loss of outputs that are no logits.
         progress: called with the number of batches done.
     """
     _require_finite_buffers(module)
     if len(batches) == 1:
         batches = _split(batches[0])
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    calibration = output_calibration(module, batches, seed=seed)
+    calibration = _output_calibration(module, batches)
     try:
         result = CalibrationResult.of(state, calibration, symmetries=symmetries, progress=progress)
     except Exception as error:  # whatever the code of the module raises
@@ -133,9 +133,7 @@ def _by_forward_passes(
     return CalibrationResult(dict(state), sensitivities, held_out, used, unreached=missing)
 
 
-def output_calibration(
-    module: nn.Module, batches: Sequence[Inputs], *, seed: int = 0
-) -> tuple[nn.Module, Sequence[Inputs], Loss]:
+def _output_calibration(module: nn.Module, batches: Sequence[Inputs]) -> tuple[nn.Module, Sequence[Inputs], Loss]:
     """Return (module, batches, loss), the loss being about the outputs alone.
 
     The outputs are logits if there is one for every token of a vocabulary, or one row of classes for every image: the
@@ -147,7 +145,7 @@ def output_calibration(
     if _are_logits(module, batches[0], first[0]):
         return module, batches, _logit_loss
     scales = [_scale(output) for output in first]
-    signs = torch.Generator().manual_seed(seed)
+    signs = torch.Generator().manual_seed(0)
 
     def projection(module: nn.Module, inputs: Inputs) -> Tensor:
         total = torch.zeros((), device="cpu")
@@ -272,16 +270,11 @@ def _outputs(module: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 def _tensors(values: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists, dicts and dataclass-like objects."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        for value in values.values():
-            yield from _tensors(value)
-    elif isinstance(values, tuple | list):
-        for value in values:
-            yield from _tensors(value)
-    elif hasattr(values, "__dict__"):
-        yield from _tensors(vars(values))
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, Mapping) or hasattr(leaf, "__dict__"):
+            yield from _tensors(dict(leaf if isinstance(leaf, Mapping) else vars(leaf)))
 
 
 def _are_logits(module: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
@@ -314,30 +307,25 @@ def _listed(example_inputs: Any, device: torch.device) -> list[Inputs]:
 
 def _split(inputs: Inputs) -> list[Inputs]:
     """Return one batch as up to `BATCHES` smaller ones, if every tensor has the same first dimension."""
-    tensors = list(_tensors((inputs.arguments, dict(inputs.keywords))))
+    parts = inputs.arguments, dict(inputs.keywords)
+    tensors = list(_tensors(parts))
     sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
     if len(sizes) != 1 or sizes.pop() < 2:
         return [inputs]
     count = min(BATCHES, len(tensors[0]))
 
-    def part(value: Any, index: int) -> Any:
-        return value.tensor_split(count)[index] if isinstance(value, Tensor) else value
+    def part(index: int) -> Inputs:
+        return Inputs(*tree_map_only(Tensor, lambda tensor: tensor.tensor_split(count)[index], parts))
 
-    return [
-        Inputs(
-            tuple(part(value, index) for value in inputs.arguments),
-            {name: part(value, index) for name, value in inputs.keywords.items()},
-        )
-        for index in range(count)
-    ]
+    return [part(index) for index in range(count)]
 
 
-def _made_up(module: nn.Module, seed: int) -> list[Inputs]:
-    generator = torch.Generator().manual_seed(seed)
+def _made_up(module: nn.Module) -> list[Inputs]:
+    generator = torch.Generator().manual_seed(0)
     example = _example_weight(module)
     device = example.device
     if tables := _embeddings(module):
-        length = min(LENGTH, *(getattr(getattr(module, "config", None), name, LENGTH) for name in _LENGTHS))
+        length = min(LENGTH, *(getattr(getattr(module, "config", None), name, LENGTH) for name in LENGTHS))
         shape = BATCHES, max(1, TOKENS // length // BATCHES), length
         tokens = torch.randint(0, _vocabulary(module, tables), shape, generator=generator, device="cpu")
         return [Inputs((batch.to(device),)) for batch in tokens]
@@ -494,16 +482,10 @@ def _moderated(
     least = usual * 4.0**-LEAST_BITS  # a bit is a quarter of the squared error
     for name, ratio in ratios.items():
         if ratio < least:  # made-up inputs hardly reach it; real ones may
-            raised = _raised(moderated[name], least / ratio) if ratio > 0 else None
+            raised = scaled(moderated[name], least / ratio) if ratio > 0 else None
             # inputs of 1e-20 have gradients that float32 cannot hold when raised
             moderated[name] = scaled(assumed[name], least) if raised is None or not _is_finite(raised) else raised
     return moderated
-
-
-def _raised(sensitivity: Sensitivity, factor: float) -> Sensitivity:
-    output = None if sensitivity.output is None else sensitivity.output * factor
-    rows = None if sensitivity.row_fisher is None else sensitivity.row_fisher * factor
-    return replace(sensitivity, row_fisher=rows, output=output)
 
 
 def _finite(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:

@@ -73,8 +73,8 @@ def test_columns_in_blocks_and_settings_are_those_of_the_complete_module(
 ) -> None:
     monkeypatch.setattr(sensitivity, "MAX_COLUMNS", WIDTH // 2)
     module, batches, loss = chain()
-    measured = calibrate_blockwise(module, batches, loss, tmp_path, seed=3, temperature=2.0)
-    require_same(measured, calibrate(module, batches, loss, seed=3, temperature=2.0))
+    measured = calibrate_blockwise(module, batches, loss, tmp_path)
+    require_same(measured, calibrate(module, batches, loss))
     assert all(known.blocks is not None for known in measured.values())
 
 

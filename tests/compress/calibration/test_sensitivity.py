@@ -1,14 +1,11 @@
 """Calibration sums what plain loops over examples sum, whichever way a weight is used, and leaves the module alone."""
 
 import copy
-import datetime
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,8 +14,6 @@ from birdie.compress.calibration import sensitivity as sensitivity_module
 from birdie.compress.calibration.sensitivity import MAX_OUTPUTS, calibrate
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError, DataError, WeightsError
-from birdie.runtime.distributed import World
-from tests.ranks import start_ranks
 
 Batch = tuple[Tensor, Tensor]
 
@@ -126,16 +121,13 @@ def test_gradients_at_logits_have_the_curvature_of_the_kl(reduction: str) -> Non
     assert measured.hessian.item() == pytest.approx(1)
     other = calibrate(module, [(batch[0], batch[1] + 3)], loss)["weight"]
     assert torch.equal(other.output, measured.output), "labels are not used"  # type: ignore[arg-type]
-    warm = calibrate(module, [batch], loss, temperature=3.0)["weight"]
-    torch.testing.assert_close(warm.output, curvature(logits / 3), rtol=0, atol=0.01)
 
 
-def test_seeds_tell_signs_and_nothing_else_is_random() -> None:
+def test_signs_are_the_same_whatever_was_drawn_before() -> None:
     module, batches = mlp(), [(seeded(9, 5), torch.zeros(9, dtype=torch.long))]
-    one, two, other = (calibrate(module, batches, classify, seed=seed)["0.weight"] for seed in (1, 1, 2))
-    assert torch.equal(one.output, two.output)  # type: ignore[arg-type]
-    assert not torch.equal(one.output, other.output)  # type: ignore[arg-type]
-    assert torch.equal(one.hessian, other.hessian)  # type: ignore[arg-type]
+    one = calibrate(module, batches, classify)["0.weight"].output
+    torch.rand(3)
+    assert torch.equal(one, calibrate(module, batches, classify)["0.weight"].output)  # type: ignore[arg-type]
 
 
 def test_targets_that_are_ignored_count_for_nothing() -> None:
@@ -443,9 +435,6 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         calibrate(module, [good], lambda module, _: module.get_parameter("0.bias").sum())
     with pytest.raises(ConfigError, match="has no matrices"):
         calibrate(nn.LayerNorm(4), [good], classify)
-    for temperature in (0.0, -1.0, float("nan")):
-        with pytest.raises(ConfigError, match="above 0"):
-            calibrate(module, [good], classify, temperature=temperature)
     for bad in (float("nan"), float("inf")):
         with pytest.raises(DataError, match="NaN, infinite"):
             calibrate(module, [(torch.full((2, 5), bad), good[1])], classify)
@@ -461,35 +450,6 @@ def test_a_weight_that_is_not_finite_is_named_not_the_layer_where_it_shows(bad: 
         weight[0] = bad
     with pytest.raises(WeightsError, match=f"'{name}' holds NaN or infinite"):
         calibrate(module, [(seeded(2, 5), torch.zeros(2, dtype=torch.long))], classify)
-
-
-def calibrate_as_rank(rank: int, size: int, rendezvous: str, results: str, first: bool) -> None:
-    torch.set_num_threads(1)
-    wait = datetime.timedelta(minutes=2)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=wait)
-    batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(rank, 4, size)]
-    if first:  # all batches on rank 0
-        batches = [(seeded(6, 5, seed=i), seeded(6, 4, seed=10 + i)) for i in range(4)] if rank == 0 else []
-    measured = calibrate(mlp(), batches, project, world=World(rank, size, rank))
-    torch.save(
-        {name: (sensitivity.hessian, sensitivity.output) for name, sensitivity in measured.items()}, f"{results}.{rank}"
-    )
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [False, True], ids=["shared out", "all on the first"])
-def test_two_ranks_have_the_sum_of_both(tmp_path: Path, first: bool) -> None:
-    paths = str(tmp_path / "rendezvous"), str(tmp_path / "measured")
-    start_ranks(calibrate_as_rank, (2, *paths, first), 2)
-    batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(4)]
-    alone = calibrate(mlp(), batches, project)
-    for rank in range(2):
-        measured = torch.load(tmp_path / f"measured.{rank}", weights_only=True)
-        assert list(measured) == list(alone)
-        for name, (hessian, output) in measured.items():
-            close(alone[name].hessian, hessian)
-            close(alone[name].output, output)
 
 
 def predicted(known: Sensitivity, change: Tensor) -> float:

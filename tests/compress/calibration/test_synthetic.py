@@ -151,7 +151,7 @@ class Detector(nn.Module):
 
 def test_networks_of_sound_take_noise_and_assumed_rows() -> None:
     model = Detector()
-    (first, *_, last) = synthetic._made_up(model, seed=0)
+    (first, *_, last) = synthetic._made_up(model)
     assert first.arguments[0].shape[1:] == last.arguments[0].shape[1:] == (synthetic.SAMPLES[0],)
     result = synthetic_calibration(model)
     assumed = prior({"second.weight": model.second.weight.detach()})["second.weight"].row_fisher
