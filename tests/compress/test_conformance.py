@@ -78,6 +78,7 @@ MORE = [
     "spectral:dct",
     "spectral:wavelet97",
     "sdclip:bits=2,clip_sigmas=2.5",
+    "squares:0.1",
 ]
 EXAMPLES = [word.example for word in registry.words().values()]
 SPECS = [*EXAMPLES, *MORE]

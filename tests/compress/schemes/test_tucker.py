@@ -140,9 +140,9 @@ def test_a_matrix_is_cut_as_eckart_and_young_say() -> None:
 def test_a_decomposition_finds_few_components() -> None:
     left, right, core = noise(32, 3), noise(24, 2), noise(3, 2, 3, 3)
     weight = torch.einsum("ai,bj,ijkl->abkl", left, right, core)
-    found, factors = decompose(weight, 1 - 1e-12, None)
-    assert tuple(found.shape) == (3, 2, 3, 3)
-    assert lost(weight, found, factors) < 1e-9 * float(weight.square().sum())
+    small, factors = decompose(weight, 1 - 1e-12, None)
+    assert tuple(small.shape) == (3, 2, 3, 3)
+    assert lost(weight, small, factors) < 1e-9 * float(weight.square().sum())
 
 
 @settings(deadline=None, max_examples=40)
