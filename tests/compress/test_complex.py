@@ -71,7 +71,7 @@ def saved(model: Any, **settings: Any) -> bytes:
 
 
 def tensors_of(file: bytes) -> dict[str, Tensor]:
-    return birdie.load(file)  # type: ignore[call-overload, no-any-return]
+    return birdie.load(file)
 
 
 def bytes_of(model: Any) -> int:

@@ -73,7 +73,7 @@ def saved(state: dict[str, Tensor], **settings: Any) -> tuple[bytes, dict[str, T
     """Return a file and what it decodes to."""
     file = BytesIO()
     birdie.save(state, file, **settings)
-    return file.getvalue(), birdie.load(file.getvalue())  # type: ignore[call-overload]
+    return file.getvalue(), birdie.load(file.getvalue())
 
 
 def error(decoded: Tensor, weight: Tensor) -> float:

@@ -58,7 +58,7 @@ def saved(state: Any, **settings: Any) -> bytes:
 
 
 def tensors_of(file: bytes) -> dict[str, Tensor]:
-    return birdie.load(file)  # type: ignore[call-overload, no-any-return]
+    return birdie.load(file)
 
 
 def alone(monkeypatch: pytest.MonkeyPatch, state: Any, **settings: Any) -> bytes:
