@@ -45,7 +45,7 @@ _MAX_LISTED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFlags:
-    """How small the file is to be, how its tensors are stored, and the coder."""
+    """Target size or quality of the file, schemes of its tensors, and the coder."""
 
     budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None
     bits: Annotated[
@@ -85,7 +85,7 @@ class TargetFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationFlags:
-    """What the checkpoint is calibrated on, and how."""
+    """Source, size and means of the calibration."""
 
     calibrate: Annotated[
         Path | None,

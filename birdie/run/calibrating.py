@@ -30,7 +30,7 @@ Calibrated = tuple[CalibrationResult | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a checkpoint is to be calibrated on.
+    """Request to calibrate a checkpoint.
 
     Attributes:
         checkpoint: path of a file or folder.
@@ -191,7 +191,7 @@ class OnMadeUpInputs(Calibrator):
 
 
 class WithoutData(Calibrator):
-    """No calibration."""
+    """Absence of any calibration: the prior decides alone."""
 
     @staticmethod
     def suits(request: Request) -> bool:
@@ -199,7 +199,7 @@ class WithoutData(Calibrator):
         return request.source is None
 
     def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
-        """Return nothing."""
+        """Return neither a result nor a note."""
         return None, None
 
 

@@ -64,7 +64,17 @@ def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
 
     write("llama", tmp_path / "model")
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", failing)
-    command = ["compress", str(tmp_path / "model"), "-o", str(tmp_path / "m.birdie"), "--bits", "6", "--json"]
+    command = [
+        "compress",
+        str(tmp_path / "model"),
+        "-o",
+        str(tmp_path / "m.birdie"),
+        "--bits",
+        "6",
+        "--coder",
+        "fast",
+        "--json",
+    ]
     assert run(build_app, command) == 0
     note = json.loads(capsys.readouterr().out)["calibration"]
     assert note.startswith("not calibrated: ")
