@@ -75,10 +75,10 @@ def _refitted(jobs: Jobs, result: Fit, target: Target, coder: Coder, calibration
     exponent = math.log2((result.sigma or 1.0) * (1.0 if target.quality is None else _REFITTED))
     rest = refit_by_parts(jobs, exponent, coder, calibration)
     if not target.searched:  # what is in 16 bits is tuned at last
-        fixed = rest.state(coder.code(rest.settled))
-        small = [name for name, tensor in fixed.tensors.items() if tensor.scheme == "cast"]
-        tuned = calibration.refitted(fixed.decode(coder.workers), small, calibration.refit)
-        rest = rest.continued({name: tensor for name, tensor in fixed.tensors.items() if name not in tuned}, tuned)
+        coded = coder.code(rest.settled)
+        small = [name for name, tensor in coded.items() if tensor.scheme == "cast"]
+        tuned = calibration.refitted(rest.state(coded).decode(coder.workers), small, calibration.refit)
+        rest = rest.continued({name: tensor for name, tensor in coded.items() if name not in tuned}, tuned)
     refitted = _search(rest, target, coder, calibration, exponent)
     if target.quality is not None:  # both results meet it, so the smaller file wins
         fits = [replace(one, encoded=coder.coded(one.encoded)) for one in (result, refitted)]
