@@ -39,10 +39,10 @@ Row = dict[str, Any]
 # skipped, so the list may have stages that come and go.
 STAGES = (
     ("save, in all", "birdie.artifact.save", "save"),
-    ("factors of Hessians", "birdie.compress.rate.allocation", "feedback"),
+    ("factors of Hessians", "birdie.compress.rate.jobs", "feedback"),
     ("trellis and feedback", "birdie.compress.schemes.trellis", "quantize"),
-    ("budget search", "birdie.compress.rate.encoding", "fit_budget"),
-    ("quantization and search", "birdie.artifact.save", "encode_state"),
+    ("budget search", "birdie.compress.rate.fit", "fit_budget"),
+    ("quantization and search", "birdie.artifact.save", "fit"),
     ("entropy coding", "birdie.entropy.coder", "encode"),
     ("container", "birdie.artifact.container", "to_bytes"),
     ("load, in all", "birdie.artifact.load", "load"),

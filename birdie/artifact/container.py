@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from birdie.artifact import metadata as file_metadata
+from birdie.entropy.stream import Stream as Stream
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files, outputs
@@ -59,23 +60,6 @@ _HEAD = struct.Struct("<BBII")
 _PREFIX_BYTES = len(MAGIC) + _HEAD.size + 4
 _DEFLATED = 1
 _INT64 = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One coded stream: the code of its coder (0…255) and its bytes."""
-
-    coder: int
-    payload: bytes
-
-    @property
-    def length(self) -> int:
-        """Bytes of the payload."""
-        return len(self.payload)
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the payload; a writer may have it elsewhere than in memory."""
-        yield self.payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,19 @@ One file of the complete model, as `birdie.save` writes it, is smaller: it has o
 """
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from birdie.artifact import container
 from birdie.artifact.load import load
-from birdie.artifact.writer import Meter, Writer
+from birdie.artifact.write import Beside
 from birdie.compress.filling import fill
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.encoding import encode_state
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState
 from birdie.entropy.hints import Effort
@@ -41,10 +42,9 @@ def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | 
         WeightsError: a tensor cannot be stored.
     """
     state, target = ModelState.of(model), Target()
-    with ThreadPoolExecutor(workers) as pool:
-        writer = Writer(pool, coder, {}, Meter(None))
-        encoded = encode_state(assign(state, None, target), target, writer.size, workers=workers)
-        files = {name: writer.to_bytes(EncodedState({_NAME: one}, {})) for name, one in encoded.tensors.items()}
+    encoded = fit(assign(state, None, target), target, Coder(coder, workers=workers)).encoded
+    contents = {name: Beside().content(EncodedState({_NAME: one}, {})) for name, one in encoded.tensors.items()}
+    files = {name: container.to_bytes(*content) for name, content in contents.items()}
     packed = {name: np.frombuffer(file, np.uint8) for name, file in files.items()}
     bytes_of = {name: torch.from_numpy(data.copy()) for name, data in packed.items()}
     return {name: bytes_of[state.ties.get(name, name)] for name in state.by_name}

@@ -13,22 +13,26 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
+from birdie.artifact.file import DTYPES
+from birdie.compress.coding import Coded, Quantized
 from birdie.errors import ArtifactError, BirdieError, OutputError
 from birdie.runtime.distributed import World, send_to_main
 from birdie.runtime.files import atomic_path, remove_abandoned
 from birdie.runtime.locks import open_locked
 from birdie.runtime.outputs import require_file, require_folder
+from birdie.runtime.provenance import versions
 
 _RECORD = re.compile(r"[0-9a-f]{64}\.birdie")
+_CODE = 1  # of the scheme of a record's entry, which its name replaces: the container does not interpret it
 _PIECE = 1 << 22  # bytes that are read at a time
 
 
@@ -84,8 +88,8 @@ class Resume:
                 "folder"
             ) from error
 
-    def recall(self, key: str) -> Entry | None:
-        """Return the entry of `key` that a process left which died, if there is one and it is not damaged."""
+    def recall(self, key: str) -> Coded | None:
+        """Return the tensor of `key` that a process left which died, if there is one and it is not damaged."""
         path = self._path(key)
         with suppress(ArtifactError, OutputError, ValueError):
             if require_file(path).exists():
@@ -95,21 +99,23 @@ class Resume:
                     return self._stored(path, reader, name)
         return None
 
-    def keep(self, key: str, entry: Entry) -> Entry:
-        """Write an entry; return it with payloads that are on disk."""
+    def keep(self, key: str, coded: Coded) -> Coded:
+        """Write a tensor as a record, whose entry has the name of the scheme; return it with payloads on disk."""
         path = self._path(key)
+        entry = Entry(coded.scheme, _CODE, DTYPES.index(coded.dtype), coded.shape, coded.params, coded.streams)
         with atomic_path(path, flush=False) as temporary:
             temporary.write_bytes(container.to_bytes([entry]))
         with Reader(path) as reader:
-            return self._stored(path, reader, entry.name)
+            stored = self._stored(path, reader, entry.name)
+        assert stored is not None
+        return stored
 
-    def collect(self, world: World, streams: Iterable[StoredStream]) -> dict[Path, Path]:
-        """Copy to rank 0 the records that are on disks of other machines; all ranks must call it.
+    def collect(self, world: World, tensors: Mapping[str, Quantized]) -> dict[str, Quantized]:
+        """Copy to rank 0 the records that are on disks of other machines, and return what has them there.
 
-        Returns:
-            Record → copy, on rank 0.
+        All ranks must call it.
         """
-        records = {stream.path: stream for stream in streams}
+        records = {stream.path: stream for tensor in tensors.values() for stream in _stored(tensor)}
         copies: dict[Path, Path] = {}
         for record in world.broadcast([record for record in records.values() if not record.path.exists()]):
             data = send_to_main(world, record.rank, lambda one=record: _pieces(one.path, 0, one.size), record.size)  # type: ignore[misc]
@@ -120,7 +126,7 @@ class Resume:
             copies[record.path] = self.folder / record.path.name
             with atomic_path(copies[record.path], flush=False) as temporary, temporary.open("wb") as file:
                 file.writelines(data)
-        return copies
+        return {name: _moved(tensor, copies) for name, tensor in tensors.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -147,15 +153,35 @@ class Resume:
             self.folder.rmdir()
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{hashlib.sha256(f'{self._number} {key}'.encode()).hexdigest()}.birdie"
+        text = f"{self._number} {versions()['birdie']} {key}"
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()}.birdie"
 
-    def _stored(self, path: Path, reader: Reader, name: str) -> Entry:
+    def _stored(self, path: Path, reader: Reader, name: str) -> Coded | None:
         header, streams = reader.header(name), []
+        entry = header.entry
+        if entry.dtype >= len(DTYPES):
+            return None
         offset = header.offset
-        for stream, length in zip(header.entry.streams, header.lengths, strict=True):
+        for stream, length in zip(entry.streams, header.lengths, strict=True):
             streams.append(StoredStream(stream.coder, b"", path, offset, length, reader.size, self.rank))
             offset += length
-        return replace(header.entry, streams=tuple(streams), crc=header.crc)
+        return Coded(entry.name, entry.shape, DTYPES[entry.dtype], entry.params, tuple(streams), header.crc)
+
+
+def _stored(tensor: Quantized) -> Iterator[StoredStream]:
+    if isinstance(tensor, Coded):
+        yield from (stream for stream in tensor.streams if isinstance(stream, StoredStream))
+        for part in tensor.parts:
+            yield from _stored(part)
+
+
+def _moved(tensor: Any, copies: Mapping[Path, Path]) -> Any:
+    """Return a coded tensor whose streams are in copies of their records."""
+    streams = tuple(
+        replace(stream, path=copies.get(stream.path, stream.path)) if isinstance(stream, StoredStream) else stream
+        for stream in tensor.streams
+    )
+    return replace(tensor, streams=streams, parts=tuple(_moved(part, copies) for part in tensor.parts))
 
 
 def _pieces(path: Path, offset: int, length: int) -> Iterator[bytes]:

@@ -9,10 +9,8 @@ The same tensors in any order give the same bytes, whatever the number of thread
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -28,23 +26,23 @@ from birdie.artifact.options import Asked, CalibrationOption, SaveOptions
 from birdie.artifact.resume import Resume
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.summary import Summary
-from birdie.artifact.writer import Meter, Writer, lossless_entries, opened
+from birdie.artifact.write import Beside, lossless_entries
 from birdie.compress.calibration.blockwise import BlockwiseResult
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
-from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.copies import merged
-from birdie.compress.rate.encoding import encode_state
+from birdie.compress.rate.encoding import Coder, Meter
+from birdie.compress.rate.fit import fit
 from birdie.compress.rate.groups import grouped
-from birdie.compress.state import EncodedState, ModelState
+from birdie.compress.state import ModelState
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.blas import one_thread
 from birdie.runtime.callbacks import Progress, reporting
-from birdie.runtime.distributed import World, run_on_main, share_out
+from birdie.runtime.distributed import World, run_on_main
 from birdie.runtime.mapped import releasing, require_complete
 from birdie.runtime.outputs import Source, require_output, require_writable
 
@@ -167,65 +165,51 @@ def write_model(
     file_metadata.to_bytes(**about)  # what is no JSON raises here, before long work
     hidden = [kept_files.entry_of(files)] if files else []
     path = _output(path, overwrite)
-
     if calibration == "synthetic":
         calibration = synthetic_calibration(cast(nn.Module, model))
-    share = None if world.size == 1 else partial(share_out, world)
-    workers = asked.workers
-    if share is not None and workers is None:
-        workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     with (
         reporting(asked.progress, "compressing", "tensors") as update,
         releasing(calibration.files if isinstance(calibration, BlockwiseResult) else ()),
     ):
-        if isinstance(calibration, BlockwiseResult):
-            calibration = replace(calibration, opened=opened)
-        state, calibrated = calibrated_state(state, calibration)
-        if calibrated is not None:
+        state, known = calibrated_state(state, calibration)
+        if known is not None:
             assignment = replace(assignment, tensors=state.tensors)
-        resume = None if calibrated is not None else _resume(path, assignment.weights, world)
-        with one_thread(), resume or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-
-            def coded(done: float, total: float | None) -> None:
-                require_complete()
-                if update is not None:
-                    update(done, total)
-
-            hidden += lossless_entries(extra, pool, asked.coder)
-            meter = Meter(coded, _ROUNDS if target.searched and calibrated is not None else 1)
-            meter.begin(len(assignment.tensors))
-            writer = Writer(pool, asked.coder, about, meter, resume, hidden, assignment.groups)
-            in_files = calibrated is None or calibrated.factors is not None
-            recalled = None if resume is None else writer.recalled
-            hooks = Hooks(writer.coded, writer.estimated, recalled, share) if in_files else None
-
-            def encode(calibration: CalibrationResult | None) -> EncodedState:
-                return encode_state(
-                    assignment,
-                    target,
-                    writer.size,
-                    rough=writer.estimate,
-                    hooks=hooks,
-                    calibration=calibration,
-                    plain=asked.coder == "fast",
-                    workers=workers,
-                )
-
-            encoded = encode(calibrated)
-            is_guess = calibrated is not None and calibrated.synthetic and assignment.weights < _COMPARED
-            if calibrated is not None and is_guess and target.searched and target.quality is None:
-                encoded = closer(calibrated, encoded, encode(None))
-            encoded = writer.collected(encoded, world)
+        in_memory = known is not None and known.factors is None
+        resuming = nullcontext() if known is not None else _resume(path, assignment.weights, world)
+        with one_thread(), resuming as resume:
+            beside = Beside(about, [*hidden, *lossless_entries(extra, asked.coder)], assignment.groups)
+            coder = Coder(
+                asked.coder,
+                beside.size,
+                asked.workers or _threads(world),
+                keeps_integers=in_memory,
+                world=World() if in_memory else world,
+                records=resume,
+                meter=Meter(update, _ROUNDS if target.searched and known is not None else 1),
+            )
+            coder.meter.begin(len(assignment.tensors))
+            fitted = fit(assignment, target, coder, known)
+            encoded = fitted.encoded
+            is_guess = known is not None and known.synthetic and assignment.weights < _COMPARED
+            if known is not None and is_guess and target.searched and target.quality is None:
+                encoded = closer(known, encoded, fit(assignment, target, coder).encoded)
+            if resume is not None and world.size > 1:
+                encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
             require_complete()
-            run_on_main(world, torch.device("cpu"), lambda: writer.write(path, encoded))
-            meter.finish()
+            run_on_main(world, torch.device("cpu"), lambda: beside.write(path, encoded))
+            coder.meter.finish()
         summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
-        if calibrated is None:
+        if known is None:
             return summary
-        summary = replace(summary, uncalibrated=tuple(calibrated.unreached))
-        if calibrated.held_out is None:
-            return summary
-        return replace(summary, error=calibrated.divergence(encoded))
+        error = fitted.divergence if encoded is fitted.encoded else None
+        if error is None and known.held_out is not None:
+            error = known.divergence(encoded)
+        return replace(summary, uncalibrated=tuple(known.unreached), error=error)
+
+
+def _threads(world: World) -> int | None:
+    """Return the threads of a rank: its share of those of its machine."""
+    return None if world.size == 1 else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _under_calibrated_names(
@@ -238,9 +222,9 @@ def _under_calibrated_names(
     return without_prefixes(model)
 
 
-def _resume(path: Source | BytesIO, weights: int, world: World) -> Resume | None:
+def _resume(path: Source | BytesIO, weights: int, world: World) -> AbstractContextManager[Resume | None]:
     """Return where coded tensors are kept until the file is complete; None for memory."""
-    return None if isinstance(path, BytesIO) or weights < _ON_DISK else Resume(Path(path), world.rank)
+    return nullcontext() if isinstance(path, BytesIO) or weights < _ON_DISK else Resume(Path(path), world.rank)
 
 
 def _output(path: Source | BytesIO, overwrite: bool | None) -> Source | BytesIO:

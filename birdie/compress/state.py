@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from birdie.compress.coding import Quantized, decode
 from birdie.compress.exact import exact_names
-from birdie.compress.registry import decode
-from birdie.compress.scheme import Encoded, Scheme
+from birdie.compress.scheme import Scheme
 from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
@@ -74,11 +74,11 @@ class EncodedState:
     """The tensors of a model after encoding.
 
     Attributes:
-        tensors: name → encoded tensor, tied ones once.
+        tensors: name → encoded tensor, coded or not, tied ones once.
         ties: second name → first name.
     """
 
-    tensors: Mapping[str, Encoded]
+    tensors: Mapping[str, Quantized]
     ties: Mapping[str, str]
 
     def decode(self, workers: int | None = None) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ which coder is for what, and how to add one.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -21,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from birdie.entropy import mixed, numbers, raw, static
 from birdie.entropy.hints import Effort, Hints
 from birdie.entropy.raw import Bytes
+from birdie.entropy.stream import Stream
 from birdie.errors import ArtifactError, ConfigError
 
 CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED, LANES = range(7)
@@ -56,20 +56,7 @@ _DECODERS: dict[int, _Decode] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """A coded array.
-
-    Attributes:
-        coder: the number of the coder in the file, a key of `NAMES`.
-        payload: the bytes it wrote.
-    """
-
-    coder: int
-    payload: bytes
-
-
-def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effort = "max") -> Coded:
+def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effort = "max") -> Stream:
     """Code an array in the coder that takes the fewest bytes.
 
     Neither the shape nor the hints are stored: pass them to `decode` again.
@@ -89,12 +76,12 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
             f"cannot code a {values.ndim}-D array of {values.dtype}; reshape it to 2-D, convert it to integers"
         )
     if values.size == 0:
-        return Coded(CONSTANT, b"")
+        return Stream(CONSTANT, b"")
     low, high = int(values.min()), int(values.max())
     if low < -(1 << 31) or high >= 1 << 31:
         raise ConfigError(f"values {low}…{high} are beyond 32 bits; split them into planes first")
     if low == high:
-        return Coded(CONSTANT, raw.encode_constant(low))
+        return Stream(CONSTANT, raw.encode_constant(low))
     if _is_noise(values, low, high, hints):
         return _uncompressed(values, low, high)
     values = np.ascontiguousarray(values)
@@ -102,18 +89,18 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
     if values.size <= _TRY_NUMBERS[effort] or (
         hints is not None and hints.role == "scales" and values.size <= numbers.MAX_VALUES
     ):
-        tried.append(Coded(NUMBERS, numbers.encode(values)))
+        tried.append(Stream(NUMBERS, numbers.encode(values)))
     kernel, states = (hints.kernel, hints.states) if hints is not None else ((1, 1), 1)
     if effort == "max" and (hints is None or hints.role != "mantissa"):
         payload = mixed.encode(values, kernel, states)
         if payload is not None:
-            tried.append(Coded(MIXED, payload))
+            tried.append(Stream(MIXED, payload))
     if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
         if effort == "fast" and (hints is None or hints.role == "symbols"):  # planes of floats gain nothing
             payload, in_lanes = static.encode_fastest(values, kernel, states)
-            tried.append(Coded(LANES if in_lanes else STATIC, payload))
+            tried.append(Stream(LANES if in_lanes else STATIC, payload))
         else:
-            tried.append(Coded(STATIC, static.encode(values, kernel, states)))
+            tried.append(Stream(STATIC, static.encode(values, kernel, states)))
     best = min(tried, key=_size, default=None)
     if best is not None and 8 * len(best.payload) < values.size * (high - low).bit_length():
         return best  # smaller than packed bits, which need not be written
@@ -174,11 +161,11 @@ def cost(coder: int, count: int, dtype: DTypeLike) -> tuple[int, int, int]:
     return operations * count, np.dtype(dtype).itemsize * count if operations else 0, extra * count
 
 
-def _uncompressed(values: NDArray[np.integer], low: int, high: int) -> Coded:
+def _uncompressed(values: NDArray[np.integer], low: int, high: int) -> Stream:
     """Return plain bytes or packed bits, whichever is smaller."""
     if low >= 0 and high <= 255 and ((high - low).bit_length() == 8 or values.size < 40):
-        return Coded(BYTES, values.astype(np.uint8).tobytes())
-    return Coded(PACKED, raw.encode_packed(values, low, high))
+        return Stream(BYTES, values.astype(np.uint8).tobytes())
+    return Stream(PACKED, raw.encode_packed(values, low, high))
 
 
 def _is_noise(values: NDArray[np.integer], low: int, high: int, hints: Hints | None) -> bool:
@@ -195,5 +182,5 @@ def _is_noise(values: NDArray[np.integer], low: int, high: int, hints: Hints | N
     return entropy > _NOISE * width
 
 
-def _size(coded: Coded) -> int:
+def _size(coded: Stream) -> int:
     return len(coded.payload)

@@ -10,17 +10,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from birdie.artifact.writer import Meter, Writer
+from birdie.artifact import container
+from birdie.artifact.write import Beside
 from birdie.compress.calibration.result import calibrated_state, require_triple
-from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.encoding import encode_state
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import has_nonfinite
@@ -74,20 +74,13 @@ def export(
         if has_nonfinite(weight) and name not in model.exact:
             raise WeightsError(f"tensor {name!r} holds NaN or infinite values; export weights that are finite")
     model, calibrated = calibrated_state(model, calibration, symmetries=False)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        writer = Writer(pool, "max", fields, Meter(None))
-        try:
-            encoded = encode_state(
-                assign(model, None, target),
-                target,
-                writer.size,
-                rough=writer.estimate,
-                calibration=calibrated,
-                hooks=Hooks(writer.coded, writer.estimated) if calibrated is None else None,
-            )
-        except BudgetError as error:
-            raise BudgetError(f"{error} (of a budget of {budget:,} bytes the code takes {used:,})") from None
-        data = writer.to_bytes(encoded)
+    beside = Beside(fields)
+    try:
+        coder = Coder("max", beside.size, keeps_integers=calibrated is not None)
+        encoded = fit(assign(model, None, target), target, coder, calibrated).encoded
+    except BudgetError as error:
+        raise BudgetError(f"{error} (of a budget of {budget:,} bytes the code takes {used:,})") from None
+    data = container.to_bytes(*beside.content(encoded))
     _write(Path(path), data)
     return len(data)
 

@@ -16,10 +16,7 @@ steered to the budget. At the end the model is calibrated again, and the exponen
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,16 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact.writer import Meter, Writer
+from birdie.artifact.write import Beside
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Batch, Loss
+from birdie.compress.coding import decode, opened
 from birdie.compress.qat.trained import Parametrized, TrainedWeight, parametrized, plain, train_as_stored
-from birdie.compress.rate.allocation import Allocation, assignments
 from birdie.compress.rate.assignment import Schemes, assign
-from birdie.compress.rate.budget import fit_budget
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.jobs import FINEST, assignments, jobs_of
+from birdie.compress.rate.search import fit_budget
 from birdie.compress.rate.target import Target
-from birdie.compress.registry import decode
 from birdie.compress.scheme import Blocks, Encoded, Sensitivity
+from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.state import EncodedState, ModelState, plain_state
 from birdie.entropy.hints import Effort
 from birdie.errors import BudgetError, ConfigError
@@ -79,7 +78,7 @@ class BudgetEncoder:
         workers: threads; None uses every core.
 
     Attributes:
-        allocation: the tensors of the file.
+        jobs: of the file.
         exponent: log2 of the typical scale in standard deviations.
         fit: the result of the search.
     """
@@ -97,13 +96,11 @@ class BudgetEncoder:
         metadata: Mapping[str, Any] = MappingProxyType({}),
         workers: int | None = None,
     ) -> None:
-        self.budget, self._writer = budget, partial(_writer, budget, coder, metadata, workers)
+        self.budget, self._coder = budget, _coder(budget, coder, metadata, workers)
         assignment = assignments(assign(to_be_trained(state), rules, Target(budget)), budget)[0]
-        self.allocation = Allocation(assignment, sensitivities, plain=False, workers=workers)
-        self.allocation.scheme = replace(self.allocation.scheme, states=states)
-        with self._writer() as writer:
-            first = None if start is None else 2.0**start
-            self.fit = fit_budget(self.allocation, writer.size, budget, writer.estimate, start=first)
+        trellis = Trellis(states)
+        self.jobs = jobs_of(assignment, sensitivities, trellis=trellis, down_columns=False, workers=workers)
+        self.fit = fit_budget(self.jobs, self._coder, budget, start=start)
         if self.fit.sigma is None:
             raise ConfigError(f"the model fits a budget of {budget:,} bytes losslessly; give a smaller budget")
         self.exponent = math.log2(self.fit.sigma)
@@ -111,7 +108,7 @@ class BudgetEncoder:
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Name → tensor of the file, tied ones once."""
-        return self.allocation.assignment.tensors
+        return self.jobs.assignment.tensors
 
     def encode(self, tensors: Mapping[str, Tensor]) -> tuple[EncodedState, int]:
         """Encode all tensors with the values that they have now, and let the exponent follow the size.
@@ -123,19 +120,17 @@ class BudgetEncoder:
             The encoding, and the bytes of the complete file.
         """
         now = {name: tensors[name].detach().clone() for name in self.tensors}
-        encoded = self.allocation.continued({}, now).encode(self.exponent)
-        with self._writer() as writer:
-            size = writer.size(encoded)
-        exponent = self.exponent + _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
-        self.exponent = min(max(exponent, self.allocation.finest), self.allocation.coarsest)
+        jobs = self.jobs.continued({}, now)
+        encoded = jobs.state(self._coder.code([*jobs.by_name.values()], self.exponent))
+        size = self._coder.size(encoded)
+        exponent = self.exponent + _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / jobs.weights
+        self.exponent = min(max(exponent, FINEST), jobs.coarsest)
         return encoded, size
 
 
-@contextmanager
-def _writer(budget: int, coder: Effort, metadata: Mapping[str, Any], workers: int | None) -> Iterator[Writer]:
+def _coder(budget: int, effort: Effort, metadata: Mapping[str, Any], workers: int | None = None) -> Coder:
     fields = {"metadata": metadata, "budget": budget} if metadata else {}
-    with ThreadPoolExecutor(workers) as pool:
-        yield Writer(pool, coder, fields, Meter(None))
+    return Coder(effort, Beside(fields).size, workers, keeps_integers=True)
 
 
 def to_be_trained(state: ModelState) -> ModelState:
@@ -159,18 +154,20 @@ def require_reachable(
     state = replace(to_be_trained(state), tensors=noise)
     assignment = assignments(assign(state, rules, Target(budget)), budget)[0]
     zeros = {name: torch.zeros_like(noise[name]) for name in assignment.free}
-    smallest = Allocation(replace(assignment, tensors={**noise, **zeros}), plain=False)
-    with _writer(budget, coder, metadata, None) as writer:
-        size = writer.size(smallest.encode(0.0, draft=True))
-        if size > budget:
-            raise BudgetError(
-                f"budget {budget:,} bytes cannot be met: with zeros for all matrices that it changes the file takes "
-                f"{size:,} bytes; allow more than that, or pin fewer tensors to fine schemes"
-            )
-        if budget < 2 * assignment.weights:  # noise in float32 takes more than that
-            return
-        if writer.size(Allocation(assignment).encode_lossless()) <= budget:
-            raise ConfigError(f"the model fits a budget of {budget:,} bytes losslessly; give a smaller budget")
+    code = _coder(budget, coder, metadata)
+    smallest = jobs_of(replace(assignment, tensors={**noise, **zeros}), down_columns=False)
+    size = code.size(smallest.state(code.code([*smallest.by_name.values()], draft=True)))
+    if size > budget:
+        raise BudgetError(
+            f"budget {budget:,} bytes cannot be met: with zeros for all matrices that it changes the file takes "
+            f"{size:,} bytes; allow more than that, or pin fewer tensors to fine schemes"
+        )
+    if budget < 2 * assignment.weights:  # noise in float32 takes more than that
+        return
+    jobs = jobs_of(assignment)
+    pinned = code.code([job for job in jobs.by_name.values() if job.role == "rule"])
+    if code.size(jobs.state({**pinned, **code.code(jobs.lossless())})) <= budget:
+        raise ConfigError(f"the model fits a budget of {budget:,} bytes losslessly; give a smaller budget")
 
 
 class Requantization:
@@ -198,9 +195,9 @@ class Requantization:
             for name, tensor in plain_state(model).items():
                 if name in self._encoder.tensors:
                     tensor.copy_(self._encoder.tensors[name])  # in the sorted order
-        allocation = self._encoder.allocation
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        self.matrices = {name: None for name in allocation.matrices if name in parameters}
+        searched = (job.name for job in self._encoder.jobs.searched)
+        self.matrices = {name: None for name in searched if name in parameters}
         train_as_stored(model, self.matrices)
         self._symbols: dict[str, Encoded] = {}
 
@@ -237,13 +234,13 @@ class Requantization:
         parts = {part.name: part for part in self._parts()}
         latents = {name: part.original.detach().clone() for name, part in parts.items()}
         for name, part in parts.items():
-            part.weight.hold(part.original, encoded.tensors[name], final=final)
+            part.weight.hold(part.original, opened(encoded.tensors[name]), final=final)
         result = compared(encoded, size, self._symbols, latents)
-        self._symbols = {name: encoded.tensors[name] for name in parts}
+        self._symbols = {name: opened(encoded.tensors[name]) for name in parts}
         return result
 
     def _parts(self) -> Iterator[Parametrized[TrainedWeight]]:
-        """Yield the matrices, tied ones under the name that the allocation has."""
+        """Yield the matrices, tied ones under the name that the file has."""
         return (part for part in parametrized(self.model, TrainedWeight) if part.name in self.matrices)
 
     def _settle(self, encoded: EncodedState) -> None:
@@ -268,7 +265,7 @@ def compared(
     error = power = 0.0
     changed = count = 0
     for name, latent in latents.items():
-        new = encoded.tensors[name]
+        new = opened(encoded.tensors[name])
         changed += differences(new, previous.get(name))
         count += latent.numel()
         error += float((decode(new).to(latent).view_as(latent) - latent).square().sum())

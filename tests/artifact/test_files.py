@@ -76,7 +76,7 @@ def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
 
 def test_tied_tensors_stay_tied_and_cost_nothing(tmp_path: Path) -> None:
     state = small_model()
-    summary = birdie.save(state, tmp_path / "x.birdie")
+    summary = birdie.save(state, tmp_path / "x.birdie", coder="fast")
     loaded = birdie.load(tmp_path / "x.birdie", dtype=torch.float64)
     assert loaded["tok_emb.weight"] is loaded["lm_head.weight"]
     assert next(row.bytes for row in summary.tensors if row.scheme == "alias") == 0
@@ -95,7 +95,7 @@ def test_a_tied_tensor_can_be_named_by_either_name(tmp_path: Path) -> None:
 def test_overlapping_views_that_differ_are_not_ties(tmp_path: Path) -> None:
     base = torch.randn(4, 4)
     state = {"a": base, "b": base.T, "c": base[:2], "d": base.view(torch.int32)}
-    birdie.save(state, tmp_path / "x.birdie", lossless=True)
+    birdie.save(state, tmp_path / "x.birdie", lossless=True, coder="fast")
     loaded = birdie.load(tmp_path / "x.birdie")
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
@@ -130,7 +130,7 @@ def test_budgets_are_met(tmp_path: Path, bits: float) -> None:
 
 
 def test_bits_are_a_budget_per_weight(tmp_path: Path) -> None:
-    summary = birdie.save(small_model(), tmp_path / "x.birdie", bits=4)
+    summary = birdie.save(small_model(), tmp_path / "x.birdie", bits=4, coder="fast")
     assert 3.9 <= summary.bits_per_weight <= 4
 
 
@@ -271,7 +271,7 @@ def test_views_that_negate_or_conjugate_are_stored_as_what_they_show(tmp_path: P
 def test_modules_go_in_and_come_out(tmp_path: Path) -> None:
     torch.manual_seed(0)
     source, target = (nn.Sequential(nn.Linear(8, 9), nn.BatchNorm1d(9)) for _ in range(2))
-    birdie.save(source, tmp_path / "x.birdie", lossless=True)
+    birdie.save(source, tmp_path / "x.birdie", lossless=True, coder="fast")
     assert birdie.load(tmp_path / "x.birdie", into=target) is target
     assert all(
         torch.equal(a, b) for a, b in zip(source.state_dict().values(), target.state_dict().values(), strict=True)
@@ -279,7 +279,7 @@ def test_modules_go_in_and_come_out(tmp_path: Path) -> None:
 
 
 def test_a_module_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
-    birdie.save(nn.Linear(8, 9), tmp_path / "x.birdie", lossless=True)
+    birdie.save(nn.Linear(8, 9), tmp_path / "x.birdie", lossless=True, coder="fast")
     with pytest.raises(WeightsError, match=r"different shape: weight \(9, 8\) in the file, \(8, 9\) in the module"):
         birdie.load(tmp_path / "x.birdie", into=nn.Linear(9, 8))
     with pytest.raises(WeightsError, match="unexpected: bias"):
@@ -290,11 +290,11 @@ def test_a_module_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
 
 def test_a_module_that_would_lose_the_numbers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.birdie"
-    birdie.save(nn.Linear(8, 9), path, lossless=True)
+    birdie.save(nn.Linear(8, 9), path, lossless=True, coder="fast")
     for into, how in ((nn.Linear(8, 9, device="meta"), "to_empty"), (nn.LazyLinear(9), "run it once")):
         with pytest.raises(WeightsError, match=rf"'weight' of the module, which has no memory; .*{how}"):
             birdie.load(path, into=into)
-    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True)
+    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True, coder="fast")
     with pytest.raises(WeightsError, match="numbers: weight complex64 in the file, float32 in the module"):
         birdie.load(path, into=nn.Linear(8, 9))
 
@@ -328,7 +328,7 @@ def test_progress_reaches_its_end(tmp_path: Path) -> None:
 def test_the_decoded_size_is_limited(tmp_path: Path) -> None:
     """A small file can stand for a huge tensor of zeros; it is refused before memory is asked for."""
     path = tmp_path / "x.birdie"
-    birdie.save({"w": torch.zeros(64, 64)}, path, lossless=True)
+    birdie.save({"w": torch.zeros(64, 64)}, path, lossless=True, coder="fast")
     with pytest.raises(ArtifactError, match="16,384 bytes to decode, more than the 1,000"):
         birdie.load(path, max_bytes=1000)
     with pytest.raises(ArtifactError, match="more than the 1,000"):
@@ -343,7 +343,7 @@ def test_not_yet_and_not_there(tmp_path: Path) -> None:
         birdie.load(tmp_path / "x.birdie", lazy=True)
     with pytest.raises(ArtifactError, match="cannot open"):
         birdie.load(tmp_path / "x.birdie")
-    birdie.save(small_model(), tmp_path / "x.birdie")
+    birdie.save(small_model(), tmp_path / "x.birdie", coder="fast")
     with pytest.raises(ArtifactError, match="no tensor 'nothing'"):
         decode_tensor(tmp_path / "x.birdie", "nothing")
 
@@ -607,7 +607,7 @@ def test_a_model_that_torchao_quantized_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"'0\.weight' \(a Int8Tensor.*dequantize\(\)"):
         birdie.save(model, tmp_path / "x.birdie")
     plain = {name: tensor.dequantize() if name == "0.weight" else tensor for name, tensor in model.state_dict().items()}
-    birdie.save(plain, tmp_path / "x.birdie", lossless=True)
+    birdie.save(plain, tmp_path / "x.birdie", lossless=True, coder="fast")
     assert same_bits(birdie.load(tmp_path / "x.birdie")["0.weight"], plain["0.weight"])
 
 

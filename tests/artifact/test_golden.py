@@ -10,7 +10,6 @@ a breaking change.
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ import birdie
 from birdie.artifact import container, metadata, pytree
 from birdie.artifact.codes import scheme_codes
 from birdie.artifact.save import write_model
-from birdie.artifact.writer import Meter, Writer
+from birdie.artifact.write import Beside
+from birdie.compress.coding import code
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.lossless import DIFFERENCES, HALVES, LISTED, VALUES
@@ -55,8 +55,8 @@ def golden(name: str, fresh: bytes, folder: Path) -> tuple[container.Reader, dic
 
 def write(encoded: Mapping[str, Encoded]) -> bytes:
     """Return the file of tensors that are encoded already."""
-    with ThreadPoolExecutor(2) as pool:
-        return Writer(pool, "max", {}, Meter(None)).to_bytes(EncodedState(encoded, {}))
+    coded = {name: code(tensor, "max") for name, tensor in encoded.items()}
+    return container.to_bytes(*Beside().content(EncodedState(coded, {})))
 
 
 # artifact.hex. Schemes that choose by float arithmetic may choose otherwise on another machine; they must only decode.

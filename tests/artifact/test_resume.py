@@ -5,7 +5,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ import birdie
 from birdie.artifact import save as saving
 from birdie.artifact.container import Entry, Stream, to_bytes
 from birdie.artifact.resume import Resume
-from birdie.artifact.writer import Writer
+from birdie.compress import coding
+from birdie.compress.coding import Coded
+from birdie.compress.rate import encoding
 from birdie.compress.scheme import Encoded
 from birdie.errors import OutputError
 from tests.forked import run_python
@@ -47,8 +48,12 @@ def plain(tmp_path: Path) -> bytes:
 def count_coded(monkeypatch: pytest.MonkeyPatch) -> list[Encoded]:
     """Return the list of the tensors that are coded from here on."""
     coded: list[Encoded] = []
-    code = Writer._code_tensor
-    monkeypatch.setattr(Writer, "_code_tensor", lambda self, tensor: coded.append(tensor) or code(self, tensor))
+
+    def code(tensor: Encoded, *args: Any, **settings: Any) -> Coded:
+        coded.append(tensor)
+        return coding.code(tensor, *args, **settings)
+
+    monkeypatch.setattr(encoding, "code", code)
     return coded
 
 
@@ -74,12 +79,12 @@ from birdie.artifact import save
 from birdie.artifact.resume import Resume
 save._ON_DISK = 1
 keep, left = Resume.keep, [int(sys.argv[3])]
-def killed(self, key, entry):
+def killed(self, key, coded):
     left[0] -= 1
     if not left[0]:
         self._path(key).write_bytes(b"half a record")
         os.kill(os.getpid(), getattr(signal, sys.argv[4]))
-    return keep(self, key, entry)
+    return keep(self, key, coded)
 Resume.keep = killed
 birdie.save(load_file(sys.argv[1]), Path(sys.argv[2]), bits=4.0, coder="fast", workers=1)
 """
@@ -96,15 +101,15 @@ def test_after_a_kill_the_same_command_goes_on(
     assert not path.exists()
     assert folder_of(path).is_dir()
     coded, recalled = count_coded(monkeypatch), 0
-    recall = Writer.recalled
+    recall = Resume.recall
 
-    def count_recalled(self: Writer, key: str) -> Encoded | None:
+    def count_recalled(self: Resume, key: str) -> Coded | None:
         nonlocal recalled
         tensor = recall(self, key)
         recalled += tensor is not None
         return tensor
 
-    monkeypatch.setattr(Writer, "recalled", count_recalled)
+    monkeypatch.setattr(Resume, "recall", count_recalled)
     birdie.save(weights(), path, bits=4.0, coder="fast")
     assert path.read_bytes() == plain
     assert not folder_of(path).exists()
@@ -148,8 +153,8 @@ def test_errors_that_would_come_again_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def record(text: bytes) -> Entry:
-    return Entry("int8", 1, 0, (len(text),), (7,), (Stream(0, text), Stream(2, b"more")))
+def record(text: bytes) -> Coded:
+    return Coded("int8", (len(text),), torch.float32, (7,), (Stream(0, text), Stream(2, b"more")))
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,18 +175,18 @@ def put_two(output: Path) -> None:
         raise KeyboardInterrupt
 
 
-def payloads(entry: Entry | None) -> list[bytes]:
-    assert entry is not None
-    return [b"".join(stream.pieces()) for stream in entry.streams]
+def payloads(coded: Coded | None) -> list[bytes]:
+    assert coded is not None
+    return [b"".join(stream.pieces()) for stream in coded.streams]
 
 
 def test_records_come_back_by_their_keys(tmp_path: Path) -> None:
     put_two(tmp_path / "x")
     with Resume(tmp_path / "x") as resume:
-        entry = resume.recall("a")
-        assert payloads(entry) == [b"first", b"more"]
-        assert entry is not None
-        assert (entry.name, entry.shape, entry.params) == ("int8", (5,), (7,))
+        coded = resume.recall("a")
+        assert payloads(coded) == [b"first", b"more"]
+        assert coded is not None
+        assert (coded.scheme, coded.shape, coded.dtype, coded.params) == ("int8", (5,), torch.float32, (7,))
         assert resume.recall("c") is None
         assert payloads(resume.keep("c", record(b"third"))) == [b"third", b"more"]
         assert payloads(resume.recall("b")) == [b"second", b"more"]
@@ -193,7 +198,7 @@ def flip(data: bytes) -> bytes:
 
 
 def of_two(_: bytes) -> bytes:
-    return to_bytes([record(b"one"), replace(record(b"two"), name="int4")])
+    return to_bytes([Entry(name, 1, 0, (3,), (7,), record(b"one").streams) for name in ("int8", "int4")])
 
 
 @pytest.mark.parametrize("damage", [flip, lambda data: data[:-1], lambda data: data[:20], lambda _: b"", of_two])
@@ -266,11 +271,11 @@ from birdie.artifact.resume import Resume
 from birdie.cli import main
 save._ON_DISK = 1
 keep, left = Resume.keep, [2]
-def killed(self, key, entry):
+def killed(self, key, coded):
     left[0] -= 1
     if not left[0] and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    return keep(self, key, entry)
+    return keep(self, key, coded)
 recall = Resume.recall
 def seen(self, key):
     record = recall(self, key)

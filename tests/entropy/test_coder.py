@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy import coder, mixed, numbers, static, trellis
 from birdie.entropy.hints import Effort, Hints
+from birdie.entropy.stream import Stream
 from birdie.errors import ArtifactError, ConfigError
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
@@ -35,7 +36,7 @@ EFFORTS: tuple[Effort, ...] = ("max", "fast")
 SMALL = [name for name in FEATURES if FEATURES[name].values.size < 1 << 16]  # for the reference decoder
 
 
-def decoded(coded: coder.Coded, values: Integers, **options: object) -> Integers:
+def decoded(coded: Stream, values: Integers, **options: object) -> Integers:
     """Decode to an array of the shape of `values`."""
     return coder.decode(coded.coder, coded.payload, *values.shape, **options)  # type: ignore[arg-type]
 
@@ -133,7 +134,7 @@ def test_golden_streams_keep_their_values_and_their_bytes() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert golden.keys() == FEATURES.keys()
     for name, row in golden.items():
-        coded, (height, width) = coder.Coded(row["coder"], bytes.fromhex(row["payload"])), row["shape"]
+        coded, (height, width) = Stream(row["coder"], bytes.fromhex(row["payload"])), row["shape"]
         values = coder.decode(coded.coder, coded.payload, height, width, FEATURES[name].hints)
         assert digest(values) == row["sha256"], name
         assert stream(name) == coded, name

@@ -82,7 +82,7 @@ def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
     assert len(birdie.load(tmp_path / "m.birdie")) == len(open_checkpoint(tmp_path / "model").content)
 
 
-@pytest.mark.parametrize("name", ["closer", "encode_state"])
+@pytest.mark.parametrize("name", ["closer", "fit"])
 def test_what_fails_only_as_the_file_is_made_is_one_line_too(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

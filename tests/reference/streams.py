@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import coder, mixed, numbers, raw, static
-from birdie.entropy.coder import Coded
 from birdie.entropy.hints import Hints
+from birdie.entropy.stream import Stream
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
 from tests.reference.side_information import Bits, opened, words_of
@@ -34,7 +34,7 @@ class Feature:
         """Hints that encoder and decoder share."""
         return Hints(kernel=self.kernel, states=self.states)
 
-    def coded(self) -> Coded:
+    def coded(self) -> Stream:
         """Code the array."""
         low, high = int(self.values.min()), int(self.values.max())
         write: dict[int, Callable[[], bytes | None]] = {
@@ -48,10 +48,10 @@ class Feature:
         }
         payload = write[self.coder]()
         assert payload is not None
-        return Coded(self.coder, payload)
+        return Stream(self.coder, payload)
 
 
-def facts(coded: Coded, rows: int, columns: int) -> dict[str, object]:
+def facts(coded: Stream, rows: int, columns: int) -> dict[str, object]:
     """Return the facts that the side information of coder 3, 4, 5 or 6 states."""
     if coded.coder == coder.NUMBERS:
         return {"running": Bits(words_of(coded.payload)).number(0) == 1}
@@ -171,6 +171,6 @@ FEATURES: dict[str, Feature] = {
 
 
 @cache
-def stream(name: str) -> Coded:
+def stream(name: str) -> Stream:
     """Return the stream of a feature, coded once."""
     return FEATURES[name].coded()

@@ -91,8 +91,8 @@ from birdie.compress.calibration.units import (
     not_repeated,
     read_answers,
 )
-from birdie.compress.registry import decode
-from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.coding import Quantized, decode
+from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, DataError
@@ -490,46 +490,34 @@ def refit_error() -> ConfigError:
     )
 
 
-def as_encoded(encoded: Encoded) -> Encoded:
-    """Return a tensor unchanged: it has its integers."""
-    return encoded
-
-
 @dataclass(slots=True)
 class BlockwiseResult(CalibrationResult):
     """Calibration result in files; `birdie.save` takes it like any other, but does not refit it.
 
     Attributes:
         files: of sorted tensors; pages of these can be released (`birdie.runtime.mapped`).
-        opened: turns a tensor as it was encoded into one with its integers; a file in the making holds them coded.
     """
 
     files: Sequence[Path] = ()
-    opened: Callable[[Encoded], Encoded] = as_encoded
 
     def divergence(self, encoded: EncodedState) -> float:
         """Return the mean KL or the relative error, as `CalibrationResult` does, decoding one tensor at a time."""
         assert self.held_out is not None
-        return self.held_out(DecodedTensors(encoded.tensors, self.opened))
+        return self.held_out(DecodedTensors(encoded.tensors))
 
     def _require_batches(self) -> NoReturn:
         raise refit_error()
 
 
 class DecodedTensors(Mapping[str, Tensor]):
-    """Tensors by name, each decoded when it is looked up, so that one is in memory at a time.
+    """Tensors by name, each decoded when it is looked up, so that one is in memory at a time."""
 
-    Args:
-        tensors: by name.
-        opened: turns one into one with its integers.
-    """
-
-    def __init__(self, tensors: Mapping[str, Encoded], opened: Callable[[Encoded], Encoded]) -> None:
-        self._tensors, self._opened = tensors, opened
+    def __init__(self, tensors: Mapping[str, Quantized]) -> None:
+        self._tensors = tensors
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor, decoded now."""
-        return decode(self._opened(self._tensors[name]))
+        return decode(self._tensors[name])
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names."""

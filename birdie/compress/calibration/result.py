@@ -24,7 +24,7 @@ from birdie.compress.calibration.refit import MEASUREMENTS, refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
-from birdie.compress.registry import decode
+from birdie.compress.coding import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
 from birdie.compress.tensors import count_reals

@@ -1,160 +1,171 @@
-"""Encoding of all tensors of a file: by the assigned schemes, or by a search for the target.
+"""Work on jobs: several at a time on threads, shared out over ranks, and taken up again after a process died.
 
-assignment ─► allocation ─► search for the target ─► checked ─► Encoded ──► the better of both ─► Encoded
-     ▲                                                             │                 ▲
-     └── part by part, the rest tuned to it ◄───────────── refit ──┴─────────────────┘
+jobs ──encode──► integers ──code──► coded tensors
 """
 
-import logging
-import math
-from contextlib import suppress
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
-from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import Allocation, Hooks, assignments
-from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_quality
-from birdie.compress.rate.parts import refit_by_parts
-from birdie.compress.rate.target import Target
+from birdie.compress.coding import Coded, Quantized, code, estimate, joined
+from birdie.compress.rate.jobs import IN_FLIGHT, Job
+from birdie.compress.scheme import Blocks
 from birdie.compress.state import EncodedState
-from birdie.errors import BudgetError
+from birdie.entropy.hints import Effort
+from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World, share_out
+from birdie.runtime.mapped import release, require_complete
+from birdie.runtime.room import Room
 
-_REFITTED = 2**0.06  # with refit a quality is met with scales larger by this factor, about
-_MENTIONED = 10  # exact tensors are named in a budget's error if they take this fraction (1/10) of it
-_COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
+T = TypeVar("T")
 
 
-def encode_state(
-    assignment: Assignment,
-    target: Target,
-    size: Size,
-    *,
-    rough: Estimate | None = None,
-    calibration: CalibrationResult | None = None,
-    plain: bool = False,
-    hooks: Hooks | None = None,
-    workers: int | None = None,
-) -> EncodedState:
-    """Encode every tensor of `assignment` so that the file meets `target`.
+class Records(Protocol):
+    """Coded tensors outside of memory (`birdie.artifact.resume`)."""
+
+    def recall(self, key: str) -> Coded | None:
+        """Return what was kept under this key by a process that died."""
+        ...
+
+    def keep(self, key: str, coded: Coded) -> Coded:
+        """Keep a coded tensor; return it with payloads that are not in memory."""
+        ...
+
+
+class Meter:
+    """Counter of coded tensors for a progress callback.
 
     Args:
-        assignment: settled schemes, and the matrices that the search may coarsen.
-        target: byte budget, quality, or nothing to search for.
-        size: bytes of the file that holds an encoded state.
-        rough: fast estimate of `size`, for the beginning of a search.
-        calibration: of the model.
-        plain: whether files must load fast: paths of trellises run down the columns only.
-        hooks: what becomes of encoded tensors, and which process encodes them; without calibration, or with a
-            blockwise one.
+        progress: called with (done, total).
+        rounds: expected number of times that all tensors are coded; the total grows if there are more.
+    """
+
+    def __init__(self, progress: Progress | None = None, rounds: int = 1) -> None:
+        self.progress, self.rounds, self.done, self.total = progress, rounds, 0, 0
+
+    def begin(self, tensors: int) -> None:
+        """Start a round in which `tensors` tensors are coded."""
+        self.total = max(self.total, self.rounds * tensors, self.done + tensors)
+
+    def count(self) -> None:
+        """Count one tensor."""
+        self.done += 1
+        self.total = max(self.total, self.done)
+        self._report(self.done)
+
+    def finish(self) -> None:
+        """Report that all tensors are coded."""
+        self._report(self.total)
+
+    def _report(self, done: int) -> None:
+        require_complete()
+        if self.progress is not None:
+            self.progress(done, self.total)
+
+
+def payload_bytes(state: EncodedState) -> int:
+    """Return the bytes of the payloads of coded tensors: the size of a file, but for its header."""
+    return sum(tensor.bytes for tensor in state.tensors.values() if isinstance(tensor, Coded))
+
+
+@dataclass(slots=True)
+class Coder:
+    """Encodes and codes jobs. No byte depends on its settings but the effort.
+
+    Attributes:
+        effort: of the entropy coder.
+        size: bytes of the file that holds a state of coded tensors.
         workers: threads; None uses every core.
+        keeps_integers: whether coded tensors keep their integers, because they will be decoded to measure them.
+        world: ranks that share the jobs out; all call the same methods with the same jobs.
+        records: takes the coded tensors of a model that is too large for memory.
+        meter: counts coded tensors.
     """
-    budget = target.in_bytes(assignment.weights)
 
-    def search(calibration: CalibrationResult | None) -> Searched:
-        sensitivities = {} if calibration is None else calibration.sensitivities
-        factors = None if calibration is None else calibration.factors
+    effort: Effort = "max"
+    size: Callable[[EncodedState], int] = payload_bytes
+    workers: int | None = None
+    keeps_integers: bool = False
+    world: World = field(default_factory=World)
+    records: Records | None = None
+    meter: Meter = field(default_factory=Meter)
 
-        def allocate(assignment: Assignment) -> Allocation:
-            return Allocation(
-                assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks(), factors=factors
-            )
+    def code(self, jobs: Sequence[Job], exponent: float = 0.0, *, draft: bool = False) -> dict[str, Coded]:
+        """Encode and code jobs."""
 
-        *preferred, last = assignments(assignment, budget)
-        for option in preferred:
-            allocation = allocate(option)
-            with suppress(BudgetError):
-                return Searched(allocation, fit_budget(allocation, size, budget or 0, rough))
-        allocation = allocate(last)
-        if target.quality is not None and calibration is not None:
-            return Searched(allocation, fit_quality(allocation, size, target.quality, calibration.divergence))
-        if budget is None:
-            return Searched(allocation, Fit(allocation.encode_settled(), 0, None, 0))
-        try:
-            return Searched(allocation, fit_budget(allocation, size, budget, rough))
-        except BudgetError as error:
-            raise BudgetError(f"{error}{exact_share(allocation, size, budget)}") from error
+        def work(job: Job, rows: slice) -> Coded:
+            key = "" if self.records is None else f"{self.effort} {job.key(rows, exponent)}"
+            coded = None if self.records is None else self.records.recall(key)
+            if coded is None:
+                encoded = job.encode(rows, exponent, draft=draft)
+                release(job.rows(rows))
+                coded = code(encoded, self.effort, keep=self.keeps_integers)
+                if self.records is not None:
+                    coded = self.records.keep(key, coded)
+            self.meter.count()
+            return coded
 
-    def finish(allocation: Allocation, calibration: CalibrationResult, steps: int, sigma: float) -> EncodedState:
-        """Encode what `refit_by_parts` leaves."""
-        if budget is not None:
-            return fit_budget(allocation, size, budget, start=sigma).encoded
-        if target.quality is not None:
-            start = math.log2(sigma)
-            return fit_quality(allocation, size, target.quality, calibration.divergence, start=start).encoded
-        encoded = allocation.encode_settled()
-        small = [name for name, tensor in encoded.tensors.items() if tensor.scheme == "cast"]
-        tuned = calibration.refitted(encoded.decode(workers), small, steps)
-        fixed = {name: tensor for name, tensor in encoded.tensors.items() if name not in tuned}
-        return allocation.continued(fixed, tuned).encode_settled()
+        self.meter.begin(len(jobs))
+        parts = self._by_blocks(jobs, work)
+        return {job.name: joined(tuple(job.tensor.shape), job.tensor.dtype, parts[job.name]) for job in jobs}
 
-    searched = search(calibration)
-    if calibration is None:
-        return searched.fit.encoded
-    encoded = checked(searched, calibration, size) if budget is not None else searched.fit.encoded
-    # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
-    loss = calibration.divergence if target.quality is None else size
-    if calibration.refit and (searched.fit.sigma is not None or not target.searched):
-        sigma = searched.fit.sigma or 1.0
-        coarser = 1.0 if target.quality is None else _REFITTED
-        with suppress(BudgetError):
-            result, steps = calibration, calibration.refit
-            refitted = refit_by_parts(
-                searched.allocation,
-                math.log2(sigma * coarser),
-                result,
-                steps,
-                lambda rest: finish(rest, result, steps, sigma * coarser),
-            )
-            encoded = min((encoded, refitted), key=loss)
-    return encoded
+    def encode(self, jobs: Sequence[Job], exponent: float) -> Mapping[str, Quantized]:
+        """Encode jobs to measure them: coded as well only where integers take too much memory."""
+        if not self.keeps_integers:
+            return self.code(jobs, exponent)
+        parts = self._by_blocks(jobs, lambda job, rows: job.encode(rows, exponent))
+        return {job.name: Blocks.of(tuple(job.tensor.shape), job.tensor.dtype, parts[job.name]) for job in jobs}
 
+    def coded(self, state: EncodedState) -> EncodedState:
+        """Return a state with all of its tensors coded."""
+        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+            tensors = pool.map(self._coded, state.tensors.values())
+            return EncodedState(dict(zip(state.tensors, tensors, strict=True)), state.ties)
 
-def exact_share(allocation: Allocation, size: Size, budget: int) -> str:
-    """Return the end of an error: bytes of the tensors that stay exact and the largest of them, if they take much."""
-    settled, exact, empty = allocation.settled().tensors, allocation.assignment.exact, size(EncodedState({}, {}))
-    sizes = {name: size(EncodedState({name: settled[name]}, {})) - empty for name in exact}
-    if sum(sizes.values()) * _MENTIONED < budget:
-        return ""
-    largest = max(sizes, key=lambda name: sizes[name])
-    groups = allocation.assignment.groups
-    first = groups[largest].names[0] if largest in groups else largest
-    others = f" and {len(groups[largest].names) - 1} others like it" if largest in groups else ""
-    return (
-        f"; {sum(sizes.values()):,} bytes are of tensors that stay exact, the largest is {first!r}{others} with "
-        f"{sizes[largest]:,} bytes: a rule of its full name may store it otherwise"
-    )
+    def estimate(self, jobs: Sequence[Job], exponent: float = 0.0) -> dict[str, tuple[float, float]]:
+        """Return about the bytes of each job in a fraction of the time: of its weights, and of what describes them."""
 
+        def work(job: Job, rows: slice) -> tuple[float, float]:
+            encoded = job.encode(rows, exponent, draft=True)
+            release(job.rows(rows))
+            return estimate(encoded)
 
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """Result of a search, and the allocation it was found with."""
+        return {name: self._total(parts) for name, parts in self._by_blocks(jobs, work).items()}
 
-    allocation: Allocation
-    fit: Fit
+    def estimated(self, tensors: Mapping[str, Coded]) -> dict[str, tuple[float, float]]:
+        """Return the same of coded tensors."""
+        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+            parts = pool.map(estimate, tensors.values())
+            return {name: self._total([part]) for name, part in zip(tensors, parts, strict=True)}
 
+    def _total(self, parts: Iterable[tuple[float, float]]) -> tuple[float, float]:
+        data, tables = zip(*parts, strict=True)
+        return sum(data), sum(tables) if self.effort == "fast" else 0.0
 
-def checked(searched: Searched, calibration: CalibrationResult, size: Size) -> EncodedState:
-    """Return the encoding that the search found, or a slightly coarser one if that is closer to the float model.
+    def _coded(self, tensor: Quantized) -> Coded:
+        if isinstance(tensor, Coded):
+            return tensor
+        coded = code(tensor, self.effort, keep=self.keeps_integers)
+        self.meter.count()
+        return coded
 
-    Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
-    would notice; with calibration it is measured on the held-out batches, and logged.
+    def _by_blocks(self, jobs: Sequence[Job], work: Callable[[Job, slice], T]) -> dict[str, list[T]]:
+        """Do work on the blocks of jobs, several at a time, but not so many that their copies take much memory."""
+        room = Room(IN_FLIGHT)
+        blocks = {(job.name, index): (job, rows) for job in jobs for index, rows in enumerate(job.blocks)}
+        sizes = {part: job.rows(rows).numel() for part, (job, rows) in blocks.items()}
 
-    Args:
-        searched: result of the search.
-        calibration: of the model.
-        size: bytes of the file; one that is larger than what was found may be over the budget.
-    """
-    fit = searched.fit
-    if calibration.held_out is None or fit.sigma is None:
-        return fit.encoded
-    exponent = math.log2(fit.sigma) + _COARSER
-    if exponent > searched.allocation.coarsest:
-        return fit.encoded
-    coarser = searched.allocation.encode(exponent)
-    errors = calibration.divergence(fit.encoded), calibration.divergence(coarser)
-    if errors[0] <= errors[1] or size(coarser) > fit.bytes:
-        return fit.encoded
-    logging.getLogger("birdie").info(
-        "error %.3g on held-out inputs is out of line: a slightly smaller file has %.3g and is kept", *errors
-    )
-    return coarser
+        def one(part: tuple[str, int]) -> T:
+            with room.taken(sizes[part]):
+                return work(*blocks[part])
+
+        def several(parts: Sequence[tuple[str, int]]) -> dict[tuple[str, int], T]:
+            with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+                return dict(zip(parts, pool.map(one, parts), strict=True))
+
+        done: dict[str, list[T]] = {job.name: [] for job in jobs}
+        for (name, _), result in share_out(self.world, sizes, several).items():
+            done[name].append(result)
+        return done

@@ -10,81 +10,78 @@ Sources: fine-tuning of the layers that are left in AQLM (arXiv 2401.06118) and 
 a block or for layers in float16, here for the whole model and before the rest is coded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import Allocation
-from birdie.compress.registry import decode
+from birdie.compress.coding import decode
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.jobs import Jobs
+from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.cast import Cast
-from birdie.compress.state import EncodedState
 
 PARTS = 8
 _MEASUREMENTS = 2  # of the held-out KL after each part
-Finish = Callable[[Allocation], EncodedState]
 
 
-def refit_by_parts(
-    allocation: Allocation, exponent: float, calibration: CalibrationResult, steps: int, finish: Finish
-) -> EncodedState:
-    """Encode every tensor, part by part.
+def refit_by_parts(jobs: Jobs, exponent: float, coder: Coder, calibration: CalibrationResult) -> Jobs:
+    """Code all parts but the last, and tune the rest after each; return the jobs of the rest, all others fixed.
 
     Args:
-        allocation: of the search.
+        jobs: of the file.
         exponent: that the search found.
-        calibration: with batches.
-        steps: number of Adam steps after each part, one batch each.
-        finish: encodes the last part, in an allocation in which all other matrices are fixed.
+        coder: of the file.
+        calibration: with batches, and the number of steps of Adam after each part, one batch each.
     """
     order = [] if calibration.held_out is None else list(calibration.held_out.module.state_dict())
-    *parts, _ = parts_of(allocation, order)
+    steps = calibration.refit
+    *parts, _ = parts_of(jobs, order)
     for part in parts:
-        allocation = allocation.continued(allocation.encode_part(part, exponent), {})
-        tuned = calibration.refitted(
-            decoded(allocation), tunable(allocation), steps, measurements=min(steps, _MEASUREMENTS)
-        )
-        allocation = allocation.continued({}, tuned)
-    return finish(allocation)
+        jobs = jobs.continued(coder.code([jobs.by_name[name] for name in part], exponent), {})
+        tuned = calibration.refitted(decoded(jobs), tunable(jobs), steps, measurements=min(steps, _MEASUREMENTS))
+        jobs = jobs.continued({}, tuned)
+    return jobs
 
 
-def parts_of(allocation: Allocation, order: Sequence[str]) -> list[list[str]]:
+def parts_of(jobs: Jobs, order: Sequence[str]) -> list[list[str]]:
     """Return the quantized tensors in one to `PARTS` parts of about equal size.
 
     Args:
-        allocation: of the model.
+        jobs: of the model.
         order: names in the order of the model; others come last.
     """
-    settled, tensors = allocation.assignment.settled, allocation.assignment.tensors
-    names = [name for name in tensors if name in allocation.matrices or (name in settled and settled[name].quantizes)]
+    sizes = {
+        name: job.tensor.numel()
+        for name, job in jobs.by_name.items()
+        if job.role == "searched" or (job.role == "rule" and _quantizes(job.scheme))
+    }
     ranks = {name: rank for rank, name in enumerate(order)}
-    names.sort(key=lambda name: ranks.get(name, len(ranks)))
-    total = sum(tensors[name].numel() for name in names)
     parts: list[list[str]] = [[]]
     done = 0
-    for name in names:
-        if parts[-1] and done * PARTS >= len(parts) * total:
+    for name in sorted(sizes, key=lambda name: ranks.get(name, len(ranks))):
+        if parts[-1] and done * PARTS >= len(parts) * sum(sizes.values()):
             parts.append([])
         parts[-1].append(name)
-        done += tensors[name].numel()
+        done += sizes[name]
     return parts
 
 
-def decoded(allocation: Allocation) -> dict[str, Tensor]:
+def decoded(jobs: Jobs) -> dict[str, Tensor]:
     """Return all tensors, decoded as far as they are fixed, tied ones under each of their names."""
-    assignment = allocation.assignment
-    state = {**assignment.tensors, **{name: decode(encoded) for name, encoded in allocation.fixed.items()}}
-    return state | {second: state[first] for second, first in assignment.ties.items()}
+    state = {**jobs.assignment.tensors, **{name: decode(tensor) for name, tensor in jobs.fixed.items()}}
+    return state | {second: state[first] for second, first in jobs.assignment.ties.items()}
 
 
-def tunable(allocation: Allocation) -> list[str]:
+def tunable(jobs: Jobs) -> list[str]:
     """Return the names of float tensors that are not fixed yet and need not keep their bits."""
-    assignment = allocation.assignment
-    schemes = {**assignment.settled, **assignment.small}
     return [
         name
-        for name, tensor in assignment.tensors.items()
-        if name not in allocation.fixed
-        and tensor.is_floating_point()
-        and (name not in schemes or schemes[name].quantizes or isinstance(schemes[name], Cast))
+        for name, job in jobs.by_name.items()
+        if job.tensor.is_floating_point()
+        and (job.role in ("searched", "reserve") or isinstance(job.scheme, Cast) or _quantizes(job.scheme))
     ]
+
+
+def _quantizes(scheme: Scheme | None) -> bool:
+    return scheme is not None and scheme.quantizes

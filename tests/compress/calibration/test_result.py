@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.budget import TINY
+from birdie.compress.rate.search import TINY
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.budget import Fit
-from birdie.compress.rate.encoding import Searched, checked, encode_state
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.fit import checked, fit
+from birdie.compress.rate.jobs import jobs_of
+from birdie.compress.rate.search import Fit
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState
 
 CORRELATED = torch.eye(64) + 10  # Hessian of inputs that go together, so that errors can be fed back
@@ -30,11 +33,11 @@ def encode(
 ) -> EncodedState:
     settled = dict.fromkeys(tensors, parse_spec(spec))
     assignment = Assignment(tensors, {"tied": "first"}, settled, small={})
-    return encode_state(assignment, Target(), size, calibration=calibration, workers=1)
+    return fit(assignment, Target(), coder(), calibration).encoded
 
 
-def size(encoded: EncodedState) -> int:
-    return sum(stream.nbytes for tensor in encoded.tensors.values() for stream in tensor.streams)
+def coder() -> Coder:
+    return Coder("fast", workers=1, keeps_integers=True)
 
 
 def matrix() -> Tensor:
@@ -93,15 +96,11 @@ class Measured(CalibrationResult):
         return abs(float(encoded.decode()["first"]) - self.best)
 
 
-@dataclass(frozen=True)
-class ByExponent:
-    """Allocation of one tensor, which holds the exponent."""
+class ByExponent(Coder):
+    """Coder of one tensor, which holds the exponent, in a file of a size."""
 
-    coarsest = 0.0
-
-    def encode(self, exponent: float, draft: bool = False) -> EncodedState:
-        assert not draft
-        return encode({"first": torch.tensor([exponent])}, None, spec="lossless")
+    def encode(self, jobs: Any, exponent: float) -> dict[str, Any]:
+        return {"first": Lossless().encode("first", torch.tensor([exponent]))}
 
 
 @pytest.mark.parametrize(("best", "coarser"), [(-8.0, False), (0.0, True)])
@@ -109,9 +108,11 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     best: float, coarser: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def kept(exponent: float, calibration: CalibrationResult, size: int = 99) -> float:
-        allocation: Any = ByExponent()
-        result = Searched(allocation, Fit(allocation.encode(exponent), 100, 2.0**exponent, 3))
-        return float(checked(result, calibration, lambda _: size).decode()["first"])
+        tensors = {"first": torch.tensor([0.0])}
+        jobs = replace(jobs_of(Assignment(tensors, {}, {}, {"first": Lossless()})), coarsest=0.0)
+        coder = ByExponent("fast", lambda _: size)
+        result = Fit(jobs.state(coder.encode(jobs.searched, exponent)), 100, 2.0**exponent)
+        return float(checked(jobs, result, coder, calibration).encoded.decode()["first"])
 
     model = nn.Linear(2, 2)
     calibration = Measured({}, {}, HeldOutKL(model, [], lambda *_: torch.zeros(())), best=best)
@@ -120,4 +121,4 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     assert ("out of line" in caplog.text) == coarser
     assert kept(-3.0, replace(calibration, held_out=None)) == -3.0
     assert kept(0.0, calibration) == 0.0  # there is nothing coarser
-    assert kept(-3.0, calibration, size=101) == -3.0  # what was found fits only because a part of it is coarser still
+    assert kept(-3.0, calibration, size=101) == -3.0  # what was result fits only because a part of it is coarser still

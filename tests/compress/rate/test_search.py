@@ -1,7 +1,8 @@
 """A budget is met: the file is never over it, and within a thousandth under it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.rate.allocation import FINEST, Allocation, assignments
+from birdie.compress.coding import Coded, decode, opened
 from birdie.compress.rate.assignment import Schemes, assign
-from birdie.compress.rate.budget import ROUNDS, TINY, TOLERANCE, Estimate, Fit, fit_budget
-from birdie.compress.rate.encoding import encode_state
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.fit import fit as fit_state
+from birdie.compress.rate.jobs import FINEST, Jobs, assignments, jobs_of
+from birdie.compress.rate.search import ROUNDS, TINY, TOLERANCE, Fit, fit_budget
 from birdie.compress.rate.target import Target
-from birdie.compress.registry import decode
+from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState, ModelState
 from birdie.errors import BudgetError, ConfigError
@@ -27,7 +30,7 @@ def entropy_bytes(encoded: EncodedState) -> int:
     """
     bits = 0.0
     for tensor in encoded.tensors.values():
-        for stream in tensor.streams:
+        for stream in opened(tensor).streams:
             low = max(0, int(np.abs(stream.astype(np.int64)).max()).bit_length() - 8)
             counts = np.unique(stream >> low, return_counts=True)[1]
             bits += low * np.count_nonzero(stream) - float((counts * np.log2(counts / stream.size)).sum())
@@ -47,20 +50,45 @@ def model(seed: int = 0, matrices: int = 4) -> dict[str, torch.Tensor]:
     return state
 
 
-def allocation(
-    state: Mapping[str, torch.Tensor], schemes: Schemes | None = None, workers: int | None = None
-) -> Allocation:
-    return Allocation(assign(ModelState.of(state), schemes, Target(budget=1)), workers=workers)
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_coded() -> Iterator[None]:
+    """Sizes are those of `entropy_bytes`."""
+
+    def kept(encoded: Encoded, *_: object, **__: object) -> Coded:
+        return Coded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), encoded=encoded)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("birdie.compress.rate.encoding.code", kept)
+        yield
+
+
+class Roughly(Coder):
+    """A coder whose estimates are wrong by a factor."""
+
+    factor = 1.0
+
+    def _total(self, parts: Any) -> tuple[float, float]:
+        data, tables = super()._total(parts)
+        return self.factor * data, self.factor * tables
+
+
+def coder(workers: int | None = None, rough: float = 1.0) -> Coder:
+    rough_coder = Roughly("fast", entropy_bytes, workers, keeps_integers=True)
+    rough_coder.factor = rough
+    return rough_coder
+
+
+def jobs(state: Mapping[str, torch.Tensor], schemes: Schemes | None = None) -> Jobs:
+    return jobs_of(assign(ModelState.of(state), schemes, Target(budget=1)))
 
 
 def fit(state: Mapping[str, torch.Tensor], budget: int, schemes: Schemes | None = None) -> Fit:
-    return fit_budget(allocation(state, schemes), entropy_bytes, budget)
+    return fit_budget(jobs(state, schemes), coder(), budget)
 
 
-def encode(state: Mapping[str, torch.Tensor], budget: int, *, rough: Estimate | None = None) -> EncodedState:
+def encode(state: Mapping[str, torch.Tensor], budget: int, *, rough: float = 1.0) -> EncodedState:
     target = Target(budget=budget)
-    assignment = assign(ModelState.of(state), None, target)
-    return encode_state(assignment, target, entropy_bytes, rough=rough, plain=True)
+    return fit_state(assign(ModelState.of(state), None, target), target, coder(rough=rough)).encoded
 
 
 def schemes_of(encoded: EncodedState) -> set[str]:
@@ -128,21 +156,21 @@ def slack(state: Mapping[str, torch.Tensor], budget: int) -> int:
 def finest_bytes(state: Mapping[str, torch.Tensor]) -> int:
     """Return the bytes of the model with the finest scales there are, small matrices included."""
     assignment = assign(ModelState.of(state), None, Target(budget=1))
-    return entropy_bytes(Allocation(assignments(assignment, 1)[-1]).encode(FINEST))
+    finest = jobs_of(assignments(assignment, 1)[-1])
+    return entropy_bytes(finest.state(coder().code([*finest.by_name.values()], FINEST)))
 
 
 @pytest.mark.parametrize("kind", STATES)
 @settings(max_examples=6, deadline=None)
-@given(bits=st.floats(1.0, 14.0), rough=st.sampled_from([None, 1.0, 1.3, 3.0]))
+@given(bits=st.floats(1.0, 14.0), rough=st.sampled_from([1.0, 1.3, 3.0]))
 def test_any_model_is_lossless_or_lands_just_below_or_the_error_says_its_smallest_size(
-    kind: str, bits: float, rough: float | None
+    kind: str, bits: float, rough: float
 ) -> None:
     """A rough size that is far too large does not change that."""
     state = STATES[kind]
     budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
-    quick = None if rough is None else (lambda encoded: {"all": (rough * entropy_bytes(encoded), 0.0)})
     try:
-        encoded = encode(state, budget, rough=quick)
+        encoded = encode(state, budget, rough=rough)
     except BudgetError as error:
         least = int(re.findall(r"takes ([\d,]+) bytes", str(error))[0].replace(",", ""))
         assert budget < least == entropy_bytes(encode(state, least))
@@ -157,7 +185,7 @@ def test_any_model_is_lossless_or_lands_just_below_or_the_error_says_its_smalles
 def test_a_budget_that_lossless_fits_is_lossless_and_a_little_less_is_not_far_from_it(kind: str) -> None:
     state = STATES[kind]
     exact = entropy_bytes(EncodedState({name: Lossless().encode(name, weight) for name, weight in state.items()}, {}))
-    for rough in (None, lambda encoded: {"all": (3.0 * entropy_bytes(encoded), 0.0)}):
+    for rough in (1.0, 3.0):
         encoded = encode(state, exact, rough=rough)
         assert entropy_bytes(encoded) == exact
         assert schemes_of(encoded) == {"lossless"}
@@ -183,7 +211,7 @@ def test_small_matrices_are_coarsened_and_tiny_ones_and_vectors_are_not() -> Non
 def test_tensors_that_a_rule_names_keep_their_scheme() -> None:
     result = fit(model(), 40_000, [("blocks.0.w", "lossless"), ("blocks.1.w", "int4")])
     assert result.encoded.tensors["blocks.0.w"].scheme == "lossless"
-    assert int(np.abs(result.encoded.tensors["blocks.1.w"].streams[0]).max()) <= 7
+    assert int(np.abs(opened(result.encoded.tensors["blocks.1.w"]).streams[0]).max()) <= 7
     assert 40_000 - 64 <= result.bytes <= 40_000
 
 
@@ -194,5 +222,5 @@ def test_a_scheme_for_every_tensor_is_steered_by_its_scale() -> None:
 
 
 def test_the_same_budget_gives_the_same_choice_on_any_number_of_threads() -> None:
-    one, other = (fit_budget(allocation(model(), workers=workers), entropy_bytes, 12_345) for workers in (1, 4))
+    one, other = (fit_budget(jobs(model()), coder(workers), 12_345) for workers in (1, 4))
     assert (one.sigma, one.bytes) == (other.sigma, other.bytes)

@@ -1,7 +1,6 @@
-"""Allocation: at one exponent the last bit is worth the same in every matrix, and sizes follow it steadily."""
+"""Jobs: at one exponent the last bit is worth the same in every matrix, and sizes follow it steadily."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from birdie.compress.coding import Coded, decode, opened
 from birdie.compress.prior import prior
-from birdie.compress.rate.allocation import COARSEST, FINEST, Allocation, Hooks, assignments
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.registry import decode
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.jobs import COARSEST, FINEST, Jobs, assignments, jobs_of
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.state import EncodedState
 from tests.compress.matrices import coded_bytes, covariance, gaussian
 
 
@@ -37,13 +36,25 @@ def sensitivities() -> dict[str, Sensitivity]:
     return by_name
 
 
-def allocate(weights: Mapping[str, Tensor], *args: object, **settings: object) -> Allocation:
-    """Return the allocation of matrices that are all free."""
-    return Allocation(Assignment(weights, {}, {}, {}, free=tuple(weights)), *args, **settings)  # type: ignore[arg-type]
+def allocate(
+    weights: Mapping[str, Tensor],
+    known: Mapping[str, Sensitivity] | None = None,
+    trellis: Trellis | None = None,
+    *,
+    down_columns: bool = True,
+) -> Jobs:
+    """Return the jobs of matrices that are all searched."""
+    assignment = Assignment(weights, {}, {}, {}, free=tuple(weights))
+    return jobs_of(assignment, known, trellis=trellis, down_columns=down_columns)
 
 
-def total_bytes(encoded: EncodedState) -> int:
-    return sum(map(coded_bytes, encoded.tensors.values()))
+def encode(jobs: Jobs, exponent: float, *, draft: bool = False) -> dict[str, Encoded]:
+    """Return all tensors, encoded; none has blocks here."""
+    return {job.name: job.encode(slice(None), exponent, draft=draft) for job in jobs.by_name.values()}
+
+
+def total_bytes(encoded: Mapping[str, Encoded]) -> int:
+    return sum(map(coded_bytes, encoded.values()))
 
 
 def loss(sensitivity: Sensitivity, weight: Tensor, encoded: Encoded | None) -> float:
@@ -58,7 +69,7 @@ def test_the_last_bit_is_worth_the_same_in_every_matrix() -> None:
     """Reverse water-filling: nats of KL per bit between two exponents, matrix by matrix."""
     weights, known = matrices(), sensitivities()
     allocation = allocate(weights, known, Trellis(4))
-    fine, coarse = allocation.encode(-3.5).tensors, allocation.encode(-2.5).tensors
+    fine, coarse = encode(allocation, -3.5), encode(allocation, -2.5)
     sizes = {name: (coded_bytes(fine[name]), coded_bytes(coarse[name])) for name in weights}
     worth = [
         (loss(known[name], weights[name], coarse[name]) - loss(known[name], weights[name], fine[name]))
@@ -73,15 +84,15 @@ def test_the_last_bit_is_worth_the_same_in_every_matrix() -> None:
 def test_an_octave_coarser_is_a_bit_less_and_sizes_fall_all_the_way() -> None:
     allocation = allocate(matrices(), sensitivities(), Trellis(4))
     weights = sum(weight.numel() for weight in matrices().values())
-    totals = [total_bytes(allocation.encode(exponent)) for exponent in (-5.0, -4.0, -3.0)]
+    totals = [total_bytes(encode(allocation, exponent)) for exponent in (-5.0, -4.0, -3.0)]
     assert all(more - fewer == pytest.approx(weights / 8, rel=0.1) for more, fewer in pairwise(totals))
-    close = [total_bytes(allocation.encode(exponent)) for exponent in (-2.96, -2.92, -2.9)]
+    close = [total_bytes(encode(allocation, exponent)) for exponent in (-2.96, -2.92, -2.9)]
     assert all(more > fewer for more, fewer in pairwise(close)), "in small differences as well"
 
 
 def test_a_draft_estimates_the_size() -> None:
     allocation = allocate(matrices(), sensitivities(), Trellis(8))
-    full, draft = (total_bytes(allocation.encode(-3.5, draft=draft)) for draft in (False, True))
+    full, draft = (total_bytes(encode(allocation, -3.5, draft=draft)) for draft in (False, True))
     assert draft == pytest.approx(full, rel=0.12)
 
 
@@ -93,10 +104,10 @@ def fisher(sensitivity: Sensitivity) -> Tensor:
 def test_the_exponent_is_relative_to_the_weights_and_to_the_loss() -> None:
     """Other units of weights or of loss change scales, not symbols."""
     weights, known = matrices(), sensitivities()
-    plain = allocate(weights, known, Trellis(4)).encode(-3.0).tensors
+    plain = encode(allocate(weights, known, Trellis(4)), -3.0)
     larger = {name: 4 * weight for name, weight in weights.items()}
     louder = {name: Sensitivity(item.hessian, 16 * fisher(item)) for name, item in known.items()}
-    scaled = allocate(larger, louder, Trellis(4)).encode(-3.0).tensors
+    scaled = encode(allocate(larger, louder, Trellis(4)), -3.0)
     for name in weights:
         assert (plain[name].streams[0] == scaled[name].streams[0]).all()
         assert torch.equal(4 * decode(plain[name]), decode(scaled[name]))
@@ -107,7 +118,7 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
     weights["one"][3, 4] = 1e4
     allocation = allocate(weights, known, Trellis(4))
     assert allocate(matrices()).coarsest < COARSEST <= allocation.coarsest
-    finest, coarsest = allocation.encode(FINEST).tensors, allocation.encode(allocation.coarsest).tensors
+    finest, coarsest = encode(allocation, FINEST), encode(allocation, allocation.coarsest)
     for name, weight in weights.items():
         assert max(np.abs(stream).max() for stream in finest[name].streams) <= MAX_SYMBOL
         error = (decode(finest[name]) - weight).abs().amax(1)
@@ -119,8 +130,8 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 def test_uncalibrated_matrices_take_the_prior_on_paths_down_the_columns_where_asked(plain: bool) -> None:
     weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"]}
-    by_default = allocate(weights, plain=plain).encode(-2.0).tensors
-    by_prior = allocate(weights, prior(weights), Trellis(along=not plain)).encode(-2.0).tensors
+    by_default = encode(allocate(weights, down_columns=plain), -2.0)
+    by_prior = encode(allocate(weights, prior(weights), Trellis(along=not plain)), -2.0)
     for name, encoded in by_default.items():
         assert encoded.scheme == "trellis"
         assert encoded.params == by_prior[name].params
@@ -132,27 +143,24 @@ def test_what_a_calibration_missed_takes_the_prior_in_its_units() -> None:
     weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"]}
     known = {"w": sensitivities()["one"], "other": Sensitivity()}
     louder = {"w": Sensitivity(known["w"].hessian, 16 * fisher(known["w"]))}
-    quiet, loud = (allocate(weights, item).encode(-2.0).tensors for item in (known, louder))
+    quiet, loud = (encode(allocate(weights, item), -2.0) for item in (known, louder))
     assert torch.equal(decode(quiet["tok_emb.weight"]), decode(loud["tok_emb.weight"]))
-    assert not torch.equal(decode(quiet["w"]), decode(allocate(weights).encode(-2.0).tensors["w"]))
+    assert not torch.equal(decode(quiet["w"]), decode(encode(allocate(weights), -2.0)["w"]))
 
 
 def test_a_sample_is_weights_in_scales() -> None:
     """Its spread is that of the symbols, and its size about what was asked for."""
     allocation = allocate(matrices(), sensitivities(), Trellis(1))
     for count in (2000, 10_000):
-        assert 0.5 * count < allocation.sample(count).size < 2 * count + 1000
-    symbols = np.concatenate([tensor.streams[0].ravel() for tensor in allocation.encode(-4.0).tensors.values()])
-    assert float((allocation.sample(50_000) * 2.0**4).std()) == pytest.approx(float(symbols.std()), rel=0.1)
+        assert 0.5 * count < allocation.normalized(count).size < 2 * count + 1000
+    symbols = np.concatenate([tensor.streams[0].ravel() for tensor in encode(allocation, -4.0).values()])
+    assert float((allocation.normalized(50_000) * 2.0**4).std()) == pytest.approx(float(symbols.std()), rel=0.1)
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
-    one, two = (
-        allocate(matrices(), sensitivities(), Trellis(4), workers=workers).encode(-3).tensors for workers in (1, 2)
-    )
-    for name, tensor in one.items():
-        assert tensor.params == two[name].params
-        assert all((a == b).all() for a, b in zip(tensor.streams, two[name].streams, strict=True))
+    jobs = allocate(matrices(), sensitivities(), Trellis(4))
+    one, two = (Coder("fast", workers=workers).code(jobs.searched, -3.0) for workers in (1, 2))
+    assert one == two
 
 
 def test_a_matrix_that_hardly_counts_does_not_keep_the_others_from_the_coarsest() -> None:
@@ -161,7 +169,7 @@ def test_a_matrix_that_hardly_counts_does_not_keep_the_others_from_the_coarsest(
     known["three"] = Sensitivity(1e-40 * torch.eye(128), known["three"].row_fisher)
     allocation = allocate(matrices(), known)
     weights = sum(weight.numel() for weight in matrices().values())
-    assert total_bytes(allocation.encode(allocation.coarsest)) < 0.1 * weights / 8
+    assert total_bytes(encode(allocation, allocation.coarsest)) < 0.1 * weights / 8
 
 
 def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget() -> None:
@@ -179,11 +187,13 @@ def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget
 def test_settled_tensors_are_encoded_by_their_scheme_at_any_exponent() -> None:
     weights = {"a": gaussian(8, 8), "b": gaussian(64, 64), "c": torch.arange(5), "d": gaussian(9)}
     assignment = Assignment(weights, {"e": "a"}, {"a": Grid(bits=4)}, {"c": Lossless()}, free=("b",), reserve=("d",))
-    allocation = Allocation(assignment)
-    fine, coarse, lossless = allocation.encode(-3.0), allocation.encode(0.0), allocation.encode_lossless()
+    jobs, coder = jobs_of(assignment), Coder("fast")
+    assert [job.role for job in jobs.by_name.values()] == ["rule", "searched", "small", "reserve"]
+    fine, coarse = (jobs.state(coder.code([*jobs.by_name.values()], exponent)) for exponent in (-3.0, 0.0))
+    lossless = coder.code(jobs.lossless())
     assert [tensor.scheme for tensor in fine.tensors.values()] == ["grid", "trellis", "lossless", "cast"]
-    assert [tensor.scheme for tensor in lossless.tensors.values()] == ["grid", "lossless", "lossless", "lossless"]
-    assert all(fine.tensors[name] is coarse.tensors[name] for name in "acd")
+    assert {name: tensor.scheme for name, tensor in lossless.items()} == dict.fromkeys("bcd", "lossless")
+    assert all(fine.tensors[name] == coarse.tensors[name] for name in "acd")
     assert torch.equal(fine.decode()["e"], decode(Grid(bits=4).encode("a", weights["a"])))
     assert not torch.equal(fine.decode()["b"], coarse.decode()["b"])
 
@@ -196,22 +206,45 @@ def test_some_rows_tell_the_size_of_all() -> None:
     allocation = allocate(weights)
     some, factors = allocation.sampled(40_000, 64)
     for exponent in (-3.0, -1.0):
-        every, sampled = allocation.encode(exponent).tensors, some.encode(exponent).tensors
+        every, sampled = encode(allocation, exponent), encode(some, exponent)
         for name, factor in factors.items():
             assert factor > 2
             expected = coded_bytes(every[name])
             assert factor * coded_bytes(sampled[name]) == pytest.approx(expected, rel=0.03)
 
 
-def test_tensors_can_be_coded_as_soon_as_they_are_encoded() -> None:
-    known: list[str] = []
+class Kept:
+    """Records that are kept in memory."""
 
-    def coded(encoded: Encoded, _key: str) -> Encoded:
-        known.append(encoded.scheme)
-        return replace(encoded, streams=())
+    def __init__(self) -> None:
+        self.records: dict[str, Coded] = {}
+        self.recalled = 0
 
-    allocation = allocate(matrices(), hooks=Hooks(coded=coded), workers=2)
-    encoded = allocation.encode(-2.0).tensors
-    assert len(known) == len(encoded) == 3
-    assert not any(tensor.streams for tensor in encoded.values())
-    assert any(tensor.streams for tensor in allocation.sampled(1000, 64)[0].encode(-2.0).tensors.values())
+    def recall(self, key: str) -> Coded | None:
+        self.recalled += key in self.records
+        return self.records.get(key)
+
+    def keep(self, key: str, coded: Coded) -> Coded:
+        self.records[key] = coded
+        return coded
+
+
+def test_what_is_kept_is_not_coded_again_at_the_same_exponent() -> None:
+    jobs, kept = allocate(matrices()), Kept()
+    coder = Coder("fast", records=kept, workers=1)
+    first = coder.code(jobs.searched, -2.0)
+    assert coder.code(jobs.searched, -2.0) == first
+    assert kept.recalled == len(kept.records) == 3
+    coder.code(jobs.searched, -1.0)
+    assert len(kept.records) == 6
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_coded_tensor_opens_to_the_one_that_was_encoded(keep: bool) -> None:
+    jobs = allocate(matrices())
+    coded = Coder("fast", keeps_integers=keep).code(jobs.searched, -2.0)
+    for name, encoded in encode(jobs, -2.0).items():
+        again = opened(coded[name])
+        assert (coded[name].encoded is not None) == keep
+        assert (again.scheme, again.params, again.shape) == (encoded.scheme, encoded.params, encoded.shape)
+        assert all((one == two).all() for one, two in zip(again.streams, encoded.streams, strict=True))

@@ -1,0 +1,80 @@
+"""Coded tensors and what a file has beside them: entries of the container."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+from torch import Tensor
+
+from birdie.artifact import container
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.codes import scheme_codes
+from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, block_name
+from birdie.artifact.file import DTYPES
+from birdie.compress.coding import Coded, code
+from birdie.compress.rate.assignment import Group
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.state import EncodedState, problem_of
+from birdie.entropy.hints import Effort
+from birdie.errors import WeightsError
+from birdie.runtime.outputs import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """All that a file has beside its tensors.
+
+    Attributes:
+        about: the metadata, arguments of `birdie.artifact.metadata.to_bytes`.
+        hidden: entries beside the tensors.
+        groups: name of a tensor → the tensors of the file that it consists of.
+    """
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    hidden: Sequence[Entry] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    def content(self, state: EncodedState) -> tuple[list[Entry], bytes]:
+        """Return the entries and the metadata of the file that holds these coded tensors."""
+        tensors = dict(_parts(state))
+        codes, foreign = scheme_codes(tensor.scheme for tensor in tensors.values())
+        entries = [*self.hidden]
+        for name, tensor in tensors.items():
+            kind = codes[tensor.scheme], DTYPES.index(tensor.dtype), tensor.shape
+            entries.append(Entry(name, *kind, tensor.params, tensor.streams, crc=tensor.crc))
+        kinds = {name: (DTYPES.index(tensor.dtype), tensor.shape) for name, tensor in state.tensors.items()}
+        entries += [Entry(name, BLOCKS, *kinds[name]) for name in state.tensors if name not in tensors]
+        for group, members in self.groups.items():
+            if group in kinds:
+                kinds |= dict.fromkeys(members.names, (kinds[group][0], members.shape))
+                entries += [Entry(name, MEMBER, *kinds[name], target=group) for name in members.names]
+        entries += [Entry(name, ALIAS, *kinds[first], target=first) for name, first in state.ties.items()]
+        return entries, file_metadata.to_bytes(**self.about, schemes=foreign)
+
+    def size(self, state: EncodedState) -> int:
+        """Return the bytes of that file."""
+        return container.file_bytes(*self.content(state))
+
+    def write(self, path: Source | BytesIO, state: EncodedState) -> None:
+        """Write that file, completely or not at all."""
+        container.write(path, *self.content(state))
+
+
+def lossless_entries(tensors: Mapping[str, Tensor], effort: Effort) -> list[Entry]:
+    """Return entries that keep every bit of some tensors."""
+    for name, tensor in tensors.items():
+        if problem := problem_of(tensor):
+            raise WeightsError(f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype")
+    coded = {name: code(Lossless().encode(name, tensor.detach().cpu()), effort) for name, tensor in tensors.items()}
+    return Beside().content(EncodedState(coded, {}))[0]
+
+
+def _parts(state: EncodedState) -> Iterator[tuple[str, Coded]]:
+    """Yield the entries of the file that have streams: tensors, and blocks of tensors."""
+    for name, tensor in state.tensors.items():
+        assert isinstance(tensor, Coded)
+        if tensor.parts:
+            yield from ((block_name(name, index), part) for index, part in enumerate(tensor.parts))
+        else:
+            yield name, tensor

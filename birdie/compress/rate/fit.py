@@ -1,0 +1,130 @@
+"""All tensors of a file, coded, by the assigned schemes or so that the file meets its target.
+
+assignment ─► jobs ─► search for the target ─► checked ─► coded ──► the better of both ─► coded
+     ▲                                                       │                 ▲
+     └── part by part, the rest tuned to it ◄─────── refit ──┴─────────────────┘
+"""
+
+import logging
+import math
+from contextlib import suppress
+from dataclasses import replace
+
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.rate.assignment import Assignment
+from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.jobs import Jobs, assignments, jobs_of
+from birdie.compress.rate.parts import refit_by_parts
+from birdie.compress.rate.search import Fit, fit_budget, fit_quality
+from birdie.compress.rate.target import Target
+from birdie.compress.state import EncodedState
+from birdie.errors import BudgetError
+
+_REFITTED = 2**0.06  # with refit a quality is met with scales larger by this factor, about
+_MENTIONED = 10  # exact tensors are named in a budget's error if they take this fraction (1/10) of it
+_COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
+
+
+def fit(assignment: Assignment, target: Target, coder: Coder, calibration: CalibrationResult | None = None) -> Fit:
+    """Code every tensor of `assignment` so that the file meets `target`.
+
+    Args:
+        assignment: settled schemes, and the matrices that the search may coarsen.
+        target: byte budget, quality, or nothing to search for.
+        coder: of the file. With effort "fast" files must load fast: paths of trellises run down the columns only.
+        calibration: of the model.
+    """
+    budget = target.in_bytes(assignment.weights)
+    sensitivities = None if calibration is None else calibration.sensitivities
+    factors = None if calibration is None else calibration.factors
+    *preferred, last = assignments(assignment, budget)
+    for option in (*preferred, last):
+        down, workers, world = coder.effort == "fast", coder.workers, coder.world
+        jobs = jobs_of(option, sensitivities, factors, down_columns=down, workers=workers, world=world)
+        try:
+            result = _search(jobs, target, coder, calibration)
+            break
+        except BudgetError as error:
+            if option is last and budget is not None:
+                raise BudgetError(f"{error}{exact_share(jobs, coder, budget)}") from error
+            if option is last:
+                raise
+    if calibration is None:
+        return result
+    if budget is not None:
+        result = checked(jobs, result, coder, calibration)
+    if calibration.refit and (result.sigma is not None or not target.searched):
+        with suppress(BudgetError):
+            result = _refitted(jobs, result, target, coder, calibration)
+    return replace(result, encoded=coder.coded(result.encoded))
+
+
+def _search(
+    jobs: Jobs, target: Target, coder: Coder, calibration: CalibrationResult | None, start: float | None = None
+) -> Fit:
+    budget = target.in_bytes(jobs.assignment.weights)
+    if budget is not None:
+        return fit_budget(jobs, coder, budget, start=start)
+    if target.quality is not None and calibration is not None:
+        return fit_quality(jobs, coder, target.quality, calibration.divergence, start=start)
+    return Fit(jobs.state(coder.encode(jobs.settled, 0.0)), 0, None)
+
+
+def _refitted(jobs: Jobs, result: Fit, target: Target, coder: Coder, calibration: CalibrationResult) -> Fit:
+    """Return the better of a fit and of what a refit makes of it."""
+    exponent = math.log2((result.sigma or 1.0) * (1.0 if target.quality is None else _REFITTED))
+    rest = refit_by_parts(jobs, exponent, coder, calibration)
+    if not target.searched:  # what is in 16 bits is tuned at last
+        coded = coder.code(rest.settled)
+        small = [name for name, tensor in coded.items() if tensor.scheme == "cast"]
+        tuned = calibration.refitted(rest.state(coded).decode(coder.workers), small, calibration.refit)
+        rest = rest.continued({name: tensor for name, tensor in coded.items() if name not in tuned}, tuned)
+    refitted = _search(rest, target, coder, calibration, exponent)
+    if target.quality is not None:  # both results meet it, so the smaller file wins
+        fits = [replace(one, encoded=coder.coded(one.encoded)) for one in (result, refitted)]
+        return min(fits, key=lambda one: coder.size(one.encoded))
+    best = min((result, refitted), key=lambda one: calibration.divergence(one.encoded))
+    return replace(best, divergence=calibration.divergence(best.encoded))
+
+
+def exact_share(jobs: Jobs, coder: Coder, budget: int) -> str:
+    """Return the end of an error: bytes of the tensors that stay exact and the largest of them, if they take much."""
+    settled, empty = coder.code(jobs.settled), coder.size(EncodedState({}, {}))
+    exact = [name for name in jobs.assignment.exact if name in settled]
+    sizes = {name: coder.size(EncodedState({name: settled[name]}, {})) - empty for name in exact}
+    if sum(sizes.values()) * _MENTIONED < budget:
+        return ""
+    largest = max(sizes, key=lambda name: sizes[name])
+    groups = jobs.assignment.groups
+    first = groups[largest].names[0] if largest in groups else largest
+    others = f" and {len(groups[largest].names) - 1} others like it" if largest in groups else ""
+    return (
+        f"; {sum(sizes.values()):,} bytes are of tensors that stay exact, the largest is {first!r}{others} with "
+        f"{sizes[largest]:,} bytes: a rule of its full name may store it otherwise"
+    )
+
+
+def checked(jobs: Jobs, result: Fit, coder: Coder, calibration: CalibrationResult) -> Fit:
+    """Return a fit, or slightly coarser scales if these are closer to the float model.
+
+    Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
+    would notice; with calibration it is measured on the held-out batches, and logged. A coarser file that is larger
+    may be over the budget.
+    """
+    if calibration.held_out is None or result.sigma is None:
+        return result
+    exponent = math.log2(result.sigma) + _COARSER
+    if exponent > jobs.coarsest:
+        return result
+    coarser = jobs.state({**result.encoded.tensors, **coder.encode(jobs.searched, exponent)})
+    errors = calibration.divergence(result.encoded), calibration.divergence(coarser)
+    if errors[0] <= errors[1]:
+        return result
+    coded = coder.coded(coarser)
+    size = coder.size(coded)
+    if size > result.bytes:
+        return result
+    logging.getLogger("birdie").info(
+        "error %.3g on held-out inputs is out of line: a slightly smaller file has %.3g and is kept", *errors
+    )
+    return Fit(coded, size, result.sigma, divergence=errors[1])
