@@ -28,12 +28,8 @@ SHAPES = [
     GPTConfig(
         **SMALL, xsa_last_n=1, value_embed_layers=(1, 2), value_embed_dim=8, attn_gate="dense", activation="swiglu"
     ),
-    GPTConfig(**SMALL, value_residual=True, value_embed_layers=(1,), value_embed_dim=8, activation="leaky_relu2"),
-    GPTConfig(
-        **SMALL, xsa_last_n=3, attn_gate="sparse", num_loops=1, loop_end=1, parallel="lanes", parallel_start_layer=2
-    ),
 ]
-NAMES = ["grouped", "untied", "one-kv-head", "value-embedding", "value-residual", "exclusive"]
+NAMES = ["grouped", "untied", "one-kv-head", "value-embedding"]
 
 
 def randomized(module: M, seed: int = 0) -> M:

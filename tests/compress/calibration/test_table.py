@@ -72,7 +72,7 @@ def network() -> Network:
     torch.manual_seed(0)
     module = Network()
     optimizer = torch.optim.Adam(module.parameters(), 3e-3)
-    for batch in draw(100, seed=1):
+    for batch in draw(30, seed=1):
         optimizer.zero_grad()
         mean_nats(module, batch).backward()
         optimizer.step()
