@@ -47,9 +47,7 @@ BATCHES = 10  # of which one in five is held out
 STEPS, RATE = 16, 0.1  # of Adam on images
 LEAST_BITS = 2  # that a matrix takes less than the median if made-up inputs hardly reach it
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
-LENGTHS = (
-    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "block_size", "context_length",
-)  # fmt: skip
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "context_length")
 """Names under which configurations have the greatest length of a sequence."""
 _INNER = {"past_key_values", "hidden_states", "attentions", "cache_params", "mems", "loss"}  # of outputs
 _LEAST_VARIANCE = 1e-10  # of the inputs of a batch norm
@@ -325,7 +323,9 @@ def _made_up(module: nn.Module) -> list[Inputs]:
     example = _example_weight(module)
     device = example.device
     if tables := _embeddings(module):
-        length = min(LENGTH, *(getattr(getattr(module, "config", None), name, LENGTH) for name in LENGTHS))
+        length = min(
+            LENGTH, *(getattr(getattr(module, "config", None), name, LENGTH) for name in (*LENGTHS, "block_size"))
+        )
         shape = BATCHES, max(1, TOKENS // length // BATCHES), length
         tokens = torch.randint(0, _vocabulary(module, tables), shape, generator=generator, device="cpu")
         return [Inputs((batch.to(device),)) for batch in tokens]
