@@ -113,7 +113,7 @@ def _calibrate(
         if progress is not None:
             progress(done, changed + used)
 
-    step = max(1, _TOGETHER // images.numel()) if len(batches[0].keywords) == 1 and changed else 1
+    step = max(1, _TOGETHER // images.numel()) if images is not None and len(batches[0].keywords) == 1 else 1
     for start in range(0, changed, step):
         batches[start : start + step] = _with_statistics(module, batches[start : start + step])
         report(min(start + step, changed))

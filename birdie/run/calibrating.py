@@ -77,6 +77,11 @@ class Calibrator(ABC):
     def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
         """Calibrate the tensors of the checkpoint; return the result, if there is one, and a note for the user."""
 
+    @staticmethod
+    def note_of(error: Exception) -> str:
+        """Return the note of a file without calibration."""
+        return f"not calibrated: {reason_of(error)}"
+
 
 class _OnFolder(Calibrator):
     """Calibration of a Hugging Face folder on data."""
@@ -117,6 +122,7 @@ class OnImages(_OnFolder):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
+        assert request.source is not None
         self.paths = images_in(request.source)
         self.title = f"calibrating on {len(self.paths):,} images"
 
@@ -183,11 +189,6 @@ class OnMadeUpInputs(Calibrator):
             return None, self.note_of(error)
         note = "calibrated on made-up inputs; --calibrate with a text or images is better"
         return result, note + "".join(f"; not calibrated: {part} ({reason})" for part, reason in parts.items())
-
-    @staticmethod
-    def note_of(error: Exception) -> str:
-        """Return the note of a file without calibration."""
-        return f"not calibrated: {reason_of(error)}"
 
 
 class WithoutData(Calibrator):

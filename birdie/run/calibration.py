@@ -83,7 +83,7 @@ def calibrate_gpt(
     """
     start = time.perf_counter()
     model = _model(recipe, state, where.get("work")).eval().to(where.get("device"))
-    progress = where.pop("progress", None) or no_progress
+    progress = where.get("progress") or no_progress
     sampled = 0
 
     def report_sampling(done: int) -> None:
@@ -96,9 +96,8 @@ def calibrate_gpt(
 
     batches = calibration_batches(recipe, model, settings, report_sampling)
     sizes = [ids.numel() for ids, _ in batches]
-    result = calibrate_module(
-        state, (model, batches, loss), sizes, symmetries=symmetries, progress=report_batches, **where
-    )
+    where["progress"] = report_batches
+    result = calibrate_module(state, (model, batches, loss), sizes, symmetries=symmetries, **where)
     return Calibration(result, sum(sizes), time.perf_counter() - start)
 
 

@@ -99,7 +99,7 @@ class Measured(CalibrationResult):
 class ByExponent(Coder):
     """Coder of one tensor, which holds the exponent, in a file of a size."""
 
-    def encode(self, jobs: Any, exponent: float) -> dict[str, Any]:
+    def encode(self, jobs: Any, exponent: float) -> dict[str, Any]:  # noqa: ARG002
         return {"first": Lossless().encode("first", torch.tensor([exponent]))}
 
 
