@@ -37,7 +37,7 @@ from benchmarks.loaders import RepeatedTokens
 from benchmarks.timing import duration, take_turns
 from birdie.artifact.load import load
 from birdie.artifact.save import save
-from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.data.batches import Batches
 from birdie.data.corpus import stdlib_corpus
 from birdie.model.attention_functions import softmax
@@ -465,7 +465,7 @@ def compression(setup: Setup) -> Iterator[Row]:
             if wrong:
                 yield {"what": "tensors on another device", "met": False, "note": wrong[0]}
     if len(loaded) == 2:
-        measure = HeldOutKL(module, [(x.to(setup.device), y.to(setup.device)) for x, y in batches], _cross_entropy)
+        measure = HeldOut(module, [(x.to(setup.device), y.to(setup.device)) for x, y in batches], _cross_entropy)
         errors = {device: measure(state) for device, state in loaded.items()}
         note = ", ".join(f"{device}: {sizes[device]:,} bytes, KL {errors[device]:.3g}" for device in loaded)
         yield {"what": "files by CPU and device", "note": note}

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypedDict, get_args
 
-from birdie.compress.calibration.blockwise import BlockwiseResult, refit_error
 from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.rate.assignment import Schemes
@@ -69,8 +68,6 @@ class Asked:
             raise ConfigError(f"calibration {known!r} is unknown; give (module, batches, loss) or 'synthetic'")
         if known is not None and not isinstance(known, CalibrationResult | str):
             require_triple(known)
-        if isinstance(known, BlockwiseResult) and known.refit:
-            raise refit_error()
         if self.quality is not None and (known is None or isinstance(known, str)):
             raise ConfigError(
                 "quality is measured on data; give calibration=(module, batches, loss), or a budget instead"

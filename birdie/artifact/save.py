@@ -27,7 +27,6 @@ from birdie.artifact.resume import Resume
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.summary import Summary
 from birdie.artifact.write import Beside, lossless_entries
-from birdie.compress.calibration.blockwise import BlockwiseResult
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
@@ -169,7 +168,7 @@ def write_model(
         calibration = synthetic_calibration(cast(nn.Module, model))
     with (
         reporting(asked.progress, "compressing", "tensors") as update,
-        releasing(calibration.files if isinstance(calibration, BlockwiseResult) else ()),
+        releasing((calibration.files or ()) if isinstance(calibration, CalibrationResult) else ()),
     ):
         state, known = calibrated_state(state, calibration)
         if known is not None:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from birdie.artifact.folder_scan import PIPELINE
-from birdie.compress.calibration.result import CalibrationResult, HeldOut, held_out_batches
-from birdie.compress.calibration.sensitivity import MAX_COLUMNS, Loss
+from birdie.compress.calibration.held_out import Measure
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.sensitivity import MAX_COLUMNS
 from birdie.compress.calibration.synthetic import (
     BATCHES,
     IMAGES,
@@ -130,22 +131,7 @@ def _calibrate(
 class HeldOutParts:
     """Mean of the distances of the parts of a pipeline; tensors have the name of their part before theirs."""
 
-    parts: Mapping[str, HeldOut]
-
-    @property
-    def module(self) -> nn.Module:
-        """The first part."""
-        return next(iter(self.parts.values())).module
-
-    @property
-    def batches(self) -> Sequence[Any]:
-        """Batches of the first part."""
-        return next(iter(self.parts.values())).batches
-
-    @property
-    def loss(self) -> Loss:
-        """Loss of the first part."""
-        return next(iter(self.parts.values())).loss
+    parts: Mapping[str, Measure]
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the mean distance."""

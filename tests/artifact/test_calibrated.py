@@ -13,16 +13,16 @@ from torch.optim.swa_utils import AveragedModel
 
 import birdie
 from birdie.artifact.save import write_model
-from birdie.compress.calibration.blockwise import BlockwiseResult, calibrate_in_blocks, groups_of
-from birdie.compress.calibration.kl import HeldOutKL
-from birdie.compress.calibration.mapped_module import MappedHeldOut, mapped_copy
+from birdie.compress.calibration.blockwise import calibrate_blockwise, calibrate_in_blocks, groups_of
+from birdie.compress.calibration.held_out import HeldOut, mapped_copy
 from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.calibration.stored import StoredFactors
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.distributed import World
-from tests.compress.calibration.block_models import Case, chain, gpt, seeded
+from tests.compress.calibration.block_models import Bank, Case, chain, gpt, project, seeded, vectors
 from tests.ranks import run_in_process_group
 
 
@@ -48,7 +48,7 @@ def test_the_result_is_that_of_the_complete_module(
 ) -> None:
     """Shrunk, with a floor, and with the units of every layer sorted alike."""
     case, complete, blockwise = both
-    assert isinstance(blockwise, BlockwiseResult)
+    assert blockwise.files is not None
     assert blockwise.state.keys() == complete.state.keys()
     moved = 0
     for name, weight in complete.state.items():
@@ -175,8 +175,8 @@ def test_a_mapped_copy_is_a_copy(tmp_path: Path) -> None:
 
 def test_a_mapped_module_has_the_divergence_of_one_in_memory(tmp_path: Path) -> None:
     module, batches, loss = small_gpt()
-    mapped = MappedHeldOut(module, batches, loss, tmp_path / "weights", World())
-    plain = HeldOutKL(module, batches, loss)
+    mapped = HeldOut(module, batches, loss, file=tmp_path / "weights")
+    plain = HeldOut(module, batches, loss)
     for seed in (0, 1):
         state = {name: weight + 0.02 * seeded(*weight.shape, seed=seed) for name, weight in module.state_dict().items()}
         assert mapped(state) == pytest.approx(plain(state), rel=1e-6)
@@ -226,16 +226,35 @@ def test_symmetries_are_sorted_in_groups_that_share_no_tensor() -> None:
     assert joined == [symmetries[0], symmetries[1], symmetries[3]]
 
 
-def save_as_rank(world: World, folder: Path) -> None:
+def calibrate_as_rank(world: World, folder: Path) -> None:
     module, batches, loss = small_gpt()
     known = birdie.calibrate(module, batches, loss, blockwise=folder / "work", world=world)
     summary = write_model(module, folder / "two.birdie", bits=4, calibration=known, world=world)
     torch.save(summary.error, folder / f"error.{world.rank}")
+    mine = vectors()[world.rank :: world.size]
+    measured = calibrate_blockwise(Bank(), mine, project, folder / "banks", world=world)
+    torch.save({name: parts(measured[name]) for name in measured}, folder / f"banks.{world.rank}")
+
+
+def parts(known: Sensitivity) -> dict[str, Tensor]:
+    named = {"hessian": known.hessian, "rows": known.row_fisher, "output": known.output}
+    return {name: part for name, part in named.items() if part is not None}
 
 
 @pytest.mark.slow
-def test_two_ranks_write_one_file_between_them(tmp_path: Path) -> None:
-    run_in_process_group(save_as_rank, 2, tmp_path)
+def test_two_ranks_have_the_sums_of_one_and_write_one_file_between_them(tmp_path: Path) -> None:
+    """Each sensitivity is written by one rank, and all read it; a loss without targets has no random signs."""
+    run_in_process_group(calibrate_as_rank, 2, tmp_path)
+    expected = calibrate(Bank(), vectors(), project)
+    ranks = [torch.load(tmp_path / f"banks.{rank}", weights_only=True) for rank in range(2)]
+    assert sorted(ranks[0]) == sorted(expected)
+    for name, sensitivity in expected.items():
+        for part, tensor in parts(sensitivity).items():
+            torch.testing.assert_close(ranks[0][name][part], tensor, rtol=1e-4, atol=1e-6)
+            assert torch.equal(ranks[0][name][part], ranks[1][name][part])
+    owners = [len(list((tmp_path / "banks" / f"rank-{rank}").rglob("sensitivity*"))) for rank in range(2)]
+    assert min(owners) > 0
+    assert sum(owners) == len(expected)
     module, batches, loss = small_gpt()
     known = birdie.calibrate(module, batches, loss, blockwise=True)
     alone = birdie.save(module, tmp_path / "one.birdie", bits=4, calibration=known)

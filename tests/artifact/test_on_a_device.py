@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.calibration import sensitivity
-from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.modes import differentiable_evaluation
 from birdie.compress.calibration.result import CalibrationResult
 from tests.forked import run_python
@@ -83,7 +83,7 @@ def test_recurrent_layers_can_be_differentiated_and_are_restored() -> None:
 
 def test_the_kl_is_measured_under_autocast() -> None:
     module = linear()
-    held_out = HeldOutKL(module, batches(), loss)
+    held_out = HeldOut(module, batches(), loss)
     states = [{name: tensor * factor for name, tensor in module.state_dict().items()} for factor in (1.0, 1.2, 0.5)]
     with torch.autocast("cpu", torch.bfloat16):
         exact, near, far = (held_out(state) for state in states)

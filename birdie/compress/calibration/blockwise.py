@@ -35,14 +35,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from birdie.compress.calibration.criterion import batch_loss
-from birdie.compress.calibration.mapped_module import MappedHeldOut
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.modes import differentiable_batch
 from birdie.compress.calibration.result import (
     CalibrationResult,
@@ -54,8 +54,8 @@ from birdie.compress.calibration.result import (
 from birdie.compress.calibration.sensitivity import (
     Batch,
     Calibration,
-    Key,
     Loss,
+    Recorder,
     Sums,
     all_shapes,
     evaluation_mode,
@@ -85,26 +85,25 @@ from birdie.compress.calibration.units import (
     Capture,
     Interception,
     Reached,
-    Stage,
     Units,
     find_units,
     not_repeated,
     read_answers,
 )
-from birdie.compress.coding import Quantized, decode
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.state import EncodedState
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners
-from birdie.runtime.files import temporary_folder
+from birdie.runtime.files import atomic_folder, temporary_folder
 from birdie.runtime.mapped import release
 from birdie.runtime.outputs import Source, require_writable
 from birdie.runtime.tensor_files import write_tensors
 
 _FORMAT = 1  # of the folder
+_INDEX = "sorted.json"
 _OUTPUTS, _STEPS = "outputs", "steps"
 _FORWARD = 0.25  # share of the forward passes in the work, for the progress
+_NO_UNITS = Units({}, frozenset())
 _SUMS = ("inputs", "outputs", "looked_up")
 _COUNTS = ("uses", "samples", "examples")
 
@@ -116,8 +115,6 @@ def calibrate_blockwise(
     folder: Path,
     *,
     blocks: Collection[str] | None = None,
-    seed: int = 0,
-    temperature: float = 1.0,
     world: World | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StoredSensitivities:
@@ -130,20 +127,13 @@ def calibrate_blockwise(
         folder: an empty or missing one, or one that this calibration left when it was stopped. Meanwhile it holds the
             outputs of all units: bytes of a batch's activations, times units, times batches.
         blocks: names of the modules to take as blocks; None: the members of `nn.ModuleList` and its like.
-        seed, temperature: as in `calibrate`.
         world: ranks with different batches, which all see `folder`. Each sum goes to one rank alone.
         progress: called with the number of batches done; each unit is a part of the work on all of them.
     """
-    if not temperature > 0:
-        raise ConfigError(f"temperature is {temperature}; it must be above 0")
     world = world or World()
     names_by_memory(module)  # raises if there are none
-    settings = {
-        "format": _FORMAT,
-        "blocks": None if blocks is None else sorted(blocks),
-        "seed": seed,
-        "temperature": temperature,
-    }
+    # seed and temperature are settings of earlier versions, whose folders stay valid
+    settings = {"format": _FORMAT, "blocks": None if blocks is None else sorted(blocks), "seed": 0, "temperature": 1.0}
     identity = {
         "another module": digest_of_module(module),
         "other batches": digest_of(list(batches)),
@@ -155,11 +145,10 @@ def calibrate_blockwise(
         if files is None:
             names = names_by_memory(module)
             device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-            runs = _Runs(module, batches, loss, seed, device)
-            units = together(world, lambda: runs.units(names, blocks))
-            generator = torch.Generator().manual_seed(seed)
-            recorder = Interception(names, units, generator, temperature, device)
-            files = _Calibration(work, runs, recorder, progress).finish()
+            runs = _Runs(module, batches, loss, device)
+            recorder = Recorder(names, torch.Generator().manual_seed(0), 1.0, device, gradients=True)
+            units = together(world, lambda: find_units(module, recorder, runs, blocks) if batches else _NO_UNITS)
+            files = _Calibration(work, runs, Interception(recorder, units), progress).finish()
             work.save_progress({"sensitivities": files})
         _keep(work.rank, {folder / file for file in files.values()})
     return StoredSensitivities({name: folder / file for name, file in files.items()})
@@ -189,24 +178,12 @@ class _Runs:
     module: nn.Module
     batches: Sequence[Batch]
     loss: Loss
-    seed: int
     device: torch.device
 
-    def units(self, names: Mapping[Key, str], blocks: Collection[str] | None) -> Units:
-        """Return the units that the first batch uses."""
-        if not self.batches:
-            return Units({}, frozenset())
-        with torch.no_grad():
-            return find_units(self.module, names, lambda: self(0), blocks)
-
-    def __call__(self, index: int, recorder: Interception | None = None, stage: Stage | None = None) -> Any:
-        """Return the loss of a batch, or None if the stage ended the run before there was one."""
-        generators = [self.device] if self.device.type == "cuda" else []
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=generators))
-            torch.manual_seed(self.seed + index)
-            if recorder is not None and stage is not None:
-                stack.enter_context(recorder.running(stage))
+    def __call__(self, index: int) -> Any:
+        """Return the loss of a batch, or None if the run was ended before there was one."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(index)
             try:
                 return self.loss(self.module, differentiable_batch(self.batches[index]))
             except Reached:
@@ -223,7 +200,7 @@ class _Calibration:
     Attributes:
         work: folder of the calibration.
         runs: of the module.
-        recorder: of the runs.
+        calls: of units in the runs.
         progress: called with the number of batches done.
         answers: of each batch.
         steps: calls in the order in which they are repeated, last to first, after the loss, which is None.
@@ -234,7 +211,7 @@ class _Calibration:
 
     work: WorkFolder
     runs: _Runs
-    recorder: Interception
+    calls: Interception
     progress: Callable[[int], None] | None
     answers: list[dict[Call, Answer]] = field(default_factory=list)
     steps: list[Call | None] = field(default_factory=list)
@@ -248,9 +225,9 @@ class _Calibration:
     _reported: int = 0
 
     def __post_init__(self) -> None:
-        self._names = sorted(self.recorder.names.values())
+        self._names = sorted(self.calls.recorder.names.values())
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        sizes = {name: math.prod(shape) for (_, _, shape), name in self.recorder.names.items()}
+        sizes = {name: math.prod(shape) for (_, _, shape), name in self.calls.recorder.names.items()}
         self._owners = owners(self.work.world.size, sizes)
 
     def finish(self) -> dict[str, str]:
@@ -283,11 +260,12 @@ class _Calibration:
         for index in range(len(self.runs.batches)):
             folder = self._outputs(index)
             if not (folder / CALLS).exists():
-                with self.work.committed(folder) as part, torch.no_grad():
-                    capture = Capture(part, self.recorder)
-                    self.runs(index, self.recorder, capture)
+                with atomic_folder(folder, replace=True) as part, torch.no_grad():
+                    capture = Capture(part, self.calls.used)
+                    with self.calls.running(capture):
+                        self.runs(index)
                     capture.finish()
-                self.recorder.forget()
+                self.calls.recorder.forget()
             self.answers.append(read_answers(folder))
             self._report(_FORWARD * (index + 1) / len(self.runs.batches))
 
@@ -331,8 +309,8 @@ class _Calibration:
             step: index of the call.
             units: targets of all ranks, or batches where no targets are counted; the first step counts them.
         """
-        world, recorder = self.work.world, self.recorder
-        with self.work.committed(self._step(world.rank, step)) as part:
+        world, recorder = self.work.world, self.calls.recorder
+        with atomic_folder(self._step(world.rank, step), replace=True) as part:
             recorder.sums = {
                 name: _read_sums(self.sums[name], self.runs.device) for name in self.uses[step] if name in self.sums
             }
@@ -378,7 +356,7 @@ class _Calibration:
         for index in range(len(self.runs.batches)):
             with naming_bad_weights(self.runs.module):
                 gradients = self._repeat(index, self.steps[step])
-            self.recorder.forget()
+            self.calls.recorder.forget()
             for target, tensors in gradients.items():
                 if (index, target) in self.gradients:
                     for number, earlier in read_tensors(self.gradients[index, target])[0].items():
@@ -400,8 +378,10 @@ class _Calibration:
             if call not in answers or (index, answers[call].index) not in self.gradients:
                 return {}  # the batch does not call it, or its loss does not depend on it
             arrived = read_tensors(self.gradients[index, answers[call].index])[0]
-        stage = Answers(self._outputs(index), answers, call)
-        nats = self.runs(index, self.recorder, stage)
+        recorder = self.calls.recorder
+        stage = Answers(self._outputs(index), answers, recorder, call)
+        with self.calls.running(stage):
+            nats = self.runs(index)
         if call is None:
             if not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
                 raise ConfigError("the calibration loss must be one number that depends on the module's weights")
@@ -411,7 +391,7 @@ class _Calibration:
                 raise not_repeated(call)
             ends = [(stage.outputs[int(number)], gradient) for number, gradient in arrived.items()]
             ends = [(end, gradient.to(end)) for end, gradient in ends if end.requires_grad and gradient is not None]
-        starts: list[Tensor | GradientEdge] = [*self.recorder.roots, *stage.leaves.values()]
+        starts: list[Tensor | GradientEdge] = [*recorder.roots, *stage.leaves.values()]
         if not ends or not starts:
             return {}
         results = torch.autograd.grad(
@@ -421,7 +401,7 @@ class _Calibration:
             allow_unused=True,
         )
         gradients: dict[int, dict[str, Tensor]] = {}
-        for (target, number), gradient in zip(stage.leaves, results[len(self.recorder.roots) :], strict=True):
+        for (target, number), gradient in zip(stage.leaves, results[len(recorder.roots) :], strict=True):
             if gradient is not None:
                 gradients.setdefault(answers[target].index, {})[str(number)] = gradient
         return gradients
@@ -480,54 +460,6 @@ def _read_sums(path: Path, device: torch.device) -> Sums:
     return Sums(**parts, uses=int(facts["uses"]), samples=float(facts["samples"]), examples=float(facts["examples"]))
 
 
-_INDEX = "sorted.json"
-
-
-def refit_error() -> ConfigError:
-    """Return the error of a blockwise calibration that a refit is to follow."""
-    return ConfigError(
-        "refit has the complete model in memory, which a blockwise calibration avoids; drop one of the two"
-    )
-
-
-@dataclass(slots=True)
-class BlockwiseResult(CalibrationResult):
-    """Calibration result in files; `birdie.save` takes it like any other, but does not refit it.
-
-    Attributes:
-        files: of sorted tensors; pages of these can be released (`birdie.runtime.mapped`).
-    """
-
-    files: Sequence[Path] = ()
-
-    def divergence(self, encoded: EncodedState) -> float:
-        """Return the mean KL or the relative error, as `CalibrationResult` does, decoding one tensor at a time."""
-        assert self.held_out is not None
-        return self.held_out(DecodedTensors(encoded.tensors))
-
-    def _require_batches(self) -> NoReturn:
-        raise refit_error()
-
-
-class DecodedTensors(Mapping[str, Tensor]):
-    """Tensors by name, each decoded when it is looked up, so that one is in memory at a time."""
-
-    def __init__(self, tensors: Mapping[str, Quantized]) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor, decoded now."""
-        return decode(self._tensors[name])
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        """Return the number of tensors."""
-        return len(self._tensors)
-
-
 class Scratch:
     """Temporary folder of all ranks, which rank 0 removes when nobody refers to this object any more.
 
@@ -583,7 +515,7 @@ def calibrate_in_blocks(
     symmetries: bool = True,
     world: World | None = None,
     progress: Callable[[int], None] | None = None,
-) -> BlockwiseResult:
+) -> CalibrationResult:
     """Return what `CalibrationResult.of` returns, up to rounding, with the memory of one block.
 
     Args:
@@ -620,10 +552,10 @@ def calibrate_in_blocks(
     groups = symmetries_of(module) if symmetries else ()
     together(world, lambda: _sort(state, groups, sensitivities, scratch) if world.is_main else None)
     tensors, files = _sorted(state, scratch)
-    held_out = MappedHeldOut(module, kept, loss, scratch.path / "decoded", world)
+    held_out = HeldOut(module, kept, loss, file=scratch.path / "decoded", world=world)
     factors = StoredFactors(scratch.path, numbers, scratch)
     missing = unreached(module, state, sensitivities)
-    return BlockwiseResult(tensors, sensitivities, held_out, used, factors, unreached=missing, files=files)
+    return CalibrationResult(tensors, sensitivities, held_out, used, factors, unreached=missing, files=files)
 
 
 def _shrunk(

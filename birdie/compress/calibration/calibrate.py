@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from birdie.compress.calibration.blockwise import calibrate_in_blocks, refit_error
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.blockwise import calibrate_in_blocks
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches, refit_error
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.state import named_tensors

@@ -19,8 +19,8 @@ which in the plain sum is lost in errors of 1e-7. Sums are float64.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,11 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, in_mode
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.errors import ConfigError, DataError
-
-_CACHED = 1 << 28  # bytes of reference predictions kept between measurements
+from birdie.errors import ConfigError
 
 
 def _of_two_classes(logits: Tensor) -> Tensor:
@@ -189,64 +186,6 @@ def _require_same_shapes(reference: Sequence[Tensor], candidate: Sequence[Tensor
             f"float and decoded module predict {ours} and {theirs} (predictions, classes) for one batch, which do not "
             "compare; use a loss that gives both the same targets"
         )
-
-
-@dataclass(slots=True)
-class HeldOutKL:
-    """Mean difference of a module with other weights from the module itself, on held-out batches.
-
-    It is the mean KL where the loss is one of probabilities; else see the module's docstring.
-
-    Attributes:
-        module: from which differences are measured.
-        batches: that calibration did not use.
-        loss: calls the module on a batch.
-        copied: function that copies the module; its copy receives the other weights.
-    """
-
-    module: nn.Module
-    batches: Sequence[Batch]
-    loss: Loss
-    copied: Callable[[nn.Module], nn.Module] = evaluation_copy
-    _candidate: nn.Module = field(init=False)
-    _reference: dict[int, Predictions] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._candidate = self.copied(self.module)  # receives the weights to be measured
-
-    def __call__(self, state: Mapping[str, Tensor]) -> float:
-        """Return the KL in nats per target, plus relative errors of values; both as in the module's docstring.
-
-        It is infinite if the predictions with these weights are NaN.
-
-        Weights that `state` leaves out keep the values of the previous call.
-        """
-        weights = self._candidate.state_dict()
-        total: Difference | None = None
-        with torch.no_grad(), fresh_casts():
-            for name, weight in state.items():
-                weights[name].copy_(weight)
-            for index, batch in enumerate(self.batches):
-                part = difference(self._expected(index, batch), predictions(self._candidate, batch, self.loss))
-                total = part if total is None else total + part
-        mean = None if total is None else total.mean()
-        if mean is None:
-            raise DataError("the held-out calibration batches have no targets to measure the KL on; give others")
-        return math.inf if math.isnan(mean) else float(mean)  # what predicts NaN is worse than all else
-
-    def _expected(self, index: int, batch: Batch) -> Predictions:
-        """Return the float model's predictions for batch `index`, cached as far as memory allows."""
-        cached = self._reference.get(index)
-        if cached is not None:
-            return cached
-        with in_mode(self.module.modules(), training=False):
-            expected = predictions(self.module, batch, self.loss)
-        if any(bool(p.isnan().any()) for p in expected.tensors):
-            raise DataError("the model predicts NaN on held-out batches; check the weights and the batches")
-        size = sum(p.nbytes for kept in self._reference.values() for p in kept.tensors)
-        if size + sum(p.nbytes for p in expected.tensors) <= _CACHED:
-            self._reference[index] = expected
-        return expected
 
 
 class _PredictionRecorder(TorchFunctionMode):

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import HeldOutKL, difference, predictions
-from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, set_differentiable_evaluation
+from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.kl import difference, predictions
+from birdie.compress.calibration.modes import fresh_casts, in_mode, set_differentiable_evaluation
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
 from birdie.compress.schemes.cast import Cast
@@ -77,23 +78,27 @@ def refit(
     wanted = sorted(set(names))
     _check(module, decoded_state, wanted, steps, lr)
     tuned, held = _split(list(batches), seed)
-    teacher, student = _frozen(module), _frozen(module)
-    student.load_state_dict(dict(decoded_state), strict=True)
+    divergence = HeldOut(module, held, loss)
+    student = divergence.candidate.requires_grad_(False)
+    set_differentiable_evaluation(student)
+    lowest = divergence(decoded_state)
     parameters = dict(student.named_parameters(remove_duplicate=False))
     free = {name: parameters[name] for name in wanted if name in parameters}
     best = {name: decoded_state[name].detach().cpu().clone() for name in wanted}
-    divergence = HeldOutKL(teacher, held, loss)
-    lowest = divergence(decoded_state)
     if not math.isfinite(lowest):
         raise DataError("the KL of the decoded model is not finite before refit; check the weights and the batches")
     if progress is not None:
         progress(0, lowest)
-    for done in _tuning(teacher, student, list(free.values()), tuned, loss, steps, lr, seed, measurements):
+    for done in _tuning(module, student, list(free.values()), tuned, loss, steps, lr, seed, measurements):
+        exact = {name: weight.detach().clone() for name, weight in free.items()}
         candidate = {
             name: stored(name, _flush_subnormals(weight.detach(), best[name])).to(best[name].dtype)
             for name, weight in free.items()
         }
         mean = divergence(candidate)
+        with torch.no_grad():
+            for name, weight in exact.items():
+                free[name].copy_(weight)
         if progress is not None:
             progress(done, mean)
         if mean < lowest:
@@ -124,15 +129,8 @@ def _split(batches: Sequence[Batch], seed: int) -> tuple[list[Batch], list[Batch
     return [batches[i] for i in order[held:]], [batches[i] for i in order[:held]]
 
 
-def _frozen(module: nn.Module) -> nn.Module:
-    """Return a copy of the module in evaluation mode, without gradients."""
-    frozen = evaluation_copy(module).requires_grad_(False)
-    set_differentiable_evaluation(frozen)
-    return frozen
-
-
 def _tuning(
-    teacher: nn.Module,
+    module: nn.Module,
     student: nn.Module,
     free: Sequence[Tensor],
     batches: Sequence[Batch],
@@ -154,8 +152,8 @@ def _tuning(
     for done in range(1, steps + 1):
         order = order or torch.randperm(len(batches), generator=generator, device="cpu").tolist()
         batch = batches[order.pop()]
-        with torch.no_grad():
-            expected = predictions(teacher, batch, loss)
+        with torch.no_grad(), in_mode(module.modules(), training=False):
+            expected = predictions(module, batch, loss)
         with torch.enable_grad(), fresh_casts():
             mean = difference(expected, predictions(student, batch, loss)).mean()
             if mean is None:

@@ -10,51 +10,28 @@ probabilities a relative error is measured instead of the KL (`birdie.compress.c
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from birdie.compress.calibration.criterion import batch_loss
-from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.held_out import HeldOut, Measure
 from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
-from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
+from birdie.compress.calibration.sensitivity import Batch, Calibration, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
-from birdie.compress.coding import decode
+from birdie.compress.coding import Quantized, decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
 from birdie.compress.tensors import count_reals
 from birdie.compress.trellis.feedback import Feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
-
-
-class HeldOut(Protocol):
-    """Measure of the distance from a module, on held-out batches, of the same module with other weights."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The module from which distances are measured."""
-        ...
-
-    @property
-    def batches(self) -> Sequence[Batch]:
-        """Held-out batches, which calibration did not use."""
-        ...
-
-    @property
-    def loss(self) -> Loss:
-        """Loss that calls the module on a batch."""
-        ...
-
-    def __call__(self, state: Mapping[str, Tensor]) -> float:
-        """Return the distance; 0 for the weights of the module."""
-        ...
-
 
 HELD_OUT = 5  # one batch in five is held out, taken from the end
 
@@ -72,18 +49,25 @@ class CalibrationResult:
         synthetic: inputs are made up or examples, so `birdie.save` tries no calibration as well and keeps the better.
         unreached: names of matrices that the loss does not depend on, as far as calibration sees; they take the prior.
         refit: Adam steps after each part of the model that a file encodes (`birdie.compress.rate.parts`).
+        files: of a calibration one block at a time: those of sorted tensors, whose pages can be released; its tensors
+            are decoded one by one, and nothing is refitted.
     """
 
     state: dict[str, Tensor]
     sensitivities: Mapping[str, Sensitivity]
-    held_out: HeldOut | None = None
+    held_out: Measure | None = None
     batches: Sequence[Batch] = ()
     factors: MutableMapping[str, Feedback] | None = None
     synthetic: bool = False
     unreached: Sequence[str] = ()
     refit: int = 0
+    files: Sequence[Path] | None = None
     # of encodings that are still in memory: the one that is written has been compared with others before
     _measured: list[tuple[weakref.ref[EncodedState], float]] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.refit and self.files is not None:
+            raise refit_error()
 
     @classmethod
     def of(
@@ -116,7 +100,7 @@ class CalibrationResult:
         require_match(module, state)
         count = held_out_batches(len(batches))
         used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
-        held_out = HeldOutKL(module, kept, loss)
+        held_out = HeldOut(module, kept, loss)
         if gradients:
             sensitivities = calibrate(module, used, loss, progress=progress)
         else:
@@ -142,13 +126,14 @@ class CalibrationResult:
         return replace(state, tensors={name: self.state[name] for name in state.tensors})
 
     def divergence(self, encoded: EncodedState) -> float:
-        """Return the mean KL(float ‖ decoded) on the held-out batches, or the relative error: see `HeldOutKL`."""
+        """Return the mean KL(float ‖ decoded) on the held-out batches, or the relative error: see `HeldOut`."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
         for state, divergence in self._measured:
             if state() is encoded:
                 return divergence
-        divergence = self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
+        decoded = DecodedTensors(encoded.tensors)
+        divergence = self.held_out(dict(decoded) if self.files is None else decoded)
         self._measured = [one for one in self._measured if one[0]() is not None]
         self._measured.append((weakref.ref(encoded), divergence))
         return divergence
@@ -173,9 +158,35 @@ class CalibrationResult:
         return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps, measurements=measurements)
 
     def _require_batches(self) -> HeldOut:
-        if self.held_out is None:
+        if not isinstance(self.held_out, HeldOut):
             raise ConfigError("refit needs calibration batches; give calibration=(module, batches, loss)")
         return self.held_out
+
+
+class DecodedTensors(Mapping[str, Tensor]):
+    """Tensors by name, each decoded when it is looked up, so that one is in memory at a time."""
+
+    def __init__(self, tensors: Mapping[str, Quantized]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor, decoded now."""
+        return decode(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._tensors)
+
+
+def refit_error() -> ConfigError:
+    """Return the error of a blockwise calibration that a refit is to follow."""
+    return ConfigError(
+        "refit has the complete model in memory, which a blockwise calibration avoids; drop one of the two"
+    )
 
 
 def calibrated_state(

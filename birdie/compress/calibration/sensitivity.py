@@ -216,6 +216,7 @@ class Recorder(TorchFunctionMode):
         self.names, self.generator, self.temperature, self.device = names, generator, temperature, device
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
+        self.active = True  # else nothing is recorded, and cross-entropies are computed
         self.portions = Portions(listed)
         self.weights = sum(math.prod(shape) for _, _, shape in names)
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
@@ -234,10 +235,10 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.cross_entropy and self.gradients:
+        if func is F.cross_entropy and self.gradients and self.active:
             return self._curvature(args, kwargs)
         out = func(*args, **kwargs)
-        if func in _CASTS and args and (name := self._name(args[0])) is not None and isinstance(out, Tensor):
+        if func in _CASTS and args and (name := self.name_of(args[0])) is not None and isinstance(out, Tensor):
             self.casts[id(out)] = (weakref.ref(out), name)
         elif func is F.linear:
             self._product(argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight"), out)
@@ -265,7 +266,8 @@ class Recorder(TorchFunctionMode):
         signs = torch.randint(0, 2, p.shape, generator=self._device_generator, device=p.device, dtype=torch.int8)
         return signs.to(p) * 2 - 1
 
-    def _name(self, weight: Any) -> str | None:
+    def name_of(self, weight: Any) -> str | None:
+        """Return the name of the matrix that a tensor is, or is a cast of."""
         if not isinstance(weight, Tensor) or weight.ndim < 2 or weight.is_complex():
             return None  # of complex weights nothing is measured
         cast = self.casts.get(id(weight))
@@ -276,10 +278,10 @@ class Recorder(TorchFunctionMode):
     def _name_of_matrix(self, weight: Tensor) -> str | None:
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
         is_gate = weight.ndim < 2 or (weight.ndim == 2 and min(weight.shape) < _LEAST_SIDE)
-        return None if is_gate else self._name(weight) or self.portions.name(weight)
+        return None if is_gate else self.name_of(weight) or self.portions.name(weight)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        name = self._name(weight)
+        name = self.name_of(weight)
         uses: list[Use | None] = [None] if name is not None else [*self.portions.uses(weight)]
         if uses and self._is_recorded(out):
             inputs = x.detach().reshape(-1, x.shape[-1])
@@ -297,7 +299,7 @@ class Recorder(TorchFunctionMode):
 
     def _transposed_product(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         """Record x W with W (inputs, outputs): its rows are the inputs, so inputs and gradients change roles."""
-        name = self._name(argument(args, kwargs, 2, "mat2"))
+        name = self.name_of(argument(args, kwargs, 2, "mat2"))
         if name is None or not self._is_recorded(out):
             return
         x = argument(args, kwargs, 1, "mat1")
@@ -310,7 +312,7 @@ class Recorder(TorchFunctionMode):
         self._on_gradient(x, out, add)
 
     def _look_up(self, ids: Tensor, weight: Tensor, out: Tensor) -> None:
-        name = self._name(weight)
+        name = self.name_of(weight)
         if name is None or not self._is_recorded(out):
             return
 
@@ -330,7 +332,7 @@ class Recorder(TorchFunctionMode):
 
     def _convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
-        name = self._name(weight)
+        name = self.name_of(weight)
         if name is None or not self._is_recorded(out):
             return
         stride, padding, dilation = (
@@ -352,7 +354,7 @@ class Recorder(TorchFunctionMode):
         self._on_gradient(x, out, add)
 
     def _is_recorded(self, out: Tensor) -> bool:
-        return out.requires_grad or not self.gradients
+        return self.active and (out.requires_grad or not self.gradients)
 
     def _on_gradient(self, x: Tensor, out: Tensor, add: Callable[[Tensor | None], None]) -> None:
         if not self.gradients:

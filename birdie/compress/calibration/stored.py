@@ -10,12 +10,10 @@ needed and do not collect the values: a dictionary of them all would fill with e
     ├── calibration.json             identity of the calibration on each rank: another one is refused
     ├── progress.json                what is finished on all ranks
     └── rank-0/ …                    work of each rank; every folder in it appears complete or not at all
-        └── …/checksums.json         CRC-32 of each file, compared when a calibration resumes
 """
 
 import hashlib
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,7 +31,7 @@ from birdie.compress.trellis.feedback import Block, BlockFeedback, Feedback, Tap
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
+from birdie.runtime.files import atomic_path, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.mapped import release
 from birdie.runtime.outputs import require_own_folder, require_writable
@@ -54,6 +52,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read ({error}); remove its folder and calibrate again") from error
+
+
+def read_list(path: Path) -> list[Any]:
+    """Return the list in a JSON file."""
+    try:
+        values = parse_json(read_bytes(path))
+        if not isinstance(values, list):
+            raise ValueError("it is no list")
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); remove its folder and calibrate again") from error
+    return values
 
 
 class StoredSensitivities(Mapping[str, Sensitivity]):
@@ -179,10 +188,9 @@ class StoredFactors(MutableMapping[str, Feedback]):
 
 
 T = TypeVar("T")
-_CHECKSUMS, _IDENTITY, _PROGRESS = "checksums.json", "calibration.json", "progress.json"
+_IDENTITY, _PROGRESS = "calibration.json", "progress.json"
 _SAMPLE = 1024  # elements of each weight in a module's digest
 _DEPTH = 3  # of objects in objects whose attributes count
-_BLOCK = 1 << 22  # bytes of a file that are read at a time
 
 
 class WorkFolder:
@@ -221,7 +229,7 @@ class WorkFolder:
 
         with ExitStack() as stack:
             together(world, claim)
-            together(world, folder._require_undamaged)
+            together(world, folder._require_shared)
             yield folder
 
     def progress(self) -> dict[str, Any]:
@@ -241,26 +249,13 @@ class WorkFolder:
 
         together(self.world, write)
 
-    @contextmanager
-    def committed(self, path: Path) -> Iterator[Path]:
-        """Yield an empty folder; at the end it becomes `path` as a unit, with checksums of its files."""
-        with atomic_folder(path, replace=True) as part:  # a step that was stopped is done again
-            yield part
-            sums = {file.name: _checksum(file) for file in sorted(part.iterdir())}
-            (part / _CHECKSUMS).write_bytes(_json(sums))
-
     def _identify(self, identities: list[dict[str, str]]) -> None:
         """Write whose folder this is, or compare."""
         path = self.root / _IDENTITY
         if not path.exists():
             write_bytes(path, _json(identities))
             return
-        try:
-            known = parse_json(read_bytes(path))
-            if not isinstance(known, list) or not all(isinstance(theirs, dict) for theirs in known):
-                raise ValueError("no list of objects")
-        except ValueError as error:
-            raise DataError(f"{path} is damaged ({error}); remove {self.root} and calibrate again") from error
+        known = read_list(path)
         if len(known) != len(identities):
             raise ConfigError(
                 f"{self.root} holds a calibration on {len(known)} ranks, not on {len(identities)}; use as many ranks, "
@@ -268,22 +263,14 @@ class WorkFolder:
             )
         for ours, theirs in zip(identities, known, strict=True):
             for kind, value in ours.items():
-                if theirs.get(kind) != value:
+                if not isinstance(theirs, dict) or theirs.get(kind) != value:
                     raise ConfigError(
                         f"{self.root} holds a calibration of {kind}; choose another folder, or remove this one"
                     )
 
-    def _require_undamaged(self) -> None:
-        """Compare the checksums of all files that are left."""
+    def _require_shared(self) -> None:
         if not (self.root / _IDENTITY).exists():
             raise ConfigError(f"rank {self.world.rank} does not see {self.root}; choose a folder that all ranks share")
-        if links := [path for path in (self.rank, *self.rank.rglob("*")) if path.is_symlink()]:
-            raise DataError(f"{links[0]} is a link, which no calibration makes; remove {self.root} and calibrate again")
-        for sums in self.rank.glob(f"*/*/{_CHECKSUMS}"):
-            for name, checksum in read_json(sums).items():
-                file = sums.parent / Path(name).name
-                if file.exists() and _checksum(file) != checksum:  # what is not needed any more is removed
-                    raise DataError(f"{file} is damaged; remove {self.root} and calibrate again")
 
 
 def together(world: World, work: Callable[[], T]) -> T:
@@ -303,14 +290,6 @@ def together(world: World, work: Callable[[], T]) -> T:
 
 def _json(values: Any) -> bytes:
     return json.dumps(values, indent=1).encode()
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while data := file.read(_BLOCK):
-            checksum = zlib.crc32(data, checksum)
-    return checksum
 
 
 def digest_of_module(module: nn.Module) -> str:

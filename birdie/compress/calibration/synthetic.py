@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from birdie.compress.calibration.kl import HeldOutKL
-from birdie.compress.calibration.modes import differentiable_batch, evaluation_copy, in_mode
+from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.modes import differentiable_batch, in_mode
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, settled, unreached
 from birdie.compress.calibration.sensitivity import Loss
@@ -108,7 +108,7 @@ def calibrate_on_inputs(
         reason = str(error).strip().partition("\n")[0]
         logging.getLogger("birdie").info("no gradients (%s); calibrating by forward passes alone", reason)
         return replace(_by_forward_passes(state, calibration, progress), synthetic=True)
-    if calibration[2] is not _logit_loss and result.held_out is not None:
+    if calibration[2] is not _logit_loss and isinstance(result.held_out, HeldOut):
         result = replace(result, held_out=HeldOutError(module, result.held_out.batches, calibration[2]))
     if made_up:
         known = calibration[2] is _logit_loss
@@ -125,7 +125,7 @@ def _by_forward_passes(
     module, batches, loss = calibration
     count = held_out_batches(len(batches))
     used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
-    held_out = (HeldOutKL if loss is _logit_loss else HeldOutError)(module, kept, loss)
+    held_out = (HeldOut if loss is _logit_loss else HeldOutError)(module, kept, loss)
     sensitivities = _finite(settled(probe(held_out, used, loss, progress=progress), state), state)
     missing = unreached(module, state, sensitivities)
     return CalibrationResult(dict(state), sensitivities, held_out, used, unreached=missing)
@@ -168,33 +168,20 @@ def _logit_loss(module: nn.Module, inputs: Inputs) -> Tensor:
     return F.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.long, device=flat.device), reduction="sum")
 
 
-@dataclass(slots=True)
-class HeldOutError:
+class HeldOutError(HeldOut):
     """Squared error of a module's outputs with other weights, as a share of their variance, on held-out batches.
 
     Of several outputs it is the mean of their shares. Outputs that the other weights give another shape, or none, count
     as wrong altogether.
     """
 
-    module: nn.Module
-    batches: Sequence[Inputs]
-    loss: Loss
-    _candidate: nn.Module = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._candidate = evaluation_copy(self.module)  # receives the weights to be measured
-
-    def __call__(self, state: Mapping[str, Tensor]) -> float:
-        """Return the error; weights that `state` leaves out keep the values of the previous call."""
+    def mean(self) -> float:
+        """Return the error of the copy, as it is now."""
         sums: dict[int, tuple[float, float]] = {}
-        weights = self._candidate.state_dict()
-        with in_mode(self.module.modules(), training=False), torch.no_grad():
-            for name, weight in state.items():
-                weights[name].copy_(weight)
-            for inputs in self.batches:
-                for index, (error, total) in enumerate(self._differences(inputs)):
-                    errors, totals = sums.get(index, (0.0, 0.0))
-                    sums[index] = errors + error, totals + total
+        for inputs in self.batches:
+            for index, (error, total) in enumerate(self._differences(inputs)):
+                errors, totals = sums.get(index, (0.0, 0.0))
+                sums[index] = errors + error, totals + total
         shares = [error / total if total else error for error, total in sums.values()]
         return sum(shares) / len(shares)
 
@@ -202,7 +189,7 @@ class HeldOutError:
         """Yield the squared error and the variance of each output; zeros of one that is not finite."""
         expected = [output.double() for output in _outputs(self.module, inputs)]
         try:
-            decoded = [output.double() for output in _outputs(self._candidate, inputs)]
+            decoded = [output.double() for output in _outputs(self.candidate, inputs)]
         except ConfigError:
             decoded = []
         for index, output in enumerate(expected):

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.kl import predictions
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.calibration.result import CalibrationResult
@@ -160,7 +161,7 @@ def sensitivity(
     with reporting(progress, "sensitivity", "quantized matrices") as report:
         result = CalibrationResult.of(state.by_name, (model, list(batches), loss), symmetries=False)
         held_out = result.held_out
-        assert held_out is not None
+        assert isinstance(held_out, HeldOut)
         with in_mode(held_out.module.modules(), training=False), torch.no_grad():
             compared = predictions(held_out.module, held_out.batches[0], held_out.loss)
         known = {name: item for name, item in result.sensitivities.items() if name in state.tensors}

@@ -20,25 +20,28 @@ import difflib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
-from birdie.compress.calibration.sensitivity import PRODUCTS, Key, Recorder, argument
-from birdie.compress.calibration.stored import SUFFIX, read_tensors
+from birdie.compress.calibration.sensitivity import PRODUCTS, Recorder, argument
+from birdie.compress.calibration.stored import SUFFIX, read_list, read_tensors
 from birdie.errors import ConfigError
 from birdie.runtime.mapped import release
 from birdie.runtime.tensor_files import write_tensors
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Forward = Callable[..., Any]
+Run = Callable[[], Any]
+_DIFFERENCE = 0.05  # most relative difference of a repeated output: anything above is another computation
 
 
 class Call(NamedTuple):
@@ -85,27 +88,26 @@ class Node:
     uses: bool = False
 
 
-class Observer(Recorder):
-    """Records which module calls which, and where matrices are multiplied."""
+class Observer(TorchFunctionMode):
+    """Notes which module calls which, and where matrices are multiplied."""
 
-    def __init__(self, names: Mapping[Key, str]) -> None:
-        super().__init__(names, torch.Generator(), 1.0, torch.device("cpu"), gradients=True)
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
         self.stack = [Node("", owns=False)]  # the loss
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Note products and cross-entropies."""
         kwargs = kwargs or {}
         if func is F.cross_entropy:
             for node in self.stack:
                 node.has_loss = True
-            return func(*args, **kwargs)
-        if func in PRODUCTS and (name := self._name(argument(args, kwargs, 1, "weight"))) is not None:
+        elif func in PRODUCTS and (name := self.recorder.name_of(argument(args, kwargs, 1, "weight"))) is not None:
             self.stack[-1].parts.append(name)
             for node in self.stack:
                 node.uses = True
-        return super().__torch_function__(func, types, args, kwargs)
+        return func(*args, **kwargs)
 
     def forward(self, part: nn.Module, name: str, forward: Forward) -> Forward:
         """Return a forward function that notes the call."""
@@ -142,23 +144,24 @@ def replaced_forwards(
 
 
 def find_units(
-    module: nn.Module, names: Mapping[Key, str], run: Callable[[], Any], blocks: Collection[str] | None = None
+    module: nn.Module, recorder: Recorder, run: Callable[[int], Any], blocks: Collection[str] | None = None
 ) -> Units:
-    """Return the units of a module, as one batch uses them.
+    """Return the units of a module, as the first batch uses them.
 
     Args:
         module: in evaluation mode.
-        names: memory → name of its matrices.
-        run: computes the loss of the batch, without gradients.
+        recorder: knows the module's matrices.
+        run: computes the loss of a batch by its index.
         blocks: names of the modules to take as blocks; None finds them.
     """
     modules = {part: name for name, part in module.named_modules() if not isinstance(part, torch.jit.ScriptModule)}
     chosen = _members(module) if blocks is None else set(blocks)
     if blocks is not None:
         _require_names(chosen, set(modules.values()))
-    observer = Observer(names)
-    with replaced_forwards(modules, observer.forward), observer:
-        run()
+    observer = Observer(recorder)
+    with replaced_forwards(modules, observer.forward), recorder, observer, torch.no_grad():
+        recorder.active = False
+        run(0)
     root = observer.stack[0]
     parts = list(_units(root, chosen))
     while len(parts) == 1 and isinstance(only := parts[0], Node) and only.name not in chosen and _has_nodes(only):
@@ -228,73 +231,53 @@ def _tail(parts: "list[Node | str]", blocks: Collection[str]) -> frozenset[Call]
     return frozenset(calls[(last if last >= 0 else len(calls) - 2) + 1 :])
 
 
-Run = Callable[[], Any]
-_DIFFERENCE = 0.05  # most relative difference of a repeated output: anything above is another computation
-
-
-class Stage(Protocol):
-    """Answer to the calls of units in one run."""
-
-    def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:
-        """Return the outputs of a call."""
-        ...
-
-    def records(self, call: Call | None) -> bool:
-        """Return whether products inside of a call (None: outside of all) are recorded."""
-        ...
-
-    @property
-    def has_loss(self) -> bool:
-        """Return whether cross-entropies are replaced by their curvature."""
-        ...
-
-
-class Interception(Recorder):
-    """Recorder that lets a `Stage` answer the calls of units.
+class Interception(TorchFunctionMode):
+    """Lets `Capture` or `Answers` answer the calls of units, above the recorder.
 
     Args:
-        names: memory → name of the matrices.
+        recorder: of all runs.
         units: of the module.
-        generator: of random signs.
-        temperature: logits are divided by it.
-        device: of the module.
 
     Attributes:
-        used: matrices that were looked at since it was last cleared.
+        used: matrices that the last call multiplied.
     """
 
-    def __init__(
-        self,
-        names: Mapping[Key, str],
-        units: Units,
-        generator: torch.Generator,
-        temperature: float,
-        device: torch.device,
-    ) -> None:
-        super().__init__(names, generator, temperature, device, gradients=True)
-        self.units = units
+    def __init__(self, recorder: Recorder, units: Units) -> None:
+        super().__init__()
+        self.recorder, self.units = recorder, units
         self.used: set[str] = set()
-        self._stage: Stage | None = None
+        self._stage: Capture | Answers | None = None
         self._inside: Call | None = None
         self._counts: Counter[str] = Counter()
 
     @contextmanager
-    def running(self, stage: Stage) -> Iterator[None]:
+    def running(self, stage: "Capture | Answers") -> Iterator[None]:
         """Let `stage` answer the calls of the units in the body of the context: one batch."""
         self._stage, self._inside, self._counts = stage, None, Counter()
-        with replaced_forwards(self.units.modules, self._intercepted), self:
+        self.recorder.active = isinstance(stage, Answers) and stage.target is None
+        with replaced_forwards(self.units.modules, self._intercepted), self.recorder, self:
             yield
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer products outside of units."""
-        product = super().__torch_function__
-        if func in PRODUCTS and self._inside is None:
-            name = self._name(argument(args, kwargs or {}, 1, "weight"))
-            if name is not None:
-                return self._answer(name, lambda: product(func, types, args, kwargs), (args, kwargs))
-        return product(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        if func is F.cross_entropy and self._inside is not None and self._inside not in self.units.tail:
+            raise ConfigError(
+                f"the block {self._inside.name!r} computes a cross-entropy; name blocks without the loss, or calibrate "
+                "without blockwise"
+            )
+        weight = argument(args, kwargs, 1, "weight") if func in PRODUCTS else None
+        weight = argument(args, kwargs, 2, "mat2") if func is torch.addmm else weight
+        name = self.recorder.name_of(weight)
+        if name is not None and self._inside is None and func in PRODUCTS:
+            return self._answer(name, lambda: self._noted(name, func, args, kwargs), (args, kwargs))
+        return self._noted(name, func, args, kwargs)
+
+    def _noted(self, name: str | None, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if name is not None:
+            self.used.add(name)
+        return func(*args, **kwargs)
 
     def _intercepted(self, part: nn.Module, name: str, forward: Forward) -> Forward:
         def answered(*args: Any, **kwargs: Any) -> Any:
@@ -310,32 +293,13 @@ class Interception(Recorder):
 
     def _answer(self, name: str, run: Run, inputs: Any) -> Any:
         assert self._stage is not None
-        call = Call(name, self._counts[name])
+        self._inside = call = Call(name, self._counts[name])
         self._counts[name] += 1
-        self._inside = call
+        self.used.clear()
         try:
             return self._stage.call(call, run, inputs, in_tail=call in self.units.tail)
         finally:
             self._inside = None
-
-    def _name(self, weight: Any) -> str | None:
-        name = super()._name(weight)
-        if name is not None:
-            self.used.add(name)
-        return name
-
-    def _is_recorded(self, out: Tensor) -> bool:
-        assert self._stage is not None
-        return self._stage.records(self._inside) and super()._is_recorded(out)
-
-    def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        assert self._stage is not None
-        if self._inside is not None and self._inside not in self.units.tail:
-            raise ConfigError(
-                f"the block {self._inside.name!r} computes a cross-entropy; name blocks without the loss, or calibrate "
-                "without blockwise"
-            )
-        return super()._curvature(args, kwargs) if self._stage.has_loss else F.cross_entropy(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +337,7 @@ CALLS = "calls.json"
 def read_answers(folder: Path) -> dict[Call, Answer]:
     """Return the answers of a batch, in the order of its calls."""
     answers = {}
-    for (name, number), index, *rest in json.loads((folder / CALLS).read_text(encoding="utf-8")):
+    for (name, number), index, *rest in read_list(folder / CALLS):
         structure, leaves, matrices = rest
         call = Call(name, number)
         answers[call] = Answer(call, index, structure, tuple(leaves), tuple(matrices))
@@ -386,20 +350,18 @@ class Capture:
 
     Attributes:
         folder: an empty one.
-        recorder: of the run.
+        used: matrices of the last call; `Interception.used`.
         answers: so far.
     """
 
     folder: Path
-    recorder: Interception
+    used: Set[str]
     answers: list[Answer] = field(default_factory=list)
-    has_loss: bool = False
 
     def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:
         """Run the unit and keep its outputs."""
         tensors = [tensor for tensor in tree_leaves(inputs) if isinstance(tensor, Tensor)]
         versions = [tensor._version for tensor in tensors]
-        self.recorder.used.clear()
         outputs = run()
         if in_tail:
             self._add(call, "", ())
@@ -413,10 +375,6 @@ class Capture:
             self._write(call, outputs)
         return outputs
 
-    def records(self, call: Call | None) -> bool:  # noqa: ARG002 (as `Stage` has it)
-        """Return False: nothing is recorded without gradients."""
-        return False
-
     def finish(self) -> None:
         """Write the list of the calls."""
         last = max((answer.index for answer in self.answers if not answer.in_tail), default=-1)
@@ -429,7 +387,7 @@ class Capture:
         (self.folder / CALLS).write_text(text, encoding="utf-8")
 
     def _add(self, call: Call, structure: str, leaves: tuple[Any, ...]) -> Answer:
-        answer = Answer(call, len(self.answers), structure, leaves, tuple(sorted(self.recorder.used)))
+        answer = Answer(call, len(self.answers), structure, leaves, tuple(sorted(self.used)))
         self.answers.append(answer)
         return answer
 
@@ -483,6 +441,7 @@ class Answers:
     Attributes:
         folder: of the batch.
         answers: call → answer.
+        recorder: of the run, which records the target.
         target: call that is not answered but runs and ends the run; None answers all.
         leaves: (call, number of an output) → the answer, to which gradients can be taken.
         outputs: number of an output → tensor, of the target.
@@ -490,26 +449,19 @@ class Answers:
 
     folder: Path
     answers: Mapping[Call, Answer]
+    recorder: Recorder
     target: Call | None = None
     leaves: dict[tuple[Call, int], Tensor] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
-    @property
-    def has_loss(self) -> bool:
-        """Return whether the run goes to its end."""
-        return self.target is None
-
-    def records(self, call: Call | None) -> bool:
-        """Record the target, or the tail."""
-        return call == self.target or self.target is None
-
-    def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:  # noqa: ARG002 (as `Stage` has it)
+    def call(self, call: Call, run: Run, inputs: Any, *, in_tail: bool) -> Any:  # noqa: ARG002 (as `Capture` has it)
         """Return the outputs of a call."""
         if in_tail and self.target is None:
             return run()
         if in_tail or call not in self.answers:
             raise not_repeated(call)
         if call == self.target:
+            self.recorder.active = True
             outputs = run()
             with torch._C.DisableTorchFunction():
                 self._compare(call, outputs)

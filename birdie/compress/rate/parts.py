@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import decode
 from birdie.compress.rate.encoding import Coder
@@ -34,7 +35,8 @@ def refit_by_parts(jobs: Jobs, exponent: float, coder: Coder, calibration: Calib
         coder: of the file.
         calibration: with batches, and the number of steps of Adam after each part, one batch each.
     """
-    order = [] if calibration.held_out is None else list(calibration.held_out.module.state_dict())
+    held_out = calibration.held_out
+    order = list(held_out.module.state_dict()) if isinstance(held_out, HeldOut) else []
     steps = calibration.refit
     *parts, _ = parts_of(jobs, order)
     for part in parts:

@@ -13,16 +13,14 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration import sensitivity
 from birdie.compress.calibration.blockwise import calibrate_blockwise
-from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.calibration.sensitivity import Recorder, calibrate
 from birdie.compress.calibration.stored import WorkFolder, digest_of
 from birdie.compress.calibration.units import Interception
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError, DataError, OutputError, WeightsError
-from birdie.runtime.distributed import World
 from tests.compress.calibration.block_models import (
     CASES,
     WIDTH,
-    Bank,
     Batch,
     Case,
     Named,
@@ -33,8 +31,6 @@ from tests.compress.calibration.block_models import (
     seeded,
     vectors,
 )
-from tests.kills import kill_at_each_call
-from tests.ranks import run_in_process_group
 
 
 def parts(known: Sensitivity) -> dict[str, Tensor | None]:
@@ -68,9 +64,7 @@ def test_the_sums_are_those_of_the_complete_module(name: str, tmp_path: Path) ->
     )
 
 
-def test_columns_in_blocks_and_settings_are_those_of_the_complete_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_in_blocks_are_those_of_the_complete_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitivity, "MAX_COLUMNS", WIDTH // 2)
     module, batches, loss = chain()
     measured = calibrate_blockwise(module, batches, loss, tmp_path)
@@ -107,13 +101,13 @@ def test_blocks_may_be_named(tmp_path: Path) -> None:
 def test_only_one_block_is_summed_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither sums, nor gradients, nor outputs of finished units are kept."""
     module, batches, loss = chain(6)
-    most, forget = [0], Interception.forget
+    most, forget = [0], Recorder.forget
 
-    def counting(recorder: Interception) -> None:
+    def counting(recorder: Recorder) -> None:
         most[0] = max(most[0], len(recorder.sums))
         forget(recorder)
 
-    monkeypatch.setattr(Interception, "forget", counting)
+    monkeypatch.setattr(Recorder, "forget", counting)
     files: list[int] = []
     saved = WorkFolder.save_progress
 
@@ -170,22 +164,19 @@ def test_a_calibration_that_was_stopped_anywhere_resumes_with_the_same_bits(
                 calibrate_blockwise(module, batches, loss, tmp_path / "stopped")
         except Stopped:
             stops += 1
+            leave_torn_files(tmp_path / "stopped")
     assert stops > 2
     require_same(calibrate_blockwise(module, batches, loss, tmp_path / "stopped"), expected, tolerance=0)
+    assert not [path for path in (tmp_path / "stopped").rglob("*") if "torn" in path.name or path.suffix == ".part"]
 
 
-def calibrate_chain(folder: str) -> None:
-    calibrate_blockwise(*chain(2), Path(folder))
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_at_any_call_of_the_system_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    """Each attempt dies a call later than the one before, so that all of them together finish."""
-    expected = dict(calibrate_blockwise(*chain(2), tmp_path / "undisturbed"))
-    attempts = max(kill_at_each_call(calibrate_chain, str(tmp_path / "killed")))
-    assert attempts > 10
-    require_same(calibrate_blockwise(*chain(2), tmp_path / "killed"), expected, tolerance=0)
-    assert not list((tmp_path / "killed").rglob("*.part"))
+def leave_torn_files(folder: Path) -> None:
+    """Leave a part of a folder under a temporary name, as a process that is killed does."""
+    for parent in (folder / "rank-0" / "outputs", folder / "rank-0" / "steps"):
+        if parent.is_dir():
+            torn = parent / f".birdie-{parent.stat().st_ino}-abcdefgh.part" / "torn"
+            torn.mkdir(parents=True, exist_ok=True)
+            (torn / "gradients-0-0.safetensors").write_bytes(b"torn")
 
 
 def test_batches_are_told_apart_by_their_content() -> None:
@@ -236,7 +227,6 @@ def other_weights(case: Case) -> Case:
         (other_weights, {}, "another module"),
         (lambda case: case._replace(batches=vectors(4)), {}, "other batches"),
         (lambda case: case._replace(loss=project), {}, "another loss"),
-        (lambda case: case, {"seed": 1}, "other settings"),
         (lambda case: case, {"blocks": ["0", "2"]}, "other settings"),
     ],
 )
@@ -258,19 +248,17 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     "pattern",
     [
         *("outputs/1/2.safetensors", "outputs/0/calls.json", "gradients-2-*.safetensors"),
-        *("calibration.json", "progress.json", "checksums.json"),
+        *("calibration.json", "progress.json"),
     ],
 )
-def test_a_damaged_file_is_noticed_when_a_calibration_resumes(
+def test_a_file_that_was_cut_is_noticed_when_a_calibration_resumes(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Stopped), stopping_after(33, monkeypatch):
         calibrate_blockwise(*chain(), tmp_path)
     file = next(tmp_path.rglob(pattern))
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(DataError, match=f"{file.name} is damaged"):
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match=rf"{file.name} (is damaged|cannot be read)"):
         calibrate_blockwise(*chain(), tmp_path)
 
 
@@ -415,8 +403,6 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
             calibrate_blockwise(*case, tmp_path / message)
     with pytest.raises(DataError, match="no calibration batches"):
         calibrate_blockwise(module, [], loss, tmp_path / "empty")
-    with pytest.raises(ConfigError, match="above 0"):
-        calibrate_blockwise(module, batches, loss, tmp_path / "cold", temperature=0)
     with pytest.raises(ConfigError, match="did you mean '2'"):
         calibrate_blockwise(module, batches, loss, tmp_path / "unknown", blocks=["22"])
     with pytest.raises(ConfigError, match="'inner' is not called"):
@@ -427,33 +413,3 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
         module.get_parameter("2.weight")[0] = torch.inf
     with pytest.raises(WeightsError, match=r"'2\.weight' holds NaN"):
         calibrate_blockwise(module, batches, loss, tmp_path / "inf")
-
-
-def calibrate_as_rank(world: World, folder: Path) -> None:
-    for name in ("a GPT with skips", "banks"):
-        module, batches, loss = CASES[name]()
-        mine = batches[world.rank :: world.size]
-        measured = calibrate_blockwise(module, mine, project if name == "banks" else loss, folder / name, world=world)
-        values = {name: parts(known) for name, known in measured.items()}
-        torch.save(values, folder / f"{name}.{world.rank}")
-
-
-@pytest.mark.slow
-def test_two_ranks_have_the_sums_of_one(tmp_path: Path) -> None:
-    """Each sensitivity is written by one rank, and all read it; the loss without targets has no random signs."""
-    run_in_process_group(calibrate_as_rank, 2, tmp_path)
-    alone = calibrate(Bank(), vectors(), project)
-    for rank in range(2):
-        measured = torch.load(tmp_path / f"banks.{rank}", weights_only=True)
-        assert sorted(measured) == sorted(alone)
-        for name, known in alone.items():
-            for part, tensor in parts(known).items():
-                if tensor is not None:
-                    torch.testing.assert_close(measured[name][part], tensor, rtol=1e-4, atol=1e-6)
-    first, second = (torch.load(tmp_path / f"a GPT with skips.{rank}", weights_only=True) for rank in range(2))
-    for name, known in first.items():
-        for part, tensor in known.items():
-            assert tensor is None or torch.equal(tensor, second[name][part])
-    owners = [len(list((tmp_path / "banks" / f"rank-{rank}").rglob("sensitivity*"))) for rank in range(2)]
-    assert min(owners) > 0
-    assert sum(owners) == len(alone)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import HeldOutKL, difference, kl, predictions, summed_kl
+from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.kl import difference, kl, predictions, summed_kl
 from birdie.errors import ConfigError, DataError
 
 CLASSES = 5
@@ -46,7 +47,7 @@ def captured(call: Callable[[Tensor], Any], logits: Tensor) -> list[Tensor]:
 def test_weights_that_predict_nan_are_worse_than_any(loss: Callable[[nn.Module, Batch], Tensor]) -> None:
     """Weight norm predicts NaN where all weights of a row came back as zeros."""
     module = net().eval()
-    held_out = HeldOutKL(module, some_batches(), loss)
+    held_out = HeldOut(module, some_batches(), loss)
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     assert held_out(weights) < 1e-6
     assert held_out(weights | {"0.bias": torch.full((8,), torch.nan)}) == math.inf
@@ -248,13 +249,13 @@ def test_a_judge_leaves_the_module_as_it_was() -> None:
     module = net().train()
     module[3].eval()
     originals = {name: weight.clone() for name, weight in module.state_dict().items()}
-    assert HeldOutKL(module, some_batches(), nats)(net(1).state_dict()) > 0
+    assert HeldOut(module, some_batches(), nats)(net(1).state_dict()) > 0
     assert [part.training for part in module] == [True, True, True, False]
     assert all(torch.equal(weight, originals[name]) for name, weight in module.state_dict().items())
 
 
 def test_a_judge_remembers_what_it_is_not_told_again() -> None:
-    judge, other = HeldOutKL(net(), some_batches(), nats), net(1).state_dict()
+    judge, other = HeldOut(net(), some_batches(), nats), net(1).state_dict()
     complete = judge(other)
     assert judge({"3.bias": other["3.bias"] + torch.arange(CLASSES)}) != complete
     assert judge({"3.bias": other["3.bias"]}) == complete
@@ -262,17 +263,17 @@ def test_a_judge_remembers_what_it_is_not_told_again() -> None:
 
 def test_a_judge_means_over_targets_however_they_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (torch.cat(parts) for parts in zip(*some_batches(4), strict=True))
-    complete = HeldOutKL(net(), [(x, y)], nats)(net(1).state_dict())
-    uneven = HeldOutKL(net(), [(x[:5], y[:5]), (x[5:], y[5:])], nats)(net(1).state_dict())
+    complete = HeldOut(net(), [(x, y)], nats)(net(1).state_dict())
+    uneven = HeldOut(net(), [(x[:5], y[:5]), (x[5:], y[5:])], nats)(net(1).state_dict())
     assert uneven == pytest.approx(complete, rel=1e-6)
-    monkeypatch.setattr("birdie.compress.calibration.kl._CACHED", 0)
-    forgetful = HeldOutKL(net(), [(x, y)], nats)
+    monkeypatch.setattr("birdie.compress.calibration.held_out._CACHED", 0)
+    forgetful = HeldOut(net(), [(x, y)], nats)
     assert [forgetful(net(1).state_dict()) for _ in range(2)] == [complete, complete]
 
 
 def test_a_judge_refuses_what_tells_nothing() -> None:
     module, (x, y) = net(), some_batches(1)[0]
     with pytest.raises(DataError, match="no targets"):
-        HeldOutKL(module, [(x, torch.full_like(y, -100))], nats)(module.state_dict())
+        HeldOut(module, [(x, torch.full_like(y, -100))], nats)(module.state_dict())
     with pytest.raises(DataError, match="predicts NaN"):
-        HeldOutKL(module, [(x * math.nan, y)], nats)(module.state_dict())
+        HeldOut(module, [(x * math.nan, y)], nats)(module.state_dict())

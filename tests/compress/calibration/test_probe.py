@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.probe import SIGMA, probe
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
@@ -68,7 +68,7 @@ def test_hessians_are_those_of_a_full_calibration_and_rows_are_counted() -> None
 def test_what_a_matrix_is_worth_explains_the_kl_of_rounding_it() -> None:
     module, data = Convolved().eval(), batches()
     originals = {name: weight.clone() for name, weight in module.state_dict().items()}
-    judge = HeldOutKL(module, data[-2:], loss)
+    judge = HeldOut(module, data[-2:], loss)
     probed = probe(judge, data[:-2], without_gradients)
     for name, weight in originals.items():
         assert torch.equal(module.state_dict()[name], weight)
@@ -85,7 +85,7 @@ def test_what_a_matrix_is_worth_explains_the_kl_of_rounding_it() -> None:
 def test_it_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
     module, data = Convolved().eval(), batches(20)
     known = CalibrationResult.of(module.state_dict(), (module, data, without_gradients), gradients=False)
-    judge, divergences = HeldOutKL(module, batches(4, seed=9), loss), []
+    judge, divergences = HeldOut(module, batches(4, seed=9), loss), []
     for calibration in (None, known):
         summary = birdie.save(module, tmp_path / "x", bits=5, calibration=calibration, coder="fast")
         assert summary.budget is not None
@@ -97,10 +97,10 @@ def test_it_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
 def test_bad_input_is_named() -> None:
     module = Convolved()
     with pytest.raises(DataError, match="no calibration batches"):
-        probe(HeldOutKL(module, batches(), loss), [], loss)
+        probe(HeldOut(module, batches(), loss), [], loss)
     with pytest.raises(ConfigError, match="single number"):
-        probe(HeldOutKL(module, batches(), lambda m, b: m(b[0])), batches(), loss)
+        probe(HeldOut(module, batches(), lambda m, b: m(b[0])), batches(), loss)
     with torch.no_grad():
         module.conv.weight[0, 0, 0] = float("nan")
     with pytest.raises(WeightsError, match=r"conv\.weight"):
-        probe(HeldOutKL(module, batches(), loss), batches(), loss)
+        probe(HeldOut(module, batches(), loss), batches(), loss)

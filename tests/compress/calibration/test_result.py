@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.search import TINY
 from birdie.compress.schemes.lossless import Lossless
@@ -114,7 +114,7 @@ def test_an_encoding_is_measured_once() -> None:
         calls += 1
         return F.cross_entropy(module(batch[0]), batch[1])
 
-    calibration = CalibrationResult(net.state_dict(), {}, HeldOutKL(net, batches(2), loss))
+    calibration = CalibrationResult(net.state_dict(), {}, HeldOut(net, batches(2), loss))
     first, second = (
         EncodedState({name: Lossless().encode(name, value * factor) for name, value in net.state_dict().items()}, {})
         for factor in (1.0, 1.1)
@@ -154,7 +154,7 @@ def test_sorted_units_leave_the_function_as_it_was() -> None:
     assert not torch.equal(known.state["0.weight"], model.state_dict()["0.weight"])
     x = batches()[0][0]
     torch.testing.assert_close(moved(x), model(x))
-    assert HeldOutKL(model, batches(2), loss)(known.state) < 1e-6
+    assert HeldOut(model, batches(2), loss)(known.state) < 1e-6
 
 
 def test_units_stay_where_they_are_when_told_to() -> None:
@@ -220,7 +220,7 @@ def test_classes_that_are_ruled_out_cost_no_divergence() -> None:
     def masked(module: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(module(batch[0]) + mask, batch[1].clamp_max(LABELS - 4), reduction="sum")
 
-    judge = HeldOutKL(model, data, masked)
+    judge = HeldOut(model, data, masked)
     assert judge(model.state_dict()) == 0
     other = judge(network(1).state_dict())
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.encoding import Coder
@@ -115,7 +115,7 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
         return float(checked(jobs, result, coder, calibration).encoded.decode()["first"])
 
     model = nn.Linear(2, 2)
-    calibration = Measured({}, {}, HeldOutKL(model, [], lambda *_: torch.zeros(())), best=best)
+    calibration = Measured({}, {}, HeldOut(model, [], lambda *_: torch.zeros(())), best=best)
     with caplog.at_level("INFO", "birdie"):
         assert (kept(-3.0, calibration) > -3.0) == coarser
     assert ("out of line" in caplog.text) == coarser

@@ -1,0 +1,158 @@
+"""Measure of how far a module with other weights is from the module itself, on batches that calibration did not use.
+
+    decoded weights ──► copy of the module ──► predictions ─┐
+                               module, once ──► predictions ┴──► mean difference (`birdie.compress.calibration.kl`)
+
+The weights are written to a copy. `torch.func.functional_call` would need none, but a state dict may have other names
+than the parameters, or pieces of them (`birdie.hub.names_on_disk`), and modules keep results of a forward pass, which
+must not be those of other weights. The copy of a module that does not fit in memory has its weights in a file, mapped,
+and both give back the pages of a layer's weights once the layer has run.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from birdie.compress.calibration.kl import Difference, Predictions, difference, predictions
+from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, in_mode
+from birdie.compress.calibration.sensitivity import Batch, Loss
+from birdie.compress.calibration.stored import together
+from birdie.errors import DataError, OutputError
+from birdie.runtime.distributed import World
+from birdie.runtime.mapped import release, releasing
+
+Measure = Callable[[Mapping[str, Tensor]], float]
+"""Difference of these weights, by name, from those of a model."""
+
+_CACHED = 1 << 28  # bytes of reference predictions kept between measurements
+_ALIGNED = 64  # bytes
+
+
+class HeldOut:
+    """Mean difference of a module with other weights from the module itself, on held-out batches.
+
+    It is the mean KL where the loss is one of probabilities; else see `birdie.compress.calibration.kl`.
+
+    Args:
+        module: from which differences are measured.
+        batches: that calibration did not use.
+        loss: calls the module on a batch.
+        file: takes the weights of the copy, which are mapped; None: they are in memory.
+        world: ranks that measure together: rank 0 does, and all have its value.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        batches: Sequence[Batch],
+        loss: Loss,
+        *,
+        file: Path | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.module, self.batches, self.loss = module, batches, loss
+        self._file, self._world = file, world or World()
+        # before a calibration, after which parts of the module may keep results that cannot be copied
+        self._copy = evaluation_copy(module) if file is None else None
+        self._reference: dict[int, Predictions] = {}
+
+    @property
+    def candidate(self) -> nn.Module:
+        """The copy, which receives the other weights; one in a file is made when it is needed."""
+        if self._copy is None:
+            assert self._file is not None
+            self._copy = mapped_copy(self.module, self._file)
+        return self._copy
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Return the difference: nats per target, plus relative errors of values; infinite if predictions are NaN.
+
+        Weights that `state` leaves out keep the values of the previous call.
+        """
+        value = together(self._world, lambda: self._with(state) if self._world.is_main else 0.0)
+        return self._world.broadcast(value)
+
+    def _with(self, state: Mapping[str, Tensor]) -> float:
+        weights = self.candidate.state_dict()
+        with ExitStack() as stack:
+            if self._file is not None:
+                stack.enter_context(releasing([self._file]))
+                stack.enter_context(releasing_layers(self.module))
+                stack.enter_context(releasing_layers(self.candidate))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(fresh_casts())
+            stack.enter_context(in_mode(self.module.modules(), training=False))
+            for name, weight in state.items():
+                weights[name].copy_(weight)
+                release(weights[name])
+            return self.mean()
+
+    def mean(self) -> float:
+        """Return the mean difference of the copy, as it is now, over all batches."""
+        total: Difference | None = None
+        for index, batch in enumerate(self.batches):
+            part = difference(self._expected(index, batch), predictions(self.candidate, batch, self.loss))
+            total = part if total is None else total + part
+        mean = None if total is None else total.mean()
+        if mean is None:
+            raise DataError("the held-out calibration batches have no targets to measure the KL on; give others")
+        return math.inf if math.isnan(mean) else float(mean)  # what predicts NaN is worse than all else
+
+    def _expected(self, index: int, batch: Batch) -> Predictions:
+        """Return the float model's predictions for batch `index`, cached as far as memory allows."""
+        cached = self._reference.get(index)
+        if cached is not None:
+            return cached
+        expected = predictions(self.module, batch, self.loss)
+        if any(bool(p.isnan().any()) for p in expected.tensors):
+            raise DataError("the model predicts NaN on held-out batches; check the weights and the batches")
+        size = sum(p.nbytes for kept in self._reference.values() for p in kept.tensors)
+        if size + sum(p.nbytes for p in expected.tensors) <= _CACHED:
+            self._reference[index] = expected
+        return expected
+
+
+@contextmanager
+def releasing_layers(module: nn.Module) -> Iterator[None]:
+    """Release the pages of each layer's own weights after its forward pass, in the body of the context."""
+
+    def after(layer: nn.Module, *_: Any) -> None:
+        for weight in layer.parameters(recurse=False):
+            release(weight)
+
+    layers = [layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None]
+    handles = [layer.register_forward_hook(after) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def mapped_copy(module: nn.Module, file: Path) -> nn.Module:
+    """Return a copy of a module whose state on the CPU is in a new file, mapped; what is written to it goes there."""
+    state = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    tensors = [tensor for tensor in state.values() if tensor.device.type == "cpu" and tensor.numel()]
+    *starts, size = accumulate((-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors), initial=0)
+    try:
+        with file.open("xb") as empty:
+            empty.truncate(max(size, 1))
+        content = torch.from_file(str(file), shared=True, size=max(size, 1), dtype=torch.uint8, device="cpu")
+    except (OSError, RuntimeError) as error:
+        raise OutputError(f"cannot write {file}: {error}; free some space, or choose another folder") from error
+    copies: dict[int, Any] = {}
+    with releasing([file]):
+        for start, tensor in zip(starts, tensors, strict=True):
+            mapped = content[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            mapped.copy_(tensor.detach())
+            release(mapped)
+            release(tensor)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copies[id(tensor)] = nn.Parameter(mapped, tensor.requires_grad) if is_parameter else mapped
+    return evaluation_copy(module, copies)
