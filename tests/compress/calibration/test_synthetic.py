@@ -176,7 +176,7 @@ def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
     one, two = torch.randn(20, 8), torch.randn(20, 8)
     for examples in ((one, two), {"first": one, "second": two}, [(one, two), (two, one)]):
         result = synthetic_calibration(model, examples)
-        assert result.held_out is not None
+        assert isinstance(result.held_out, HeldOut)
         assert result.held_out.batches
     assert len(synthetic._split(Inputs((one, two)))) == synthetic.BATCHES
 
