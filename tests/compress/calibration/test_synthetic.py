@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.calibration import synthetic
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import HeldOutError, Inputs, closer, synthetic_calibration
 from birdie.compress.prior import level, prior
