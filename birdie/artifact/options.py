@@ -37,7 +37,7 @@ class SaveOptions(QuantizeOptions, total=False):
 
 
 @dataclass(slots=True)
-class Asked:
+class SaveRequest:
     """The options of one call of `birdie.save`, checked; specs and patterns are parsed by `assign`."""
 
     _: KW_ONLY
