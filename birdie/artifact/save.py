@@ -142,8 +142,8 @@ def write_model(
         world: ranks that share the tensors out, if there is no calibration or one in blocks. All call this with the
             same arguments; rank 0 writes the file, and its bytes are those of one process.
     """
-    asked = Asked(**options)
-    target, calibration, world = asked.target, asked.calibration, world or World()
+    wanted = Asked(**options)
+    target, calibration, world = wanted.target, wanted.calibration, world or World()
     model = unwrapped(model)
     if isinstance(model, Mapping) and isinstance(calibration, CalibrationResult | tuple | list):
         model = _under_calibrated_names(model, calibration)
@@ -151,11 +151,11 @@ def write_model(
         raise ConfigError("made-up inputs are for a module; give the module instead of its state dict")
     state = ModelState.of(model)
     extra, about_state = kept_beside(model)
-    assignment = assign(state, asked.scheme, target)
+    assignment = assign(state, wanted.scheme, target)
     if calibration is None:  # with data each copy has the precision that its own use needs
         assignment = grouped(merged(assignment))
     about = {
-        "metadata": asked.metadata,
+        "metadata": wanted.metadata,
         "budget": target.in_bytes(assignment.weights),
         "tree": tree,
         "files": kept_files.sizes_of(files or {}),
@@ -168,7 +168,7 @@ def write_model(
     if calibration == "synthetic":
         calibration = synthetic_calibration(cast(nn.Module, model))
     with (
-        reporting(asked.progress, "compressing", "tensors") as update,
+        reporting(wanted.progress, "compressing", "tensors") as update,
         releasing(calibration.files if isinstance(calibration, BlockwiseResult) else ()),
     ):
         state, known = calibrated_state(state, calibration)
@@ -177,11 +177,11 @@ def write_model(
         in_memory = known is not None and known.factors is None
         resuming = nullcontext() if known is not None else _resume(path, assignment.weights, world)
         with one_thread(), resuming as resume:
-            beside = Beside(about, [*hidden, *lossless_entries(extra, asked.coder)], assignment.groups)
+            beside = Beside(about, [*hidden, *lossless_entries(extra, wanted.coder)], assignment.groups)
             coder = Coder(
-                asked.coder,
+                wanted.coder,
                 beside.size,
-                asked.workers or _threads(world),
+                wanted.workers or _threads(world),
                 keeps_integers=in_memory,
                 world=World() if in_memory else world,
                 records=resume,
