@@ -19,9 +19,17 @@ from birdie.run.fine_tuning import FineTuneStep, fine_tune
 Batch = tuple[Tensor, Tensor]
 
 
+class Sorted(nn.Sequential):
+    """A network that declares that its hidden units may be sorted: at a bit a weight that counts."""
+
+    def symmetries(self) -> Any:
+        """Return the units of both hidden layers."""
+        return [((f"{i}.weight", 0, 1), (f"{i}.bias", 0, 1), (f"{i + 2}.weight", 1, 1)) for i in (0, 2)]
+
+
 def network(width: int = 64) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    return Sorted(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def data(count: int = 512) -> Batch:
