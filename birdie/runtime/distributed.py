@@ -323,3 +323,18 @@ def run_on_main(world: World, device: torch.device, work: Callable[[], object]) 
             failure = error
     if world.any(failure is not None, device):
         raise failure or SystemExit(1)
+
+
+def together(world: World, work: Callable[[], T]) -> T:
+    """Return the result of work that every rank does; if it fails on one, the others end without a message."""
+    failure: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    failed = [rank for rank, text in enumerate(world.all_gather_strings("x" if failure else "")) if text]
+    if failure is not None:
+        raise failure
+    if failed:
+        raise SystemExit(1)
+    return result

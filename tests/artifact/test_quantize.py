@@ -29,6 +29,10 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
         self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
 
+    def symmetries(self) -> Any:
+        """Return the hidden units of the layers."""
+        return [(("layers.0.weight", 0, 1), ("layers.0.bias", 0, 1), ("layers.2.weight", 1, 1))]
+
     def forward(self, ids: Tensor) -> Tensor:
         hidden: Tensor = self.layers(self.embedding(ids))
         logits: Tensor = self.head(self.norm(hidden))

@@ -173,7 +173,7 @@ def test_the_table_for_the_docs_has_every_word_and_option() -> None:
 
 
 def test_the_help_of_compress_names_specs() -> None:
-    (parameter,) = get_type_hints(compress.command, include_extras=True)["scheme"].__metadata__
+    (parameter,) = get_type_hints(compress.TargetFlags, include_extras=True)["scheme"].__metadata__
     assert all(spec in parameter.help for spec in registry.examples_of_words())
     assert tuple(registry.examples_of_words()) == compress.SPECS
 

@@ -13,11 +13,10 @@ import birdie
 from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.compress.calibration.module import calibrate_module
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, WeightsError
-from birdie.hub.calibration import next_token_loss
+from birdie.hub.calibration import calibrate_folder, next_token_loss
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.distributed import World
 
@@ -200,7 +199,7 @@ def test_blocks_and_merged_weights_do_not_combine(tmp_path: Path) -> None:
     module = NamesOnDisk(load("Mixtral", tmp_path), state, tmp_path, use_cache=False)
     shared: dict[str, Any] = {"device": None, "world": World(), "progress": None}
     with pytest.raises(ConfigError, match="--blockwise"):
-        calibrate_module(state, (module, batches(4), next_token_loss), [1] * 4, work=tmp_path / "work", **shared)
+        calibrate_folder(module, state, batches(4), next_token_loss, work=tmp_path / "work", **shared)
 
 
 def test_the_command_calibrates_experts(tmp_path: Path, capsys: Any) -> None:

@@ -73,7 +73,6 @@ from birdie.compress.calibration.stored import (
     digest_of,
     digest_of_module,
     read_tensors,
-    together,
     write_sensitivity,
 )
 from birdie.compress.calibration.symmetry import Symmetry, permute_sensitivity, sort_units, symmetries_of
@@ -93,7 +92,7 @@ from birdie.compress.calibration.units import (
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.distributed import World, owners
+from birdie.runtime.distributed import World, owners, together
 from birdie.runtime.files import atomic_folder, temporary_folder
 from birdie.runtime.mapped import release
 from birdie.runtime.outputs import Source, require_writable

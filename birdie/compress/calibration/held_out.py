@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from birdie.compress.calibration.kl import Difference, Predictions, difference, predictions
 from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, in_mode
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.calibration.stored import together
 from birdie.errors import DataError, OutputError
-from birdie.runtime.distributed import World
+from birdie.runtime.distributed import World, together
 from birdie.runtime.mapped import release, releasing
 
 Measure = Callable[[Mapping[str, Tensor]], float]

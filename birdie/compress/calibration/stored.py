@@ -14,7 +14,7 @@ needed and do not collect the values: a dictionary of them all would fill with e
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.trellis.feedback import Block, BlockFeedback, Feedback, TapFeedback
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.callbacks import no_message
-from birdie.runtime.distributed import World
+from birdie.runtime.distributed import World, together
 from birdie.runtime.files import atomic_path, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.mapped import release
@@ -271,21 +271,6 @@ class WorkFolder:
     def _require_shared(self) -> None:
         if not (self.root / _IDENTITY).exists():
             raise ConfigError(f"rank {self.world.rank} does not see {self.root}; choose a folder that all ranks share")
-
-
-def together(world: World, work: Callable[[], T]) -> T:
-    """Return the result of work that every rank does; if it fails on one, the others end without a message."""
-    failure: Exception | None = None
-    try:
-        result = work()
-    except Exception as error:
-        failure = error
-    failed = [rank for rank, text in enumerate(world.all_gather_strings("x" if failure else "")) if text]
-    if failure is not None:
-        raise failure
-    if failed:
-        raise SystemExit(1)
-    return result
 
 
 def _json(values: Any) -> bytes:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +22,17 @@ Batch = tuple[Tensor, Tensor]
 LABELS = 10
 
 
+class Declared(nn.Sequential):
+    """A network that declares that its hidden units may be sorted."""
+
+    def symmetries(self) -> Any:
+        """Return the units of both hidden layers."""
+        return [((f"{i}.weight", 0, 1), (f"{i}.bias", 0, 1), (f"{i + 2}.weight", 1, 1)) for i in (0, 2)]
+
+
 def network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, LABELS))
+    net = Declared(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, LABELS))
     with torch.no_grad():
         for weight in net.parameters():
             weight.mul_(2.5)  # so that its predictions differ, as those of a trained one do
