@@ -29,7 +29,8 @@ from birdie.run.registry import find, shipped_recipes
 
 LIMITS: dict[Kind, int] = {"train": 280_000, "score": 231_000, "pair": 127_500, "decoder": 86_500}
 CORE = {"numba", "numpy", "torch"}
-NEEDED = {"pair": CORE, "decoder": CORE}
+FULL = CORE | {"cyclopts", "rich", "safetensors", "sentencepiece", "threadpoolctl"}
+NEEDED = {"train": FULL, "score": FULL - {"safetensors"}, "pair": CORE, "decoder": CORE}
 SHELL = ("birdie.cli", "birdie.golf", "birdie.lab")
 SLOW = pytest.mark.slow
 
@@ -85,7 +86,7 @@ def test_the_file_is_python_and_names_what_it_needs(packed: Packed, kind: Kind) 
     assert packed.script.startswith(f"#birdie {birdie.__version__} ".encode())
     assert not {b"\r", b"\0"} & {bytes([byte]) for byte in packed.script}  # survives text-mode transfers
     names = {line.partition("==")[0] for line in packed.requirements}
-    assert names == NEEDED.get(kind, CORE | {"cyclopts", "rich", "safetensors", "sentencepiece", "threadpoolctl"})
+    assert names == NEEDED[kind]
     assert all("==" in line and "+" not in line for line in packed.requirements)
 
 
