@@ -41,14 +41,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.modes import differentiable_batch
 from birdie.compress.calibration.result import (
     CalibrationResult,
-    held_out_batches,
-    require_match,
-    require_triple,
+    checked_data,
     unreached,
 )
 from birdie.compress.calibration.sensitivity import (
@@ -90,7 +87,6 @@ from birdie.compress.calibration.units import (
     read_answers,
 )
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners, together
 from birdie.runtime.files import atomic_folder, temporary_folder
@@ -528,14 +524,8 @@ def calibrate_in_blocks(
         world: ranks that share the batches out; all call this with the same arguments and see the folder.
         progress: called with the number of batches done.
     """
-    require_triple(calibration)
     world = world or World()
-    module, batches, loss = calibration
-    module, loss = unwrapped(module), batch_loss(loss)
-    batches = batches if isinstance(batches, Sequence) else list(batches)
-    require_match(module, state)
-    count = held_out_batches(len(batches))
-    used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
+    module, loss, used, kept = checked_data(calibration, state)
     scratch = None if folder is not None else Scratch(Path(tempfile.gettempdir()), world)
     root = scratch.path / "calibration" if scratch is not None else Path(str(folder))
 

@@ -22,7 +22,7 @@ from birdie.compress.calibration.held_out import HeldOut, Measure
 from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
-from birdie.compress.calibration.sensitivity import Batch, Calibration, calibrate, names_by_memory
+from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.coding import Quantized, decode
@@ -93,13 +93,7 @@ class CalibrationResult:
             DataError: there are no batches, or activations are not finite.
             WeightsError: the module's state has other names or shapes.
         """
-        require_triple(calibration)
-        module, batches, loss = calibration
-        module, loss = unwrapped(module), batch_loss(loss)
-        batches = batches if isinstance(batches, Sequence) else list(batches)
-        require_match(module, state)
-        count = held_out_batches(len(batches))
-        used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
+        module, loss, used, kept = checked_data(calibration, state)
         held_out = HeldOut(module, kept, loss)
         if gradients:
             sensitivities = calibrate(module, used, loss, progress=progress)
@@ -205,6 +199,19 @@ def calibrated_state(
 def held_out_batches(batches: int) -> int:
     """Return how many of `batches` batches are held out from calibration."""
     return max(1, batches // HELD_OUT) if batches > 1 else 0
+
+
+def checked_data(
+    calibration: Calibration, state: Mapping[str, Tensor]
+) -> tuple[nn.Module, Loss, Sequence[Batch], Sequence[Batch]]:
+    """Return the module without wrappers, its loss of a batch, the batches to calibrate on, and those held out."""
+    require_triple(calibration)
+    module, batches, loss = calibration
+    module, loss = unwrapped(module), batch_loss(loss)
+    batches = batches if isinstance(batches, Sequence) else list(batches)
+    require_match(module, state)
+    count = held_out_batches(len(batches))
+    return module, loss, *((batches[:-count], batches[-count:]) if count else (batches, batches))
 
 
 def require_triple(calibration: Any) -> None:
