@@ -175,7 +175,7 @@ class _Search:
         """Bracket the finest scale that fits and close in on it, beginning at `start` unless that is None."""
         if not self.weights:
             return self._settled_only()
-        model = _SizeModel(self.jobs)
+        model = _SizeModel(self.jobs, self.weights)
         target = self.budget - self.tolerance / 2
         over, under = FINEST, self.jobs.coarsest
         above = below = 0  # bytes at these exponents, as far as they were coded
@@ -281,7 +281,7 @@ class _Draft(_Search):
         budget = search.budget + (search.budget // _DRAFT_TOLERANCE - search.budget // TOLERANCE) // 2
         super().__init__(jobs, search.coder, budget, search.settled)
         self.tolerance = max(TINY, budget // _DRAFT_TOLERANCE)
-        self.is_draft = True
+        self.is_draft, self.weights = True, search.weights  # sizes are those of the complete file
         self.known = self.coder.estimated({**jobs.fixed, **search.settled})
 
     def lossless(self) -> Fit:
@@ -304,8 +304,8 @@ class _Draft(_Search):
 class _SizeModel:
     """Model of the size: bytes of the matrices at an exponent, their elements times the entropy of a sample."""
 
-    def __init__(self, jobs: Jobs) -> None:
-        self.count = jobs.weights
+    def __init__(self, jobs: Jobs, count: int) -> None:
+        self.count = count
         self.coarsest = jobs.coarsest
         self.sample = jobs.normalized(SAMPLE)
         self.dense = np.count_nonzero(self.sample) / len(self.sample)

@@ -111,6 +111,26 @@ def test_few_codings_suffice() -> None:
     assert max(fit(model(seed), 20_000).rounds for seed in range(5)) <= 6
 
 
+def test_a_search_on_some_rows_begins_where_the_size_of_all_rows_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {f"{index}.w": torch.randn(512, 512, generator=generator) for index in range(8)}
+    tried: list[float] = []
+    estimate = Coder.estimate
+
+    def noted(self: Coder, jobs: Any, exponent: float = 0.0) -> Any:
+        tried.append(exponent)
+        return estimate(self, jobs, exponent)
+
+    monkeypatch.setattr(Coder, "estimate", noted)
+    (option,) = assignments(assign(ModelState.of(state), None, Target(2**20)), 2**20)
+    jobs = jobs_of(option)
+    assert jobs.sampled(2**19, 64)[1] == dict.fromkeys(state, 4.0)  # a quarter of the rows is searched first
+    fit = fit_budget(jobs, coder(), 2**20)
+    assert fit.sigma is not None
+    assert len(tried) <= 3
+    assert max(tried[1:]) - min(tried[1:]) < 0.5
+
+
 def test_embeddings_get_finer_scales() -> None:
     encoded, state = fit(model(), 15_000).encoded, model()
 
