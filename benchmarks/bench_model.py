@@ -25,8 +25,8 @@ from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
 from birdie.run.events import Started, Validated
+from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
-from birdie.run.recipe import load_recipe
 from birdie.runtime.files import atomic_path
 from birdie.train.checkpoint import checkpoint_paths, load_checkpoint
 from birdie.train.loop import Step

@@ -33,8 +33,9 @@ from birdie.golf.audit.rules import CAP_BYTES
 from birdie.run.environment import remarks
 from birdie.run.estimate import on_this_cpu
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
+from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.recipe import Recipe
 from birdie.run.run_folder import read_metrics
 from birdie.run.temperature import stored_evaluation
 from birdie.runtime.device import choose_device

@@ -28,7 +28,8 @@ from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.lab.ledger import RECIPE, RunRecord, find_runs
-from birdie.run.recipe import FLAT, Recipe, configuration
+from birdie.run.loading import FLAT, configuration
+from birdie.run.recipe import Recipe
 
 if TYPE_CHECKING:
     from birdie.golf.submission import Submission

@@ -28,7 +28,8 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.errors import ConfigError
-from birdie.run.recipe import FLAT, Recipe, configuration, without_none
+from birdie.run.loading import FLAT, configuration, without_none
+from birdie.run.recipe import Recipe
 from birdie.run.recipe_file import Source, sources
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.files import write_bytes

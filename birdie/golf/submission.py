@@ -32,10 +32,11 @@ from birdie.golf.packed import Packed, pack
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
 from birdie.lab.significance import MARGIN_NATS, P, Test, compare
 from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
+from birdie.run.float_weights import FLOAT
 from birdie.run.history import NAME as HISTORY
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.run.registry import changes
-from birdie.run.run_folder import FLOAT, METRICS
+from birdie.run.run_folder import METRICS
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder

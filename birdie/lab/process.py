@@ -18,7 +18,8 @@ from pathlib import Path
 
 from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import RECIPE, RunRecord, flat, read_run
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from birdie.run.registry import changes
 from birdie.run.run_folder import begin_folder
 from birdie.runtime.files import open_append, write_bytes

@@ -22,8 +22,9 @@ from birdie.errors import ConfigError
 from birdie.hub.calibration import TOKENS, calibrate_on_images, calibrate_on_text, images_in
 from birdie.hub.loading import is_of_library, require_transformers_folder
 from birdie.hub.made_up import calibrate_without_data, reason_of
-from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
+from birdie.run.calibration import artifact_metadata, calibrate_gpt
 from birdie.run.dataset import data_files
+from birdie.run.loading import load_run_recipe, recipe_file
 
 Calibrated = tuple[CalibrationResult | None, str | None]
 

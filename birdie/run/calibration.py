@@ -9,11 +9,9 @@ records drew 64 sequences at temperature 0.8 (parameter-golf#1019, github.com/op
 """
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -28,9 +26,8 @@ from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.model.gpt import GPT
-from birdie.model.sample import sample_sequences
 from birdie.run.dataset import open_shards
-from birdie.run.recipe import CalibrationSettings, Recipe, load_recipe
+from birdie.run.recipe import CalibrationSettings, Recipe
 from birdie.runtime.callbacks import no_progress
 from birdie.runtime.outputs import Source
 
@@ -51,19 +48,6 @@ class Calibration:
     result: CalibrationResult
     tokens: int
     seconds: float
-
-
-def load_run_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """Return the recipe of a run folder, or the one in a file."""
-    file = recipe_file(path)
-    if not file.is_file():
-        raise ConfigError(f"{path} is neither a run folder with a recipe.toml nor a recipe; give one of the two")
-    return load_recipe(file)
-
-
-def recipe_file(path: str | os.PathLike[str]) -> Path:
-    """Return the recipe's file in a run folder; `path` itself if it is no folder."""
-    return Path(path, "recipe.toml") if Path(path).is_dir() else Path(path)
 
 
 def calibrate_gpt(
@@ -142,6 +126,8 @@ def calibration_batches(
                     f"tensor {name!r} holds NaN or infinite values, so the model cannot be sampled; "
                     "give a checkpoint with finite weights"
                 )
+        from birdie.model.sample import sample_sequences
+
         tokenizer = load_tokenizer(recipe.data.tokenizer)
         rows = sample_sequences(
             model,

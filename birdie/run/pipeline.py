@@ -38,18 +38,10 @@ from birdie.run.calibration import Calibration, calibrate_gpt
 from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.run.float_weights import length_of, load_float, save_float
 from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe, setting_names
-from birdie.run.run_folder import (
-    FOLDERS,
-    RECIPE,
-    Metrics,
-    begin_folder,
-    length_of,
-    load_float,
-    save_float,
-    write_environment,
-)
+from birdie.run.run_folder import FOLDERS, RECIPE, Metrics, begin_folder, write_environment
 from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress

@@ -1,11 +1,7 @@
 """A recipe: every setting of a run in one value that can be saved, compared and run again.
 
-The settings are defined in the modules that use them (`GPTConfig`, `TrainSettings`, …); this module nests them, and
-resolves a recipe from four sources, of which a later one overrides an earlier one:
-
-    default  <  recipe file (TOML)  <  environment (the challenge's names)  <  command-line flag
-
-An unknown key in a file or flag is an error that names the nearest known one.
+The settings are defined in the modules that use them (`GPTConfig`, `TrainSettings`, …); this module nests them.
+`birdie.run.loading` resolves a recipe from files, variables and flags.
 """
 
 import dataclasses
@@ -13,20 +9,18 @@ import difflib
 import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import Parameter
 
 from birdie.compress.qat.settings import Qat
 from birdie.compress.rate.size import parse_size
 from birdie.data.order import Order, unknown_order
 from birdie.entropy.hints import Effort
-from birdie.errors import BirdieError, ConfigError
+from birdie.errors import ConfigError
 from birdie.model.config import GPTConfig
-from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
 from birdie.run.values import typed
 from birdie.score.settings import EvaluationSettings, ValidationSettings
 from birdie.train.bandit import BanditSettings
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
 else:
     R = TypeVar("R")
 
-FLAT = Parameter(name="*")
 DEFAULT_SCHEME = "int8"
 EMBEDDING = "tok_emb.weight"
 """Name of the token embedding, tied or not. Bigram and value embeddings are stored like other matrices."""
@@ -296,20 +289,8 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def typed_tables(content: Mapping[str, Any], kind: Any = Recipe, path: str = "") -> dict[str, Any]:
-    """Return the tables of a file with each value as its setting has it; unknown keys stay, for others to name."""
-    hints = get_type_hints(kind)
-    return {
-        key: value
-        if key not in hints
-        else typed_tables(value, hints[key], f"{path}{key}.")
-        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
-        else _typed(value, hints[key], f"{path}{key}")
-        for key, value in content.items()
-    }
-
-
-def _typed(value: Any, hint: Any, name: str) -> Any:
+def typed_setting(value: Any, hint: Any, name: str) -> Any:
+    """Return a value of TOML or JSON as the setting `name` of type `hint` has it."""
     try:
         return typed(value, hint)
     except ConfigError as error:
@@ -330,7 +311,7 @@ def _build(kind: type[R], values: Any, path: str) -> R:
         if dataclasses.is_dataclass(hints[key]):
             arguments[key] = _build(hints[key], value, f"{path}{key}.")
         else:
-            arguments[key] = _typed(value, hints[key], path + key)
+            arguments[key] = typed_setting(value, hints[key], path + key)
     return kind(**arguments)
 
 
@@ -353,34 +334,6 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def configuration(file: str | os.PathLike[str] | None, origins: dict[str, str] | None = None) -> tuple[Source, ...]:
-    """Return cyclopts configuration sources for `file`: joint environment variables first, then the recipe file.
-
-    Args:
-        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
-    """
-    content = {} if file is None else read_recipe_file(file)
-    about = content.pop(ABOUT, {})
-    if "runs" in about:
-        raise wrong_program(str(file), about["runs"])
-    try:
-        content = typed_tables(content)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
-    # a file that states everything is the record of a run: nobody chose each of its settings
-    recorded = setting_names(without_none(Recipe().to_dict())) <= setting_names(content)
-    return sources(content, str(file), origins, chosen=not recorded)
-
-
-def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested table without values None, which a cyclopts configuration cannot hold."""
-    return {
-        key: without_none(value) if isinstance(value, Mapping) else value
-        for key, value in table.items()
-        if value is not None
-    }
-
-
 def setting_names(tables: Mapping[str, Any], path: str = "") -> set[str]:
     """Return the full names of the settings in nested tables."""
     return {
@@ -388,27 +341,3 @@ def setting_names(tables: Mapping[str, Any], path: str = "") -> set[str]:
         for key, value in tables.items()
         for name in (setting_names(value, f"{path}{key}.") if isinstance(value, Mapping) else (path + key,))
     }
-
-
-def load_recipe(
-    file: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), origins: dict[str, str] | None = None
-) -> Recipe:
-    """Resolve a recipe: defaults, then `file`, then the environment, then `flags` (`["--model.num-layers", "4"]`).
-
-    Args:
-        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
-    """
-    app = App(name="recipe", config=(*configuration(file, origins), read_arguments), help_flags=[], version_flags=[])
-
-    @app.default
-    def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
-        return recipe or Recipe()
-
-    try:
-        command, bound, _ = app.parse_args(list(flags), exit_on_error=False, print_error=False)
-        recipe: Recipe = command(*bound.args, **bound.kwargs)
-    except BirdieError:
-        raise
-    except CycloptsError as error:
-        raise ConfigError(explain(error)) from error
-    return recipe

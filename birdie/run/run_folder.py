@@ -2,40 +2,31 @@
 
 environment.json     versions, commit, machine, device, ranks, seed, command, times of the starts, path of the log
 metrics.jsonl        one JSON object a line for each logged step: {"step", "train_ms", "loss", "lr_multiplier"}
-float.safetensors    the weights before the export, with the last validation: export and scoring can be repeated
+float.safetensors    the weights before the export (birdie.run.float_weights)
 """
 
 import errno
-import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from birdie.errors import DataError, WeightsError
-from birdie.run.events import Validated
+from birdie.errors import DataError
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_path, open_append, write_bytes
+from birdie.runtime.files import open_append, write_bytes
 from birdie.runtime.locks import LOCK
 from birdie.runtime.outputs import require_own_folder
-from birdie.runtime.parsing import parse_object
-from birdie.runtime.regular import require_regular
-from birdie.runtime.structured import is_number, keep_damaged, read_json, read_steps, rewrite_steps
-from birdie.runtime.tensor_files import write_tensors
-from birdie.score.accumulator import Score
+from birdie.runtime.structured import keep_damaged, read_json, read_steps, rewrite_steps
 from birdie.train.loop import Step
 
-ENVIRONMENT, METRICS, FLOAT, RECIPE = "environment.json", "metrics.jsonl", "float.safetensors", "recipe.toml"
+ENVIRONMENT, METRICS, RECIPE = "environment.json", "metrics.jsonl", "recipe.toml"
 FOLDERS = ("checkpoints", "profile", "tensorboard")
 _BEFORE = {LOCK, ".worker"}  # what a run, or the sweep that starts it, makes first
 LOGGED = ("train_ms", "loss")
@@ -143,60 +134,3 @@ class Metrics:
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """Return the metrics of a run by step, up to the first line that is damaged or that was left unfinished."""
     return read_steps(folder / METRICS, LOGGED).lines
-
-
-def save_float(folder: Path, state: Mapping[str, Tensor], last: Validated | None, steps: int, weights: str) -> None:
-    """Write the weights of a trained model, with its last validation.
-
-    Args:
-        weights: name of the weights: the last ones, or their average.
-    """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    about: dict[str, Any] = {"steps": steps, "weights": weights, "sha256": _digest(tensors)}
-    if last is not None:
-        about |= {"train_ms": last.train_ms, "score": asdict(last.score)}
-    with atomic_path(folder / FLOAT) as path:
-        write_tensors(path, tensors, {"birdie": json.dumps(about)}, target=folder / FLOAT)
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of names, kinds and values of tensors on the CPU."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def length_of(folder: Path) -> tuple[int, float] | None:
-    """Return steps and milliseconds of the finished run in `folder`; None if no run finished there."""
-    try:
-        require_regular(folder / FLOAT)
-        with safe_open(folder / FLOAT, "pt") as file:
-            about = parse_object(file.metadata()["birdie"])
-            return int(about["steps"]), float(about.get("train_ms", 0.0))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, DataError):
-        return None
-
-
-def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, Validated | None]:
-    """Return state, steps, name of the weights, and the last validation, as `save_float` took them."""
-    path = folder / FLOAT
-    try:
-        require_regular(path)
-        with safe_open(path, "pt") as file:
-            about = parse_object(file.metadata()["birdie"])
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        if about.get("sha256", (digest := _digest(state))) != digest:  # earlier versions wrote none
-            raise ValueError("its weights are not those that were written")
-        steps, weights = int(about["steps"]), str(about["weights"])
-        score = about.get("score")
-        if not all(isinstance(value, float) or is_number(value) for value in (score or {}).values()):
-            raise ValueError("its score is no number")
-        last = None if score is None else Validated(steps, float(about["train_ms"]), Score(**score), weights)
-    except FileNotFoundError as error:
-        raise WeightsError(f"{path} does not exist: the run has not finished training; finish it first") from error
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise WeightsError(f"{path} cannot be read ({error}); train again, or resume from a checkpoint") from error
-    return state, steps, weights, last

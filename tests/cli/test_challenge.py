@@ -18,7 +18,8 @@ from birdie.cli.challenge_log import Log
 from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.golf import packed
-from birdie.run.recipe import ExportSettings, Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import ExportSettings, Recipe
 from birdie.runtime.distributed import World
 from tests.forked import run_python
 from tests.ranks import run_as_ranks

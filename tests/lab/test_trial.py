@@ -16,7 +16,8 @@ from birdie.lab.ledger import RunRecord, read_run
 from birdie.lab.process import resolved, train
 from birdie.lab.step_times import Cost, by_turns
 from birdie.lab.trial import FIXED, Lab, Result, changed, decide, equal_time_steps
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 
 SEEDS = (5, 6, 7)
 

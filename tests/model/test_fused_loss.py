@@ -13,7 +13,7 @@ from torch import Tensor
 from birdie.model import fused_loss
 from birdie.model.fused_loss import capped_loss, choose_backend
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.recipe import load_recipe
+from birdie.run.loading import load_recipe
 from birdie.train.loop import fit
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 

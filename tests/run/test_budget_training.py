@@ -14,8 +14,9 @@ from birdie.compress.qat.settings import Qat
 from birdie.errors import BudgetError, ConfigError
 from birdie.run.budget_training import BudgetTraining
 from birdie.run.calibration import calibrate_gpt
+from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
-from birdie.run.recipe import CalibrationSettings, ExportSettings, Recipe, RunSettings, load_recipe
+from birdie.run.recipe import CalibrationSettings, ExportSettings, Recipe, RunSettings
 from birdie.runtime.distributed import World
 from tests.ranks import run_in_process_group
 from tests.run.test_run_folder import LENGTH, tiny_recipe

@@ -9,7 +9,8 @@ import pytest
 from birdie.errors import ConfigError
 from birdie.lab.assignments import parse, with_settings
 from birdie.run.effect import UNREAD, no_effect, unread
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from birdie.run.recipe_file import OVERRIDES
 from birdie.run.registry import RegisteredRecipe, shipped_recipes
 from birdie.train.schedule import scheduled_lr_multiplier

@@ -12,7 +12,8 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE, remarks
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from tests.conftest import challenge_variables
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from birdie.run.recipe_file import SETTINGS
 from birdie.run.registry import shipped_recipes
 

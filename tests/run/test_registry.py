@@ -11,7 +11,8 @@ import pytest
 from birdie.cli import main
 from birdie.errors import ConfigError
 from birdie.run.estimate import parameters
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from birdie.run.registry import RegisteredRecipe, changes, find, shipped_recipes
 
 RECIPES = [entry for entry in shipped_recipes() if entry.about.runs is None]

@@ -23,8 +23,9 @@ from birdie.data.prepare import prepare
 from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPTConfig
 from birdie.run.events import Event, Saved, Started
+from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
-from birdie.run.recipe import DataSettings, Recipe, RunSettings, load_recipe
+from birdie.run.recipe import DataSettings, Recipe, RunSettings
 from birdie.run.run_folder import Metrics, read_metrics
 from birdie.runtime.distributed import World
 from birdie.runtime.structured import read_steps

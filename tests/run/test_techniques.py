@@ -13,8 +13,9 @@ from birdie.errors import ConfigError
 from birdie.model.gpt import GPTConfig
 from birdie.run.evaluation import load_gpt
 from birdie.run.events import Started
+from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
-from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
+from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.runtime.distributed import World
 from birdie.score.settings import ValidationSettings
 from birdie.train.settings import TrainSettings

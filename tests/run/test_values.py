@@ -16,7 +16,8 @@ from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.lab.assignments import parse, typed, with_settings
 from birdie.lab.space import read_sweep
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from birdie.run.registry import find
 from birdie.run.values import is_plain, parsed
 

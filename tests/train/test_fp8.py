@@ -19,8 +19,9 @@ from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.layers import Linear
 from birdie.run.events import Validated
+from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
-from birdie.run.recipe import DataSettings, Recipe, load_recipe
+from birdie.run.recipe import DataSettings, Recipe
 from birdie.score.settings import ValidationSettings
 from birdie.train import fp8 as fp8_module
 from birdie.train.fp8 import Float8, prepare_fp8, remove_fp8

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from birdie.runtime.distributed import World
 from birdie.train.checkpoint import load_checkpoint
 from birdie.train.loop import Fit, fit

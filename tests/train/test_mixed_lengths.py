@@ -18,7 +18,7 @@ from birdie.data.shards import write_shard
 from birdie.errors import ConfigError
 from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.recipe import load_recipe
+from birdie.run.loading import load_recipe
 from birdie.runtime.distributed import World
 from birdie.train.checkpoint import load_checkpoint
 from birdie.train.loop import Fit, fit

@@ -6,7 +6,6 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from birdie.compress.calibration.blockwise import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.runtime.callbacks import Progress
@@ -60,4 +59,6 @@ def calibrate_module(
     calibration = module.to(device), batches, loss
     if work is None:
         return CalibrationResult.of(dict(state), calibration, symmetries=symmetries, progress=report)
+    from birdie.compress.calibration.blockwise import calibrate_in_blocks
+
     return calibrate_in_blocks(state, calibration, folder=work, symmetries=symmetries, world=world, progress=report)

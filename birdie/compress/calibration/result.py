@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.held_out import HeldOut, Measure
 from birdie.compress.calibration.pieces import portions
-from birdie.compress.calibration.probe import probe
-from birdie.compress.calibration.refit import MEASUREMENTS, refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
@@ -98,6 +96,8 @@ class CalibrationResult:
         if gradients:
             sensitivities = calibrate(module, used, loss, progress=progress)
         else:
+            from birdie.compress.calibration.probe import probe
+
             sensitivities = probe(held_out, used, loss, progress=progress)
         missing = unreached(module, state, sensitivities)
         sensitivities = settled(sensitivities, state)
@@ -133,7 +133,7 @@ class CalibrationResult:
         return divergence
 
     def refitted(
-        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int = MEASUREMENTS
+        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int | None = None
     ) -> dict[str, Tensor]:
         """Return the tensors `names` of a decoded state, tuned by `refit`.
 
@@ -141,15 +141,17 @@ class CalibrationResult:
             decoded: name → tensor, tied ones under each of their names.
             names: of tensors to tune.
             steps: number of Adam steps, one batch each.
-            measurements: on held-out batches, during the tuning.
+            measurements: on held-out batches, during the tuning; None: as many as `refit` takes.
 
         Raises:
             ConfigError: this result has no batches.
             DataError: fewer than two batches are not held out.
         """
-        held_out = self._require_batches()
+        from birdie.compress.calibration.refit import MEASUREMENTS, refit
+
+        held_out, count = self._require_batches(), measurements or MEASUREMENTS
         state = {**held_out.module.state_dict(), **decoded}
-        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps, measurements=measurements)
+        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps, measurements=count)
 
     def _require_batches(self) -> HeldOut:
         if not isinstance(self.held_out, HeldOut):

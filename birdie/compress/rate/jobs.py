@@ -21,7 +21,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +34,17 @@ from birdie.compress.row_blocks import deviation, encoded_blocks, every_nth_row
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.spectral import Spectral, best_transform
 from birdie.compress.schemes.trellis import Trellis, is_pruned
 from birdie.compress.small_tensors import small_scheme
-from birdie.compress.spectral.transforms import Transform
 from birdie.compress.stacks import as_matrix, with_rows
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.runtime.distributed import World, share_out
 from birdie.runtime.room import Room
+
+if TYPE_CHECKING:
+    from birdie.compress.spectral.transforms import Transform
 
 # The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
 # outliers. At the coarsest hardly any symbol is left that is not zero.
@@ -85,7 +86,7 @@ class Job:
     weight: Tensor
     sensitivities: Mapping[str, Sensitivity] = field(default_factory=dict)
     factors: Feedback | None = None
-    transform: Transform | None = None
+    transform: "Transform | None" = None
     trellis: Trellis = field(default_factory=Trellis)
     down_columns: bool = True
     level: float = 0.0
@@ -134,6 +135,8 @@ class Job:
         if weight.ndim < 2:  # the rate of a single row is too uneven for a search that counts bits
             return Grid(sigma=sigma).encode(self.name, weight)
         if self.transform is not None:
+            from birdie.compress.schemes.spectral import Spectral
+
             return Spectral(self.transform, sigma, "none" if draft else "auto").encode(self.name, weight)
         trellis, exponent = self.trellis, exponent + self.unit
         if self.name not in self.sensitivities:
@@ -365,13 +368,15 @@ def digest(*parts: str | Tensor | NDArray[np.float64]) -> str:
     return total.hexdigest()
 
 
-def _transform(job: Job) -> Transform | None:
+def _transform(job: Job) -> "Transform | None":
     """Return the transform of a long kernel without calibration, if it saves far more than a trellis does."""
     weight = job.weight
     if weight.ndim < 3 or job.name in job.sensitivities or prod(weight.shape[2:]) < LONG_KERNEL:
         return None
     if is_pruned(finite_rows(job.name, weight)):  # a transform keeps no zeros
         return None
+    from birdie.compress.schemes.spectral import best_transform  # long kernels alone need it
+
     transform = best_transform(weight, _TRANSFORMED)
     return None if transform.kind == "identity" else transform
 

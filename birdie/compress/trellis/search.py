@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.device import encoding as device
 from birdie.compress.trellis import lanes, viterbi
 from birdie.compress.trellis.feedback import Feedback
 from birdie.compress.trellis.lanes import Matrix, WeightDensity
@@ -49,9 +48,12 @@ def search(
         short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
         if (along or short) and density.even and bool(row.all()):
             return -states, lanes.quantize(matrix, density, row, column, -states, price)
-        if device.searches(weight):
-            on_device = lanes.Factors.of(density, row, column, states, price)
-            return states, device.quantize(weight.detach().reshape(matrix.shape), on_device).cpu().numpy()
+        if weight.device.type == "cuda":
+            from birdie.compress.device import encoding as device
+
+            if device.searches(weight):
+                on_device = lanes.Factors.of(density, row, column, states, price)
+                return states, device.quantize(weight.detach().reshape(matrix.shape), on_device).cpu().numpy()
         return states, lanes.quantize(matrix, density, row, column, states, price)
     options = {signed: viterbi.quantize(matrix, factors, row, column, signed, price) for signed in (states, -states)}
     cheapest = min(options, key=lambda signed: viterbi.cost(matrix, options[signed], row, column, signed, price))

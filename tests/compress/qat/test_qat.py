@@ -20,7 +20,8 @@ from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.small_tensors import is_matrix
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.loading import load_recipe
+from birdie.run.recipe import Recipe
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import OptimizerSettings
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings

@@ -1,0 +1,98 @@
+"""Resolution of a recipe from its four sources, of which a later one overrides an earlier one:
+
+    default  <  recipe file (TOML)  <  environment (the challenge's names)  <  command-line flag
+
+An unknown key in a file or flag is an error that names the nearest known one.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from cyclopts import App, CycloptsError, Parameter
+
+from birdie.errors import BirdieError, ConfigError
+from birdie.run.recipe import Recipe, setting_names, typed_setting
+from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
+
+FLAT = Parameter(name="*")
+
+
+def typed_tables(content: Mapping[str, Any], kind: Any = Recipe, path: str = "") -> dict[str, Any]:
+    """Return the tables of a file with each value as its setting has it; unknown keys stay, for others to name."""
+    hints = get_type_hints(kind)
+    return {
+        key: value
+        if key not in hints
+        else typed_tables(value, hints[key], f"{path}{key}.")
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
+        else typed_setting(value, hints[key], f"{path}{key}")
+        for key, value in content.items()
+    }
+
+
+def configuration(file: str | os.PathLike[str] | None, origins: dict[str, str] | None = None) -> tuple[Source, ...]:
+    """Return cyclopts configuration sources for `file`: joint environment variables first, then the recipe file.
+
+    Args:
+        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
+    """
+    content = {} if file is None else read_recipe_file(file)
+    about = content.pop(ABOUT, {})
+    if "runs" in about:
+        raise wrong_program(str(file), about["runs"])
+    try:
+        content = typed_tables(content)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    # a file that states everything is the record of a run: nobody chose each of its settings
+    recorded = setting_names(without_none(Recipe().to_dict())) <= setting_names(content)
+    return sources(content, str(file), origins, chosen=not recorded)
+
+
+def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested table without values None, which a cyclopts configuration cannot hold."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def load_recipe(
+    file: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), origins: dict[str, str] | None = None
+) -> Recipe:
+    """Resolve a recipe: defaults, then `file`, then the environment, then `flags` (`["--model.num-layers", "4"]`).
+
+    Args:
+        origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
+    """
+    app = App(name="recipe", config=(*configuration(file, origins), read_arguments), help_flags=[], version_flags=[])
+
+    @app.default
+    def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
+        return recipe or Recipe()
+
+    try:
+        command, bound, _ = app.parse_args(list(flags), exit_on_error=False, print_error=False)
+        recipe: Recipe = command(*bound.args, **bound.kwargs)
+    except BirdieError:
+        raise
+    except CycloptsError as error:
+        raise ConfigError(explain(error)) from error
+    return recipe
+
+
+def load_run_recipe(path: str | os.PathLike[str]) -> Recipe:
+    """Return the recipe of a run folder, or the one in a file."""
+    file = recipe_file(path)
+    if not file.is_file():
+        raise ConfigError(f"{path} is neither a run folder with a recipe.toml nor a recipe; give one of the two")
+    return load_recipe(file)
+
+
+def recipe_file(path: str | os.PathLike[str]) -> Path:
+    """Return the recipe's file in a run folder; `path` itself if it is no folder."""
+    return Path(path, "recipe.toml") if Path(path).is_dir() else Path(path)
