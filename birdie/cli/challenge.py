@@ -20,7 +20,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -30,6 +30,15 @@ from birdie.cli.console import exit_code_of, leave, stop_on_signal
 from birdie.compress.rate.size import parse_size
 from birdie.golf import int8_zlib as baseline
 from birdie.golf.audit.rules import CAP_BYTES
+from birdie.golf.record_log import (
+    capped_line,
+    data_lines,
+    memory_line,
+    score_lines,
+    settings_lines,
+    step_line,
+    validation_line,
+)
 from birdie.run.environment import remarks
 from birdie.run.estimate import on_this_cpu
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
@@ -53,56 +62,35 @@ UNPACKED_BYTES = 2**32
 """Most bytes that the int8+zlib export may unpack to: far more than any model in this challenge has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A packed script that runs: its own bytes are the code.
-
-    Attributes:
-        path: of the script.
-        recipe: file with its settings.
-        modules: folder into which it was unpacked.
-    """
-
-    path: Path
-    recipe: Path
-    modules: Path
+def main() -> None:
+    """Run with the settings of the environment and exit as `exit_code_of` says."""
+    leave(exit_code_of(_main))
 
 
-def main(*packed: Path) -> None:
-    """Run with the settings of the environment and exit as `exit_code_of` says.
-
-    Args:
-        packed: from a packed script, what `Script` has.
-    """
-    leave(exit_code_of(lambda: _main(Script(*packed) if packed else None)))
-
-
-def _main(script: Script | None) -> None:
+def _main() -> None:
     origins: dict[str, str] = {}
-    recipe = load_recipe(None if script is None else script.recipe, origins=origins)
+    recipe = load_recipe(origins=origins)
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         run_id = world.broadcast(os.environ.get("RUN_ID") or str(uuid.uuid4()))
         if path := os.environ.get("EVAL_ONLY_PATH"):
-            score_only(recipe, run_id, world, Path(path), script)
+            score_only(recipe, run_id, world, Path(path))
         else:
-            train_and_score(recipe, run_id, world, script, origins)
+            train_and_score(recipe, run_id, world, origins)
 
 
-def score_only(recipe: Recipe, run_id: str, world: World, path: Path, script: Script | None = None) -> None:
+def score_only(recipe: Recipe, run_id: str, world: World, path: Path) -> None:
     """Score an artifact with the settings of the recipe, and log the challenge's last lines."""
     log = Log(run_id, world)
-    code = _log_provenance(log, recipe, script)
+    code = _log_provenance(log, recipe)
     score = score_roundtrip(log, path, _request(recipe, EvaluationSettings()), world)
     _final(log, recipe, path, world, score, code)
 
 
-def train_and_score(
-    recipe: Recipe, run_id: str, world: World, script: Script | None = None, origins: Mapping[str, str] | None = None
-) -> None:
+def train_and_score(recipe: Recipe, run_id: str, world: World, origins: Mapping[str, str] | None = None) -> None:
     """Train, export, score and log as the challenge's script does."""
     log = Log(run_id, world)
-    code = _log_provenance(log, recipe, script)
+    code = _log_provenance(log, recipe)
     folder = Path("runs") / run_id
     run = Run(
         recipe,
@@ -118,9 +106,9 @@ def train_and_score(
         log(f"birdie:{line}")
     with run.locked():
         last = _restored(log, run) if is_set("RESTORE") else _trained(log, run)
-        _log_memory(log, run.device)
+        log(memory_line(run.device))
         if last is not None:
-            _finish(log, run, last, code, compared=script is None)
+            _finish(log, run, last, code)
 
 
 def _trained(log: Log, run: Run) -> Validated | None:
@@ -140,12 +128,8 @@ def _trained(log: Log, run: Run) -> Validated | None:
                 log(f"birdie:continue with: birdie train {run.folder}/recipe.toml --folder {run.folder} --resume")
                 raise KeyboardInterrupt
     if capped is not None:
-        _log_capped(log, run, capped.number, capped.train_ms)
+        log(capped_line(capped.number, run.recipe.train.iterations, capped.train_ms))
     return last
-
-
-def _log_capped(log: Log, run: Run, step: int, train_ms: float) -> None:
-    log(f"stopping_early: wallclock_cap train_time:{train_ms:.0f}ms step:{step}/{run.recipe.train.iterations}")
 
 
 def _restored(log: Log, run: Run) -> Validated:
@@ -157,14 +141,10 @@ def _restored(log: Log, run: Run) -> Validated:
         _log_data(log, run)
         log(f"seed:{run.recipe.train.seed}")
         for line in read_metrics(run.folder):
-            step, ms = int(line["step"]), line["train_ms"]
-            log(
-                f"step:{step}/{total} train_loss:{line['loss']:.4f} train_time:{ms:.0f}ms "
-                f"step_avg:{ms / max(step, 1):.2f}ms"
-            )
+            log(step_line(int(line["step"]), total, line["loss"], line["train_ms"]))
         _log_event(log, last, run)
         if last.step < total:
-            _log_capped(log, run, last.step, last.train_ms)
+            log(capped_line(last.step, total, last.train_ms))
     log(f"birdie:weights of step {last.step} restored; they are exported again")
     return last
 
@@ -174,18 +154,14 @@ def _at_cap(step: Step, run: Run) -> bool:
     return cap_ms is not None and step.train_ms >= cap_ms and step.number < run.training.iterations
 
 
-def _log_provenance(log: Log, recipe: Recipe, script: Script | None) -> int:
-    """Log the sources and the machine; return the bytes of the code: those of a packed script.
+def _log_provenance(log: Log, recipe: Recipe) -> int:
+    """Log the sources and the machine; return the bytes of the script that they would be packed into.
 
     Ranks that log nothing return 0: packing takes seconds.
     """
     if not log.active:
         return 0
-    if script is None:
-        code = _log_checkout(log, recipe)
-    else:
-        code = script.path.stat().st_size
-        _log_sources(log, sorted(script.modules.rglob("*.py")))
+    code = _log_checkout(log, recipe)
     log("=" * 100, console=False)
     log(f"Running Python {platform.python_version()}", console=False)
     log(f"Running PyTorch {torch.__version__}", console=False)
@@ -214,34 +190,18 @@ def _log_sources(log: Log, paths: Iterable[Path]) -> None:
 
 
 def _log_data(log: Log, run: Run) -> None:
-    data, seq_len, shards = run.recipe.data, run.recipe.train.train_seq_len, run.dataset.train
-    log(f"val_bpb:enabled tokenizer_kind={run.tokenizer.kind} tokenizer_path={data.tokenizer}")
-    log(f"train_loader:dataset:{shards[0].parent.name} train_shards:{len(shards)}")
+    data, length, shards = run.recipe.data, run.recipe.train.train_seq_len, run.dataset.train
     pattern = data.val[0] if data.val else str(Path(data.path) / "fineweb_val_*.bin")
-    log(f"val_loader:shards pattern={pattern} tokens:{(len(run.val_tokens) - 1) // seq_len * seq_len}")
+    for line in data_lines(run.tokenizer.kind, data.tokenizer, shards, pattern, len(run.val_tokens), length):
+        log(line)
 
 
 def _log_started(log: Log, started: Started, run: Run) -> None:
-    model, train, optimizer = run.recipe.model, run.recipe.train, run.recipe.optimizer
+    recipe = run.recipe
     _log_data(log, run)
-    log(f"model_params:{started.parameters}")
-    log(f"world_size:{started.world_size} grad_accum_steps:{started.micro_steps}")
-    kernels = ("cudnn", "flash", "mem_efficient", "math")
-    enabled = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in kernels}
-    log("sdp_backends:" + " ".join(f"{name}={on}" for name, on in enabled.items()))
-    log(f"attention_mode:gqa num_heads:{model.num_heads} num_kv_heads:{model.num_kv_heads}")
-    head_lr = 0.0 if model.tie_embeddings else optimizer.head_lr
-    embed_lr = optimizer.tied_embed_lr if model.tie_embeddings else optimizer.embed_lr
-    log(
-        f"tie_embeddings:{model.tie_embeddings} embed_lr:{embed_lr} head_lr:{head_lr} "
-        f"matrix_lr:{optimizer.matrix_lr} scalar_lr:{optimizer.scalar_lr}"
-    )
-    log(
-        f"train_batch_tokens:{train.train_batch_tokens} train_seq_len:{train.train_seq_len} "
-        f"iterations:{train.iterations} warmup_steps:{train.warmup_steps} "
-        f"max_wallclock_seconds:{train.max_wallclock_seconds:.3f}"
-    )
-    log(f"seed:{train.seed}")
+    parts = started.parameters, started.world_size, started.micro_steps
+    for line in settings_lines(*parts, recipe.model, recipe.train, recipe.optimizer):
+        log(line)
     log(
         f"birdie:device:{started.device} compute_dtype:{started.compute_dtype} "
         f"newton_schulz_dtype:{started.newton_schulz_dtype} compiled:{started.compiled} run_folder:{run.folder}"
@@ -268,16 +228,9 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
         _log_started(log, event, run)
     elif isinstance(event, Step):
         if run.recipe.run.logs(event.number) or (event.stopping and run.recipe.run.log_every):
-            log(
-                f"step:{event.number}/{total} train_loss:{event.loss:.4f} "
-                f"train_time:{event.train_ms:.0f}ms step_avg:{event.train_ms / event.number:.2f}ms"
-            )
+            log(step_line(event.number, total, event.loss, event.train_ms))
     elif isinstance(event, Validated):
-        score = event.score
-        log(
-            f"step:{event.step}/{total} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
-            f"train_time:{event.train_ms:.0f}ms step_avg:{event.train_ms / max(event.step, 1):.2f}ms"
-        )
+        log(validation_line(event.step, total, event.score, event.train_ms))
         if run.recipe.average.kind != "none":
             log(f"birdie:step:{event.step}/{total} validated {event.weights}")
     elif isinstance(event, Checked):
@@ -292,35 +245,25 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
         log(f"interrupted: step:{event.step}/{total} saved:{event.path}")
 
 
-def _log_memory(log: Log, device: torch.device) -> None:
-    allocated = reserved = 0
-    if device.type == "cuda":
-        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    log(f"peak memory allocated: {allocated // 2**20} MiB reserved: {reserved // 2**20} MiB")
-
-
-def _finish(log: Log, run: Run, last: Validated, code: int, *, compared: bool) -> None:
-    """Export as a .birdie file, score what it decodes to, and log the challenge's last lines.
+def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
+    """Export, as the challenge's script does and as a .birdie file, score both, and log the challenge's last lines.
 
     Args:
         last: validation of the float weights.
         code: bytes of the sources.
-        compared: export and score as int8+zlib, too, as the challenge's script does; a packed script scores what ships.
     """
     trained = last.score
     run_on_main(run.world, run.device, run.calibrate)
-    old = _int8_zlib(log, run, code) if compared else None
-    if old is None:
-        log(f"Code size: {code} bytes")
+    old = _int8_zlib(log, run, code)
     path = run.folder / "model.birdie"
     run_on_main(run.world, run.device, lambda: _write_birdie(log, run, code, path))
     new = score_roundtrip(log, path, _request(run.recipe, EvaluationSettings()), run.world)
-    gap = f"birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
-    if old is not None:
-        gap = f"int8_zlib_bpb:{old.bpb:.8f} int8_zlib_gap:{old.bpb - trained.bpb:+.8f} {gap}"
-    log(f"quantization_gap: float_bpb:{trained.bpb:.8f} {gap}")
-    if old is not None:
-        log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
+    log(
+        f"quantization_gap: float_bpb:{trained.bpb:.8f} "
+        f"int8_zlib_bpb:{old.bpb:.8f} int8_zlib_gap:{old.bpb - trained.bpb:+.8f} "
+        f"birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
+    )
+    log(*score_lines("final_int8_zlib_roundtrip", old))
     scored = _final(log, run.recipe, path, run.world, new, code)
     if log.active:
         values = {
@@ -370,10 +313,7 @@ def _int8_zlib(log: Log, run: Run, code: int) -> Score:
     run_on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
     began = time.perf_counter()
     score = run.score(run.model_of(baseline.unpack(path.read_bytes(), UNPACKED_BYTES)))
-    log(
-        f"final_int8_zlib_roundtrip val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
-        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
-    )
+    log(score_lines("final_int8_zlib_roundtrip", score, (time.perf_counter() - began) * 1000)[0])
     return score
 
 

@@ -1,10 +1,11 @@
-"""Lines of the challenge's log that give scores, and the log itself: `birdie.cli.challenge` and the scoring script."""
+"""The log of `birdie.cli.challenge`, and its lines that give scores."""
 
 import os
 import sys
 import time
 from pathlib import Path
 
+from birdie.golf.record_log import score_lines
 from birdie.run.environment import is_on
 from birdie.run.evaluation import evaluate
 from birdie.runtime.distributed import World
@@ -47,16 +48,13 @@ def score_roundtrip(log: Log, path: Path, request: EvaluationRequest, world: Wor
     """Score an artifact as the challenge scores its export, log it, and return the score."""
     began = time.perf_counter()
     score = evaluate(path, request, world=world).score
-    log(
-        f"final_birdie_roundtrip val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
-        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
-    )
+    log(score_lines("final_birdie_roundtrip", score, (time.perf_counter() - began) * 1000)[0])
     return score
 
 
 def log_roundtrip(log: Log, score: Score) -> None:
     """Log the exact score of an artifact, the line that the challenge reads."""
-    log(f"final_birdie_roundtrip_exact val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
+    log(*score_lines("final_birdie_roundtrip", score))
 
 
 def score_as_recipe(log: Log, path: Path, request: EvaluationRequest, world: World) -> Score:
@@ -72,9 +70,6 @@ def score_as_recipe(log: Log, path: Path, request: EvaluationRequest, world: Wor
     name, stride = mode.log_name, ""
     if mode.name == "windows" and settings.stride and not settings.documents:
         name, stride = "final_sliding_window_eval", f" stride:{settings.stride}"
-    log(
-        f"{name}{stride} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
-        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
-    )
-    log(f"{name}_exact{stride} val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
+    for line in score_lines(name, score, (time.perf_counter() - began) * 1000, stride):
+        log(line)
     return score

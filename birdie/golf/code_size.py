@@ -17,18 +17,21 @@ SCRIPT = Kind("a script that birdie writes", rb"# ?birdie ")
 Follow = Callable[[str], bool]
 
 
-def source_files(entry: str | Path, follow: Follow = lambda _: True) -> tuple[Path, ...]:
+def source_files(
+    entry: str | Path, follow: Follow = lambda _: True, listed: Follow = lambda _: True
+) -> tuple[Path, ...]:
     """Return `entry` (a script or a module of birdie) and every file of birdie that it can import, sorted by path.
 
     Args:
         entry: where the program begins.
         follow: whether imports of a dotted name inside functions count.
+        listed: whether a module counts that is found by listing its package.
     """
     start = Path(entry).resolve()
     files = {start}
     queue = [start]
     while queue:
-        for imported in _imports(queue.pop(), follow):
+        for imported in _imports(queue.pop(), follow, listed):
             if imported not in files:
                 files.add(imported)
                 queue.append(imported)
@@ -45,7 +48,7 @@ def for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def _imports(path: Path, follow: Follow) -> Iterator[Path]:
+def _imports(path: Path, follow: Follow, listed: Follow) -> Iterator[Path]:
     content = path.read_bytes()
     tree = ast.parse(content, filename=str(path))
     packages: dict[str, str] = {}  # local name → dotted name
@@ -69,7 +72,8 @@ def _imports(path: Path, follow: Follow) -> Iterator[Path]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pkgutil.iter_modules":
             package = packages[ast.unparse(node.args[0]).removesuffix(".__path__")]
             for file in sorted(PACKAGE.parent.joinpath(*package.split(".")).glob("*.py")):
-                yield from _files_of(f"{package}.{file.stem}")
+                if listed(name := f"{package}.{file.stem}"):
+                    yield from _files_of(name)
 
 
 def _files_of(name: str) -> Iterator[Path]:

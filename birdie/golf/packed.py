@@ -4,29 +4,37 @@
                                                                                                 │ python, torchrun
     entry ◄── import ◄── folder of modules in the user's cache ◄── written once ◄── start.py ◄──┘
 
-The file counts as code by its own bytes. Imports are followed wherever they stand, except inside functions those of the
-packages that talk to people (`_SHELL`): what only they need is not in the file, and asking for it is one sentence.
-Imports become relative, so that the package may have a name of its own beside an installed birdie.
+The file counts as code by its own bytes. Of imports inside functions, a script of a recipe has those that the recipe
+asks for (`_asked`); the pair and the decoder have all but those of the packages that talk to people (`_SHELL`). What is
+left out is a sentence where it is imported. Imports become relative, so that the package may have a name of its own
+beside an installed birdie.
 """
 
 import ast
 import base64
+import dataclasses
 import hashlib
+import inspect
 import json
 import lzma
 import sys
-from collections.abc import Mapping
+import textwrap
+from abc import ABC
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
+from birdie.compress.registry import parse_spec
+from birdie.compress.scheme import Scheme
 from birdie.errors import ConfigError, DataError
 from birdie.golf import start
 from birdie.golf.code_size import PACKAGE, for_types, source_files
-from birdie.run.recipe import Recipe, to_toml
+from birdie.run.environment import IGNORED, RULES
+from birdie.run.recipe import Recipe
 from birdie.runtime.files import read_trusted, user_cache, write_trusted
 from birdie.runtime.provenance import versions
 
@@ -34,6 +42,8 @@ Kind = Literal["train", "score", "pair", "decoder"]
 
 FIRST = "first stage"
 """Name of what a packed script runs first, among its sources."""
+READ = {"SEED", "DATA_PATH", "TOKENIZER_PATH"}
+"""Variables of settings that a packed script reads; RUN_ID, EVAL_ONLY_PATH, RESTORE and CAP_BYTES are no settings."""
 MAX_SCRIPT, MAX_SOURCES = 500_000, 2_000_000
 """Most bytes of a script that is read, and of its sources."""
 
@@ -41,8 +51,8 @@ _SHELL = tuple(f"{PACKAGE.name}.{name}" for name in ("cli", "golf", "lab"))
 _EXPORT = "globals().update({name: getattr(entry, name) for name in entry.__all__})"
 # Kind → entry module, and what runs with it as `entry`.
 _ENTRIES: Mapping[Kind, tuple[str, str]] = {
-    "train": ("cli.challenge", "entry.main(Path(__file__), keep(folder / RECIPE_NAME, RECIPE), folder)"),
-    "score": ("cli.scoring_script", "entry.main(TWICE)"),
+    "train": ("golf.script_main", "entry.main(Path(__file__), folder, SETTINGS, FIXED)"),
+    "score": ("golf.script_score", "entry.main()"),
     "pair": ("golf.pair", f"entry.CODE.append(__file__)\n{_EXPORT}"),
     "decoder": ("golf.decoder", f"{_EXPORT}\nif __name__ == '__main__': entry.main()"),
 }
@@ -77,13 +87,15 @@ def pack(kind: Kind, recipe: Recipe | None = None) -> Packed:
     """
     entry, run = _ENTRIES[kind]
     path = PACKAGE.joinpath(*entry.split(".")).with_suffix(".py")
-    sources, needed = _sources(path), _needed(path)
+    recipe = recipe or Recipe()
+    if recipe.qat.budget:
+        raise ConfigError("qat.budget trains in a run folder, which a script has not; run the recipe with birdie train")
+    asked = frozenset(_asked(recipe)) if kind in ("train", "score") else None
+    sources = _sources(path, asked)
+    needed = _needed(path, asked)
     values: dict[str, Any] = {}
     if kind == "train":
-        text = to_toml(changed_settings(recipe or Recipe()))
-        values = {"RECIPE": text, "RECIPE_NAME": f"recipe-{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"}
-    elif kind == "score":
-        values = {"TWICE": (recipe or Recipe()).scores_twice}
+        values = {"SETTINGS": changed_settings(recipe), "FIXED": " ".join(sorted(fixed_variables()))}
     first = "\n".join(
         (
             _bare(Path(start.__file__)),
@@ -133,9 +145,56 @@ def _different(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, An
     }
 
 
-def _sources(entry: Path) -> dict[str, str]:
-    """Return path → short text of `entry` and the modules that it imports; minifying takes seconds, so it is kept."""
-    files = source_files(entry, follow=lambda name: not name.startswith(_SHELL))
+def _asked(recipe: Recipe) -> Iterator[str]:
+    """Yield the modules that a recipe asks for, of those that are imported inside functions or listed."""
+    export, qat, mode = recipe.export, recipe.qat, recipe.evaluation.scoring_mode
+    yield from ("birdie.model.loss_kernels", "birdie.compress.registry")
+    specs = (spec for _, spec in export.schemes())
+    for spec in (*specs, *([qat.spec] if qat.enabled else [])):
+        scheme: Scheme | None = parse_spec(spec)
+        while scheme is not None:
+            yield type(scheme).__module__
+            parts = (getattr(scheme, setting.name) for setting in dataclasses.fields(scheme))  # type: ignore[arg-type]
+            scheme = next((part for part in parts if isinstance(part, Scheme)), None)
+    if qat.enabled:
+        yield "birdie.compress.qat.fake_quantization"
+    if recipe.train.fused_mlp:
+        yield "birdie.model.mlp_kernels"
+    if recipe.calibration.data == "own":
+        yield "birdie.model.sample"
+    if recipe.evaluation.ngram.enabled:
+        yield "birdie.score.ngram"
+    for kind in type(mode).__mro__[:-1]:
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))) if kind is not ABC else ():
+            if isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module
+
+
+def fixed_variables() -> set[str]:
+    """Return the environment variables that set recipes, but for those that a packed script reads."""
+    joint = {name for rule in RULES for name in rule.variables}
+    return ({*_variables(Recipe), *joint} - READ) - set(IGNORED)
+
+
+def _variables(kind: type) -> Iterator[str]:
+    for hint in get_type_hints(kind, include_extras=True).values():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from _variables(hint)
+        for parameter in getattr(hint, "__metadata__", ()):
+            yield from parameter.env_var or ()
+
+
+def _sources(entry: Path, asked: Collection[str] | None) -> dict[str, str]:
+    """Return path → short text of `entry` and the modules that it imports; minifying takes seconds, so it is kept.
+
+    Args:
+        entry: where the program begins.
+        asked: names of modules that count where they are imported inside functions; None: all but those of the shell.
+    """
+    if asked is None:
+        files = source_files(entry, follow=lambda name: not name.startswith(_SHELL))
+    else:
+        files = source_files(entry, follow=asked.__contains__, listed=asked.__contains__)
     names = [path.relative_to(PACKAGE.parent).as_posix() for path in files]
     digest = hashlib.sha256(repr((names, sys.version, _minifies() and metadata.version("python_minifier"))).encode())
     for path in (*files, Path(__file__)):
@@ -157,11 +216,27 @@ def _sources(entry: Path) -> dict[str, str]:
 def _bare(path: Path) -> str:
     """Return the source of a module without comments, docstrings and what only type checkers read."""
     level = len(path.relative_to(PACKAGE).parts)
-    return ast.unparse(ast.fix_missing_locations(_Bare(level).visit(ast.parse(path.read_bytes()))))
+    tree = ast.fix_missing_locations(_Bare(level).visit(ast.parse(path.read_bytes())))
+    return ast.unparse(_without_unused(tree))
+
+
+def _without_unused(tree: ast.Module) -> ast.Module:
+    """Remove imports of other packages that nothing uses any more, such as those of annotations."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in list(tree.body):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module != "__future__":
+            node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
+            if not node.names:
+                tree.body.remove(node)
+    return tree
 
 
 class _Bare(ast.NodeTransformer):
-    """Removes docstrings and `if TYPE_CHECKING:`, and makes imports of birdie relative, from `level` folders below."""
+    """Removes docstrings, `if TYPE_CHECKING:` and help texts, and makes imports of birdie relative.
+
+    Args:
+        level: folders between the module and the package.
+    """
 
     def __init__(self, level: int) -> None:
         self.level = level
@@ -177,6 +252,12 @@ class _Bare(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         return [self.visit(part) for part in node.orelse] if for_types(node) else self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        is_help = (
+            isinstance(node.value, ast.Name) and node.value.id == "Annotated" and isinstance(node.slice, ast.Tuple)
+        )
+        return self.visit(node.slice.elts[0]) if is_help else self.generic_visit(node)  # type: ignore[attr-defined]
 
     def visit_Import(self, node: ast.Import) -> ast.AST:
         if any(alias.name.partition(".")[0] == PACKAGE.name for alias in node.names):
@@ -203,13 +284,13 @@ def _short(source: str) -> str:
     return minify(source, rename_globals=False, hoist_literals=False, remove_annotations=False)
 
 
-def _needed(entry: Path) -> dict[str, str]:
+def _needed(entry: Path, asked: Collection[str] | None) -> dict[str, str]:
     """Return the packages that `entry` cannot be imported without: name → distribution, sorted."""
     imported: set[str] = set()
-    for path in source_files(entry, follow=lambda _: False):
-        for node in ast.parse(path.read_bytes()).body:
+    for path in source_files(entry, follow=lambda _: False, listed=lambda name: asked is None or name in asked):
+        for node in ast.parse(_bare(path)).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
             imported |= {name.partition(".")[0] for name in names}
     builtin = {PACKAGE.name, *sys.stdlib_module_names}
     installed = metadata.packages_distributions()

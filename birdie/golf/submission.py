@@ -5,7 +5,7 @@
 
 FOLDER holds README.md, submission.json, train_gpt.py, requirements.txt, a log for each seed, the artifact of the median
 seed and the tokenizer, if it is a file. It appears complete or not at all. What was run stays in FOLDER.work, from
-which a second call takes finished seeds and continues an interrupted one.
+which a second call takes finished seeds; one that was interrupted begins again.
 """
 
 import dataclasses
@@ -292,9 +292,7 @@ class _Runner:
             _copy_run(source, run, log)
             changes["RESTORE"] = "1"
         else:
-            continued = any((run / "checkpoints").glob("step-*"))
-            changes["RESUME"] = "1" if continued else "0"
-            self.notify(f"seed {seed}: {'continuing' if continued else 'training'} in {run}")
+            self.notify(f"seed {seed}: training in {run}")
             if self.ranks > 1:
                 torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
                 command = [sys.executable, "-m", *torchrun, SCRIPT]
@@ -302,12 +300,12 @@ class _Runner:
         try:
             error = _follow(command, self.work, environment, lambda line: self.notify(f"seed {seed}: {line}"))
         except KeyboardInterrupt:
-            self.notify(f"seed {seed}: stopped; the same command goes on from there")
+            self.notify(f"seed {seed}: stopped; the same command begins it again, and keeps the finished ones")
             raise
         if error is None and (result := _finished(run, log, seed)):
             return result
         reason = error or "it left no score"
-        raise ConfigError(f"seed {seed} did not finish: {reason}; the same command goes on from where it ended")
+        raise ConfigError(f"seed {seed} did not finish: {reason}; the same command begins it again")
 
     def _environment(self, changes: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a run: settings are in the script, so their variables are left out."""
@@ -332,8 +330,7 @@ def _variables(kind: type) -> Iterator[str]:
 def _follow(command: Sequence[str], folder: Path, environment: Mapping[str, str], notify: Notify) -> str | None:
     """Run a command and send its telling lines to `notify`; return None, or the reason why it failed.
 
-    It has a process group of its own, which gets the signal that ends this process, and is waited for: a run that is
-    interrupted saves a checkpoint.
+    It has a process group of its own, which gets the signal that ends this process, and is waited for.
     """
     lines: list[str] = []
     process = subprocess.Popen(

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.module import Where, calibrate_module
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
-from birdie.compress.filling import fill
 from birdie.data.dataset import Dataset
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer
@@ -90,7 +89,13 @@ def _model(recipe: Recipe, state: Mapping[str, Tensor], folder: Source | None) -
     remedy = "give the run or the recipe that these weights came from"
     if folder is None:
         weights = {name: weight.float() for name, weight in state.items()}
-        return fill(GPT(recipe.model), weights, "the checkpoint", remedy)  # type: ignore[return-value]
+        model = GPT(recipe.model)
+        if weights.keys() == model.state_dict().keys():
+            model.load_state_dict(weights)
+            return model
+        from birdie.compress.filling import fill  # for checkpoints under other names
+
+        return fill(model, weights, "the checkpoint", remedy)  # type: ignore[return-value]
     with torch.device("meta"):  # no initial weights
         model = GPT(dataclasses.replace(recipe.model, overtone_init=False, orthogonal_init=False))
     model.config = recipe.model

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,22 +22,23 @@ from birdie.runtime.structured import is_number
 from birdie.runtime.tensor_files import write_tensors
 from birdie.score.accumulator import Score
 
-if TYPE_CHECKING:
-    from birdie.run.events import Validated
-
 FLOAT = "float.safetensors"
 
 
-def save_float(folder: Path, state: Mapping[str, Tensor], last: "Validated | None", steps: int, weights: str) -> None:
+def save_float(
+    folder: Path, state: Mapping[str, Tensor], score: Score | None, train_ms: float, steps: int, weights: str
+) -> None:
     """Write the weights of a trained model, with its last validation.
 
     Args:
+        score: of these weights; None: they were never validated.
+        train_ms: training time when they were.
         weights: name of the weights: the last ones, or their average.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     about: dict[str, Any] = {"steps": steps, "weights": weights, "sha256": _digest(tensors)}
-    if last is not None:
-        about |= {"train_ms": last.train_ms, "score": asdict(last.score)}
+    if score is not None:
+        about |= {"train_ms": train_ms, "score": asdict(score)}
     with atomic_path(folder / FLOAT) as path:
         write_tensors(path, tensors, {"birdie": json.dumps(about)}, target=folder / FLOAT)
 
@@ -63,10 +64,8 @@ def length_of(folder: Path) -> tuple[int, float] | None:
         return None
 
 
-def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, "Validated | None"]:
-    """Return state, steps, name of the weights, and the last validation, as `save_float` took them."""
-    from birdie.run.events import Validated
-
+def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, float, Score | None]:
+    """Return state, steps, name of the weights, training time and score, as `save_float` took them."""
     path = folder / FLOAT
     try:
         require_regular(path)
@@ -79,9 +78,10 @@ def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, "Validated | 
         score = about.get("score")
         if not all(isinstance(value, float) or is_number(value) for value in (score or {}).values()):
             raise ValueError("its score is no number")
-        last = None if score is None else Validated(steps, float(about["train_ms"]), Score(**score), weights)
+        train_ms = 0.0 if score is None else float(about["train_ms"])
+        last = None if score is None else Score(**score)
     except FileNotFoundError as error:
         raise WeightsError(f"{path} does not exist: the run has not finished training; finish it first") from error
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise WeightsError(f"{path} cannot be read ({error}); train again, or resume from a checkpoint") from error
-    return state, steps, weights, last
+    return state, steps, weights, train_ms, last

@@ -334,7 +334,9 @@ class Run:
                 self.compiling.end_run()
             if self.world.is_main:
                 state = self.model.state_dict()
-                self._keep(partial(save_float, self.folder, state, self.last, self.steps, self.weights))
+                last = self.last
+                score, train_ms = (None, 0.0) if last is None else (last.score, last.train_ms)
+                self._keep(partial(save_float, self.folder, state, score, train_ms, self.steps, self.weights))
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Call `write`; training must not end because of a file that it does not need."""
@@ -345,7 +347,8 @@ class Run:
 
     def restore(self) -> None:
         """Load the weights of the folder's finished run, as if it had been trained now: for another export."""
-        state, self.steps, self.weights, self.last = load_float(self.folder)
+        state, self.steps, self.weights, train_ms, score = load_float(self.folder)
+        self.last = None if score is None else Validated(self.steps, train_ms, score, self.weights)
         try:
             self.model.load_state_dict(state)
         except RuntimeError as error:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import Accumulator, BytesPerToken, Score
 from birdie.score.mode import Scoring, ScoringMode, TrainingReport
-from birdie.score.ngram import NgramBias
 from birdie.score.settings import EvaluationSettings
 from birdie.score.windows import non_overlapping, require_target
 
@@ -68,7 +67,11 @@ def record(mode: ScoringMode, scoring: Scoring) -> tuple[float, TrainingReport |
     The model gets its weights back.
     """
     ngram = scoring.settings.ngram
-    bias = NgramBias(scoring.tokens, ngram) if ngram.enabled else None
+    bias = None
+    if ngram.enabled:
+        from birdie.score.ngram import NgramBias
+
+        bias = NgramBias(scoring.tokens, ngram)
     scoring.sink = bias or scoring.accumulator
     began = time.perf_counter()
     report = mode.score(scoring)

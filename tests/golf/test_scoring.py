@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import birdie
-from birdie.cli import scoring_script
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.data.tokenizer import ByteTokenizer
+from birdie.golf import script_score
 from birdie.golf.packed import pack
 from birdie.model.gpt import GPT
 from birdie.run.evaluation import evaluate
@@ -75,9 +75,7 @@ def test_the_entry_point_scores_as_birdie_does(
     monkeypatch.setattr(sys, "argv", ["score_gpt.py"])
     for variable, value in {"DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "RUN_ID": "tiny"}.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(SystemExit) as end:
-        scoring_script.main(name == "sota")
-    assert end.value.code == 0
+    script_score.main()
     lines = lines_of(capsys.readouterr().out)
     assert [*lines] == ["final_birdie_roundtrip_exact", "ttt_phased_exact"][: 1 + (name == "sota")]
     assert [*lines.values()] == expected(path, data)[: len(lines)]

@@ -17,7 +17,7 @@ from birdie.errors import BudgetError, ConfigError, DataError, OutputError, Weig
 from birdie.golf import submission
 from birdie.golf.audit.audit import audit
 from birdie.golf.audit.rules import RULES
-from birdie.golf.packed import Kind, Packed, pack
+from birdie.golf.packed import Kind, Packed, changed_settings, pack
 from birdie.golf.submission import About, Submission, submit
 from birdie.lab.ledger import find_runs, read_run
 from birdie.run.pipeline import Run
@@ -30,12 +30,12 @@ FAKE = b"""
 import json, os, pathlib, signal, sys, time
 name, seed = os.environ["RUN_ID"], int(os.environ["SEED"])
 run, logs = pathlib.Path("runs") / name, pathlib.Path("logs")
-(run / "checkpoints").mkdir(parents=True, exist_ok=True)
+run.mkdir(parents=True, exist_ok=True)
 logs.mkdir(exist_ok=True)
 if pathlib.Path("fail").exists():
     sys.exit("error: no space left on device")
-with (logs / (name + ".txt")).open("a" if os.environ["RESUME"] == "1" else "w") as log:
-    log.write(f"started resume={os.environ['RESUME']} ITERATIONS={os.environ.get('ITERATIONS')}\\n")
+with (logs / (name + ".txt")).open("w") as log:
+    log.write(f"started ITERATIONS={os.environ.get('ITERATIONS')}\\n")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     print("step:1/2 train_loss:2.0", flush=True)
@@ -43,7 +43,6 @@ try:
         time.sleep(60)
 except KeyboardInterrupt:
     (run / "recipe.toml").write_text("")
-    (run / "checkpoints" / "step-1").write_text("")
     sys.exit(130)
 model, code = b"m" * (1000 + seed), os.path.getsize("train_gpt.py")
 (run / "model.birdie").write_bytes(model)
@@ -129,7 +128,7 @@ def test_a_second_call_runs_nothing_again(make: Submit, tmp_path: Path) -> None:
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
 
-def test_ctrl_c_reaches_the_run_and_the_next_call_continues_it(make: Submit, tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_run_and_the_next_call_begins_it_again(make: Submit, tmp_path: Path) -> None:
     work = tmp_path / "sub.work"
     work.mkdir()
     (work / "work.json").touch()
@@ -141,13 +140,11 @@ def test_ctrl_c_reaches_the_run_and_the_next_call_continues_it(make: Submit, tmp
 
     with pytest.raises(KeyboardInterrupt):
         make(notify=interrupt)
-    assert (work / "runs" / "train_seed3" / "checkpoints" / "step-1").is_file()
+    assert (work / "runs" / "train_seed3" / "recipe.toml").is_file()
     assert not (tmp_path / "sub").exists()
     (work / "interrupt").unlink()
     make()
-    log = (tmp_path / "sub" / "train_seed3.log").read_text().splitlines()
-    assert [line.split()[1] for line in log] == ["resume=0", "resume=1"]
-    assert "resume=1" not in (tmp_path / "sub" / "train_seed1.log").read_text()
+    assert len((tmp_path / "sub" / "train_seed3.log").read_text().splitlines()) == 1
 
 
 def test_a_run_that_fails_is_one_sentence(make: Submit, tmp_path: Path) -> None:
@@ -276,8 +273,8 @@ def test_finished_runs_are_exported_again(tmp_path: Path, monkeypatch: pytest.Mo
     recipe = tiny_recipe(tmp_path / "data")
     other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4"))
     script = (
-        f"from pathlib import Path; from birdie.cli.challenge import main\n"
-        f"main(Path(__file__), Path('recipe.toml'), Path({str(tmp_path / 'modules')!r}))"
+        f"from pathlib import Path; from birdie.golf.script_main import main\n"
+        f"main(Path(__file__), Path({str(tmp_path / 'modules')!r}), {changed_settings(other)!r}, '')"
     ).encode()
     monkeypatch.setattr(submission, "pack", lambda *_: Packed(script, {}, (), True))
     list(Run(recipe, tmp_path / "run").train())
@@ -308,7 +305,6 @@ def test_a_submission_scores_itself_without_birdie_and_passes_the_audit(tmp_path
         tmp_path / "bare",
         tmp_path / "cache",
         EVAL_ONLY_PATH=str(tmp_path / "sub" / "model.birdie"),
-        VAL_MAX_TOKENS=str(recipe.validation.max_tokens),
     )
     assert scored.returncode == 0, scored.stderr[-2000:]
     line = next(line for line in scored.stdout.splitlines() if line.startswith("final_birdie_roundtrip_exact"))

@@ -14,7 +14,6 @@ from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.jobs import Jobs, assignments, jobs_of
-from birdie.compress.rate.parts import refit_by_parts
 from birdie.compress.rate.search import Fit, fit_budget, fit_quality
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
@@ -72,6 +71,8 @@ def _search(
 
 def _refitted(jobs: Jobs, result: Fit, target: Target, coder: Coder, calibration: CalibrationResult) -> Fit:
     """Return the better of a fit and of what a refit makes of it."""
+    from birdie.compress.rate.parts import refit_by_parts
+
     exponent = math.log2((result.sigma or 1.0) * (1.0 if target.quality is None else _REFITTED))
     rest = refit_by_parts(jobs, exponent, coder, calibration)
     if not target.searched:  # what is in 16 bits is tuned at last
