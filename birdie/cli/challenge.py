@@ -10,6 +10,7 @@ RESUME=1 continues from the last checkpoint, RESTORE=1 exports the float weights
 replaces the 16,000,000 bytes of code and model.
 """
 
+import dataclasses
 import io
 import json
 import os
@@ -27,6 +28,7 @@ import torch
 
 from birdie.cli.challenge_log import Log, is_set, log_roundtrip, score_as_recipe, score_roundtrip
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
+from birdie.compress.qat.settings import Qat
 from birdie.compress.rate.size import parse_size
 from birdie.golf import int8_zlib as baseline
 from birdie.golf.audit.rules import CAP_BYTES
@@ -176,6 +178,9 @@ def _log_checkout(log: Log, recipe: Recipe) -> int:
     """Log the sources of a checkout; return the bytes of the script that they would be packed into."""
     from birdie.golf.packed import pack
 
+    if recipe.qat.budget:
+        log("birdie:qat.budget does not fit in one script; the code is counted as that of the recipe without it")
+        recipe = dataclasses.replace(recipe, qat=Qat())
     packed = pack("train", recipe)
     if not packed.minified:
         log("birdie:python-minifier is not installed, so the code is larger; pip install 'birdie-compress[submit]'")

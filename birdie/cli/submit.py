@@ -119,7 +119,7 @@ def command(
     """Run a recipe with several seeds by one packed script, and write the challenge's submission folder.
 
     The runs are in OUTPUT.work. After Ctrl-C or a crash the same command goes on: finished seeds are taken from there,
-    and an interrupted one continues from its checkpoint. With --from, finished runs are exported, packed and scored
+    and an interrupted one begins again. With --from, finished runs are exported, packed and scored
     again from their float weights: `birdie submit --from OUTPUT.work/runs -o other --export.budget 15.8MB`.
     """
     from birdie.golf.submission import About, submit

@@ -5,9 +5,9 @@
     entry ◄── import ◄── folder of modules in the user's cache ◄── written once ◄── start.py ◄──┘
 
 The file counts as code by its own bytes. Of imports inside functions, a script of a recipe has those that the recipe
-asks for (`_asked`); the pair and the decoder have all but those of the packages that talk to people (`_SHELL`). What is
-left out is a sentence where it is imported. Imports become relative, so that the package may have a name of its own
-beside an installed birdie.
+asks for (`_optional_modules`); the pair and the decoder have all but those of the packages that talk to people
+(`_SHELL`). What is left out is a sentence where it is imported. Imports become relative, so that the package may have a
+name of its own beside an installed birdie.
 """
 
 import ast
@@ -90,9 +90,9 @@ def pack(kind: Kind, recipe: Recipe | None = None) -> Packed:
     recipe = recipe or Recipe()
     if recipe.qat.budget:
         raise ConfigError("qat.budget trains in a run folder, which a script has not; run the recipe with birdie train")
-    asked = frozenset(_asked(recipe)) if kind in ("train", "score") else None
-    sources = _sources(path, asked)
-    needed = _needed(path, asked)
+    optional = frozenset(_optional_modules(recipe)) if kind in ("train", "score") else None
+    sources = _sources(path, optional)
+    needed = _needed(path, optional)
     values: dict[str, Any] = {}
     if kind == "train":
         values = {"SETTINGS": changed_settings(recipe), "FIXED": " ".join(sorted(fixed_variables()))}
@@ -145,7 +145,7 @@ def _different(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, An
     }
 
 
-def _asked(recipe: Recipe) -> Iterator[str]:
+def _optional_modules(recipe: Recipe) -> Iterator[str]:
     """Yield the modules that a recipe asks for, of those that are imported inside functions or listed."""
     export, qat, mode = recipe.export, recipe.qat, recipe.evaluation.scoring_mode
     yield from ("birdie.model.loss_kernels", "birdie.compress.registry")
@@ -184,17 +184,17 @@ def _variables(kind: type) -> Iterator[str]:
             yield from parameter.env_var or ()
 
 
-def _sources(entry: Path, asked: Collection[str] | None) -> dict[str, str]:
+def _sources(entry: Path, optional: Collection[str] | None) -> dict[str, str]:
     """Return path → short text of `entry` and the modules that it imports; minifying takes seconds, so it is kept.
 
     Args:
         entry: where the program begins.
-        asked: names of modules that count where they are imported inside functions; None: all but those of the shell.
+        optional: modules that count where they are imported inside functions; None: all but those of the shell.
     """
-    if asked is None:
+    if optional is None:
         files = source_files(entry, follow=lambda name: not name.startswith(_SHELL))
     else:
-        files = source_files(entry, follow=asked.__contains__, listed=asked.__contains__)
+        files = source_files(entry, follow=optional.__contains__, listed=optional.__contains__)
     names = [path.relative_to(PACKAGE.parent).as_posix() for path in files]
     digest = hashlib.sha256(repr((names, sys.version, _minifies() and metadata.version("python_minifier"))).encode())
     for path in (*files, Path(__file__)):
@@ -284,10 +284,10 @@ def _short(source: str) -> str:
     return minify(source, rename_globals=False, hoist_literals=False, remove_annotations=False)
 
 
-def _needed(entry: Path, asked: Collection[str] | None) -> dict[str, str]:
+def _needed(entry: Path, optional: Collection[str] | None) -> dict[str, str]:
     """Return the packages that `entry` cannot be imported without: name → distribution, sorted."""
     imported: set[str] = set()
-    for path in source_files(entry, follow=lambda _: False, listed=lambda name: asked is None or name in asked):
+    for path in source_files(entry, follow=lambda _: False, listed=lambda name: optional is None or name in optional):
         for node in ast.parse(_bare(path)).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []

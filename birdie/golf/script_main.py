@@ -216,7 +216,7 @@ def export(
 ) -> None:
     """Write the artifact: at most the recipe's budget, and at most what the cap leaves beside the code."""
     room = parse_size(os.environ.get("CAP_BYTES", str(CAP_BYTES))) - code
-    asked = recipe.export.budget
+    limit = recipe.export.budget
     tokenizer = data.tokenizer
     about: dict[str, Any] = {
         "model": "gpt",
@@ -235,7 +235,7 @@ def export(
         known = calibration.result
         log.note(f"calibrated on {calibration.tokens:,} tokens in {calibration.seconds:.1f} s")
     model.cpu()
-    size = written(path, recipe, model, about, None if asked is None else min(parse_size(asked), room), known)
+    size = written(path, recipe, model, about, None if limit is None else min(parse_size(limit), room), known)
     if size > room:
         log.note(f"{size} bytes exceed the budget of {room} (cap minus code); lowering precision to fit")
         size = written(path, recipe, model, about, room, known)

@@ -61,8 +61,8 @@ def run(path: Path) -> None:
 
 def with_data(recipe: Recipe) -> Recipe:
     """Return the recipe with the data and the tokenizer of the environment."""
-    data, given = recipe.data, os.environ.get
-    path, tokenizer = given("DATA_PATH", data.path), given("TOKENIZER_PATH", data.tokenizer)
+    data, variables = recipe.data, os.environ
+    path, tokenizer = variables.get("DATA_PATH", data.path), variables.get("TOKENIZER_PATH", data.tokenizer)
     return replace(recipe, data=replace(data, path=path, tokenizer=tokenizer))
 
 

@@ -68,7 +68,9 @@ def test_each_part_is_tuned_to_all_that_are_encoded_before_it() -> None:
     seen: list[list[str]] = []
 
     class Recording(CalibrationResult):
-        def refitted(self, decoded: Any, names: Any, steps: int, *, measurements: int = 8) -> dict[str, Tensor]:
+        def refitted(
+            self, decoded: Any, names: Any, steps: int, *, measurements: int | None = None
+        ) -> dict[str, Tensor]:
             assert (steps, measurements) == (5, 2)
             seen.append(list(names))
             return {name: decoded[name] + 1 for name in names}
