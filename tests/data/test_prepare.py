@@ -218,7 +218,7 @@ def test_another_tokenizer_of_the_same_name_is_never_replaced(corpus: Corpus, tm
 def test_a_byte_table_that_is_wrong_for_the_text_stops_the_run(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_module, "check_bytes", lambda *_: ByteCheck(1, 9, 1020, 1000, 1))
+    monkeypatch.setattr(prepare_module, "check_bytes", lambda *_: ByteCheck(1, 9, 1020, 1000))
     with pytest.raises(DataError, match=r"byte260 counts 1,020 bytes .* 1,000"):
         run(corpus, "bytes", tmp_path / "data")
     assert files(tmp_path / "data") == {}

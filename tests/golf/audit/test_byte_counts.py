@@ -24,7 +24,7 @@ from birdie.data.tokenizer import (
     train_sentencepiece,
 )
 from birdie.errors import DataError
-from birdie.golf.audit.byte_counts import TOLERANCE, Pieces, check_bytes, check_table, pieces_of, table_mistakes
+from birdie.golf.audit.byte_counts import TOLERANCE, Pieces, check_counts, check_table, pieces_of, table_mistakes
 
 
 def words(count: int, seed: int = 0) -> list[str]:
@@ -133,7 +133,7 @@ def test_a_wrong_table_is_found_by_exactly_its_error_on_a_stream(kind: str, seed
     tokens = stream(tokenizer, texts)
     true = sum(len(tokenizer.decode(tokenizer.encode(text)).encode()) for text in texts)
     count = int(table.count_document(tokens, tokenizer.bos_id).sum())
-    (finding,) = check_bytes(tokenizer, tokens, table)
+    finding = check_counts(tokenizer, tokens, table)
     if count == true and finding.result == "pass":  # the mistake is of pieces that this text has none of
         assert (
             table.count_document(tokens, tokenizer.bos_id) == tokenizer.byte_table().count_document(tokens, 1)
@@ -146,12 +146,12 @@ def test_a_wrong_table_is_found_by_exactly_its_error_on_a_stream(kind: str, seed
 def test_the_pieces_at_fault_are_named() -> None:
     tokenizer = bpe()
     tokens = stream(tokenizer, ["😀 abc 😀", "é"])
-    (finding,) = check_bytes(
+    finding = check_counts(
         tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "literal byte names")
     )
     assert "+40 by byte pieces ('<0x" in finding.evidence
     assert "word-initial" not in finding.evidence
-    (finding,) = check_bytes(tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "controls"))
+    finding = check_counts(tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "controls"))
     assert "+6 by control pieces ('<s>')" in finding.evidence
 
 
@@ -160,12 +160,12 @@ def test_a_right_count_passes_and_errors_that_cancel_do_not(make: type[Tokenizer
     tokenizer = make()
     texts = ["", *words(4, 2), "  é\u2581ü 😀", "NASA and iPhones"]
     tokens = stream(tokenizer, texts)
-    assert check_bytes(tokenizer, tokens)[0].result == "pass"
+    assert check_counts(tokenizer, tokens).result == "pass"
     counts = tokenizer.byte_table().count_document(tokens, tokenizer.bos_id)
-    assert check_bytes(tokenizer, tokens, counts)[0].result == "pass"
+    assert check_counts(tokenizer, tokens, counts).result == "pass"
     first = int(np.flatnonzero(counts)[0])
     counts[[first, -1]] += (1, -1)
-    (finding,) = check_bytes(tokenizer, tokens, counts)
+    finding = check_counts(tokenizer, tokens, counts)
     assert finding.result != "pass"
     assert "2 of 7 documents differ, document 2 first" in finding.evidence
 
@@ -174,13 +174,13 @@ def test_a_stream_cut_within_a_character_is_right() -> None:
     tokenizer = bpe()
     tokens = stream(tokenizer, ["abc", "de 😀"])
     for cut in range(4):
-        assert check_bytes(tokenizer, tokens[: len(tokens) - cut])[0].result == "pass", cut
+        assert check_counts(tokenizer, tokens[: len(tokens) - cut]).result == "pass", cut
 
 
 def test_progress_ends_at_the_end() -> None:
     seen: list[tuple[float, float | None]] = []
     tokens = stream(bpe(), words(3))
-    check_bytes(bpe(), tokens, progress=lambda done, total: seen.append((done, total)))
+    check_counts(bpe(), tokens, progress=lambda done, total: seen.append((done, total)))
     counts = [done for done, _ in seen]
     assert counts[-1] == len(tokens)
     assert counts == sorted(counts)
@@ -192,7 +192,7 @@ def test_a_vocabulary_without_a_lone_space() -> None:
     tokenizer = spaceless()
     assert not pieces_of(tokenizer).has_lone_space
     tokens = stream(tokenizer, ["abc def ghi"])
-    (finding,) = check_bytes(tokenizer, tokens)
+    finding = check_counts(tokenizer, tokens)
     assert finding.result == "fail"
     assert "15 bytes and the decoded text has 11 (+4" in finding.evidence
     assert "no piece for a lone space" in finding.evidence
@@ -239,7 +239,7 @@ def test_real_shards_are_right(shared_data: Path) -> None:
     ):
         tokenizer = load_tokenizer(shared_data / "tokenizers" / model)
         tokens = read_shard(shared_data / "text" / "fineweb" / shard)
-        assert check_bytes(tokenizer, tokens)[0].result == "pass"
+        assert check_counts(tokenizer, tokens).result == "pass"
         assert check_table(tokenizer.byte_table(), tokenizer)[0].result == "pass"
 
 
@@ -249,9 +249,9 @@ def test_the_mistakes_on_real_text(shared_data: Path) -> None:
     tokens = read_shard(shared_data / "text" / "fineweb" / "fineweb_val_head_sp1024.bin")
     for kind in sorted(set(MISTAKES) - {"boundaries", "no boundaries", "space after BOS"}):
         table = changed(tokenizer.byte_table(), pieces_of(tokenizer), kind)
-        (finding,) = check_bytes(tokenizer, tokens, table)
+        finding = check_counts(tokenizer, tokens, table)
         assert finding.result == "fail", kind
         (mistake,) = table_mistakes(table, tokenizer)
         assert MISTAKES[kind] in mistake.name
-    twice = check_bytes(tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "space twice"))[0]
+    twice = check_counts(tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "space twice"))
     assert "+16.72%" in twice.evidence
