@@ -40,7 +40,7 @@ PATTERNS = (
     ),
     _pattern(
         rules.SCORE_FIRST,
-        r"(scatter|index)_add_?\(|index_put_?\(|\badd\.at\(|\bcounts?\b[^=\n]{0,80}\+=",
+        r"(scatter|index)_add_?\(|index_put_?\(|\badd\.at\(|\bcounts?\[.{0,80}\+=",
         "counts: validation tokens, and is the loss of each final before?",
     ),
     _pattern(
@@ -50,7 +50,7 @@ PATTERNS = (
     ),
     _pattern(
         rules.NORMALIZED,
-        r"(?<![\w.])hash\(|crc32\(|bitwise_xor|\^=? *\w|\* *\d{5,12} *[)+&%]",
+        r"(?<![\w.])hash\(|crc32\(|bitwise_xor|\*.{0,40}\^|\^.{0,40}\*|\* *\d{5,12}.{0,40}[%&]",
         "hashes: is the target token in the key, and is there a sum over the vocabulary?",
     ),
     _pattern(
@@ -65,7 +65,7 @@ PATTERNS = (
     ),
     _pattern(
         rules.VALIDATION,
-        r"register_(full_)?(forward|backward)(_pre)?_hook\(|\.T *@|\bhessians? *=",
+        r"register_(full_)?(forward|backward)(_pre)?_hook\(|\b(\w{1,30})\.m?T *@ *\4\b|\bhessians? *=",
         "collects activations: of training text alone?",
     ),
     _pattern(
@@ -85,13 +85,13 @@ PATTERNS = (
     ),
     _pattern(
         rules.TRAIN_TIME,
-        r"forced?_?stop|stop_?(at_?)?step|ignore_?(cap|wall_?clock)",
+        r"forced?_?stop|stop_at_step|stop_step|ignore_?(cap|wall_?clock)",
         "ends training at a step: does the clock end it, too?",
     ),
     _pattern(
         rules.SELF_CONTAINED,
         r"urlopen|urlretrieve|\brequests\.|create_connection|HTTPS?Connection|hf_hub_download|snapshot_download|"
-        r"load_dataset|\b(curl|wget|gsutil|pip install|git clone)\b",
+        r"load_dataset|\b(run|system|call|Popen|check_output)\(.{0,60}\b(curl|wget|gsutil|pip install|git clone)\b",
         "uses the network: while it evaluates?",
     ),
     _pattern(rules.SELF_CONTAINED, r"_train_[\w*]{0,20}\.bin", "names training data: read while validation is scored?"),
