@@ -62,7 +62,7 @@ def test_shards_are_bos_and_text_and_totals_are_exact(corpus: Corpus, tmp_path: 
     size = sum(len(text.encode()) for text in held_out)  # these texts are already normalized
     val = prepared.info.val
     assert (val.documents, val.tokens, val.bytes, val.source_bytes) == (len(held_out), len(tokens), size, size)
-    assert prepared.check == ByteCheck(len(held_out), len(tokens), size, size, 0)
+    assert prepared.check == ByteCheck(len(held_out), len(tokens), size, size)
 
 
 @pytest.mark.parametrize("caseops", [False, True])

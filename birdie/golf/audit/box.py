@@ -26,13 +26,14 @@ MEMORY = 4 * 2**30
 FILE_BYTES = 64 * 2**20
 """Bytes of each file that is written."""
 SCRATCH_BYTES = 256 * 2**20
-"""Bytes of all files in /tmp."""
+"""Bytes of all files in /tmp, and in /dev/shm."""
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives")
 _OPTIONS = (
     *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-    *("--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+    *("--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+    *("--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
 )
 _MISSING = (
     "the script was not run: bubblewrap (bwrap) is not installed; `apt install bubblewrap`, or load the script in a "

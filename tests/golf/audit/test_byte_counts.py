@@ -4,6 +4,7 @@ import dataclasses
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     return np.concatenate([np.insert(ids, 0, tokenizer.bos_id) for ids in tokenizer.encode_batch(texts)])
 
 
-MISTAKES = {  # what is changed of which pieces, and the words of the finding
+MISTAKES: dict[str, tuple[str, str, Any, str]] = {  # what is changed of which pieces, and the words of the finding
     "literal byte names": ("base", "byte", 6, "measured by their names"),
     "three bytes a byte piece": ("base", "byte", 3, "counted as 3 bytes instead of 1"),
     "space twice": ("base", "marked", "more", "leading space counted twice"),
