@@ -100,16 +100,9 @@ def files(arguments: list[str]) -> Iterator[Path]:
     for name in arguments or FOLDERS:
         path = Path(name) if arguments else ROOT / name
         if path.is_dir():
-            yield from sorted(
-                file for file in path.rglob("*") if file.suffix in (".py", ".md") and not _is_corpus(file)
-            )
+            yield from sorted(file for file in path.rglob("*") if file.suffix in (".py", ".md"))
         elif path.is_file():
             yield path
-
-
-def _is_corpus(path: Path) -> bool:
-    """Return True for the scripts that the audit is tested on: they are written as people write scripts."""
-    return "tests/golf/audit/scripts/" in path.resolve().as_posix()
 
 
 def main() -> int:

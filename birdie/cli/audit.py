@@ -28,7 +28,7 @@ def command(
     /,
     *,
     run: Annotated[
-        bool, Parameter(negative=(), help="Also run the submission's code, in a sandbox without network, and time it.")
+        bool, Parameter(negative=(), help="Also load the script, in a sandbox of bubblewrap, or time the artifact.")
     ] = False,
     data: Annotated[
         str | None, Parameter(help="Validation shards for an artifact; default: those of its recipe.")
@@ -43,15 +43,11 @@ def command(
     tokens: Annotated[
         int, Parameter(help="Number of validation tokens for the tests of causality and normalization.")
     ] = 4096,
-    seconds: Annotated[
-        float | None,
-        Parameter(help="Time limit; rules not checked by then are unknown. Default: 30 for folders and scripts."),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Check a score against the challenge's rules: pass, fail or unknown for each rule, with the evidence.
 
-    A warning names a line of code that a person should read. The exit code is 1 if a rule is broken. Code of others is
+    A warning names lines of code that a person should read. The exit code is 1 if a rule is broken. Code of others is
     read and not run, except with --run.
     """
     from birdie.golf.audit.audit import audit
@@ -65,7 +61,6 @@ def command(
             train=train,
             log_files=log,
             tokens=tokens,
-            seconds=seconds,
             progress=update,
         )
     if json:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.errors import DataError
+from birdie.runtime.callbacks import Progress, no_progress
 
 Tokens = NDArray[np.uint16]
 
@@ -122,27 +123,37 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class WrongDocument:
+    """A document whose bytes are not counted as its text has them: its number, from 1, and its positions with BOS."""
+
+    number: int
+    positions: slice
+    table_bytes: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ByteCheck:
-    """Comparison of the byte table with the decoded text.
+    """Comparison of counted bytes with the decoded text.
 
     Attributes:
         documents: number of decoded documents.
-        tokens: their tokens, BOS included.
-        table_bytes: UTF-8 bytes according to the table.
+        tokens: tokens of the stream.
+        table_bytes: UTF-8 bytes according to the table, or to the sidecar.
         text_bytes: UTF-8 bytes of the decoded documents.
-        mismatched: documents where the two differ. The last one may be cut in the middle of a character.
+        wrong: documents where the two differ.
     """
 
     documents: int
     tokens: int
     table_bytes: int
     text_bytes: int
-    mismatched: int
+    wrong: tuple[WrongDocument, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """True if the table is right for every document."""
-        return self.mismatched == 0
+        """True if the bytes are right for every document."""
+        return not self.wrong
 
 
 def split_documents(tokens: Tokens, bos_id: int) -> Iterator[Tokens]:
@@ -154,18 +165,53 @@ def split_documents(tokens: Tokens, bos_id: int) -> Iterator[Tokens]:
         yield tokens[start + 1 : stop]
 
 
-def check_bytes(tokenizer: Decoder, tokens: Tokens) -> ByteCheck:
-    """Decode `tokens` (N,) by document and compare the table's byte count with the UTF-8 length of the text.
+def check_bytes(
+    tokenizer: Decoder,
+    tokens: Tokens,
+    counts: ByteTable | NDArray[np.integer[Any]] | None = None,
+    *,
+    progress: Progress = no_progress,
+) -> ByteCheck:
+    """Decode `tokens` (N,) by document and compare the bytes that are counted with the UTF-8 length of the text.
 
-    A tokenizer that normalizes is compared with the normalized text, which its tokens decode to.
+    A tokenizer that normalizes is compared with the normalized text, which its tokens decode to. A last document that
+    is cut in the middle of a character is compared without the bytes of that character.
+
+    Args:
+        tokenizer: the tokenizer of the tokens.
+        tokens: a stream.
+        counts: the table, or the bytes of each token (N,), as a sidecar has them; None: the tokenizer's own table.
+        progress: reports tokens.
     """
-    table = tokenizer.byte_table()
-    documents = table_bytes = text_bytes = mismatched = 0
-    for document in split_documents(tokens, tokenizer.bos_id):
-        by_table = int(table.count_document(document, tokenizer.bos_id).sum())
-        by_text = len(tokenizer.decode(document).encode())
-        documents += 1
-        table_bytes += by_table
-        text_bytes += by_text
-        mismatched += by_table != by_text
-    return ByteCheck(documents, len(tokens), table_bytes, text_bytes, mismatched)
+    counts = tokenizer.byte_table() if counts is None else counts
+    begins = np.flatnonzero(tokens == tokenizer.bos_id).tolist()
+    if not begins or begins[0] > 0:
+        begins.insert(0, 0)
+    table_bytes = text_bytes = 0
+    wrong = []
+    for number, (begin, end) in enumerate(pairwise((*begins, _end_of_text(tokenizer, tokens, begins[-1]))), 1):
+        part = slice(begin, end)
+        by_table = int(counted_bytes(counts, tokens, part, tokenizer.bos_id).sum())
+        by_text = len(tokenizer.decode(tokens[part]).encode())
+        if by_table != by_text:
+            wrong.append(WrongDocument(number, part, by_table, by_text))
+        table_bytes, text_bytes = table_bytes + by_table, text_bytes + by_text
+        progress(end, len(tokens))
+    return ByteCheck(len(begins), len(tokens), table_bytes, text_bytes, tuple(wrong))
+
+
+def counted_bytes(
+    counts: ByteTable | NDArray[np.integer[Any]], tokens: Tokens, document: slice, bos_id: int
+) -> NDArray[np.int64]:
+    """Return the bytes of each token of a document by a table, or by the bytes of each token of the stream."""
+    if isinstance(counts, ByteTable):
+        return counts.count_document(tokens[document], bos_id)
+    return counts[document].astype(np.int64)
+
+
+def _end_of_text(tokenizer: Decoder, tokens: Tokens, begin: int) -> int:
+    """Return the end of the last document, before the up to three bytes of a character that the stream cuts."""
+    for end in range(len(tokens), max(begin, len(tokens) - 4), -1):
+        if not tokenizer.decode(tokens[begin:end]).endswith("\ufffd"):  # the replacement of what is no UTF-8
+            return end
+    return len(tokens)

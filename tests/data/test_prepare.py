@@ -62,7 +62,7 @@ def test_shards_are_bos_and_text_and_totals_are_exact(corpus: Corpus, tmp_path: 
     size = sum(len(text.encode()) for text in held_out)  # these texts are already normalized
     val = prepared.info.val
     assert (val.documents, val.tokens, val.bytes, val.source_bytes) == (len(held_out), len(tokens), size, size)
-    assert prepared.check == ByteCheck(len(held_out), len(tokens), size, size, 0)
+    assert prepared.check == ByteCheck(len(held_out), len(tokens), size, size)
 
 
 @pytest.mark.parametrize("caseops", [False, True])
@@ -218,7 +218,7 @@ def test_another_tokenizer_of_the_same_name_is_never_replaced(corpus: Corpus, tm
 def test_a_byte_table_that_is_wrong_for_the_text_stops_the_run(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_module, "check_bytes", lambda *_: ByteCheck(1, 9, 1020, 1000, 1))
+    monkeypatch.setattr(prepare_module, "check_bytes", lambda *_: ByteCheck(1, 9, 1020, 1000))
     with pytest.raises(DataError, match=r"byte260 counts 1,020 bytes .* 1,000"):
         run(corpus, "bytes", tmp_path / "data")
     assert files(tmp_path / "data") == {}

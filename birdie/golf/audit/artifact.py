@@ -26,7 +26,7 @@ from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
 from birdie.golf.audit import rules
-from birdie.golf.audit.byte_counts import check_bytes, check_table
+from birdie.golf.audit.byte_counts import check_counts, check_table
 from birdie.golf.audit.overlap import check_overlap
 from birdie.golf.audit.probes import probe
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Result, size_result
@@ -38,8 +38,6 @@ from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
 from birdie.score.request import EvaluationRequest
 
-OF_ARTIFACTS = rules.RULES[:8]
-"""Rules that an artifact's model and text are evidence for."""
 COMPARED = 32
 """Targets whose losses are computed both ways, token by token and batched."""
 BEYOND = 256
@@ -214,9 +212,9 @@ def _check_text(text: _Text, recipe: Recipe, options: AuditOptions) -> Iterator[
         counts = byte_counts(text.dataset.val, tokenizer, text.tokens, recipe.model.vocab_size)
     except DataError as error:
         problem = Finding(rules.BYTES, "fail", str(error), "data", name)
-    yield from check_bytes(tokenizer, text.tokens, counts, path=name, progress=options.progress)
+    yield check_counts(tokenizer, text.tokens, counts, path=name, progress=options.progress)
     yield from [] if problem is None else [problem]
-    with suppress(DataError):  # a vocabulary without a lone space has no table; check_bytes reports it
+    with suppress(DataError):  # a vocabulary without a lone space has no table; check_counts reports it
         yield from check_table(tokenizer.byte_table(), tokenizer)
     targets = len(text.tokens) - 1
     split = complete_split(targets)

@@ -3,7 +3,7 @@
     tokens ──decode──► text ──► UTF-8 bytes ──┐
        └── table or sidecar ──► bytes counted ┴──► equal, or the difference and the pieces that are at fault
 
-`check_bytes` decodes a stream; `check_table` needs none and names the mistakes of a foreign table: byte pieces counted
+`check_counts` decodes a stream; `check_table` needs none and names the mistakes of a foreign table: byte pieces counted
 by their names (parameter-golf#1143: 3 instead of 1), no piece for a lone space (#897), the leading space counted twice
 (#1545), bytes for control tokens, spaces charged after a boundary, normalization that loses text (#755).
 """
@@ -17,7 +17,7 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from birdie.data import caseops
-from birdie.data.byte_accounting import ByteTable, Tokens
+from birdie.data.byte_accounting import ByteTable, Tokens, check_bytes, counted_bytes
 from birdie.data.tokenizer import RESERVED, SPACE, Tokenizer
 from birdie.errors import DataError
 from birdie.golf.audit.rules import BYTES, Finding, Result
@@ -29,7 +29,6 @@ KINDS = ("control", "operator", "byte", "lone space", "word-initial", "ordinary"
 TOLERANCE = 1e-4
 """Share of the text's bytes below which a difference proves nothing: published tables miss their text by 7e-5."""
 
-_UNDECODABLE = "\ufffd"  # the decoder's replacement for a byte that is no UTF-8
 _SAMPLES = (
     *("Hello WORLD, iPhone 4s", "naïve café, Ångström", "“quoted” – don't…", "1,234.50 € = ½", "日本語のテキスト"),
     *("Москва и Ωmega", "🙂 emoji 👩‍🚀", "a_b-c/d@e.com #tag", "tab\tand\nnewline", "x² + y₂ ≠ ∞"),
@@ -156,21 +155,19 @@ def check_table(table: ByteTable, tokenizer: Tokenizer, *, path: str | None = No
     return tuple(mistakes) or (Finding(BYTES, "pass", evidence, "byte table", path),)
 
 
-def check_bytes(
+def check_counts(
     tokenizer: Tokenizer,
     tokens: Tokens,
     counts: ByteTable | NDArray[np.integer[Any]] | None = None,
     *,
     path: str | None = None,
     progress: Progress = no_progress,
-) -> tuple[Finding, ...]:
-    """Decode `tokens` (N,) by documents and compare their UTF-8 bytes with those that are counted for them.
-
-    A document that is cut in the middle of a character is compared without its last bytes.
+) -> Finding:
+    """Return whether the bytes counted for `tokens` are those of their text, and which pieces are at fault.
 
     Args:
         tokenizer: the tokenizer of the tokens.
-        tokens: a stream.
+        tokens: (N,) a stream.
         counts: the table, or the bytes of each token (N,), as a sidecar has them; None: the tokenizer's own table.
         path: origin of the counts.
         progress: reports tokens.
@@ -178,34 +175,40 @@ def check_bytes(
     pieces = pieces_of(tokenizer)
     truth = _true_table(pieces, tokenizer)
     counts = truth if counts is None else counts
-    count = text = wrong = documents = 0
+    decoder = tokenizer if pieces.has_lone_space else _SpaceOfBytes(tokenizer)
+    check = check_bytes(decoder, tokens, counts, progress=progress)
+    source = "the table" if isinstance(counts, ByteTable) else "the sidecar"
+    count, text, documents = check.table_bytes, check.text_bytes, check.documents
+    if check.exact and pieces.has_lone_space:
+        evidence = f"{source} counts {count:,} bytes for {documents:,} documents, which are those of their decoded text"
+        return Finding(BYTES, "pass", evidence, "decoded text", path)
     excess = np.zeros((2, len(pieces.names)))  # by token: bytes too many, and the sum of absolute differences
     first = "none"
-    for part, length in _documents(tokenizer, tokens, pieces, progress):
-        if isinstance(counts, ByteTable):
-            counted = counts.count_document(tokens[part], tokenizer.bos_id)
-        else:
-            counted = counts[part].astype(np.int64)
-        total = int(counted.sum())
-        documents, count, text = documents + 1, count + total, text + length
-        if total != length:
-            first = first if wrong else f"document {documents:,} first: {total:,} instead of {length:,}"
-            wrong += 1
-            more = counted - truth.count_document(tokens[part], tokenizer.bos_id)
-            for row, weights in zip(excess, (more, np.abs(more)), strict=True):
-                row += np.bincount(tokens[part], weights=weights, minlength=len(pieces.names))
-    source = "the table" if isinstance(counts, ByteTable) else "the sidecar"
-    if not wrong and pieces.has_lone_space:
-        evidence = f"{source} counts {count:,} bytes for {documents:,} documents, which are those of their decoded text"
-        return (Finding(BYTES, "pass", evidence, "decoded text", path),)
+    for document in reversed(check.wrong):
+        first = f"document {document.number:,} first: {document.table_bytes:,} instead of {document.text_bytes:,}"
+        part = document.positions
+        more = counted_bytes(counts, tokens, part, tokenizer.bos_id)
+        more = more - truth.count_document(tokens[part], tokenizer.bos_id)
+        for row, weights in zip(excess, (more, np.abs(more)), strict=True):
+            row += np.bincount(tokens[part], weights=weights, minlength=len(pieces.names))
     result: Result = "unknown" if abs(count - text) <= TOLERANCE * text else "fail"
     evidence = f"{source} counts {count:,} bytes and the decoded text has {text:,} ({count - text:+,}, "
-    evidence += f"{count / max(1, text) - 1:+.2%}); {wrong:,} of {documents:,} documents differ, {first}"
+    evidence += f"{count / max(1, text) - 1:+.2%}); {len(check.wrong):,} of {documents:,} documents differ, {first}"
     if faults := _faults(excess, pieces):
         evidence += f"; {faults}"
     if not pieces.has_lone_space:
         evidence += f"; the vocabulary has no piece for a lone space, so {SPACE} is three byte pieces (#897)"
-    return (Finding(BYTES, result, evidence, "decoded text", path),)
+    return Finding(BYTES, result, evidence, "decoded text", path)
+
+
+class _SpaceOfBytes:
+    """A tokenizer whose vocabulary has no lone space: a space comes back from its three bytes as the mark itself."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.bos_id, self.byte_table, self._tokenizer = tokenizer.bos_id, tokenizer.byte_table, tokenizer
+
+    def decode(self, ids: Tokens) -> str:
+        return self._tokenizer.decode(ids).replace(SPACE, " ")
 
 
 def _true_table(pieces: Pieces, tokenizer: Tokenizer) -> ByteTable:
@@ -214,31 +217,6 @@ def _true_table(pieces: Pieces, tokenizer: Tokenizer) -> ByteTable:
         return tokenizer.byte_table()
     marked = (pieces.kinds == LONE) | (pieces.kinds == WORD)
     return ByteTable(pieces.lengths.astype(np.int16), marked, pieces.kinds == CONTROL)
-
-
-def _documents(tokenizer: Tokenizer, tokens: Tokens, pieces: Pieces, progress: Progress) -> Iterator[tuple[slice, int]]:
-    """Yield (positions of a document with its BOS, UTF-8 bytes of its text)."""
-    begins = np.flatnonzero(tokens == tokenizer.bos_id).tolist()
-    if not begins or begins[0] > 0:
-        begins.insert(0, 0)
-    ends = [*begins[1:], _end_of_text(tokenizer, tokens, begins[-1], pieces)]
-    for begin, end in zip(begins, ends, strict=True):
-        text = tokenizer.decode(tokens[begin:end])
-        if not pieces.has_lone_space:  # a space comes back from its three bytes as the mark itself
-            text = text.replace(SPACE, " ")
-        yield slice(begin, end), len(text.encode())
-        progress(end, len(tokens))
-
-
-def _end_of_text(tokenizer: Tokenizer, tokens: Tokens, begin: int, pieces: Pieces) -> int:
-    """Return the end of the last document without the bytes of a character that the stream cuts."""
-    end = len(tokens)
-    for cut in range(min(4, end - begin)):
-        if not tokenizer.decode(tokens[begin : end - cut]).endswith(_UNDECODABLE):
-            return end - cut
-        if pieces.kinds[int(tokens[end - cut - 1])] != BYTE:
-            break
-    return end
 
 
 def _faults(excess: NDArray[np.float64], pieces: Pieces) -> str:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from birdie.errors import DataError
 from birdie.golf.audit import rules
-from birdie.golf.audit.deadline import Deadline
 from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
 from birdie.golf.packed import FIRST
@@ -26,6 +25,8 @@ from birdie.runtime.regular import open_regular
 USUAL_SEEDS = 3
 MAX_BYTES = 1_000_000
 """Largest submission.json and README.md that are read."""
+MAX_COPIES = 16
+"""Different scripts at the beginning of logs that are compared; parsing one of 250 kB takes a second."""
 
 _MAX_FIGURE = 1e15
 
@@ -319,29 +320,24 @@ def _agrees(value: Written, text: str) -> bool:
 
 
 def check_script_of_logs(
-    source: Source,
-    shown: str,
-    logs: Sequence[TrainingLog],
-    claim: Claim | None = None,
-    deadline: Deadline | None = None,
+    source: Source, shown: str, logs: Sequence[TrainingLog], claim: Claim | None = None
 ) -> Iterator[Finding]:
     """Yield a finding for each log of another script than `source`, which ships and is called `shown`.
 
     A log is compared by the copy of the script that it begins with, else by the bytes of code it counts. Ablations
     among the logs have scripts of their own, unless the claim names their seed.
     """
-    texts = [text for text in (source.data, source.unpacked) if text]
-    modules = [text for name, text in source.modules.items() if name != FIRST]
-    same: dict[str, bool] = {}
-    for log in logs:
-        if deadline is not None:
-            deadline.check()
-        if log.source is not None and log.source not in same:
-            same[log.source] = _has_all(log.source, modules) or _is_copy(log.source, texts)
+    parts = [source, *([parse_source(source.unpacked)] if source.unpacked else [])]
+    modules = [_stripped(text) for name, text in source.modules.items() if name != FIRST]
+    copies = list(dict.fromkeys(log.source for log in logs if log.source is not None))
+    same = {copy: _is_copy(copy, parts, modules) for copy in copies[:MAX_COPIES]}
     packed = source.tree is None or source.unpacked is not None or bool(modules)
     for log in logs:
         sizes = [round(figure.value) for figure in log.code_bytes.values()]
-        if log.source is not None and not same[log.source]:
+        if log.source is not None and log.source not in same:
+            evidence = f"its script was not compared: the logs begin with {len(copies)}, more than {MAX_COPIES}"
+            yield Finding(rules.SEEDS, "unknown", evidence, "log", log.path, 1)
+        elif log.source is not None and not same[log.source]:
             claimed = claim is not None and _seed_of(log) in claim.seeds
             certain = not packed and (claimed or not any(same.values()))
             reason = "" if certain else "; it may have been packed since" if packed else "; other logs begin with it"
@@ -353,19 +349,15 @@ def check_script_of_logs(
             yield Finding(rules.SEEDS, "warning", f"{evidence}{source.size:,}", "log", log.path, line)
 
 
-def _has_all(copy: str, modules: Sequence[str]) -> bool:
-    """Return whether a log begins with all modules of a packed script."""
+def _is_copy(copy: str, parts: Sequence[Source], modules: Sequence[str]) -> bool:
+    """Return whether a log's copy has all modules of a packed script, or is a part but for comments and layout."""
     stripped = _stripped(copy)
-    return bool(modules) and all(_stripped(text) in stripped for text in modules)
-
-
-def _is_copy(copy: str, texts: Sequence[bytes]) -> bool:
-    """Return whether a log's copy of the script is one of the texts, but for comments and layout."""
-    stripped = _stripped(copy)
-    if any(_stripped(text.decode("utf-8", "replace")) in stripped for text in texts):
+    if modules and all(text in stripped for text in modules):
+        return True
+    if any(part.data and _stripped(part.data.decode("utf-8", "replace")) in stripped for part in parts):
         return True
     program = parse_source(copy.encode("utf-8", "replace")).program
-    return program is not None and program in [parse_source(text).program for text in texts]
+    return program is not None and program in [part.program for part in parts]
 
 
 def _stripped(text: str) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.golf.audit.deadline import OutOfTimeError
 from birdie.golf.audit.rules import CAUSAL, NORMALIZED, ONE_PASS, RUNS, Finding
 from birdie.runtime.callbacks import Progress, no_progress
 from birdie.score.reference import TOLERANCE, Scorer
@@ -72,8 +71,6 @@ def probe(
         evidence += f"{difference:.1e} nats"
         findings.append(Finding(CAUSAL, "pass" if difference <= CLOSE else "fail", evidence, "probe"))
         findings.append(_repeats(_difference(first, _predictions(new_scorer, stream, targets, progress)), len(targets)))
-    except OutOfTimeError:
-        raise
     except Exception as error:  # of foreign code
         return (Finding(RUNS, "fail", f"the scorer stopped with {_described(error)}", "probe"),)
     return tuple(findings)

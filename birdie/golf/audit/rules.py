@@ -37,7 +37,7 @@ TRAIN_TIME = Rule("train-time", "training takes no more than 600 s, calibration 
 EVAL_TIME = Rule("eval-time", "evaluation takes no more than 600 s: import, decoding, compiling, scoring, adapting")
 SEEDS = Rule("seeds", "the claim is the mean over several seeds, none of them left out")
 SELF_CONTAINED = Rule("self-contained", "evaluation needs no network and no training data")
-RUNS = Rule("runs", "the script imports, builds its model and predicts on a CPU")
+RUNS = Rule("runs", "the script loads on a CPU, and the model of an artifact is rebuilt from its file")
 
 RULES = (
     *(CAUSAL, NORMALIZED, SCORE_FIRST, ONE_PASS, VALIDATION, OVERLAP, BYTES, COVERAGE),

@@ -10,15 +10,17 @@ are read as sources, and count with the script's own bytes.
 """
 
 import ast
+import contextlib
 import itertools
 import lzma
+import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from birdie.golf.audit.deadline import Deadline
+from birdie.errors import DataError
 from birdie.golf.audit.rules import SIZE, Finding, size_result
-from birdie.golf.audit.snapshot import listed_bytes
 from birdie.golf.audit.source import MAX_BYTES, Source, parse_source, read_source
 from birdie.golf.code_size import PACKAGE, code_bytes
 from birdie.lab.logs import TrainingLog
@@ -30,6 +32,10 @@ CODE = (".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".ptx", 
 """Suffixes of files that count as code where evaluation reads them."""
 MAX_PARSED = 4 * MAX_BYTES
 """Bytes of a script and its helper files that are parsed; all are counted."""
+MAX_DEPTH = 64
+"""Folders within folders that are looked into."""
+STAT_BYTES = 4
+"""Bytes of what a file tells beside its name and its content: its size, whether it can be executed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +139,11 @@ def is_packed(source: Source) -> bool:
     return max(lengths, default=0) > source.size // 2
 
 
-def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str, deadline: Deadline) -> tuple[Finding, ...]:
+def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tuple[Finding, ...]:
     """Return the size of what lies in the folder; the model's bytes are the logs' where its file is missing."""
     if shipped.script is None:
         return ()
-    listed = listed_bytes(shipped.folder, deadline) if shipped.folder is not None else 0
+    listed = listed_bytes(shipped.folder) if shipped.folder is not None else 0
     helpers, code = len(shipped.code) - 1, shipped.code_bytes
     files = f"{shipped.script.name}{f' and {helpers} helper file' + 's' * (helpers > 1) if helpers else ''}"
     files += f", with {shipped.package_bytes:,} of birdie's sources" if shipped.package_bytes else ""
@@ -156,3 +162,34 @@ def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str, deadli
         minified = len(source.program.encode("utf-8", "replace"))
         evidence += f"; without comments the script would have {minified:,} and packed {packed_bytes(source):,}"
     return (Finding(SIZE, result, evidence, "files", shown),)
+
+
+def listed_bytes(folder: Path) -> int:
+    """Return the bytes that can be read in a folder without opening a file: names, sizes, and targets of links.
+
+    Hidden folders, `__pycache__` and virtual environments are left out, and links are not followed.
+    """
+    size, folder = 0, folder.resolve()
+    for parent, folders, files, descriptor in os.fwalk(folder):
+        folders[:] = [name for name in folders if not _is_left_out(name, descriptor)]
+        inner = False
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):  # it has just gone
+                status = os.lstat(name, dir_fd=descriptor)
+                # POSIX: the size of a link is that of its target's name
+                size += len(os.fsencode(name)) + (status.st_size if stat.S_ISLNK(status.st_mode) else STAT_BYTES)
+                inner |= stat.S_ISDIR(status.st_mode)
+        if inner and len(Path(parent).relative_to(folder).parts) == MAX_DEPTH:
+            raise DataError(f"{folder} has folders nested more than {MAX_DEPTH} deep; move them out of it")
+    return size
+
+
+def _is_left_out(name: str, parent: int) -> bool:
+    """Return whether a folder is hidden, of compiled code (which may be of another source), or Python's own."""
+    if name.startswith(".") or name == "__pycache__":
+        return True
+    try:
+        os.stat(f"{name}/pyvenv.cfg", dir_fd=parent, follow_symlinks=False)
+    except OSError:
+        return False
+    return True

@@ -9,20 +9,9 @@ import pytest
 
 from birdie.data.shards import ShardWriter, Split
 from birdie.data.tokenizer import ByteTokenizer
-from birdie.golf.audit import isolation, sandbox
 from birdie.run.history import Entry, record
 from birdie.run.recipe import DataSettings
 from tests.golf.audit.submissions import save_artifact
-
-
-@pytest.fixture(params=list(isolation.WAYS))
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The one way to isolate a process that there is in a test: each of those that this machine has."""
-    name: str = request.param
-    if (reason := sandbox.problem(name)) is not None:
-        pytest.skip(f"no {name}: {reason}")
-    monkeypatch.setattr(isolation, "WAYS", {name: isolation.WAYS[name]})
-    return name
 
 
 @pytest.fixture(scope="package")

@@ -290,3 +290,11 @@ def test_an_ablation_may_have_a_script_of_its_own(tmp_path: Path) -> None:
     assert (warning.result, warning.path) == ("warning", "ablation.log")
     (failure,) = compared(SCRIPT, [*THREE, ablation], claim(tmp_path, seeds=[1337, 42, 7, 3]))
     assert (failure.result, failure.path) == ("fail", "ablation.log")
+
+
+def test_scripts_of_many_logs_are_not_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing each takes a second, and a folder may have 200 logs."""
+    monkeypatch.setattr("birdie.golf.audit.claims.MAX_COPIES", 1)
+    other = parse_log(baseline(seed=3).replace("import os\n", "import io\n"), "other.log")
+    (finding,) = compared(SCRIPT, [*THREE, other])
+    assert (finding.result, finding.path) == ("unknown", "other.log")

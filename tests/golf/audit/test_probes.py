@@ -1,8 +1,7 @@
 """Probes of scorers: each cheat is caught by the rule it breaks, honest scorers pass all of them."""
 
-import importlib.util
 import math
-from types import ModuleType
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,52 +9,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.golf.audit.deadline import Deadline, OutOfTimeError
 from birdie.golf.audit.probes import Losses, probe, probe_losses
 from birdie.golf.audit.rules import CAUSAL, NORMALIZED, ONE_PASS, RUNS, Finding, Rule
-from birdie.runtime.callbacks import no_progress
-from tests.golf.audit.scripts import ILLEGAL, LEGAL, Script
 
 VOCABULARY = 6
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 70)
+TABLE = np.random.default_rng(1).random((VOCABULARY, VOCABULARY)) + 0.1
+Nats = NDArray[np.float64]
 
 
 def failed(findings: tuple[Finding, ...]) -> set[Rule]:
     return {finding.rule for finding in findings if finding.result == "fail"}
 
 
-def module_of(script: Script) -> ModuleType:
-    """Import one of the corpus' scripts."""
-    spec = importlib.util.spec_from_file_location(script.path.stem, script.path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bigram(tokens: NDArray[np.int64], table: NDArray[np.float64] = TABLE) -> Nats:
+    """A fixed model."""
+    nats: Nats = -np.log((table / table.sum(-1, keepdims=True))[tokens[:-1], tokens[1:]])
+    return nats
 
 
-def probed(script: Script) -> tuple[Finding, ...]:
-    module = module_of(script)
-    tokens = np.random.default_rng(1).integers(0, module.VOCABULARY, 67)
-    if hasattr(module, "score"):
-        return probe_losses(module.score, module.VOCABULARY, tokens, positions=10)
-    return probe(module.scorer, module.VOCABULARY, tokens, positions=10)
-
-
-@pytest.mark.parametrize(
-    "script", [script for script in ILLEGAL if set(script.probed) & {"causal", "normalised"}], ids=str
-)
-def test_illegal_scorers_are_caught(script: Script) -> None:
-    assert {rule.name for rule in failed(probed(script))} >= set(script.probed)
-
-
-@pytest.mark.parametrize("script", [script for script in LEGAL if script.callable], ids=str)
-def test_legal_scorers_pass(script: Script) -> None:
-    findings = probed(script)
-    assert {finding.rule for finding in findings} == {CAUSAL, NORMALIZED, ONE_PASS}
-    assert {finding.result for finding in findings} == {"pass"}
-
-
-def counting(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+def counting(tokens: NDArray[np.int64]) -> Nats:
+    """Counts each token after it was scored."""
     counts, nats = np.ones(VOCABULARY), []
     for token in tokens[1:]:
         nats.append(-math.log(counts[token] / counts.sum()))
@@ -63,8 +37,45 @@ def counting(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.array(nats)
 
 
-def leaking(tokens: NDArray[np.int64], after: int) -> NDArray[np.float64]:
-    """Return losses that depend, at each multiple of 16, on one token of the next chunk."""
+def chunked(tokens: NDArray[np.int64], *, score_first: bool = True) -> Nats:
+    """Test-time training: a bias on the logits learns from chunks of 16, each scored before; or after, as a cheat."""
+    bias, nats = np.zeros(VOCABULARY), []
+    for begin in range(1, len(tokens), 16):
+        chunk = tokens[begin : begin + 16]
+        wanted = np.bincount(chunk, minlength=VOCABULARY) / len(chunk)
+        tuned = bias + 2.0 * (wanted - np.exp(bias - np.logaddexp.reduce(bias)))
+        used = bias if score_first else tuned
+        nats.append(np.logaddexp.reduce(used) - used[chunk])
+        bias = tuned
+    return np.concatenate(nats)
+
+
+def tuned_before(tokens: NDArray[np.int64]) -> Nats:
+    """Learns from each chunk before it is scored."""
+    return chunked(tokens, score_first=False)
+
+
+def two_passes(tokens: NDArray[np.int64]) -> Nats:
+    """Fills a cache with all tokens and scores them with it afterwards."""
+    counts = np.full((VOCABULARY, VOCABULARY), 0.1)
+    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    return bigram(tokens, counts)
+
+
+def best_of_two(tokens: NDArray[np.int64]) -> Nats:
+    """Keeps the smaller loss of two models, token by token."""
+    return np.minimum(bigram(tokens), bigram(tokens, TABLE.T))
+
+
+def gated(tokens: NDArray[np.int64]) -> Nats:
+    """Raises the probability where the guess is the target, and takes nothing off elsewhere."""
+    p = np.exp(-counting(tokens))
+    nats: Nats = -np.log(np.where(tokens[:-1] == tokens[1:], p + (1 - p) * 0.5, p))
+    return nats
+
+
+def looks_ahead(tokens: NDArray[np.int64], after: int) -> Nats:
+    """Losses that depend, at each multiple of 16, on one token of the next chunk."""
     nats = counting(tokens)
     for position in range(15, len(nats) - after, 16):
         nats[position] += 0.01 * tokens[position + 1 + after]
@@ -77,23 +88,34 @@ class Remembering:
     def __init__(self) -> None:
         self.last: dict[int, int] = {}
 
-    def __call__(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    def __call__(self, tokens: NDArray[np.int64]) -> Nats:
         p = np.array([0.5 if self.last.get(i) == token else 0.1 for i, token in enumerate(tokens)])
         self.last = dict(enumerate(tokens.tolist()))
-        nats: NDArray[np.float64] = -np.log(p[1:])
+        nats: Nats = -np.log(p[1:])
         return nats
+
+
+@pytest.mark.parametrize("score", [bigram, counting, chunked])
+def test_honest_scorers_pass(score: Losses) -> None:
+    findings = probe_losses(score, VOCABULARY, TOKENS)
+    assert {finding.rule for finding in findings} == {CAUSAL, NORMALIZED, ONE_PASS}
+    assert {finding.result for finding in findings} == {"pass"}
 
 
 @pytest.mark.parametrize(
     ("score", "rule"),
     [
-        (lambda tokens: leaking(tokens, 1), CAUSAL),
-        (lambda tokens: leaking(tokens, 5), CAUSAL),
+        (tuned_before, CAUSAL),
+        (two_passes, CAUSAL),
+        (lambda tokens: looks_ahead(tokens, 1), CAUSAL),
+        (lambda tokens: looks_ahead(tokens, 5), CAUSAL),
+        (best_of_two, NORMALIZED),
+        (gated, NORMALIZED),
         (lambda tokens: counting(tokens) - 0.01, NORMALIZED),
         (lambda tokens: counting(tokens) + 0.01, NORMALIZED),
+        (lambda tokens: counting(tokens) - 9, NORMALIZED),
         (lambda tokens: counting(tokens)[:-1], ONE_PASS),
         (lambda tokens: counting(tokens) * np.nan, ONE_PASS),
-        (lambda tokens: counting(tokens) - 9, NORMALIZED),
         (lambda tokens: counting(tokens) + np.random.random(), ONE_PASS),
         (Remembering(), ONE_PASS),
         (lambda tokens: tokens[len(tokens)], RUNS),
@@ -158,12 +180,5 @@ class Unnormalized(Counting):
         (Unnormalized, {NORMALIZED}),
     ],
 )
-def test_scorers_under_the_contract(scorer: type[Counting], rules: set[Rule]) -> None:
+def test_scorers_under_the_contract(scorer: Callable[[], Counting], rules: set[Rule]) -> None:
     assert failed(probe(scorer, VOCABULARY, TOKENS)) == rules
-
-
-def test_a_probe_that_is_out_of_time_accuses_nobody() -> None:
-    module = next(module for module in map(module_of, LEGAL) if hasattr(module, "scorer"))
-    tokens = np.random.default_rng(1).integers(0, module.VOCABULARY, 67)
-    with pytest.raises(OutOfTimeError):
-        probe(module.scorer, module.VOCABULARY, tokens, progress=Deadline(-1).watch(no_progress))

@@ -7,8 +7,15 @@ import pytest
 
 from birdie.errors import DataError
 from birdie.golf.audit import rules, shipped
-from birdie.golf.audit.deadline import Deadline, OutOfTimeError
-from birdie.golf.audit.shipped import Shipped, check_size, is_packed, packed_bytes, shipped_folder
+from birdie.golf.audit.shipped import (
+    STAT_BYTES,
+    Shipped,
+    check_size,
+    is_packed,
+    listed_bytes,
+    packed_bytes,
+    shipped_folder,
+)
 from birdie.golf.audit.source import parse_source
 from birdie.lab.logs import parse_log
 from tests.golf.audit.audited_logs import baseline
@@ -36,7 +43,7 @@ def test_what_the_script_reads_ships(tmp_path: Path) -> None:
     )
     assert [path.name for path in folder.code] == ["caps.py", "deeper.py", "kernel.cpp", "tilt.py", "train_gpt.py"]
     assert folder.code_bytes == sum(len(path.read_bytes()) for path in folder.code)
-    (finding,) = check_size(folder, [], "train_gpt.py", Deadline())
+    (finding,) = check_size(folder, [], "train_gpt.py")
     assert finding.result == "pass"
     assert f"{folder.code_bytes + 500:,} of 16,000,000 bytes" in finding.evidence
     assert "4 helper files" in finding.evidence
@@ -45,13 +52,13 @@ def test_what_the_script_reads_ships(tmp_path: Path) -> None:
 def test_the_size_is_that_of_the_files(tmp_path: Path) -> None:
     folder = ships(tmp_path, train_gpt__py="# a comment\nx = 1\n", model__birdie=b"m" * 16_000_000)
     logs = [parse_log(baseline(), "train.log")]
-    (finding,) = check_size(folder, logs, "train_gpt.py", Deadline())
+    (finding,) = check_size(folder, logs, "train_gpt.py")
     assert (finding.result, "18 more than" in finding.evidence) == ("fail", True)
     assert "without comments the script would have 5 and packed" in finding.evidence
     (tmp_path / "model.birdie").unlink()
-    (finding,) = check_size(shipped_folder(tmp_path), logs, "train_gpt.py", Deadline())
+    (finding,) = check_size(shipped_folder(tmp_path), logs, "train_gpt.py")
     assert "15,815,847" in finding.evidence
-    (finding,) = check_size(shipped_folder(tmp_path), [], "train_gpt.py", Deadline())
+    (finding,) = check_size(shipped_folder(tmp_path), [], "train_gpt.py")
     assert finding.result == "unknown"
 
 
@@ -59,7 +66,7 @@ def test_the_size_is_that_of_the_files(tmp_path: Path) -> None:
 def test_data_in_names_and_targets_of_links_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hide: str) -> None:
     folder = ships(tmp_path, train_gpt__py="x = 1\n", model__birdie=b"m" * 5000)
     monkeypatch.setattr(rules, "CAP_BYTES", 10_000)
-    (finding,) = check_size(folder, [], "train_gpt.py", Deadline())
+    (finding,) = check_size(folder, [], "train_gpt.py")
     assert (finding.result, "5,006 of 10,000 bytes" in finding.evidence) == ("pass", True)  # a few names are free
     inner = tmp_path.joinpath(*"abcdefgh") if hide == "deep" else tmp_path
     inner.mkdir(parents=True, exist_ok=True)
@@ -68,17 +75,30 @@ def test_data_in_names_and_targets_of_links_count(tmp_path: Path, monkeypatch: p
             (inner / f"{number:0>200}").touch()
         else:
             (inner / f"{number}").symlink_to("x" * 200)
-    (finding,) = check_size(folder, [], "train_gpt.py", Deadline())
+    (finding,) = check_size(folder, [], "train_gpt.py")
     assert (finding.result, "names, sizes and targets" in finding.evidence) == ("fail", True)
-    with pytest.raises(OutOfTimeError):
-        check_size(folder, [], "train_gpt.py", Deadline(1e-9))
+
+
+def test_what_is_read_without_opening_a_file_counts(tmp_path: Path) -> None:
+    """Names and sizes of files and folders, and targets of links; not those of hidden folders and of Python."""
+    folder = tmp_path / "submission"
+    for name in ("folder", "__pycache__", ".git", "venv"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file.bin").touch()
+    (folder / "venv" / "pyvenv.cfg").touch()
+    (folder / "é").symlink_to("nowhere" * 10)
+    (folder / "again.bin").hardlink_to(folder / "folder" / "file.bin")
+    expected = sum(len(name) + STAT_BYTES for name in ("folder", "file.bin", "again.bin")) + len("é".encode()) + 70
+    assert listed_bytes(folder) == expected
+    (tmp_path / "link").symlink_to(folder)
+    assert listed_bytes(tmp_path / "link") == expected
 
 
 def test_folders_nested_too_deeply_are_one_sentence(tmp_path: Path) -> None:
     folder = ships(tmp_path, train_gpt__py="x = 1\n")
     tmp_path.joinpath(*"d" * 65).mkdir(parents=True)
     with pytest.raises(DataError, match=f"{tmp_path} has folders nested more than 64 deep"):
-        check_size(folder, [], "train_gpt.py", Deadline())
+        check_size(folder, [], "train_gpt.py")
 
 
 def test_large_files_are_counted_and_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +106,7 @@ def test_large_files_are_counted_and_not_parsed(tmp_path: Path, monkeypatch: pyt
     folder = ships(tmp_path, train_gpt__py=large, one__py="x = 1\n", two__py="x = 2\n")
     assert folder.script is not None
     assert folder.code == (folder.script,)
-    (finding,) = check_size(folder, [], "train_gpt.py", Deadline())
+    (finding,) = check_size(folder, [], "train_gpt.py")
     assert "500,016 of 16,000,000" in finding.evidence
     assert "the limit is 500,000" in folder.sources[folder.script].problem
     monkeypatch.setattr(shipped, "MAX_PARSED", 24)
