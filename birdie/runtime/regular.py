@@ -23,7 +23,6 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a link",
 }
 
 
@@ -32,19 +31,11 @@ def require_regular(path: Path) -> None:
     _require(path.stat().st_mode, path)
 
 
-def open_regular(path: Path, name: str | None = None, folder: int | None = None) -> io.BufferedReader:
-    """Open a regular file for reading, and nothing else, even if it is replaced meanwhile.
-
-    Args:
-        path: the file, as the user would name it.
-        name: its name in the open `folder`, where links are not followed; None: `path` is opened, links followed.
-        folder: the descriptor of that folder.
-    """
-    follow = name is None
-    target = path if name is None else name
-    _require(os.stat(target, dir_fd=folder, follow_symlinks=follow).st_mode, path)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    file = open(os.open(target, flags, dir_fd=folder), "rb")  # noqa: PTH123, SIM115
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file, or a link to one, for reading, and nothing else, even if it is replaced meanwhile."""
+    require_regular(path)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    file = open(os.open(path, flags), "rb")  # noqa: PTH123, SIM115
     try:
         _require(os.fstat(file.fileno()).st_mode, path)
     except DataError:

@@ -37,7 +37,7 @@ _OPTIONS = (
 )
 _MISSING = (
     "the script was not run: bubblewrap (bwrap) is not installed; `apt install bubblewrap`, or load the script in a "
-    "container: docker run --rm --network none --read-only --tmpfs /tmp --memory 4g -v FOLDER:/submission:ro IMAGE "
+    "container: docker run --rm --network none --read-only --tmpfs /tmp --memory 4g -v {}:/submission:ro IMAGE "
     "python -c \"import runpy; runpy.run_path('/submission/{}')\""
 )
 _LOADER = """
@@ -77,7 +77,7 @@ def load(script: Path, *, seconds: float = SECONDS, memory: int = MEMORY) -> Fin
 def _load(script: Path, seconds: float, memory: int) -> tuple[Result, str]:
     program, folder = shutil.which("bwrap"), script.parent.resolve()
     if program is None:
-        return "unknown", _MISSING.format(script.name)
+        return "unknown", _MISSING.format(folder, script.name)
     shown = [*_pythons(), folder]
     if any(Path.home().resolve().is_relative_to(path) for path in shown):
         return "unknown", "the script was not run: its folder, or Python's, holds the home folder; move it out of there"
