@@ -18,7 +18,7 @@ Stop = Callable[[], bool]
 
 
 class StepHook(Protocol):
-    """What takes part in training steps: a technique of the model, quantization-aware training, a report.
+    """Participant in training steps: a technique of the model, quantization-aware training, or a report.
 
     It may also have `changes`: fractions of the run at which another graph begins to run, which warm-up visits.
     """

@@ -18,16 +18,15 @@ Source: the challenge's baseline script.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.callbacks import StepHook
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
 from birdie.runtime.ranges import named_range
@@ -35,6 +34,9 @@ from birdie.train.average import Average
 from birdie.train.micro_batches import Batches, Documents, MicroBatch, micro_batches
 from birdie.train.optimizers import Optimizers
 from birdie.train.plan import Plan, StepPlan
+
+if TYPE_CHECKING:
+    from birdie.runtime.callbacks import StepHook
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class Trainer:
         optimizers: Optimizers,
         average: Average,
         *,
-        hooks: Sequence[StepHook] = (),
+        hooks: Sequence["StepHook"] = (),
         documents: Documents | None = None,
         loss: Callable[..., Tensor] | None = None,
     ) -> None:
@@ -215,7 +217,7 @@ class Trainer:
                     f"the {name} of step {self.number + 1} is {value}; lower the learning rates or check the data"
                 )
 
-    def rehearse(self, fractions: Iterable[float]) -> Iterator[Step]:
+    def rehearse(self, fractions: Iterable[float]) -> Generator[Step, None, None]:
         """Take a step as at each of these fractions of the run, off the clock; at the end undo what they did.
 
         Caches and compiled graphs stay: this is warm-up, with `plan.warmup_fractions`.

@@ -143,7 +143,7 @@ class Plan:
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
+        """Go back to a state that `state` returned."""
 
     def size(self, fraction: float) -> StepSize:
         """Return the size of the steps when `fraction` of the run is done."""

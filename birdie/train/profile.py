@@ -25,7 +25,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 
 from birdie.runtime.device import synchronize
@@ -177,7 +176,7 @@ def layer_ranges(model: Any, enabled: bool) -> Iterator[None]:
 
             def enter(_module: nn.Module, _args: tuple[Any, ...]) -> None:
                 inside.append(record_function(f"forward/{part}"))
-                inside[-1].__enter__()
+                inside[-1].__enter__()  # type: ignore[no-untyped-call]
 
             def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
                 inside.pop().__exit__(None, None, None)
@@ -201,7 +200,7 @@ def layer_ranges(model: Any, enabled: bool) -> Iterator[None]:
 def _begin(parts: list[record_function], name: str) -> None:
     _end(parts)
     parts.append(record_function(name))
-    parts[-1].__enter__()
+    parts[-1].__enter__()  # type: ignore[no-untyped-call]
 
 
 def _end(parts: list[record_function]) -> None:
@@ -255,13 +254,13 @@ def profile(run: Training, device: torch.device, folder: Path | None) -> Profile
 def named_ranges(recorded: torch.profiler.profile, device: torch.device) -> list[Range]:
     """Return the named ranges as the device saw them, in milliseconds."""
     # torch names its own ranges with a #, such as Optimizer.step#AdamW.step
-    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    events: Sequence[Any] = recorded.events() or ()
+    kind = "CUDA" if device.type == "cuda" else "CPU"
+    events: Sequence[Any] = recorded.events() or ()  # type: ignore[no-untyped-call]
     return [
         (event.name, event.time_range.start / 1000, event.time_range.end / 1000)
         for event in events
         if event.is_user_annotation
-        and event.device_type == kind
+        and event.device_type.name == kind
         and "#" not in event.name  # such as Optimizer.step#AdamW
     ]
 

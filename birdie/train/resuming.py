@@ -1,4 +1,4 @@
-"""What a run needs of a checkpoint: whether it can resume from it, and which settings have changed since.
+"""Check of a checkpoint before a run resumes from it, and a report of the settings that have changed since.
 
 The digests of a checkpoint say that its files are those that were written, and whoever can write files can write
 digests. So every tensor is compared with the model, and states are only accepted that a run can leave.

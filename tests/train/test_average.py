@@ -266,7 +266,7 @@ def finished(
 ) -> tuple[Run, list[Validated], list[str]]:
     lines: list[str] = []
     run = Run(recipe, folder, notify=lines.append)
-    events = list(run.train(saved=resume, stop=lambda: run.steps + 1 == stop_after))
+    events = list(run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after))
     return run, [event for event in events if isinstance(event, Validated)], lines
 
 

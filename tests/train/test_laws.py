@@ -212,7 +212,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def _train_all(world: World, folder: Path) -> None:
-    torch.compile = partial(torch.compile, backend="eager")  # type: ignore[assignment]
+    torch.compile = partial(torch.compile, backend="eager")
     results = {}
     for name in FEATURES:
         first = run(name, world=world, stop=STOP)

@@ -9,7 +9,11 @@ import torch
 
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.distributed import World
-from birdie.train.settings import OptimizerSettings
+from birdie.train.average import Average
+from birdie.train.loop import Trainer, tensors_of
+from birdie.train.optimizers import Optimizers
+from birdie.train.plan import Plan
+from birdie.train.settings import AverageSettings, OptimizerSettings
 from birdie.train.training import Training
 from tests.tiny_run import (
     CHUNKS,
@@ -35,6 +39,16 @@ def losses(run: Training) -> list[float]:
 def test_training_lowers_the_loss() -> None:
     curve = losses(start(iterations=60))
     assert sum(curve[-5:]) / 5 < 0.8 * curve[0]
+
+
+def test_a_script_that_puts_the_parts_together_trains_as_training_does() -> None:
+    model = tiny_model()
+    model.fuse_loss(True, compiled=False)
+    optimizers = Optimizers(model, OPTIMIZERS, newton_schulz_dtype=torch.float32, world=World())
+    average = Average(AverageSettings("ema"), tensors_of(model))
+    trainer = Trainer(model, TinyBatches(), Plan(tiny_settings(), OPTIMIZERS), optimizers, average)
+    list(trainer.rehearse([0.0, 1.0]))
+    assert [step.loss for step in trainer] == losses(start())
 
 
 def test_steps_report_what_happened() -> None:
