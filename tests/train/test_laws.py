@@ -44,6 +44,7 @@ class Feature:
         hook: prepares a model for a technique of its own.
         line: in the log; None: the feature has none.
         differs: whether the run must differ from plain training; None: by rounding only.
+        close: how near the losses of two ranks are to those of one; rounding to eight bits magnifies their differences.
         exact: whether a run is the same to the last bit where a graph of it begins at another step.
     """
 
@@ -54,6 +55,7 @@ class Feature:
     hook: Callable[[Any, Notify], StepHook] | None = None
     line: str | None = None
     differs: bool | None = True
+    close: float = 1e-4
     exact: bool = True
 
 
@@ -78,7 +80,7 @@ FEATURES = {
     "qat": Feature(hook=Qat(bits=3, start=0.4, tensors=("tok_emb*",)).prepare, line="qat ", model={"vocab_size": 128}),
     "compiled": Feature(train={"compile": True}, differs=False),
     "step graphs": Feature(train={"step_graphs": True, "fused": False}, line="CUDA graphs", differs=None, exact=False),
-    "fp8": Feature(train={"fp8": "emulate"}, line="fp8: "),
+    "fp8": Feature(train={"fp8": "emulate"}, line="fp8: ", close=5e-3),
 }  # fmt: skip
 if find_spec("torchao") is None:
     FEATURES.pop("fp8")
@@ -195,11 +197,11 @@ class TestLaws:
 
     @pytest.mark.slow
     def test_two_ranks_train_as_one(self, name: str, two_ranks: dict[str, Any]) -> None:
-        alone, two = plain_run(name), two_ranks[name]
-        assert list(two["losses"].values()) == pytest.approx(list(alone.losses.values()), abs=1e-4)
+        alone, two, close = plain_run(name), two_ranks[name], FEATURES[name].close
+        assert list(two["losses"].values()) == pytest.approx(list(alone.losses.values()), abs=close)
         assert two["optimizer"].keys() == alone.state.optimizer.keys()
         for key, weight in alone.weights.items():
-            torch.testing.assert_close(two["weights"][key], weight, rtol=0, atol=5e-3)
+            torch.testing.assert_close(two["weights"][key], weight, rtol=0, atol=50 * close)
 
 
 @pytest.fixture(scope="module")

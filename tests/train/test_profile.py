@@ -34,7 +34,7 @@ trees: st.SearchStrategy[Tree] = st.recursive(
 )
 
 
-@given(steps=st.lists(st.tuples(st.integers(1, 9), trees), min_size=1, max_size=3), outside=st.integers(0, 9))
+@given(steps=st.lists(st.tuples(st.integers(1, 9), trees), min_size=1, max_size=3), outside=st.integers(1, 9))
 @settings(deadline=None)
 def test_parts_and_unattributed_time_sum_to_the_step(steps: list[tuple[int, Tree]], outside: int) -> None:
     """With a clock that the test advances, every tick is counted once."""
