@@ -339,12 +339,12 @@ def _build(kind: type[R], values: Any, path: str) -> R:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
+        if path + key in REMOVED or (value is None and path + key == "calibration.reserve_seconds"):
+            continue  # earlier versions wrote None where they measured it
         if key not in fields:
             nearest = difflib.get_close_matches(key, fields, 1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
             raise ConfigError(f"{kind.__name__} has no setting {key[:80]!r}{hint}")
-        if path + key in REMOVED or (value is None and path + key == "calibration.reserve_seconds"):
-            continue  # earlier versions wrote None where they measured it
         if dataclasses.is_dataclass(hints[key]):
             arguments[key] = _build(hints[key], value, f"{path}{key}.")
         else:
