@@ -40,7 +40,7 @@ from birdie.run.events import Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import choose_device
-from birdie.train.loop import Fit, fit
+from birdie.train.training import Training
 
 VALIDATION_BYTES = 125_000
 TOKENIZERS = {1024: "fineweb_1024_bpe.model", 4096: "fineweb_4096_bpe.coder2011.model", 8192: "fineweb_8192_bpe.model"}
@@ -198,7 +198,7 @@ def step_ratio(change: str, folder: Path) -> float:
     return 1 + (statistics.median(ratios[3:]) - 1) * share
 
 
-def _fit(recipe: Recipe) -> Fit:
+def _fit(recipe: Recipe) -> Training:
     torch.manual_seed(recipe.train.seed)
     model, settings = GPT(recipe.model), recipe.train
     batches = Batches(
@@ -209,10 +209,10 @@ def _fit(recipe: Recipe) -> Fit:
         order=recipe.data.order,
         seed=settings.seed,
     )
-    return fit(model, batches, settings, recipe.optimizer, device=choose_device("cpu"))
+    return Training(model, batches, settings, recipe.optimizer, device=choose_device("cpu"))
 
 
-def _durations(run: Fit) -> Iterator[float]:
+def _durations(run: Training) -> Iterator[float]:
     start = 0.0
     for step in run:
         yield step.train_ms - start

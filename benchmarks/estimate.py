@@ -34,8 +34,9 @@ from birdie.run.forecast import CHALLENGE, FIRST, Prior, features, forecast
 from birdie.run.history import Entry
 from birdie.run.recipe import ExportSettings, Recipe
 from birdie.run.registry import find, shipped_recipes
-from birdie.train.loop import Step, fit
+from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
+from birdie.train.training import Training
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]
@@ -241,7 +242,7 @@ def train_steps(config: GPTConfig, tokens: int, length: int, steps: int) -> tupl
     torch.manual_seed(0)
     model = GPT(config)
     return model, list(
-        fit(model, SuccessorTokens(config.vocab_size, tokens // length, length), recipe.train, recipe.optimizer)
+        Training(model, SuccessorTokens(config.vocab_size, tokens // length, length), recipe.train, recipe.optimizer)
     )
 
 

@@ -27,8 +27,8 @@ from birdie.data.corpus import stdlib_corpus
 from birdie.data.dataset import Dataset, open_dataset
 from birdie.data.prepare import prepare
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.train.loop import fit
 from birdie.train.settings import Fp8, OptimizerSettings, TrainSettings
+from birdie.train.training import Training
 
 SMALL = GPTConfig(vocab_size=260, num_layers=4, model_dim=96, num_heads=4, num_kv_heads=2)
 SETTINGS = TrainSettings(
@@ -73,7 +73,7 @@ def trained(data: Dataset, arithmetic: str, steps: int, seed: int) -> dict[str, 
     torch.manual_seed(seed)
     model, batches, messages = GPT(SMALL), loader(data, settings), list[str]()
     try:
-        run = fit(model, batches, settings, OptimizerSettings(), notify=messages.append)
+        run = Training(model, batches, settings, OptimizerSettings(), notify=messages.append)
         losses = [step.loss for step in run]
         if run.float8 is not None:
             ids, targets = batches.next()
@@ -107,7 +107,9 @@ def on_gpu(fp8: Fp8, steps: int) -> dict[str, Any]:
     settings = dataclasses.replace(BASELINE, iterations=steps, compute_dtype="bfloat16", fp8=fp8)
     torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
-    run = fit(GPT(GPTConfig()), RepeatedTokens(settings), settings, OptimizerSettings(), device=torch.device("cuda"))
+    run = Training(
+        GPT(GPTConfig()), RepeatedTokens(settings), settings, OptimizerSettings(), device=torch.device("cuda")
+    )
     clock = [step.train_ms for step in run]
     milliseconds = [end - start for start, end in pairwise(clock)]
     return {

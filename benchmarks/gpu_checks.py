@@ -48,9 +48,9 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.estimate import PEAK
 from birdie.run.registry import find
 from birdie.runtime.device import choose_dtype, synchronize
-from birdie.train.loop import Fit, fit
 from birdie.train.profile import profile
 from birdie.train.settings import TrainSettings
+from birdie.train.training import Training
 
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
@@ -248,7 +248,7 @@ def training(recipe: str, setup: Setup) -> Iterator[Row]:
             }
 
 
-def _run(recipe: str, setup: Setup, notes: list[str], **changes: Any) -> tuple[Fit, GPTConfig, TrainSettings]:
+def _run(recipe: str, setup: Setup, notes: list[str], **changes: Any) -> tuple[Training, GPTConfig, TrainSettings]:
     """Return a run of the recipe's model on one repeated batch."""
     plain = find(recipe).recipe()
     config, length, tokens, steps = plain.model, plain.train.train_seq_len, 65_536, LOSS_STEPS
@@ -272,7 +272,7 @@ def _run(recipe: str, setup: Setup, notes: list[str], **changes: Any) -> tuple[F
     if config.isolate_documents and model.kernels.varlen is not None:  # as a run has it
         finder = DocumentFinder(config.bos_id, setup.device, packed=False, notify=notes.append)
     documents = config.bos_id if config.isolate_documents else None
-    run = fit(
+    run = Training(
         model,
         RepeatedTokens(settings, config.vocab_size, bos_id=documents),
         settings,
@@ -515,7 +515,7 @@ def profiles(setup: Setup) -> Iterator[Row]:
     """The step by part, and whether Nsight Systems sees birdie's ranges."""
     run, _, _ = _run("baseline", setup, [], compile=False)
     run.warm_up()
-    result = profile(run, run._model, setup.device, None)  # type: ignore[arg-type]
+    result = profile(run, setup.device, None)
     assert result is not None
     share = result.attributed
     yield {
@@ -538,7 +538,18 @@ def _nsight() -> Row:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
         script = "from benchmarks.gpu_checks import few_steps; few_steps()"
-        command = ["nsys", "profile", "-t", "cuda,nvtx", "-o", str(report), sys.executable, "-c", script]
+        command = [
+            "nsys",
+            "profile",
+            "-t",
+            "cuda,nvtx",
+            "--pytorch=autograd-nvtx",
+            "-o",
+            str(report),
+            sys.executable,
+            "-c",
+            script,
+        ]
         subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
         stats = ["nsys", "stats", "--report", "nvtx_sum", f"{report}.nsys-rep"]
         text = subprocess.run(stats, capture_output=True, text=True, check=False).stdout

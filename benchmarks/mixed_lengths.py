@@ -28,8 +28,9 @@ from benchmarks.loaders import RepeatedTokens
 from benchmarks.train import CONFIG, OPTIMIZERS
 from birdie.model.gpt import GPT
 from birdie.runtime.distributed import World
-from birdie.train.loop import Fit, Step, fit
+from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
+from birdie.train.training import Training
 
 CHUNKS = 4  # of gradient accumulation
 MIN_TURNS = 3
@@ -71,18 +72,18 @@ def take_turns(world: World, long: int, short: int, seconds: float, seed: int) -
         accumulation=CHUNKS,
         compile=False,
     )
-    runs: dict[str, tuple[Fit, Iterator[Step], PassTimer]] = {}
+    runs: dict[str, tuple[Training, Iterator[Step], PassTimer]] = {}
     for name, lengths in mixtures(long, short, world.size).items():
         settings, timer = dataclasses.replace(base, mixed_seq_lens=lengths), PassTimer()
         torch.manual_seed(seed)
         loader = RepeatedTokens(settings, CONFIG.vocab_size, seed)
-        run = fit(GPT(CONFIG), loader, settings, OPTIMIZERS, world=world, hooks=[timer])
+        run = Training(GPT(CONFIG), loader, settings, OPTIMIZERS, world=world, hooks=[timer])
         runs[name] = run, iter(run), timer
     durations: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     end = time.perf_counter() + seconds
     while not world.any(time.perf_counter() > end, torch.device("cpu")) or len(durations["long"]) <= MIN_TURNS:
         for name, (run, steps, timer) in runs.items():
-            start = run.train_ms
+            start = run.clock.ms
             durations[name].append((next(steps).train_ms - start, timer.ms))
     return {name: turns[1:] for name, turns in durations.items()}  # the first turn allocates
 

@@ -24,7 +24,8 @@ import datetime
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ from torch import Tensor, multiprocessing, nn
 
 from benchmarks.command import command_parser, report
 from benchmarks.timing import duration, take_turns
-from birdie.runtime import nvtx as ranges
 from birdie.runtime.device import choose_device, synchronize
 from birdie.runtime.distributed import World
 from birdie.train import muon as muon_module
 from birdie.train.banks import make_banks
 from birdie.train.muon import Muon, newton_schulz
 from birdie.train.parallel_muon import ParallelMuon
+from birdie.train.profile import named_ranges
 
 LAYERS, DIM, KV_PART, HIDDEN_FACTOR = 11, 512, 2, 3
 RATE, MOMENTUM, DTYPE = 0.02, 0.95, torch.bfloat16
@@ -93,6 +94,7 @@ def update_of(optimizer: ParallelMuon) -> Turn:
 
     def turn() -> None:
         optimizer.start()
+        optimizer.begin()
         optimizer.finish()
 
     return turn
@@ -131,23 +133,22 @@ def products(device: torch.device, layers: int, dim: int) -> Turn:
 
 
 class RangeTimer:
-    """Recorder of ranges that adds up the seconds of each name."""
+    """Adds up the seconds of each named range in its blocks, by torch's profiler."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
         self._device = device
-        self._open: list[tuple[str, float]] = []
 
-    def begin(self, name: str) -> None:
-        """Start the clock of a range."""
-        synchronize(self._device)
-        self._open.append((name, time.perf_counter()))
-
-    def end(self) -> None:
-        """Stop the clock of the innermost range."""
-        synchronize(self._device)
-        name, start = self._open.pop()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Add the ranges of the block."""
+        activity = torch.profiler.ProfilerActivity
+        activities = [activity.CPU, *([activity.CUDA] if self._device.type == "cuda" else [])]
+        with torch.profiler.profile(activities=activities) as recorded:
+            yield
+            synchronize(self._device)
+        for name, begin, end in named_ranges(recorded, self._device):
+            self.seconds[name] = self.seconds.get(name, 0.0) + (end - begin) / 1000
 
 
 def rows_of(durations: dict[str, list[float]], baseline: str, ranks: int) -> list[dict[str, Any]]:
@@ -190,14 +191,14 @@ def one_process(
         for _ in range(CHECKED_STEPS):
             turn()
     differences = {name: distance(members["torch"], moved, initial) for name, moved in members.items()}
-    with ranges.recording(RangeTimer(device)):
+    with RangeTimer(device).recording():  # the first profile takes longer
         banks()
     durations = take_turns({**turns, "products alone": products(device, layers, dim)}, seconds=seconds, device=device)
     rows = rows_of(durations, "torch.optim.Muon", ranks=1)
     for row, key in zip(rows[1:], ("matrices", "banks", "single"), strict=False):
         row["difference"] = round(differences[key], 5)
     timer = RangeTimer(device)
-    with ranges.recording(timer):
+    with timer.recording():
         for _ in range(CHECKED_STEPS):
             banks()
     parts = {name.rpartition("/")[2]: 1e3 * total / CHECKED_STEPS for name, total in timer.seconds.items()}
@@ -295,7 +296,7 @@ def run_rank(
     timer = RangeTimer(device)
     for _ in range(len(durations["parallel"])):
         dist.barrier()
-        with ranges.recording(timer):
+        with timer.recording():
             update()
     waits = sum(total for name, total in timer.seconds.items() if name in ("reduce/wait", "optimizer/muon/exchange"))
     if rank == 0:

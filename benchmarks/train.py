@@ -1,11 +1,11 @@
-"""Training throughput: tokens per second of birdie's `fit` compared with a plain eager PyTorch loop.
+"""Training throughput: tokens per second of birdie's training compared with a plain eager PyTorch loop.
 
     python -m benchmarks.train --json [--seconds 60] [--dtype auto] [--device auto] [--seed 0]
 
 All train the same model from the same weights on the same batches (bytes of the standard library's sources) in the same
 dtype, and take turns in one process. The plain loop is hand-written: `torch.optim.Muon` for the matrices of the blocks
 and fused Adam for the rest, one backward pass per micro-step, and the loss is read once per step. birdie's loop is
-`fit`, eager and under torch.compile (the default on a GPU). Rows: median and best over the turns; ratio of the median
+birdie, eager and under torch.compile (the default on a GPU). Rows: median and best over the turns; ratio of the median
 to the plain loop's; duration of the first step, which compiles and is in no other figure; mean loss of the last ten
 steps.
 """
@@ -25,8 +25,8 @@ from benchmarks.command import command_parser, report
 from benchmarks.timing import duration, take_turns
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.device import choose_device, choose_dtype, dtype_name
-from birdie.train.loop import Fit, fit
 from birdie.train.settings import DtypeName, OptimizerSettings, TrainSettings
+from birdie.train.training import Training
 
 CONFIG = GPTConfig(vocab_size=1024, num_layers=4, model_dim=256, num_heads=4, num_kv_heads=2)
 SETTINGS = TrainSettings(
@@ -103,12 +103,12 @@ class PlainLoop:
         return total.item()
 
 
-def birdie_run(seed: int, device: torch.device, dtype: DtypeName, *, compiled: bool) -> Fit:
-    """Return a run of `fit` with the same model, batches and optimizer arithmetic."""
+def birdie_run(seed: int, device: torch.device, dtype: DtypeName, *, compiled: bool) -> Training:
+    """Return a run with the same model, batches and optimizer arithmetic."""
     torch.manual_seed(seed)
     settings = dataclasses.replace(SETTINGS, compute_dtype=dtype, compile=compiled)
     optimizers = dataclasses.replace(OPTIMIZERS, newton_schulz_dtype="bfloat16")  # as torch.optim.Muon has it
-    return fit(GPT(CONFIG), SourceBytes(seed), settings, optimizers, device=device)
+    return Training(GPT(CONFIG), SourceBytes(seed), settings, optimizers, device=device)
 
 
 def measure(seconds: float, seed: int, device: torch.device, dtype: DtypeName) -> list[dict[str, Any]]:

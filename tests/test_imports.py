@@ -114,6 +114,20 @@ def test_modules_have_no_import_cycle() -> None:
     assert cycle(graph) == []
 
 
+TRAINING_CORE = {"average", "banks", "loop", "micro_batches", "muon", "optimizers", "parallel_muon", "plan", "settings"}
+
+
+def test_the_training_loop_reaches_its_core_alone() -> None:
+    """A script that trains is packed from the modules that the loop imports, inside functions as well."""
+    reached, queue = {"birdie.train.loop"}, ["birdie.train.loop"]
+    while queue:
+        found = {source for source, _ in imported_names(queue.pop(), type_checking=False)} & MODULES.keys()
+        queue += found - reached
+        reached |= found
+    assert {name.removeprefix("birdie.train.") for name in reached if package_of(name) == "train"} <= TRAINING_CORE
+    assert {package_of(name) for name in reached} == {"train", "runtime", "errors"}
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 

@@ -1,5 +1,6 @@
 """Model, batches and settings of a training run that takes milliseconds."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,8 +8,10 @@ from torch import Tensor
 
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
-from birdie.train.loop import Fit
+from birdie.train.checkpoint import save_checkpoint
+from birdie.train.plan import StepPlan
 from birdie.train.settings import OptimizerSettings, TrainSettings
+from birdie.train.training import Training
 from tests.model.technique_table import EVERYTHING as EVERYTHING
 
 VOCAB, LENGTH, SEQUENCES, CHUNKS = 32, 16, 2, 4
@@ -43,9 +46,23 @@ def tiny_model(seed: int = 0, **changes: Any) -> GPT:
     return GPT(GPTConfig(**(shape | changes)))
 
 
-def trained_model(run: Fit) -> GPT:
+def at_rates(rate: float = 1.0, momentum: float = 0.95, decay: float = 1.0) -> StepPlan:
+    """Return the plan of a step at these rates."""
+    return StepPlan(0, 0.0, rate, rate, momentum, decay, ())
+
+
+def accept(_loss: float, _norm: float) -> None:
+    """Accept loss and gradient norm of a step."""
+
+
+def save(run: Training, folder: Path, keep: int = 2) -> Path:
+    """Write the state of a run as the newest checkpoint of `folder`."""
+    return save_checkpoint(folder, run.checkpoint(), keep=keep)
+
+
+def trained_model(run: Training) -> GPT:
     """Return the model of a training run."""
-    model = run._model
+    model = run.model
     assert isinstance(model, GPT)
     return model
 

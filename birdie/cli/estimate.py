@@ -84,11 +84,10 @@ def _known(name: str, folder: Path | None) -> "RegisteredRecipe":
 
 
 def _forecast(recipe: "Recipe", folder: Path) -> "Forecast":
-    from birdie.run.estimate import training
     from birdie.run.forecast import forecast
     from birdie.run.history import read
 
-    return forecast(read(folder), training(recipe))
+    return forecast(read(folder), recipe.training)
 
 
 def _ranks(recipe: "Recipe") -> int:

@@ -233,7 +233,7 @@ def follow(
 def _log_event(event: "Event", work: "Run", update: Callable[[float, float | None], None]) -> None:
     from birdie.run.events import Checked, Profiled, Saved, Started, Validated
     from birdie.train.loop import Step
-    from birdie.train.schedule import fraction_done
+    from birdie.train.plan import fraction_done
 
     if isinstance(event, Step):
         update(event.number, event.number / fraction_done(work.training, event.number, event.train_ms))

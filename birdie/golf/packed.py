@@ -33,6 +33,7 @@ from birdie.compress.scheme import Scheme
 from birdie.errors import ConfigError, DataError
 from birdie.golf import start
 from birdie.golf.code_size import PACKAGE, for_types, source_files
+from birdie.golf.script_main import has_features
 from birdie.run.environment import IGNORED, RULES
 from birdie.run.recipe import Recipe
 from birdie.runtime.files import read_trusted, user_cache, write_trusted
@@ -158,8 +159,8 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
             scheme = next((part for part in parts if isinstance(part, Scheme)), None)
     if qat.enabled:
         yield "birdie.compress.qat.fake_quantization"
-    if recipe.train.fused_mlp:
-        yield "birdie.model.mlp_kernels"
+    if has_features(recipe):
+        yield from ("birdie.train.training", "birdie.model.mlp_kernels")
     if recipe.calibration.data == "own":
         yield "birdie.model.sample"
     if recipe.evaluation.ngram.enabled:

@@ -11,7 +11,7 @@ asks for beside the plain path is imported where it is asked for; `packed.py` pa
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,18 @@ from birdie.run.float_weights import load_float, save_float
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
 from birdie.runtime.blas import one_thread
-from birdie.runtime.device import choose_device
+from birdie.runtime.callbacks import StepHook
+from birdie.runtime.device import choose_device, choose_dtype, make_current
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
+from birdie.runtime.torch_compile import CompiledOrEager
 from birdie.score.accumulator import Score
-from birdie.train.loop import Step, fit
+from birdie.train.average import Average
+from birdie.train.compile_report import eager_pass
+from birdie.train.loop import Step, Trainer, tensors_of
+from birdie.train.optimizers import Optimizers
+from birdie.train.plan import Plan, micro_steps
 
 CAP_BYTES = 16_000_000
-RESERVE_SECONDS = 15.0  # of the wall-clock cap, for calibration
 
 
 def main(script: Path, sources: Path, settings: Mapping[str, Any], fixed: str) -> None:
@@ -132,12 +137,9 @@ def train(
     log: Log, recipe: Recipe, data: RunData, model: GPT, device: torch.device, world: World
 ) -> tuple[Score, int, float, str]:
     """Train `model`; return the last validation, the steps, the training time, and the name of the weights."""
-    settings = recipe.train
+    settings = recipe.training
     validation = recipe.data.val[0] if recipe.data.val else str(Path(recipe.data.path) / "fineweb_val_*.bin")
     length, total, every = settings.train_seq_len, settings.iterations, recipe.validation.every
-    if recipe.calibration.data != "none" and settings.cap_ms:  # rank 0 calibrates after training, within the cap
-        kept = RESERVE_SECONDS if recipe.calibration.reserve_seconds is None else recipe.calibration.reserve_seconds
-        settings = replace(settings, max_wallclock_seconds=max(0.001, settings.max_wallclock_seconds - kept))
     batches = Batches(
         data.dataset.train,
         batch_tokens=settings.train_batch_tokens,
@@ -151,56 +153,97 @@ def train(
         vocab_size=recipe.model.vocab_size,
         pin_memory=device.type == "cuda",
     )
-    packed = recipe.data.order == "packed"
-    isolated = packed or (recipe.model.isolate_documents and model.kernels.varlen is not None)
-    documents = DocumentFinder(recipe.model.bos_id, device, packed=packed, notify=log.note) if isolated else None
-    techniques = model.step_hooks(log.note)
     qat = recipe.qat.prepare(model, log.note) if recipe.qat.enabled else None
-    trainer = fit(
-        model,
-        batches,
-        settings,
-        recipe.optimizer,
-        world=world,
-        device=device,
-        notify=log.note,
-        on_warmup=lambda done, steps: log(f"warmup_step:{done}/{steps}"),
-        hooks=[*([] if qat is None else [qat]), *techniques],
-        changes=[change for technique in techniques for change in technique.changes],
-        average=recipe.average,
-        bandit=recipe.bandit,
-        documents=documents,
-    )
+    hooks = [*([] if qat is None else [qat]), *model.step_hooks(log.note)]
+    trainer = new_trainer(log, recipe, model, batches, hooks, device, world)
+    micro = micro_steps(settings, world.size, trainer.plan.micro_batch_tokens)
     tokenizer, parameters = recipe.data.tokenizer, sum(p.numel() for p in model.parameters())
     for line in data_lines(
         data.tokenizer.kind, tokenizer, data.dataset.train, validation, len(data.val_tokens), length
     ):
         log(line)
-    for line in settings_lines(
-        parameters, world.size, trainer.facts["micro_steps"], recipe.model, recipe.train, recipe.optimizer
-    ):
+    for line in settings_lines(parameters, world.size, micro, recipe.model, recipe.train, recipe.optimizer):
         log(line)
     step = Step(0, 0.0, 0.0, 1.0, 0.0, 0, 0.0, stopping=total == 0)
     score: Score | None = None
     try:
-        for step in trainer:
-            last = step.stopping or trainer.interrupted
-            if recipe.run.logs(step.number) or (last and recipe.run.log_every):
+        fractions = trainer.plan.warmup_fractions(tuple(f for hook in hooks for f in getattr(hook, "changes", ())))
+        for done, _ in enumerate(trainer.rehearse(fractions), 1):
+            log(f"warmup_step:{done}/{len(fractions)}")
+        for step in Trainer.__iter__(trainer):
+            if recipe.run.logs(step.number) or (step.stopping and recipe.run.log_every):
                 log(step_line(step.number, total, step.loss, step.train_ms))
-            if last or (every and step.number % every == 0):
+            if step.stopping or (every and step.number % every == 0):
                 with trainer.average.in_model():
                     score = validated(recipe, data, model, device, world)
                 log(validation_line(step.number, total, score, step.train_ms))
         if step.number < total and settings.cap_ms is not None and step.train_ms >= settings.cap_ms:
             log(capped_line(step.number, total, step.train_ms))
         weights = str(trainer.average)
-        for line in (*trainer.finish(), *model.diagnostics()):
-            log.note(f"active: {line}")
+        for line in (trainer.average.finish(), *model.diagnostics()):
+            if line is not None:
+                log.note(f"active: {line}")
     finally:
         batches.close()
         if qat is not None:
             qat.remove()
     return score or validated(recipe, data, model, device, world), step.number, step.train_ms, weights
+
+
+def new_trainer(
+    log: Log,
+    recipe: Recipe,
+    model: GPT,
+    batches: Batches,
+    hooks: Sequence[StepHook],
+    device: torch.device,
+    world: World,
+) -> Trainer:
+    """Return what takes the steps: the core alone, unless the recipe asks for a feature around it."""
+    settings, packed = recipe.training, recipe.data.order == "packed"
+    isolated = packed or (recipe.model.isolate_documents and model.kernels.varlen is not None)
+    documents = DocumentFinder(recipe.model.bos_id, device, packed=packed, notify=log.note) if isolated else None
+    if has_features(recipe):
+        from birdie.train.training import Training
+
+        return Training(
+            model,
+            batches,
+            settings,
+            recipe.optimizer,
+            average=recipe.average,
+            bandit=recipe.bandit,
+            hooks=hooks,
+            documents=documents,
+            world=world,
+            device=device,
+            notify=log.note,
+        )
+    make_current(device)
+    model.train()
+    newton_schulz_dtype = choose_dtype(recipe.optimizer.newton_schulz_dtype, device)
+    optimizers = Optimizers(model, recipe.optimizer, newton_schulz_dtype=newton_schulz_dtype, world=world)
+    compiled = device.type == "cuda" if settings.compile is None else settings.compile
+    model.fuse_loss(settings.fused, compiled=compiled)
+    if compiled:
+        eager_pass(model, settings.train_seq_len, device)
+    return Trainer(
+        model,
+        batches,
+        Plan(settings, recipe.optimizer, world.rank, world.size, packed),
+        optimizers,
+        Average(recipe.average, tensors_of(model)),
+        hooks=hooks,
+        documents=documents,
+        loss=CompiledOrEager(model.loss, log.note) if compiled else model.loss,
+    )
+
+
+def has_features(recipe: Recipe) -> bool:
+    """Return whether training has more than the core: fp8, step graphs, fused MLPs, mixed lengths, a bandit."""
+    train = recipe.train
+    sized = train.micro_batch_tokens == "auto" or bool(train.mixed_seq_lens)
+    return sized or train.fp8 != "off" or train.step_graphs or train.fused_mlp or bool(recipe.bandit.every)
 
 
 def export(

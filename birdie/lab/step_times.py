@@ -21,7 +21,6 @@ import torch
 from birdie.errors import BirdieError, DataError
 from birdie.lab.ledger import RECIPE
 from birdie.lab.process import OUTPUT, call
-from birdie.run.calibration_budget import MARGIN, time_calibration
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import choose_device
@@ -104,9 +103,7 @@ def by_turns(recipes: Sequence[Recipe], folder: Path, rounds: int = ROUNDS) -> l
                     times[index].append(1000 * (time.process_time() - began) if by_processor else clock_ms)
         fastest = [list(map(min, old or new, new)) for old, new in zip(fastest, times, strict=True)]
     steps = [sum(times[SETTLING:]) / (STEPS - SETTLING) for times in fastest]
-    return [
-        Cost(ms, _calibration_s(recipe, device)) for ms, recipe, device in zip(steps, recipes, devices, strict=True)
-    ]
+    return [Cost(ms, recipe.reserved_seconds) for ms, recipe in zip(steps, recipes, strict=True)]
 
 
 def _steps(recipe: Recipe, folder: Path, index: int) -> Generator[float, None, None]:
@@ -139,12 +136,3 @@ def _steps(recipe: Recipe, folder: Path, index: int) -> Generator[float, None, N
             if isinstance(event, Step):
                 yield event.train_ms - elapsed
                 elapsed = event.train_ms
-
-
-def _calibration_s(recipe: Recipe, device: torch.device) -> float:
-    settings = recipe.calibration
-    if settings.data == "none":
-        return 0.0
-    if settings.reserve_seconds is not None:
-        return settings.reserve_seconds
-    return MARGIN * time_calibration(recipe, device).seconds

@@ -38,7 +38,7 @@ from birdie.model.layers import Linear, norm
 from birdie.model.mlp import hidden_symmetry
 from birdie.model.rotary import PARTIAL_ROPE, Rotary
 from birdie.model.symmetries import HeadSymmetries, Symmetry
-from birdie.model.technique import Group, StepHook, Technique
+from birdie.model.technique import Group, Technique
 from birdie.model.techniques.depth_recurrence import DEPTH_RECURRENCE, layer_order
 from birdie.model.techniques.ngram_embedding import NGRAM_EMBEDDING, NgramEmbedding
 from birdie.model.techniques.parallel_residual import (
@@ -52,7 +52,7 @@ from birdie.model.techniques.skips import SKIPS, add_skip, skip_gates, skip_weig
 from birdie.model.techniques.smear import SMEAR, smear_of
 from birdie.model.techniques.softcap import SOFTCAP, learned_caps, softcap
 from birdie.model.techniques.value_embedding import VALUE_EMBEDDING, ValueEmbedding
-from birdie.runtime.callbacks import Notify
+from birdie.runtime.callbacks import Notify, StepHook
 
 __all__ = ["GPT", "PREFIX_TOKENS", "GPTConfig"]
 

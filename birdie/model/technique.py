@@ -11,13 +11,13 @@ that computes with it the call and one entry in `techniques`.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Notify
+from birdie.runtime.callbacks import Notify, StepHook
 
 if TYPE_CHECKING:
     from birdie.model.config import GPTConfig
@@ -25,30 +25,6 @@ if TYPE_CHECKING:
 
 Group = Literal["matrices", "embedding", "head", "scalars"]
 """Optimizer group: matrices are Muon's; the others are Adam's, each group with a learning rate of its own."""
-
-
-class StepHook(Protocol):
-    """Callback of a technique before each training step.
-
-    Attributes:
-        changes: fractions of the run at which another graph begins to run; warm-up compiles each.
-    """
-
-    changes: tuple[float, ...]
-
-    def before_step(self, step: int, fraction: float, multiplier: float) -> None:
-        """Prepare the next step.
-
-        Args:
-            step: finished steps; -1 during warm-up.
-            fraction: of the run that is done. What the hook does must depend on it alone, so that resuming is exact.
-            multiplier: factor on the learning rates.
-        """
-        ...
-
-    def penalty(self) -> Tensor | None:
-        """Return the term to add to the loss of this step (0-d), or None."""
-        ...
 
 
 def _no_lines(_model: "GPT") -> Iterable[str]:

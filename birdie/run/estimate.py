@@ -30,13 +30,12 @@ from birdie.entropy import coder as entropy
 from birdie.model.config import GPTConfig
 from birdie.model.cost import Cost, moved_bytes, training_cost
 from birdie.model.gpt import GPT
-from birdie.run.calibration_budget import reduce_cap
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import choose_dtype
-from birdie.train.micro_batches import micro_steps
 from birdie.train.muon import WIDE
 from birdie.train.optimizers import split_parameters
 from birdie.train.parallel_muon import shard_banks
+from birdie.train.plan import micro_steps, require_divisible
 from birdie.train.settings import TrainSettings
 
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
@@ -212,7 +211,7 @@ def groups(config: GPTConfig) -> dict[str, int]:
 def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, depth_recurrence: bool) -> Load:
     """Return the load of a step of `recipe` on each of `devices` ranks."""
     train, config = recipe.train, recipe.model
-    train.check_ranks(devices)
+    require_divisible(train, devices)
     members = split_parameters(_meta(config))
     counts = Counter(p.shape for p in members.get("matrices", {}).values())
     banks = sorted((torch.Size((n, *shape)) for shape, n in counts.items()), key=lambda bank: -bank.numel())
@@ -276,7 +275,7 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
 
 def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = None) -> Schedule:
     """Return the course of a run of `recipe` on `machine`; `train` replaces the recipe's training settings."""
-    train = train or training(recipe)
+    train = train or recipe.training
     cap = math.inf if train.cap_ms is None else train.cap_ms / 1000
     recurs = recipe.model.num_loops > 0
     plain = load(recipe, machine.devices, machine.dtype, depth_recurrence=False)
@@ -299,12 +298,6 @@ def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = Non
         flops=float(machine.devices * (plain_steps * plain.flops + recurrent_steps * recurrent.flops)),
         memory=memory(recipe, recurrent, machine),
     )
-
-
-def training(recipe: Recipe) -> TrainSettings:
-    """Return the recipe's training settings, with the cap reduced by the calibration time budget, if it is set."""
-    reserved = recipe.calibration.reserve_seconds if recipe.calibration.data != "none" else None
-    return reduce_cap(recipe.train, reserved or 0.0)
 
 
 def on_this_cpu(recipe: Recipe, train: TrainSettings, ranks: int) -> Schedule:

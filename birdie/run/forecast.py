@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from birdie.errors import DataError
 from birdie.run.history import Entry
-from birdie.train.schedule import scheduled_lr_multiplier
+from birdie.train.plan import lr_multiplier
 from birdie.train.settings import TrainSettings
 
 ALPHA, GAMMA = 0.55, 0.6
@@ -123,7 +123,7 @@ def features(settings: TrainSettings, step_ms: float, steps: int) -> _Array:
 
     S is at least 1e-3, its value after one step, because S^−α is infinite after none.
     """
-    multipliers = np.array([scheduled_lr_multiplier(settings, step, step * step_ms) for step in range(steps)])
+    multipliers = np.array([lr_multiplier(settings, step, step * step_ms) for step in range(steps)])
     learned = np.concatenate(([0.0], np.cumsum(multipliers))) / 1000
     annealed = np.concatenate(([0.0], np.cumsum(1 - multipliers))) / steps
     return np.stack((np.ones(steps + 1), np.maximum(learned, 1e-3) ** -ALPHA, -(annealed**GAMMA)), axis=1)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from birdie.run.recipe import Recipe
-from birdie.train.schedule import fraction_done, scheduled_lr_multiplier
+from birdie.train.plan import fraction_done, lr_multiplier
 from birdie.train.settings import TrainSettings
 
 
@@ -20,7 +20,7 @@ def not_begun(
     """
     step = max(0, steps - 1)
     fraction = fraction_done(settings, step, elapsed_ms)
-    multiplier = scheduled_lr_multiplier(settings, step, elapsed_ms)
+    multiplier = lr_multiplier(settings, step, elapsed_ms)
     end = f"the last step began at {fraction:.3g} of the run, with learning rates at {multiplier:.3g} of their peaks"
     qat, model, average, train = recipe.qat, recipe.model, recipe.average, recipe.train
     if qat.enabled and qat.progress(fraction, multiplier) is None:

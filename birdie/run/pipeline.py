@@ -13,7 +13,6 @@ A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -35,7 +34,6 @@ from birdie.model.gpt import GPT
 from birdie.run import history, preflight
 from birdie.run.budget_training import BudgetTraining
 from birdie.run.calibration import Calibration, calibrate_gpt
-from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.float_weights import length_of, load_float, save_float
@@ -44,14 +42,14 @@ from birdie.run.recipe import Recipe, setting_names
 from birdie.run.run_folder import FOLDERS, RECIPE, Metrics, begin_folder, write_environment
 from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
-from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
+from birdie.runtime.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
 from birdie.runtime.files import remove_abandoned, write_bytes
 from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.outputs import require_folder, require_writable
 from birdie.runtime.startup import StartupTimer
-from birdie.runtime.structured import is_number, keep_damaged, read_toml
+from birdie.runtime.structured import keep_damaged, read_toml
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import (
     Checkpoint,
@@ -61,15 +59,15 @@ from birdie.train.checkpoint import (
     remove_checkpoints,
     remove_newer,
     require_same_checkpoint,
+    save_checkpoint,
     step_of,
 )
-from birdie.train.compilation import CompileReport, compile_cache, saves_graphs
+from birdie.train.compile_report import CompileReport
 from birdie.train.fp8 import Float8, remove_fp8
-from birdie.train.loop import Fit, fit
 from birdie.train.profile import Profile, profile
-from birdie.train.protocols import StepHook
 from birdie.train.resuming import require_resumable
 from birdie.train.settings import FP8_MULTIPLE
+from birdie.train.training import Training
 
 AFTER_TRAINING = frozenset(
     (
@@ -99,8 +97,8 @@ class Run:
             their defaults. The preflight check names those that have no effect.
 
     Attributes:
-        training: training settings; once training has begun, with the cap reduced by the calibration time budget.
-        reserved: calibration time budget, in seconds of the cap.
+        training: training settings; once training has begun, with the cap that calibration leaves.
+        reserved: seconds of the cap that calibration has, once training has begun.
         calibration: result of the calibration, after `calibrate`.
         profile: profile of a step, if steps were profiled.
         weights: the weights in `model`: "the last weights", or the name of their average.
@@ -206,8 +204,12 @@ class Run:
     def _train(self, resume: bool, stop: Stop, on_warmup: Progress) -> Iterator[Event]:
         job = self.world.broadcast(self.world.job)
         checkpoint = self._common_checkpoint(resume, job)
-        about = self._identity() | self._reserve(checkpoint) | {"job": job}
-        settings = self.training
+        about = self._identity() | {"job": job}
+        settings = self.training = self.recipe.training
+        self.reserved = self.recipe.reserved_seconds
+        if self.reserved:
+            cap = self.recipe.train.max_wallclock_seconds
+            self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration (calibration.reserve_seconds)")
         yield self._checked()
         batches = Batches(
             self.dataset.train,
@@ -223,26 +225,22 @@ class Run:
             pin_memory=self.device.type == "cuda",
         )
         prepared = self._quantized_training()
-        model_hooks = self.model.step_hooks(self.notify)
-        hooks: list[StepHook] = [*([] if prepared is None else [prepared]), *model_hooks]
+        hooks: list[StepHook] = [*([] if prepared is None else [prepared]), *self.model.step_hooks(self.notify)]
         try:
-            loop = fit(
+            training = Training(
                 self.model,
                 batches,
                 settings,
                 self.recipe.optimizer,
-                world=self.world,
-                device=self.device,
-                resume=checkpoint,
-                about=about,
-                notify=self.notify,
-                on_warmup=on_warmup,
-                stop=stop,
-                hooks=hooks,
-                changes=[change for hook in model_hooks for change in hook.changes],
                 average=self.recipe.average,
                 bandit=self.recipe.bandit,
+                hooks=hooks,
                 documents=self._documents(),
+                saved=checkpoint,
+                world=self.world,
+                device=self.device,
+                stop=stop,
+                notify=self.notify,
             )
             if self.world.is_main:
                 if checkpoint is not None:
@@ -250,8 +248,8 @@ class Run:
                 elif self.checkpoints.exists():  # a replaced run must not be resumed later
                     remove_checkpoints(self.checkpoints)
                 different = self._stored_changes() if checkpoint is not None else []
-                for name, old, new in different:
-                    if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):  # `fit` reports those
+                for name, old, new in different:  # `Training` reports its own
+                    if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):
                         self.notify(f"resuming with {name} = {new}; the checkpoint was trained with {old}")
                 write_environment(
                     self.folder,
@@ -259,18 +257,18 @@ class Run:
                     settings.seed,
                     self.device,
                     self.world,
-                    resumed_at=None if checkpoint is None else loop.step,
+                    resumed_at=None if checkpoint is None else training.number,
                     changes=different,
                     log=self._log,
                     notify=self.notify,
                 )
                 write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
-                step = loop.step if checkpoint is not None else -1
+                step = training.number if checkpoint is not None else -1
                 history.truncate(self.folder, step, self.notify)
                 self._metrics = Metrics(self.folder, step, self.notify)
-            yield from self._follow(loop)
-            if loop.float8 is not None and not loop.interrupted:
-                self._report_fp8(loop.float8, *batches.next())
+            yield from self._follow(training, about, on_warmup)
+            if training.float8 is not None and not training.interrupted:
+                self._report_fp8(training.float8, *batches.next())
         finally:
             batches.close()
             remove_fp8(self.model)
@@ -292,19 +290,19 @@ class Run:
             notify=self.notify,
         )
 
-    def _follow(self, loop: Fit) -> Iterator[Event]:
-        self.steps = loop.step
+    def _follow(self, loop: Training, about: Mapping[str, Any], on_warmup: Progress) -> Iterator[Event]:
+        self.steps = loop.number
         yield self._started(loop)
         save_every, validate_every = self.recipe.run.checkpoint_every, self.recipe.validation.every
         validated = None
-        self._warm_up(loop)
+        self._warm_up(loop, on_warmup)
         if self.profiled and not loop.interrupted:
             yield from self._profile(loop)
-        if loop.step == 0 and validate_every and not loop.interrupted:
+        if loop.number == 0 and validate_every and not loop.interrupted:
             validated = 0
             yield self._validated(loop)
         # when the last step began; where none follows a resumed run's, at its mean pace
-        began_ms, ended_ms = loop.train_ms * max(0, loop.step - 1) / max(1, loop.step), loop.train_ms
+        began_ms, ended_ms = loop.clock.ms * max(0, loop.number - 1) / max(1, loop.number), loop.clock.ms
         for step in loop:
             began_ms, ended_ms = ended_ms, step.train_ms
             self.steps = step.number
@@ -315,12 +313,12 @@ class Run:
                 validated = step.number
                 yield self._validated(loop)
             if step.stopping or (save_every and step.number % save_every == 0):
-                yield from self._saved(loop)
+                yield from self._saved(loop, about)
         if loop.interrupted:
             if self.steps == 0:  # stopped during warm-up
-                yield from self._saved(loop)
-            yield Interrupted(loop.step, self.checkpoints)
-        elif validated != loop.step:  # resumed after the last step
+                yield from self._saved(loop, about)
+            yield Interrupted(loop.number, self.checkpoints)
+        elif validated != loop.number:  # resumed after the last step
             yield self._validated(loop)
         if not loop.interrupted:
             self.weights = str(loop.average)
@@ -356,16 +354,18 @@ class Run:
                 f"the weights in {self.folder} are of another model than the recipe's; leave [model] as it was trained"
             ) from error
 
-    def _saved(self, loop: Fit) -> Iterator[Saved]:
+    def _saved(self, loop: Training, about: Mapping[str, Any]) -> Iterator[Saved]:
         """Write a checkpoint; if that fails, a run that is not being stopped continues without it."""
         try:
-            path = loop.save(self.checkpoints, keep=self.recipe.run.keep_checkpoints)
+            checkpoint, keep = loop.checkpoint(about), self.recipe.run.keep_checkpoints
+            main = self.world.is_main
+            path = save_checkpoint(self.checkpoints, checkpoint, keep=keep) if main else self.checkpoints
         except OutputError as error:
             if loop.interrupted:
                 raise
-            self.notify(f"no checkpoint of step {loop.step}, training goes on: {error}")
+            self.notify(f"no checkpoint of step {loop.number}, training goes on: {error}")
         else:
-            yield Saved(loop.step, path)
+            yield Saved(loop.number, path)
 
     def _checked(self) -> Checked:
         """Run the preflight checks before the clock starts; a failure on any rank ends the run on all ranks."""
@@ -380,25 +380,21 @@ class Run:
                 raise ConfigError("the preflight check of another rank failed; see the message of that rank")
         return Checked(tuple(self.checks))
 
-    def _warm_up(self, loop: Fit) -> None:
-        """Warm up with the compile cache of an earlier run, and report the start-up time."""
-        if loop.facts["compiled"]:
-            cache = compile_cache(self.recipe.to_dict(), self.world.rank, self.world.size, self.device)
-            self.compiling = CompileReport(cache, self.notify)
-            with self.startup.part("compile cache"):
-                self.compiling.begin_warmup()
+    def _warm_up(self, loop: Training, on_step: Progress) -> None:
+        """Warm up, and report what was compiled and the start-up time."""
+        if loop.compiled:
+            self.compiling = CompileReport(self.notify)
         with self.startup.part("priming"):
-            loop.warm_up()
+            loop.warm_up(on_step)
         if self.compiling is not None:
             if self.world.any(loop.runs_eagerly, self.device) and not loop.runs_eagerly:
                 self.notify("torch.compile failed on another rank, which runs eagerly and slows all ranks down")
-            with self.startup.part("compile cache"):
-                self.compiling.end_warmup(save=saves_graphs(self.recipe.to_dict(), self.world, self.device))
+            self.compiling.end_warmup()
         self.notify(self.startup.line())
 
-    def _profile(self, loop: Fit) -> Iterator[Profiled]:
+    def _profile(self, loop: Training) -> Iterator[Profiled]:
         """Profile steps and undo them; every rank takes them, and rank 0 writes the profile."""
-        self.profile = profile(loop, self.model, self.device, self.profiles if self.world.is_main else None)
+        self.profile = profile(loop, self.device, self.profiles if self.world.is_main else None)
         if self.profile is not None:
             yield Profiled(self.profile, self.profiles)
 
@@ -410,14 +406,14 @@ class Run:
         ids, targets = (tensor.reshape(-1, length)[:rows].to(self.device) for tensor in (ids, targets))
         self.notify(f"active: {float8.diagnostics(lambda: self.model.loss(ids, targets))}")
 
-    def _validated(self, loop: Fit) -> Validated:
+    def _validated(self, loop: Training) -> Validated:
         """Score the weights that would be exported now, the average if there is one, and record it in the history."""
         with loop.average.in_model():
             score = self.score(self.model)
         if self.world.is_main:
-            entry = history.Entry(loop.step, loop.train_ms, score.bpb)
+            entry = history.Entry(loop.number, loop.clock.ms, score.bpb)
             self._keep(partial(history.record, self.folder, entry, self.notify))
-        self.last = Validated(loop.step, loop.train_ms, score, str(loop.average))
+        self.last = Validated(loop.number, loop.clock.ms, score, str(loop.average))
         return self.last
 
     def _common_checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
@@ -470,9 +466,6 @@ class Run:
             chunks, most = checkpoint.loader.get("spans"), checkpoint.step * recipe.train.accumulation
             if type(chunks) is not int or not checkpoint.step <= chunks <= most:
                 raise WeightsError(f"its data are at chunk {str(chunks)[:40]} after {checkpoint.step} steps")
-            calibration = about.get("calibration", {})
-            if calibration and not (isinstance(calibration, dict) and is_number(calibration.get("reserved"))):
-                raise WeightsError("its calibration time budget is no number of seconds")
         except WeightsError as error:
             raise WeightsError(f"checkpoint {checkpoint.path} cannot be resumed: {error}") from error
 
@@ -517,25 +510,6 @@ class Run:
             keep_damaged(self.folder / RECIPE, str(error), self.notify)
             return []
 
-    def _reserve(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
-        """Set the calibration time budget; return it for the checkpoint, so that a resumed run has the same budget."""
-        settings, cap = self.recipe.calibration, self.recipe.train.max_wallclock_seconds
-        if settings.data == "none" or self.recipe.train.cap_ms is None:
-            return {}
-        key = {**asdict(settings), "device": self.device.type}
-        saved: dict[str, Any] = {} if checkpoint is None else checkpoint.about.get("calibration", {})
-        if settings.reserve_seconds is not None:
-            self.reserved, source = settings.reserve_seconds, "set by reserve_seconds"
-        elif saved.get("asked") == key:
-            self.reserved, source = saved["reserved"], "from the checkpoint"
-        else:  # rank 0 calibrates alone, but all ranks must stop training at the same time
-            seconds = time_calibration(self.recipe, self.device).seconds if self.world.is_main else 0.0
-            self.reserved = MARGIN * self.world.max_int(round(1000 * seconds), self.device) / 1000
-            source = f"{self.reserved / MARGIN:.1f} s expected"
-        self.training = reduce_cap(self.recipe.train, self.reserved)
-        self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration ({source})")
-        return {"calibration": {"asked": key, "reserved": self.reserved}}
-
     def _documents(self) -> DocumentFinder | None:
         """Return the finder of document boundaries, if rows are packed or the attention kernel takes boundaries."""
         config, packed = self.recipe.model, self.recipe.data.order == "packed"
@@ -555,22 +529,22 @@ class Run:
             "train_tokens": self.dataset.train_tokens,
         }
 
-    def _started(self, loop: Fit) -> Started:
+    def _started(self, loop: Training) -> Started:
         return Started(
             parameters=sum(p.numel() for p in self.model.parameters()),
             world_size=self.world.size,
-            micro_steps=loop.facts["micro_steps"],
+            micro_steps=loop.micro_steps,
             dataset=self.dataset.train[0].parent.name,
             train_shards=len(self.dataset.train),
             train_tokens=self.dataset.train_tokens,
             val_tokens=len(self.val_tokens),
             device=str(self.device),
             attention_kernel=self.model.kernels.name,
-            compute_dtype=loop.facts["compute_dtype"],
-            newton_schulz_dtype=loop.facts["newton_schulz_dtype"],
-            compiled=loop.facts["compiled"],
-            groups=loop.facts["groups"],
-            resumed_at=loop.step,
+            compute_dtype=loop.in_effect["compute_dtype"],
+            newton_schulz_dtype=loop.in_effect["newton_schulz_dtype"],
+            compiled=loop.compiled,
+            groups=loop.groups,
+            resumed_at=loop.number,
         )
 
     def score(self, model: GPT) -> Score:

@@ -29,6 +29,7 @@ from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
 from birdie.runtime.device import choose_dtype
 from birdie.runtime.distributed import World
+from birdie.train.plan import require_divisible
 
 OLDEST_TORCH = (2, 9)
 EXPORT_BYTES = 6  # per weight, at most, of the files that a run writes besides its checkpoints
@@ -110,7 +111,7 @@ def _memory_estimate(recipe: Recipe, facts: Facts) -> estimate.Memory:
 def _ranks(recipe: Recipe, facts: Facts) -> Check:
     accumulation = recipe.train.accumulation
     try:
-        recipe.train.check_ranks(facts.ranks)
+        require_divisible(recipe.train, facts.ranks)
     except ConfigError as error:
         return Check("ranks", "fail", str(error))
     says = f"{facts.ranks} rank(s) × {accumulation // facts.ranks} accumulation chunk(s) per step on {facts.device}"

@@ -86,7 +86,7 @@ def apply_preset(recipe: Recipe, name: str, step_ms: float | None = None) -> Rec
         calibration=dataclasses.replace(
             recipe.calibration,
             tokens=min(recipe.calibration.tokens, preset.val_tokens // 4),
-            reserve_seconds=None,
+            reserve_seconds=type(recipe.calibration)().reserve_seconds,
         ),
         export=dataclasses.replace(
             export,

@@ -85,12 +85,9 @@ class CalibrationSettings:
         int, Parameter(env_var="CALIBRATION_TOKENS", help="Tokens of calibration; a fifth of them is held out.")
     ] = 65_536
     reserve_seconds: Annotated[
-        float | None,
-        Parameter(
-            env_var="GPTQ_RESERVE_SECONDS",
-            help="Seconds of the wall-clock cap to reserve for calibration; default: measured before training starts.",
-        ),
-    ] = None
+        float,
+        Parameter(env_var="GPTQ_RESERVE_SECONDS", help="Seconds of the wall-clock cap that calibration has."),
+    ] = 15.0
     temperature: Annotated[float, Parameter(help="Sampling temperature of the model's own samples.")] = 0.8
     seed: Annotated[int, Parameter(help="Random seed of the model's own samples.")] = 0
 
@@ -99,7 +96,7 @@ class CalibrationSettings:
             raise ConfigError(f"calibration data is {self.data!r}; choose none, train or own")
         if self.tokens < 1:
             raise ConfigError(f"calibration on {self.tokens} tokens is not possible; give tens of thousands")
-        if self.reserve_seconds is not None and not 0 <= self.reserve_seconds < math.inf:
+        if not 0 <= self.reserve_seconds < math.inf:
             raise ConfigError(f"reserve_seconds is {self.reserve_seconds}; give seconds from 0, or leave it out")
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"calibration temperature is {self.temperature}; it must be finite and above 0")
@@ -186,13 +183,6 @@ class RunSettings:
     keep_checkpoints: Annotated[
         int, Parameter(help="Newest checkpoints that are kept; a run returns to an older one if the newest is damaged.")
     ] = 2
-    compile_cache: Annotated[
-        str,
-        Parameter(
-            env_var="COMPILE_CACHE",
-            help="Folder for compiled graphs between runs, writable by you alone; auto: in your cache folder; none.",
-        ),
-    ] = "auto"
 
     def logs(self, step: int) -> bool:
         """Return True if this step gets a line in the log."""
@@ -279,6 +269,27 @@ class Recipe:
         return to_toml(self.to_dict())
 
     @property
+    def reserved_seconds(self) -> float:
+        """Seconds of the wall-clock cap that calibration has; 0 without calibration or without a cap."""
+        calibrates = self.calibration.data != "none" and self.train.cap_ms is not None
+        return self.calibration.reserve_seconds if calibrates else 0.0
+
+    @property
+    def training(self) -> TrainSettings:
+        """Settings of the training, whose cap is what calibration leaves of it.
+
+        Raises:
+            ConfigError: calibration leaves nothing.
+        """
+        cap, seconds = self.train.max_wallclock_seconds, self.reserved_seconds
+        if seconds and seconds >= cap:
+            raise ConfigError(
+                f"calibration has {seconds:.1f} s of a cap of {cap:g} s, which leaves no time for training; lower "
+                "calibration.reserve_seconds, or raise max_wallclock_seconds"
+            )
+        return dataclasses.replace(self.train, max_wallclock_seconds=cap - seconds)
+
+    @property
     def scores_twice(self) -> bool:
         """True if an artifact is scored by [evaluation] as well, because that differs from plain windows."""
         return self.export.fit_temperature or self.evaluation.in_effect() != EvaluationSettings().in_effect()
@@ -287,6 +298,10 @@ class Recipe:
     def digest(self) -> str:
         """Eight hexadecimal digits that change with any setting."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+REMOVED = frozenset(("run.compile_cache",))
+"""Settings that files of earlier versions have; they are ignored."""
 
 
 def typed_setting(value: Any, hint: Any, name: str) -> Any:
@@ -304,6 +319,8 @@ def _build(kind: type[R], values: Any, path: str) -> R:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
+        if path + key in REMOVED or (value is None and path + key == "calibration.reserve_seconds"):
+            continue  # earlier versions wrote None where they measured it
         if key not in fields:
             nearest = difflib.get_close_matches(key, fields, 1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""

@@ -8,8 +8,8 @@ names          names that come from a file, before they are joined to a folder
 outputs        where a file or folder may be written
 kernels        functions that numba compiles, and their files on disk
 parsing        JSON of others, whole numbers
-nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
 provenance     versions, machine and commit of a result
+ranges         named ranges of a training step, for torch's profiler
 reading        the check that what is opened for reading is a regular file
 structured     JSON and TOML files of runs, which may be damaged
 startup        seconds that a run takes before its clock starts

@@ -2,6 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Progress = Callable[[float, float | None], None]
 """Called with (done, total) in the unit of the work; total is None while it is unknown."""
@@ -11,6 +15,27 @@ Notify = Callable[[str], None]
 
 Stop = Callable[[], bool]
 """Called between units of work; True ends the work early."""
+
+
+class StepHook(Protocol):
+    """Participant in training steps: a technique of the model, quantization-aware training, or a report.
+
+    It may also have `changes`: fractions of the run at which another graph begins to run, which warm-up visits.
+    """
+
+    def before_step(self, step: int, fraction: float, multiplier: float) -> None:
+        """Prepare the next step.
+
+        Args:
+            step: finished steps; -1 during warm-up.
+            fraction: of the run that is done. What the hook does must depend on it alone, so that resuming is exact.
+            multiplier: factor of the schedule on the learning rates.
+        """
+        ...
+
+    def penalty(self) -> "Tensor | None":
+        """Return the term to add to the loss of this step (0-d), or None."""
+        ...
 
 
 def reporting(progress: Progress | bool | None, description: str, unit: str) -> AbstractContextManager[Progress | None]:

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from birdie.errors import WeightsError
-from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.nvtx import nvtx_range
 from birdie.train.settings import AverageSettings
 
-_TERMS = "terms"
+TERMS = "terms"
+"""Key of the number of terms in a state, below the kind."""
 
 
 class Average:
@@ -35,7 +34,6 @@ class Average:
         settings: kind of the average.
         tensors: parameters and buffers of the model by name; floating-point ones are averaged. Others keep their last
             value, and so do those that are not finite, such as causal masks: −inf has no mean.
-        notify: called with a line when a checkpoint has no average of this kind.
 
     Attributes:
         settings: the argument.
@@ -43,8 +41,8 @@ class Average:
         applied: whether the model holds the average now.
     """
 
-    def __init__(self, settings: AverageSettings, tensors: Mapping[str, Tensor], notify: Notify = no_message) -> None:
-        self.settings, self.terms, self.applied, self._notify = settings, 0, False, notify
+    def __init__(self, settings: AverageSettings, tensors: Mapping[str, Tensor]) -> None:
+        self.settings, self.terms, self.applied = settings, 0, False
         averaged = {
             name: tensor.detach()
             for name, tensor in tensors.items()
@@ -68,11 +66,6 @@ class Average:
             multiplier: factor on the learning rates of the last one.
         """
         settings = self.settings
-        if settings.kind != "none":
-            with nvtx_range("average"):
-                self._update(settings, step, multiplier)
-
-    def _update(self, settings: AverageSettings, step: int, multiplier: float) -> None:
         if settings.kind == "ema":
             self.terms += 1
             torch._foreach_lerp_(self._slots[0], self._wide_weights(), 1 - settings.ema_decay)
@@ -161,23 +154,22 @@ class Average:
             for number, slot in enumerate(self._slots)
             for name, tensor in zip(self._names, slot, strict=True)
         }
-        return {f"{kind}/{_TERMS}": torch.tensor(self.terms), **slots}
+        return {f"{kind}/{TERMS}": torch.tensor(self.terms), **slots}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state`; without an average of this kind in it, start anew with the weights as they are.
 
-        Whoever reads it from a file has called `require_state`.
+        Whoever reads it from a file has checked it (`birdie.train.resuming`).
         """
         kind = self.settings.kind
         if kind == "none":
             return
         self._clear()
-        terms = state.get(f"{kind}/{_TERMS}")
+        terms = state.get(f"{kind}/{TERMS}")
         if terms is None:
-            self._notify(f"the checkpoint has no {kind.upper()} of weights; the average begins at its step")
             return
-        count = len({key.split("/", 2)[1] for key in state} - {_TERMS})
+        count = len({key.split("/", 2)[1] for key in state} - {TERMS})
         loaded: list[list[Tensor]] = []
         for number in range(count if kind == "lawa" else 1):
             slot = self._copies()
@@ -196,46 +188,6 @@ class Average:
 
     def _copies(self) -> list[Tensor]:
         return [weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True) for weight in self._weights]
-
-
-def require_state(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], step: int) -> None:
-    """Check that `state` is the average of some kind of these weights after `step` steps.
-
-    Args:
-        state: of `Average.state`.
-        tensors: parameters and buffers of the model by name.
-        step: finished steps.
-    """
-    kinds = {key.partition("/")[0] for key in state}
-    kind = next(iter(kinds), "")
-    terms = state.get(f"{kind}/{_TERMS}")
-    if len(kinds) != 1 or terms is None or terms.shape or terms.dtype != torch.int64 or not 0 <= int(terms) <= step:
-        raise WeightsError(f"its average of the weights has no number of terms from 0 to {step}")
-    slots: dict[str, set[str]] = {}
-    for key, value in state.items():
-        if key == f"{kind}/{_TERMS}":
-            continue
-        _, number, name = [*key.split("/", 2), "", ""][:3]
-        tensor = tensors.get(name)
-        if tensor is None or value.shape != tensor.shape or not number.isdecimal():
-            raise WeightsError(
-                f"the average of {name!r} in the checkpoint does not fit this model; resume with the model that was "
-                "saved"
-            )
-        if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
-            raise WeightsError(f"the average of {name!r} in the checkpoint has values that are no average")
-        slots.setdefault(number, set()).add(name)
-    averaged = {
-        name for name, t in tensors.items() if t.is_floating_point() and bool(torch.isfinite(t).all())
-    }  # as `Average` chooses them
-    count = min(int(terms), len(slots)) if kind == "lawa" else 1
-    for number in [*map(str, range(count)), *slots]:
-        for name in sorted(averaged ^ slots.get(number, set())):
-            raise WeightsError(
-                f"the average of {name!r} in the checkpoint does not fit this model; it has other tensors"
-            )
-    if len(slots) != count:
-        raise WeightsError(f"its average of the weights has {len(slots)} copies, not {count}")
 
 
 def _relative_distance(tensors: Sequence[Tensor], reference: Sequence[Tensor]) -> float:

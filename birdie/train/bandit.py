@@ -13,6 +13,7 @@ step is reward per second.
 It looks a few steps ahead and no further. Small learning rates look good at once, because they reduce the noise of the
 last updates, and are worse in the long run: the short-horizon bias of Wu et al. 2018 (arXiv 1803.02021). The schedule
 stays in charge: the factor multiplies it, and whatever follows the schedule (late QAT, SWA) sees the schedule alone.
+`BanditPlan` is a run's plan with these factors.
 
 Decisions are a function of the seed and of the losses, which are equal on all ranks after their reduction; draws do not
 use a generator of torch. Sources: Thompson 1933; discounting: Raj & Kalyani 2017 (arXiv 1707.09727).
@@ -29,6 +30,7 @@ from cyclopts import Parameter
 
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.structured import is_number
+from birdie.train.plan import Plan, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +163,33 @@ class Bandit:
         variance = max(self._squares / total - overall**2, 0.0) if total else 1.0
         means = [(reward + overall) / (weight + 1) for reward, weight in zip(self._sum, self._weight, strict=True)]
         return means, [math.sqrt(variance / (weight + 1)) for weight in self._weight]
+
+
+class BanditPlan(Plan):
+    """A plan whose learning rates have the factors of a bandit.
+
+    Args:
+        plan: with the rates of the schedule.
+        settings: of the bandit, with `every` above 0.
+    """
+
+    def __init__(self, plan: Plan, settings: BanditSettings) -> None:
+        vars(self).update(vars(plan))
+        self.bandit = Bandit(settings, plan.settings.seed)
+
+    def at(self, step: int, elapsed_ms: float) -> StepPlan:
+        """Return the plan of the next step; call it once per step."""
+        plan = super().at(step, elapsed_ms)
+        return dataclasses.replace(plan, rate=plan.rate * self.bandit.factor())
+
+    def observe(self, loss: float) -> None:
+        """Record the loss of a step, measured before its update."""
+        self.bandit.observe(loss)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the bandit, as JSON can hold it."""
+        return self.bandit.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore `state`; if it is empty or of other factors, start anew."""
+        self.bandit.load_state(state)

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.runtime.callbacks import Notify, no_message
@@ -38,6 +37,7 @@ from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import open_regular
 from birdie.runtime.structured import is_number, read_bytes, unused_path
 from birdie.runtime.tensor_files import write_tensors
+from birdie.train.loop import State
 
 FORMAT = 3
 """Format 2 lacks optimizer state of parameters that had no gradient yet; format 1 has no digests either."""
@@ -47,37 +47,21 @@ _NAME = re.compile(r"step-([0-9]{8,20})(?:-([0-9]{1,9}))?")
 _LONGEST = 1000  # characters of a setting
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """State of a run between two steps; a loaded one is on the CPU.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(State):
+    """State of a run with what it was trained with; a loaded one is on the CPU.
 
     Attributes:
-        step: finished steps.
-        clock_ms: training time so far.
-        weights: parameters and buffers of the model by name.
-        optimizer: optimizer tensors by "parameter/tensor".
-        rng: states of the random generators, from `rng_state`.
-        loader: `state_dict` of the loader, as JSON can hold it.
         settings: of the run, with every "auto" resolved.
-        about: notes of the caller of `fit`, as JSON can hold them.
+        about: notes of the run's caller, as JSON can hold them.
         versions: of the software that wrote it.
-        average: state of the average of the weights.
-        bandit: state of the learning-rate bandit, as JSON can hold it; empty without one.
         path: folder that it was read from, if any.
         format: of the files that it was read from.
     """
 
-    step: int
-    clock_ms: float
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    rng: dict[str, Tensor]
-    loader: dict[str, Any]
     settings: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
-    average: dict[str, Tensor] = field(default_factory=dict)
-    bandit: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
     format: int = FORMAT
 
@@ -268,36 +252,3 @@ def _digests(source: Path) -> list[str]:
 
 def _step_of(path: Path) -> int:
     return int(path.name.split("-")[1])
-
-
-def rng_state() -> dict[str, Tensor]:
-    """Return the states of torch's random generators: "cpu", and "cuda" where this process uses CUDA.
-
-    To ask a GPU that the run does not use would start CUDA on it, which takes seconds and half a gigabyte.
-    """
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def require_rng_state(states: Mapping[str, Tensor]) -> None:
-    """Check that `set_rng_state` can restore `states`."""
-    if "cpu" not in states or not states.keys() <= {"cpu", "cuda"}:
-        raise WeightsError(f"it has random states of {sorted(states)}, not of cpu and cuda")
-    for name, state in states.items():
-        if state.dtype != torch.uint8 or state.ndim != 1:
-            raise WeightsError(f"its random state of {name} is {state.dtype} of shape {tuple(state.shape)}, not bytes")
-        if name == "cpu" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            try:
-                torch.Generator(name).set_state(state)
-            except (RuntimeError, TypeError) as error:
-                reason = str(error).splitlines()[0]
-                raise WeightsError(f"its random state of {name} is none of a generator ({reason})") from error
-
-
-def set_rng_state(states: Mapping[str, Tensor]) -> None:
-    """Restore states from `rng_state`; those of CUDA are ignored where this process does not use it."""
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.set_rng_state(states["cuda"])

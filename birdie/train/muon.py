@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError
-from birdie.runtime.nvtx import nvtx_range
+from birdie.runtime.ranges import named_range
 
 if TYPE_CHECKING:
     from birdie.train.settings import Coefficients
@@ -225,7 +225,7 @@ class Muon(torch.optim.Optimizer):
     def _compute_batch_(self, batch: list["_Slot"], group: dict[str, Any]) -> None:
         """Compute momentum and orthogonalized update of some stacks of one shape together."""
         gradients, buffers, updates = (list(tensors) for tensors in zip(*batch, strict=True))
-        with nvtx_range("optimizer/muon/momentum"):
+        with named_range("optimizer/muon/momentum"):
             momentum = group["momentum"]
             torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, gradients)
@@ -235,7 +235,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(ahead, gradients)
             elif group["nesterov"]:
                 ahead = list(torch._foreach_add(gradients, buffers, alpha=momentum))
-        with nvtx_range("optimizer/muon/orthogonalize"):
+        with named_range("optimizer/muon/orthogonalize"):
             stack = orthogonalize(ahead[0] if len(ahead) == 1 else torch.cat(ahead), group)
             torch._foreach_copy_(updates, list(torch.split(stack, [len(update) for update in updates])))
 

@@ -11,28 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError
 from birdie.runtime.distributed import World
-from birdie.runtime.nvtx import nvtx_range
+from birdie.runtime.ranges import named_range
 from birdie.train.banks import make_banks
-from birdie.train.muon import STATE, load_into
+from birdie.train.muon import load_into
 from birdie.train.parallel_muon import ParallelMuon, Reduction
-from birdie.train.protocols import DeclaresGroups
+from birdie.train.plan import StepPlan
 from birdie.train.settings import OptimizerSettings
 
 GROUPS = ("matrices", "embedding", "head", "scalars")
 """Matrices are Muon's; the others are AdamW's, each with a learning rate and a weight decay of its own."""
 
-
-STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
-    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), lambda shape: shape),
-    "row_square": lambda shape: torch.Size((*shape[:-1], 1)),
-    "step": lambda _: torch.Size(()),
-}
-"""Shape of each tensor of a parameter's optimizer state, as a function of the shape of the parameter."""
-
-_MUON, _ADAM = STATE, ("step", "exp_avg", "exp_avg_sq")
-_SIGNED = ("momentum_buffer", "exp_avg")
 
 Groups = dict[str, dict[str, nn.Parameter]]
 """Parameters by group and name."""
@@ -40,7 +30,8 @@ Groups = dict[str, dict[str, nn.Parameter]]
 
 def split_parameters(model: nn.Module) -> Groups:
     """Return the trainable parameters of `model` by group and name; groups without members are left out."""
-    declared = model.parameter_groups() if isinstance(model, DeclaresGroups) else _default_groups(model)
+    declare: Callable[[], Mapping[str, str]] | None = getattr(model, "parameter_groups", None)
+    declared = _default_groups(model) if declare is None else declare()
     groups: Groups = {group: {} for group in GROUPS}
     for name, p in model.named_parameters():
         if not p.requires_grad:
@@ -108,9 +99,9 @@ class Optimizers:
         self.parameters = [p for members in self.groups.values() for p in members.values()]
         self.banks = make_banks(self.groups.get("matrices", {}))
         self._limit = settings.grad_clip_norm
-        self._muon: ParallelMuon | None = None
+        self.muon: ParallelMuon | None = None
         if self.banks:
-            self._muon = ParallelMuon(
+            self.muon = ParallelMuon(
                 self.banks,
                 settings.matrix_lr,
                 world=world,
@@ -123,11 +114,9 @@ class Optimizers:
             )
         adam_groups = {group: members for group, members in self.groups.items() if group != "matrices"}
         self._adam_parameters = {name: p for members in adam_groups.values() for name, p in members.items()}
-        self._adam: torch.optim.AdamW | None = None
-        self._held: Tensor | None = None  # rates on the device: lr and decay of each group, then the momentum
-        self._held_decays: dict[str, Tensor] = {}
+        self.adam: torch.optim.AdamW | None = None
         if adam_groups:
-            self._adam = torch.optim.AdamW(
+            self.adam = torch.optim.AdamW(
                 [
                     {"params": list(members.values()), "lr": self.rates[group], "name": group}
                     for group, members in adam_groups.items()
@@ -138,109 +127,60 @@ class Optimizers:
                 fused=True,
             )
 
-    def step(
-        self,
-        loss: Tensor,
-        lr_multiplier: float,
-        momentum: float,
-        *,
-        decay_multiplier: float = 1.0,
-        check: Callable[[float, float], None] = lambda _loss, _norm: None,
-    ) -> tuple[float, float]:
+    def step(self, loss: Tensor, plan: StepPlan, check: Callable[[float, float], None]) -> tuple[float, float]:
         """Update every parameter once, from the gradient that is the sum of the ranks' gradients.
-
-        Clipping comes after the reduction, so that it does not depend on the number of ranks. It needs the complete
-        gradient before the first momentum update, which gives up some overlap of communication and computation.
 
         Args:
             loss: this rank's share of the loss, 0-d.
-            lr_multiplier: factor on all learning rates.
-            momentum: of Muon.
-            decay_multiplier: factor on all weight decays.
+            plan: rates, momentum and weight decay of the step.
             check: called with (loss, gradient norm) before any weight changes; may raise.
 
         Returns:
             The loss, and the norm of the gradient of all parameters before clipping.
         """
-        self.schedule(lr_multiplier, momentum, decay_multiplier)
-        totals: list[tuple[float, float]] = []
-        reduction = Reduction(self._muon, self._adam_parameters.values(), loss, self.world)
+        self.set_rates(plan)
+        reduction = self._reduction(loss)
+        # Clipping follows the reduction, so that it does not depend on the number of ranks, and it precedes the first
+        # momentum update. Without it, the first bank is orthogonalized while the rest is still being reduced.
+        clipped = reduction.totals(self._limit) if self._limit else None
+        if self.muon is not None:
+            self.muon.begin()
+        total, norm = (reduction.totals(0.0) if clipped is None else clipped).tolist()  # one transfer for both
+        check(total, norm)
+        self._finish()
+        return total, norm
 
-        def read_and_check() -> None:
-            loss, norm = reduction.totals(self._limit).tolist()  # one transfer for both
-            totals.append((loss, norm))
-            check(loss, norm)
-
-        def update_others() -> None:
-            if not totals:
-                read_and_check()
-            self._update_others()
-
-        if self._limit:  # the clipping factor is needed before Muon begins
-            read_and_check()
-        if self._muon is None:
-            update_others()
-        else:
-            self._muon.finish(meanwhile=update_others)
-        return totals[0]
-
-    def schedule(self, lr_multiplier: float, momentum: float, decay_multiplier: float) -> None:
+    def set_rates(self, plan: StepPlan) -> None:
         """Set learning rates, momentum and weight decays of the next step."""
-        groups = self._scheduled_groups()
-        values = [(self.rates[name] * lr_multiplier, self.decays[name] * decay_multiplier) for name, _ in groups]
-        if self._held is not None:
-            self._held.copy_(torch.tensor([*(value for pair in values for value in pair), momentum]))
-            return
-        for (name, group), (rate, decay) in zip(groups, values, strict=True):
-            group["lr"], group["weight_decay"] = rate, decay
+        for name, group in self.torch_groups():
+            group["lr"], group["weight_decay"] = self.rates[name] * plan.rate, self.decays[name] * plan.decay
             if name == "matrices":
-                group["momentum"] = momentum
+                group["momentum"] = plan.momentum
 
-    def _scheduled_groups(self) -> list[tuple[str, dict[str, Any]]]:
+    def torch_groups(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (name, parameter group of torch) of all groups."""
-        adam = [] if self._adam is None else [(group["name"], group) for group in self._adam.param_groups]
-        return adam if self._muon is None else [*adam, ("matrices", self._muon.settings)]
-
-    def hold_rates(self, device: torch.device) -> None:
-        """From now on keep learning rates, decays and momentum on `device`, where a CUDA graph reads them.
-
-        Steps are then `schedule`, `totals` and `update`; only `schedule` transfers anything.
-        """
-        groups = self._scheduled_groups()
-        self._held = torch.zeros(2 * len(groups) + 1, device=device)
-        for number, (name, group) in enumerate(groups):
-            group["lr"], group["weight_decay"] = self._held[2 * number], self._held[2 * number + 1]
-            if name == "matrices":
-                group["momentum"] = self._held[-1]
-            else:  # torch's kernel takes no tensor for the decay: `update` applies it
-                self._held_decays[name], group["weight_decay"] = group["weight_decay"], 0.0
-                group["capturable"] = device.type == "cuda"
+        adam = [] if self.adam is None else [(group["name"], group) for group in self.adam.param_groups]
+        return adam if self.muon is None else [*adam, ("matrices", self.muon.settings)]
 
     def totals(self, loss: Tensor) -> Tensor:
         """Reduce and clip the gradient; return [loss, norm of the gradient before clipping] on the device."""
-        return Reduction(self._muon, self._adam_parameters.values(), loss, self.world).totals(self._limit)
+        return self._reduction(loss).totals(self._limit)
 
     def update(self) -> None:
-        """Update every parameter from the gradient that `totals` left, by the rates of `hold_rates`."""
-        if self._muon is not None:
-            self._muon.finish()
-        self._update_others()
+        """Update every parameter from the gradient that `totals` left."""
+        if self.muon is not None:
+            self.muon.begin()
+        self._finish()
 
-    @torch.no_grad()
-    def _update_others(self) -> None:
-        if self._adam is None:
-            return
-        with nvtx_range("optimizer/adam"):
-            for group in self._adam.param_groups:
-                if (decay := self._held_decays.get(group["name"])) is not None:
-                    decayed: list[Tensor] = [p for p in group["params"] if p.grad is not None]
-                    torch._foreach_mul_(decayed, 1 - group["lr"] * decay)
-            self._adam.step()
+    def _reduction(self, loss: Tensor) -> Reduction:
+        return Reduction(self.muon, self._adam_parameters.values(), loss, self.world)
 
-    def state_tensors(self) -> list[Tensor]:
-        """Return all tensors of this rank's state, not copied, in an order that steps do not change."""
-        optimizers: list[torch.optim.Optimizer] = [o for o in (self._muon, self._adam) if o is not None]
-        return [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
+    def _finish(self) -> None:
+        if self.adam is not None:  # while the first updates of Muon are sent
+            with named_range("optimizer/adam"):
+                self.adam.step()
+        if self.muon is not None:
+            self.muon.finish()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -252,36 +192,36 @@ class Optimizers:
     def full_state(self) -> dict[str, Tensor]:
         """Return copies of all state by "parameter/tensor", Muon's gathered from all ranks. Every rank must call it."""
         state = self._adam_state()
-        if self._muon is not None:
-            for name, key, value in self._muon.full_state():
+        if self.muon is not None:
+            for name, key, value in self.muon.full_state():
                 state[f"{name}/{key}"] = value.detach().clone()
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Replace all state by `state`, which `full_state` returned on any number of ranks; zero is what is not in it.
 
-        Whoever reads it from a file has called `require_state`.
+        Whoever reads it from a file has checked it (`birdie.train.resuming`).
         """
-        if self._muon is not None:
-            self._muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
-        if self._adam is not None:
-            for kept in self._adam.state.values():  # in place: graphs hold these tensors
+        if self.muon is not None:
+            self.muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
+        if self.adam is not None:
+            for kept in self.adam.state.values():  # in place: graphs hold these tensors
                 for tensor in kept.values():
                     tensor.zero_()
             for key, value in state.items():
                 name, _, entry = key.rpartition("/")
                 if name in self._adam_parameters:
                     p = self._adam_parameters[name]
-                    load_into(self._adam.state[p], entry, value, p.device)
+                    load_into(self.adam.state[p], entry, value, p.device)
 
     def _adam_state(self) -> dict[str, Tensor]:
         """Return the state of all parameters or, before the first step, of none."""
-        if self._adam is None or not self._adam.state:
+        if self.adam is None or not self.adam.state:
             return {}
         return {
             f"{name}/{key}": value.detach().clone()
             for name, p in self._adam_parameters.items()
-            for key, value in (self._adam.state.get(p) or _first_state(p)).items()
+            for key, value in (self.adam.state.get(p) or _first_state(p)).items()
         }
 
 
@@ -289,42 +229,3 @@ def _first_state(p: nn.Parameter) -> dict[str, Tensor]:
     """Return AdamW's state of a parameter that had no gradient yet."""
     step = torch.zeros((), dtype=torch.float32, device=p.device)
     return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-
-
-def require_state(groups: Groups, state: Mapping[str, Tensor], step: int, *, row_square: bool, every: bool) -> None:
-    """Check that `state` is the optimizer state of these parameters after `step` steps.
-
-    Args:
-        groups: the parameters, from `split_parameters`.
-        state: of `Optimizers.full_state`.
-        step: finished steps.
-        row_square: whether the state has that tensor of Muon's.
-        every: whether parameters have a state that had no gradient yet.
-    """
-    parameters = {name: p for members in groups.values() for name, p in members.items()}
-    for key, value in state.items():
-        name, _, entry = key.rpartition("/")
-        if name not in parameters or entry not in (_MUON if name in groups.get("matrices", {}) else _ADAM):
-            raise WeightsError(
-                f"optimizer tensor {key!r} belongs to no parameter of this model; resume with the model that was saved"
-            )
-        p = parameters[name]
-        expected = STATE_SHAPES[entry](p.shape)
-        if value.shape != expected:
-            raise WeightsError(
-                f"optimizer tensor {key!r} has shape {tuple(value.shape)}, but a parameter of shape "
-                f"{tuple(p.shape)} needs {tuple(expected)}; resume with the model that was saved"
-            )
-        if value.dtype not in (p.dtype, torch.float32):
-            raise WeightsError(f"optimizer tensor {key!r} is {value.dtype}, not {p.dtype}")
-        if not bool(torch.isfinite(value).all()) or (entry not in _SIGNED and bool((value < 0).any())):
-            raise WeightsError(f"optimizer tensor {key!r} has values that no optimizer computes")
-        if entry == "step" and value.item() > step:
-            raise WeightsError(f"optimizer tensor {key!r} is {value.item():g} after {step} steps")
-    for name in parameters:
-        matrix = name in groups.get("matrices", {})
-        needed = (_MUON[: 1 + row_square] if matrix else _ADAM) if step else ()
-        present = [entry for entry in (_MUON if matrix else _ADAM) if f"{name}/{entry}" in state]
-        missing = [entry for entry in needed if entry not in present]
-        if missing and (matrix or every or present or not state):
-            raise WeightsError(f"the optimizer state of {name!r} lacks {missing[0]} after {step} steps")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.runtime.distributed import PendingTensor, World
-from birdie.runtime.nvtx import nvtx_range
+from birdie.runtime.ranges import named_range
 from birdie.train.banks import Bank
 from birdie.train.muon import STATE, Muon, apply_, load_into
 
@@ -65,7 +65,7 @@ def shard_banks(banks: Sequence[torch.Size], ranks: int) -> list[Sharding]:
 class ParallelMuon(Muon):
     """Muon over banks that are sharded across the ranks.
 
-    A step is `start`, then `square_sum` and `scale_` if the gradient is clipped, then `finish`.
+    A step is `start`, then `square_sum` and `scale_` if the gradient is clipped, then `begin` and `finish`.
 
     Attributes:
         banks: the arguments.
@@ -80,6 +80,7 @@ class ParallelMuon(Muon):
         self._buffers = [self._allocate(bank, shards) for bank, shards in zip(self.banks, self.shardings, strict=True)]
         self._pending: list[PendingTensor] = []
         self._gradients: list[Tensor] = []
+        self._sent: PendingTensor
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -108,26 +109,17 @@ class ParallelMuon(Muon):
         torch._foreach_mul_([self._gradient(i) for i in range(len(self.banks))], factor)
 
     @torch.no_grad()
-    def finish(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Update all banks from the gradients that `start` reduces.
+    def begin(self) -> None:
+        """Compute the updates of the first bank and start to send them; no weight of a bank changes."""
+        self._sent = self._send(0)
 
-        Args:
-            meanwhile: called once, while the first updates are sent and before any weight of a bank changes.
-        """
-        previous: tuple[int, PendingTensor] | None = None
-        # the send buffer of the gradients receives the updates: its reduction has completed when `_gradient` returns
-        for i, (bank, (receive, _, updates)) in enumerate(zip(self.banks, self._buffers, strict=True)):
-            gradient = self._gradient(i)
-            self.update_(updates[: len(gradient)], bank.parameter, gradient)
-            with nvtx_range("optimizer/muon/exchange"):
-                pending = self.world.start_all_gather(updates, receive)
-            if previous is None:
-                meanwhile()
-            else:
-                self._apply(*previous)
-            previous = i, pending
-        if previous is not None:
-            self._apply(*previous)
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Update all banks, while the updates of the next one are computed and sent."""
+        for i in range(1, len(self.banks)):
+            sent, self._sent = self._sent, self._send(i)
+            self._apply(i - 1, sent)
+        self._apply(len(self.banks) - 1, self._sent)
         self._pending, self._gradients = [], []
 
     def full_state(self) -> Iterator[tuple[str, str, Tensor]]:
@@ -185,13 +177,21 @@ class ParallelMuon(Muon):
             self._gradients.append(gradient[: len(shard)])
         return self._gradients[i]
 
-    def _reduce_range(self, part: str) -> AbstractContextManager[None]:
-        return nvtx_range(f"reduce/{part}") if self.world.size > 1 else nullcontext()
+    def _send(self, i: int) -> PendingTensor:
+        """Compute this rank's updates of bank i and start to gather those of all ranks."""
+        # the send buffer of the gradients receives the updates: its reduction has completed when `_gradient` returns
+        gradient, (receive, _, updates) = self._gradient(i), self._buffers[i]
+        self.update_(updates[: len(gradient)], self.banks[i].parameter, gradient)
+        with named_range("optimizer/muon/exchange"):
+            return self.world.start_all_gather(updates, receive)
+
+    def _reduce_range(self, part: str) -> AbstractContextManager[Any]:
+        return named_range(f"reduce/{part}") if self.world.size > 1 else nullcontext()
 
     def _apply(self, i: int, pending: PendingTensor) -> None:
-        with nvtx_range("optimizer/muon/exchange"):
+        with named_range("optimizer/muon/exchange"):
             updates = pending.wait()
-        with nvtx_range("optimizer/muon/apply"):
+        with named_range("optimizer/muon/apply"):
             for shard, slot in self._shards(i, updates):
                 apply_(self.banks[i].parameter[shard.start : shard.stop], slot, self.settings)
 
@@ -211,7 +211,7 @@ class Reduction:
         self._buffer: Tensor | None = None
         self._pending: list[PendingTensor] = []
         if world.size > 1:
-            with nvtx_range("reduce/others"):
+            with named_range("reduce/others"):
                 self._buffer = torch.cat([tensor.reshape(-1) for tensor in self._small])
                 sent = [*(g for g in self._others if g.numel() > _LARGE), self._buffer]
                 self._pending = [world.start_sum_(tensor) for tensor in sent]
@@ -219,7 +219,7 @@ class Reduction:
     def totals(self, limit: float) -> Tensor:
         """Wait for all gradients, clip them to norm `limit` (0: no limit); return [loss, norm before clipping]."""
         if self._buffer is not None:
-            with nvtx_range("reduce/wait"):
+            with named_range("reduce/wait"):
                 for pending in self._pending:
                     pending.wait()
                 parts = torch.split(self._buffer, [tensor.numel() for tensor in self._small])
@@ -228,7 +228,7 @@ class Reduction:
         square = torch.zeros((), device=self._loss.device)
         if self._muon is not None:
             square = self._muon.square_sum()
-        with nvtx_range("clip"):
+        with named_range("clip"):
             if self._muon is not None:
                 self._world.sum_(square)
             if self._others:

@@ -207,18 +207,6 @@ class TrainSettings:
                 f"{self.train_seq_len} that divide a chunk, or whole chunks"
             )
 
-    def check_ranks(self, ranks: int) -> None:
-        """Raise ConfigError unless `ranks` divide the chunks of a step."""
-        if self.accumulation % ranks:
-            sequences = self.train_batch_tokens // self.train_seq_len
-            fitting = [chunks for chunks in range(ranks, sequences + 1, ranks) if sequences % chunks == 0]
-            chunks = min(fitting, key=lambda chunks: abs(chunks - self.accumulation), default=None)
-            flag = "" if chunks is None else f"give --train.accumulation {chunks}, or "
-            raise ConfigError(
-                f"{ranks} ranks do not divide accumulation {self.accumulation}, the chunks of a step; {flag}choose "
-                "another number of ranks"
-            )
-
     @property
     def chunk_tokens(self) -> int:
         """Tokens of a gradient-accumulation chunk."""
@@ -238,14 +226,6 @@ class TrainSettings:
     def last_step(self) -> int:
         """The last step of the run, unless the clock ends it earlier."""
         return self.force_stop_step or self.iterations
-
-    def forced_stop(self, train_ms: float) -> str | None:
-        """Return a line about a run that ended after `train_ms` at a forced last step; None if it was not forced."""
-        if not self.force_stop_step:
-            return None
-        cap, seconds = self.max_wallclock_seconds, train_ms / 1000
-        over = f", beyond the cap of {cap:g} s that a submission must keep" if cap and seconds > cap else ""
-        return f"forced last step: {self.force_stop_step:,}, reached after {seconds:.1f} s{over}"
 
 
 @dataclass(frozen=True, slots=True)

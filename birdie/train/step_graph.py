@@ -7,7 +7,7 @@ There are two, because a step whose loss is not finite must leave the weights as
 and the clock between steps anyway. The average of the weights is one launch and stays outside.
 
 A graph repeats addresses and numbers: whatever changes between steps must be in a tensor that it reads. So learning
-rates, decays and momentum are on the device (`Optimizers.hold_rates`), batches are copied into tensors of the graph,
+rates, decays and momentum are on the device (`HeldRates`), batches are copied into tensors of the graph,
 and a captured step is trusted only after a check: from the same weights and batch, at rates other than those of the
 capture, it must reach the weights that the eager step reaches. If anything fails, the run goes on in eager mode and
 says why.
@@ -21,14 +21,18 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from birdie.runtime.callbacks import Notify
-from birdie.runtime.nvtx import nvtx_range
+from birdie.runtime.callbacks import Notify, StepHook
+from birdie.runtime.ranges import named_range
+from birdie.train.loop import Trainer
 from birdie.train.micro_batches import MicroBatch
 from birdie.train.optimizers import Optimizers
+from birdie.train.plan import StepPlan
 
 T = TypeVar("T")
 Key = tuple[tuple[torch.Size, float], ...]
 """Shapes and parts of the micro-batches of a step."""
+Check = Callable[[float, float], None]
+"""(loss, gradient norm): raises where they are no numbers."""
 
 LOSS_TOLERANCE, UPDATE_TOLERANCE = 1e-3, 0.1
 """Relative differences to the eager step, of the loss and of the change of all weights. Sums in another order, in
@@ -70,13 +74,35 @@ def graph_backend(device: torch.device) -> GraphBackend | None:
     return CudaGraphs() if device.type == "cuda" else None
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Factor on the learning rates, momentum of Muon and factor on the weight decays of a step."""
+class HeldRates:
+    """Learning rates, decays and momentum of the optimizers on the device, where a CUDA graph reads them."""
 
-    lr: float
-    momentum: float
-    decay: float
+    def __init__(self, optimizers: Optimizers, device: torch.device) -> None:
+        self._optimizers, groups = optimizers, optimizers.torch_groups()
+        self._values = torch.zeros(2 * len(groups) + 1, device=device)  # lr and decay of each, then the momentum
+        self._decays: list[tuple[dict[str, Any], Tensor]] = []
+        for number, (name, group) in enumerate(groups):
+            group["lr"], decay = self._values[2 * number], self._values[2 * number + 1]
+            if name == "matrices":
+                group["weight_decay"], group["momentum"] = decay, self._values[-1]
+            else:  # torch's kernel takes no tensor for the decay: `update` applies it
+                group["weight_decay"], group["capturable"] = 0.0, device.type == "cuda"
+                self._decays.append((group, decay))
+
+    def set(self, rate: float, momentum: float, decay: float) -> None:
+        """Set the rates of the next step; nothing else transfers anything."""
+        optimizers = self._optimizers
+        names = [name for name, _ in optimizers.torch_groups()]
+        pairs = [(optimizers.rates[name] * rate, optimizers.decays[name] * decay) for name in names]
+        self._values.copy_(torch.tensor([*(value for pair in pairs for value in pair), momentum]))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update every parameter at these rates from the gradient that `Optimizers.totals` left."""
+        for group, decay in self._decays:
+            decayed: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(decayed, 1 - group["lr"] * decay)
+        self._optimizers.update()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,96 +127,83 @@ class StepGraphs:
 
     Args:
         backend: of the device.
-        optimizers: whose rates are held on the device from now on.
-        gradient: leaves the gradient of micro-batches in the parameters, from zero; returns the loss.
-        weights: returns the tensors that a step may change, without the optimizers' state.
+        trainer: whose optimizers have their rates on the device from now on.
         notify: called with the result of the check.
     """
 
-    def __init__(
-        self,
-        backend: GraphBackend,
-        optimizers: Optimizers,
-        gradient: Callable[[Sequence[MicroBatch]], Tensor],
-        weights: Callable[[], Sequence[Tensor]],
-        device: torch.device,
-        notify: Notify,
-    ) -> None:
-        self._backend, self._optimizers, self._notify = backend, optimizers, notify
-        self._gradient, self._weights = gradient, weights
+    def __init__(self, backend: GraphBackend, trainer: Trainer, notify: Notify) -> None:
+        self._backend, self._trainer, self._notify = backend, trainer, notify
+        self._rates = HeldRates(trainer.optimizers, trainer.device)
         self._seen: set[Key] = set()
         self._graphs: dict[Key, _Graph] = {}
         self._failed = False
         self.replayed = 0
-        optimizers.hold_rates(device)
 
-    def step(
-        self, batches: Sequence[MicroBatch], rates: Rates, check: Callable[[float, float], None]
-    ) -> tuple[float, float]:
+    def step(self, batches: Sequence[MicroBatch], plan: StepPlan, check: Check) -> tuple[float, float]:
         """Take a step; return the loss and the norm of the gradient before clipping.
 
         Args:
             batches: of the step; no arguments but ids and targets.
-            rates: of the step.
+            plan: rates of the step.
             check: called with the result before any weight changes; may raise.
         """
         key = tuple((batch.ids.shape, batch.parts) for batch in batches)
         graph = self._graphs.get(key)
         if graph is None and key in self._seen and not self._failed:
-            return self._first_replay(key, batches, rates, check)
+            return self._first_replay(key, batches, plan, check)
         self._seen.add(key)
-        return self._eager(batches, rates, check) if graph is None else self._replay(graph, batches, rates, check)
+        return self._eager(batches, plan, check) if graph is None else self._replay(graph, batches, plan, check)
 
     def diagnostics(self) -> str:
         """Return a line about the number of replayed steps."""
         return f"CUDA graphs: {self.replayed:,} steps replayed, {len(self._graphs)} shapes"
 
-    def _eager(
-        self, batches: Sequence[MicroBatch], rates: Rates, check: Callable[[float, float], None]
-    ) -> tuple[float, float]:
-        self._optimizers.schedule(rates.lr, rates.momentum, rates.decay)
+    def _eager(self, batches: Sequence[MicroBatch], plan: StepPlan, check: Check) -> tuple[float, float]:
+        self._rates.set(plan.rate, plan.momentum, plan.decay)
         loss, norm = self._totals(batches).tolist()
         check(loss, norm)
-        with nvtx_range("optimizer"):
-            self._optimizers.update()
+        with named_range("optimizer"):
+            self._rates.update()
         return loss, norm
 
     def _totals(self, batches: Sequence[MicroBatch]) -> Tensor:
-        return self._optimizers.totals(self._gradient(batches))
+        return self._trainer.optimizers.totals(self._trainer.accumulate(batches))
 
     def _replay(
-        self, graph: _Graph, batches: Sequence[MicroBatch], rates: Rates, check: Callable[[float, float], None]
+        self, graph: _Graph, batches: Sequence[MicroBatch], plan: StepPlan, check: Check
     ) -> tuple[float, float]:
-        self._optimizers.schedule(rates.lr, rates.momentum, rates.decay)
-        with nvtx_range("transfer"):
+        self._rates.set(plan.rate, plan.momentum, plan.decay)
+        with named_range("transfer"):
             for held, batch in zip(graph.batches, batches, strict=True):
                 held.ids.copy_(batch.ids)
                 held.targets.copy_(batch.targets)
-        with nvtx_range("graph/gradient"):
+        with named_range("graph/gradient"):
             graph.gradient()
             loss, norm = graph.totals.tolist()
         check(loss, norm)
-        with nvtx_range("graph/update"):
+        with named_range("graph/update"):
             graph.update()
         self.replayed += 1
         return loss, norm
 
     def _first_replay(
-        self, key: Key, batches: Sequence[MicroBatch], rates: Rates, check: Callable[[float, float], None]
+        self, key: Key, batches: Sequence[MicroBatch], plan: StepPlan, check: Check
     ) -> tuple[float, float]:
         """Take a step eagerly and then from the same state by new graphs; keep the graphs if both agree."""
-        state = [*self._weights(), *self._optimizers.state_tensors()]
+        weights, optimizers = list(self._trainer.tensors().values()), self._trainer.optimizers
+        states = [o.state for o in (optimizers.muon, optimizers.adam) if o is not None]
+        state = [*weights, *(tensor for o in states for of in o.values() for tensor in of.values())]
         saved = [tensor.clone() for tensor in state]
-        eager = self._eager(batches, rates, check)
+        eager = self._eager(batches, plan, check)
         after = [tensor.clone() for tensor in state]
         torch._foreach_copy_(state, saved)
         try:
-            graph = self._captured(batches, rates)
-            replayed = self._replay(graph, batches, rates, lambda _loss, _norm: None)  # compared below, NaN as well
+            graph = self._captured(batches, plan)
+            replayed = self._replay(graph, batches, plan, lambda _loss, _norm: None)  # compared below, NaN as well
         except (RuntimeError, AssertionError) as error:  # torch raises these for what cannot be captured
             reason: str | None = " ".join(str(error).split())[:160]
         else:
-            count = len(self._weights())
+            count = len(weights)
             apart = _apart(state[:count], after[:count], saved[:count])
             reason = _disagreement(replayed[0], eager[0], apart)
         if reason is None:
@@ -203,15 +216,15 @@ class StepGraphs:
         torch._foreach_copy_(state, after)
         return eager
 
-    def _captured(self, batches: Sequence[MicroBatch], rates: Rates) -> _Graph:
+    def _captured(self, batches: Sequence[MicroBatch], plan: StepPlan) -> _Graph:
         """Capture graphs at other rates than the step's, so that one that holds them fixed fails the check."""
         held = [
             MicroBatch(torch.zeros_like(batch.ids), torch.zeros_like(batch.targets), batch.parts, {})
             for batch in batches
         ]
-        self._optimizers.schedule(rates.lr / 2, rates.momentum / 2, rates.decay / 2)
+        self._rates.set(plan.rate / 2, plan.momentum / 2, plan.decay / 2)
         gradient, totals = self._backend.capture(lambda: self._totals(held))
-        update, _ = self._backend.capture(self._optimizers.update)
+        update, _ = self._backend.capture(self._rates.update)
         return _Graph(held, gradient, totals, update)
 
 
@@ -234,3 +247,19 @@ def _disagreement(loss: float, eager: float, apart: float) -> str | None:
     if not apart <= UPDATE_TOLERANCE:
         return f"a replayed step changes the weights by {apart:.0%} of an update otherwise than the eager one"
     return None
+
+
+def step_graphs(trainer: Trainer, hooks: Sequence[StepHook], notify: Notify) -> StepGraphs | None:
+    """Return what runs the steps of `trainer` as graphs, unless something is in the way, which the log then names."""
+    backend = graph_backend(trainer.device)
+    reasons = {
+        f"they need CUDA, and this is {trainer.device.type}": backend is None,
+        "they run on one rank only": trainer.world.size > 1,
+        "the bounds of documents differ in number from step to step": trainer.documents is not None,
+        "techniques act between steps": bool(hooks),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is not None or backend is None:
+        notify(f"CUDA graphs: not used, {reason}")
+        return None
+    return StepGraphs(backend, trainer, notify)

@@ -122,7 +122,7 @@ def test_training_is_measured_with_the_kernels_and_documents_of_a_run(monkeypatc
     chosen = Kernels("chosen")
     monkeypatch.setattr(gpu_checks, "best_kernels", lambda *_: chosen)
     run, _, _ = gpu_checks._run("sota", CPU, [], compute_dtype="float32", compile=False)
-    assert cast(GPT, run._model).kernels is chosen
+    assert cast(GPT, run.model).kernels is chosen
     ids, _ = RepeatedTokens(TrainSettings(train_batch_tokens=4096, train_seq_len=2048, accumulation=1), bos_id=1).next()
     assert int((ids == 1).sum()) >= 4
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.mixed_lengths import CHUNKS, measure, mixtures, rows_of
-from birdie.train.mixed_lengths import differ_within_a_rank
+from birdie.train.plan import differ_within_a_rank
 from birdie.train.settings import TrainSettings
 
 NAMES = ["long", "by rank", "in every rank", "short"]

@@ -17,8 +17,8 @@ from birdie.model.attention_functions import register, softmax
 from birdie.model.cache import Cache
 from birdie.model.documents import DocumentFinder, segment_offsets
 from birdie.model.gpt import GPT
-from birdie.train.loop import Fit, fit
 from birdie.train.settings import OptimizerSettings, TrainSettings
+from birdie.train.training import Training
 from tests.model.packed_text import BOS, CPU, attentive_model, document_text
 from tests.model.technique_table import blocks_of
 from tests.model.varlen_reference import KERNELS, flash3
@@ -166,11 +166,11 @@ TRAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def packed_run(shard: Path, model: GPT, lines: list[str] | None = None, **changes: Any) -> tuple[Fit, Batches]:
+def packed_run(shard: Path, model: GPT, lines: list[str] | None = None, **changes: Any) -> tuple[Training, Batches]:
     settings = TrainSettings(**(TRAIN | changes))
     batches = Batches([shard], batch_tokens=128, seq_len=16, accumulation=2, order="packed", bos_id=BOS)
     optimizers = OptimizerSettings(matrix_lr=0.02, newton_schulz_dtype="float32")
-    return fit(model, batches, settings, optimizers, documents=finder(lines=lines)), batches
+    return Training(model, batches, settings, optimizers, documents=finder(lines=lines)), batches
 
 
 @pytest.mark.parametrize("kernel", ["FlashAttention-3", "torch varlen"])

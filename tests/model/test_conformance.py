@@ -18,8 +18,8 @@ from birdie.model.techniques.skips import skip_count
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
 from birdie.train.checkpoint import Checkpoint
-from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import split_parameters
+from birdie.train.training import Training
 from tests.model.technique_table import (
     ALL,
     BOS,
@@ -170,12 +170,14 @@ def test_declared_symmetries_keep_the_function(change: dict[str, Any]) -> None:
     assert moved > len(model.symmetries()) / 2  # two units may be in order
 
 
-def start(change: dict[str, Any], world: World | None = None, resume: Checkpoint | None = None, seed: int = 0) -> Fit:
+def start(
+    change: dict[str, Any], world: World | None = None, resume: Checkpoint | None = None, seed: int = 0
+) -> Training:
     torch.manual_seed(seed)
     model = GPT(with_settings(change))
     hooks = model.step_hooks(no_message)
     settings = tiny_settings(iterations=3, warmdown_iters=2)
-    return fit(model, TinyBatches(world), settings, OPTIMIZERS, world=world, hooks=hooks, resume=resume)
+    return Training(model, TinyBatches(world), settings, OPTIMIZERS, world=world, hooks=hooks, saved=resume)
 
 
 @EACH
@@ -185,7 +187,7 @@ def test_a_resumed_run_is_bit_identical(change: dict[str, Any]) -> None:
     for step in run:
         losses[step.number] = step.loss
         if step.number == 1:
-            checkpoint = run.state()
+            checkpoint = run.checkpoint()
     resumed = start(change, resume=checkpoint, seed=5)
     assert {step.number: step.loss for step in resumed} == {n: loss for n, loss in losses.items() if n > 1}
     for name, weight in run.state().weights.items():

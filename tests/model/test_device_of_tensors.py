@@ -7,6 +7,7 @@ from birdie.model.gpt import GPT
 from birdie.run.registry import find
 from birdie.runtime.distributed import World
 from birdie.train.optimizers import Optimizers
+from birdie.train.step_graph import HeldRates
 
 META = torch.device("meta")
 
@@ -21,10 +22,11 @@ def test_no_tensor_is_created_elsewhere(recipe: str) -> None:
     torch.autograd.backward(loss)
     assert loss.device == META
     optimizers = Optimizers(model, settings.optimizer, newton_schulz_dtype=torch.bfloat16, world=World())
-    optimizers.hold_rates(META)
+    HeldRates(optimizers, META)
     assert optimizers.totals(loss.detach()).device == META
-    assert optimizers._muon is not None
-    optimizers._muon.finish()  # fused AdamW refuses the meta device
+    assert optimizers.muon is not None
+    optimizers.muon.begin()
+    optimizers.muon.finish()  # fused AdamW refuses the meta device
     model.eval()
     with torch.no_grad():
         assert model.loss(ids, ids, "none").device == META

@@ -14,7 +14,7 @@ from birdie.model import fused_loss
 from birdie.model.fused_loss import capped_loss, choose_backend
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.loading import load_recipe
-from birdie.train.loop import fit
+from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_a_second_backward_pass_is_refused() -> None:
 
 def curve(**changes: Any) -> tuple[list[float], GPT]:
     model = tiny_model()
-    return [step.loss for step in fit(model, TinyBatches(), tiny_settings(**changes), OPTIMIZERS)], model
+    return [step.loss for step in Training(model, TinyBatches(), tiny_settings(**changes), OPTIMIZERS)], model
 
 
 def test_a_run_is_the_same_with_fused_and_with_eager_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from birdie.run.loading import load_recipe
 from birdie.run.recipe import Recipe
 from birdie.run.recipe_file import OVERRIDES
 from birdie.run.registry import RegisteredRecipe, shipped_recipes
-from birdie.train.schedule import scheduled_lr_multiplier
+from birdie.train.plan import lr_multiplier
 
 RECIPES = [entry for entry in shipped_recipes() if entry.about.runs is None]
 
@@ -41,7 +41,7 @@ def test_the_learning_rate_follows_the_warmdown_that_was_origins(monkeypatch: py
     laptop = next(entry for entry in RECIPES if entry.name == "laptop")
     monkeypatch.setenv("WARMDOWN_ITERS", "20")
     train = dataclasses.replace(load_recipe(laptop.path).train, iterations=100, max_wallclock_seconds=0)
-    assert [scheduled_lr_multiplier(train, step, 0.0) for step in (0, 80, 90)] == [1.0, 1.0, 0.5]
+    assert [lr_multiplier(train, step, 0.0) for step in (0, 80, 90)] == [1.0, 1.0, 0.5]
 
 
 def test_a_preset_does_not_resist_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,10 @@ from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.run.registry import find
 from birdie.runtime.distributed import PendingTensor, World
 from birdie.score.settings import ValidationSettings
-from birdie.train.loop import Step, fit
+from birdie.train.loop import Step
 from birdie.train.muon import newton_schulz
 from birdie.train.settings import TrainSettings
+from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
 TINY = GPTConfig(vocab_size=32, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2)
@@ -137,7 +138,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_reduced_bytes_equal_those_of_a_real_step(reduced: list[int]) -> None:
     world = World(0, 2)
-    steps = iter(fit(tiny_model(), TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world))
+    steps = iter(Training(tiny_model(), TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world))
     reduced.clear()
     next(steps)
     expected = load(tiny_recipe(), 2, torch.float32, depth_recurrence=False)

@@ -25,6 +25,7 @@ from birdie.run.preflight import (
 from birdie.run.recipe import Recipe, RunSettings
 from birdie.run.registry import find
 from birdie.runtime.distributed import World
+from birdie.train.plan import require_divisible
 
 CPU = torch.device("cpu")
 RECIPE = Recipe.from_dict(
@@ -228,7 +229,7 @@ def test_ranks_that_do_not_divide_a_step_are_told_the_flag() -> None:
     """The preset `smoke` of most recipes has one chunk, which two ranks cannot share."""
     train = find("baseline").recipe("smoke").train
     with pytest.raises(ConfigError, match=r"2 ranks do not divide accumulation 1.*give --train\.accumulation 2"):
-        train.check_ranks(2)
-    replace(train, accumulation=2).check_ranks(2)
+        require_divisible(train, 2)
+    require_divisible(replace(train, accumulation=2), 2)
     with pytest.raises(ConfigError, match="the chunks of a step; choose another number of ranks"):
-        train.check_ranks(7)
+        require_divisible(train, 7)

@@ -199,3 +199,11 @@ def test_a_damaged_recipe_is_one_sentence(content: bytes, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"recipe\.toml is not a recipe") as caught:
         load_recipe(path)
     assert "\n" not in str(caught.value)
+
+
+def test_recipes_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """They may have a folder for compiled graphs, and no number where the reserve was measured."""
+    earlier = {"run": {"compile_cache": "auto"}, "calibration": {"reserve_seconds": None}}
+    assert Recipe.from_dict(earlier) == Recipe()
+    (tmp_path / "recipe.toml").write_text('[run]\ncompile_cache = "none"\n')
+    assert load_recipe(tmp_path / "recipe.toml") == Recipe()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from birdie.artifact.load import load
@@ -19,15 +18,14 @@ from birdie.run.evaluation import evaluate
 from birdie.run.events import Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
-from birdie.runtime.distributed import World
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import ValidationSettings
-from birdie.train.average import Average, require_state
+from birdie.train.average import Average
 from birdie.train.checkpoint import Checkpoint, load_checkpoint
-from birdie.train.loop import Fit, fit
+from birdie.train.resuming import require_average
 from birdie.train.settings import AverageSettings, TrainSettings
-from tests.ranks import run_in_process_group
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from birdie.train.training import Training
+from tests.tiny_run import OPTIMIZERS, TinyBatches, save, tiny_model, tiny_settings
 
 EMA = AverageSettings("ema", ema_decay=0.8)
 SWA = AverageSettings("swa", swa_every=2, swa_below=0.6)
@@ -36,13 +34,13 @@ KINDS = pytest.mark.parametrize("average", [EMA, SWA, LAWA], ids=lambda average:
 Weights = dict[str, Tensor]
 
 
-def start(average: AverageSettings | None = None, **changes: Any) -> Fit:
-    return fit(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, average=average)
+def start(average: AverageSettings | None = None, **changes: Any) -> Training:
+    return Training(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, average=average)
 
 
-def weights_of(run: Fit) -> Weights:
+def weights_of(run: Training) -> Weights:
     """Return copies of the weights in the model."""
-    return {name: p.detach().clone() for name, p in run._model.named_parameters()}
+    return {name: p.detach().clone() for name, p in run.model.named_parameters()}
 
 
 def equal(one: Weights, other: Weights) -> bool:
@@ -139,46 +137,15 @@ def test_for_a_validation_it_is_in_the_model_temporarily() -> None:
     assert equal(dict(validated.average.mean()), dict(plain.average.mean()))
 
 
-@KINDS
-@pytest.mark.parametrize("warmup_steps", [0, 3])
-def test_a_resumed_average_is_bit_identical(average: AverageSettings, warmup_steps: int, tmp_path: Path) -> None:
-    run = start(average, warmup_steps=warmup_steps)
-    for step in run:
-        if step.number == 9:
-            run.save(tmp_path)
-    resumed = fit(
-        tiny_model(seed=5),
-        TinyBatches(),
-        tiny_settings(warmup_steps=warmup_steps),
-        OPTIMIZERS,
-        resume=load_checkpoint(tmp_path),
-        average=average,
-    )
-    list(resumed)
-    assert resumed.average.terms == run.average.terms > 0
-    assert equal(dict(resumed.average.mean()), dict(run.average.mean()))
-    assert equal(resumed.state().average, run.state().average)
-
-
-@KINDS
-def test_warm_up_leaves_no_trace_in_it(average: AverageSettings) -> None:
-    warm, plain = start(average, warmup_steps=5, warmdown_iters=12), start(average, warmdown_iters=12)
-    warm.warm_up()
-    assert equal(warm.state().average, plain.state().average)
-    for run in (warm, plain):
-        list(run)
-    assert equal(dict(warm.average.mean()), dict(plain.average.mean()))
-
-
 @pytest.mark.parametrize("saved", [None, SWA])
 def test_a_checkpoint_without_it_starts_it_anew_and_reports_that(saved: AverageSettings | None, tmp_path: Path) -> None:
     run = start(saved)
     next(iter(run))
-    run.save(tmp_path)
+    save(run, tmp_path)
     lines: list[str] = []
     resume = load_checkpoint(tmp_path)
-    resumed = fit(
-        tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, resume=resume, average=EMA, notify=lines.append
+    resumed = Training(
+        tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, saved=resume, average=EMA, notify=lines.append
     )
     assert "the checkpoint has no EMA of weights; the average begins at its step" in lines
     assert any(line.startswith("resuming with average.kind = ema") for line in lines)
@@ -193,7 +160,7 @@ def test_an_average_of_another_model_is_refused(average: AverageSettings) -> Non
     name = next(key for key in state if key.endswith("tok_emb.weight"))
     for wrong in ({**state, name: state[name][1:]}, {key: value for key, value in state.items() if key != name}):
         with pytest.raises(WeightsError, match=r"average of 'tok_emb.weight'"):
-            require_state(wrong, dict(run._model.named_parameters()), 12)
+            require_average(wrong, dict(run.model.named_parameters()), 12)
 
 
 def test_views_stay_views_and_integers_are_not_averaged() -> None:
@@ -254,36 +221,6 @@ def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, An
         AverageSettings(**change)
 
 
-def train(world: World, folder: Path) -> None:
-    """Train twelve steps in one run, and again with a stop after nine; every rank leaves its averages."""
-
-    def begin(resume: Any = None) -> Fit:
-        # ranks begin with different weights, and those of rank 0 must be used, also in the average
-        model = tiny_model(seed=world.rank)
-        return fit(model, TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world, average=EMA, resume=resume)
-
-    run = begin()
-    for step in run:
-        if step.number == 9:
-            run.save(folder / "run")
-    dist.barrier()
-    resumed = begin(load_checkpoint(folder / "run"))
-    list(resumed)
-    torch.save({"uninterrupted": run.average.mean(), "resumed": resumed.average.mean()}, folder / f"{world.rank}.pt")
-
-
-@pytest.mark.slow
-def test_two_ranks_hold_one_average_and_resume_it(tmp_path: Path) -> None:
-    run_in_process_group(train, 2, tmp_path)
-    zero, one = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    for average in (zero["resumed"], one["uninterrupted"], one["resumed"]):
-        assert equal(zero["uninterrupted"], average)
-    alone = start(EMA)
-    list(alone)
-    for name, value in alone.average.mean().items():
-        torch.testing.assert_close(zero["uninterrupted"][name], value, rtol=0, atol=1e-3)
-
-
 LENGTH = 32
 
 
@@ -341,7 +278,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_a_run(
     def full(*_: Path | Checkpoint, **__: int) -> Path:
         raise OutputError("cannot write there: no space left on device; nothing was changed there")
 
-    monkeypatch.setattr("birdie.train.loop.save_checkpoint", full)
+    monkeypatch.setattr("birdie.run.pipeline.save_checkpoint", full)
     run, _, lines = finished(recipe, tmp_path / "run")
     assert run.steps == 8
     assert any(line.startswith("no checkpoint of step 8, training goes on: cannot write there") for line in lines)

@@ -2,25 +2,21 @@
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.distributed import World
 from birdie.train.bandit import Bandit, BanditSettings
-from birdie.train.checkpoint import load_checkpoint
-from birdie.train.loop import Fit, fit
-from tests.ranks import run_in_process_group
+from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
 ON = BanditSettings(every=2)
 
 
-def start(bandit: BanditSettings | None, seed: int = 0, **changes: Any) -> Fit:
-    return fit(tiny_model(seed), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, bandit=bandit)
+def start(bandit: BanditSettings | None, seed: int = 0, **changes: Any) -> Training:
+    return Training(tiny_model(seed), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, bandit=bandit)
 
 
 def play(bandit: Bandit, gains: dict[float, float], steps: int, noise: float = 0.0) -> list[float]:
@@ -59,58 +55,12 @@ def test_a_choice_holds_for_its_window_and_multiplies_the_schedule() -> None:
     assert all(len(set(factors[at : at + 3])) == 1 for at in range(0, 12, 3))
 
 
-def test_on_and_off_differ_and_off_is_the_plain_run() -> None:
-    plain, off, on = start(None), start(BanditSettings()), start(ON)
-    curves = [[step.loss for step in run] for run in (plain, off, on)]
-    assert curves[0] == curves[1] != curves[2]
-    assert off.finish() == []
-    (line,) = on.finish()
-    assert line.startswith("learning-rate bandit: 6 choices of 2 steps: ×0.7 ")
-    assert on._bandit is not None
-    assert off._bandit is None
-    assert sum(on._bandit.counts) == 6
-
-
 def test_it_is_decided_by_seed_and_losses_alone() -> None:
     state = torch.get_rng_state()
     gains = {0.7: 0.01, 1.0: 0.02, 1.4: 0.03}
     one, same, other = (play(Bandit(ON, seed), gains, 60, noise=0.02) for seed in (0, 0, 1))
     assert one == same != other
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("stop", [1, 4, 7])
-def test_a_resumed_run_is_bit_identical(stop: int, tmp_path: Path) -> None:
-    run, curve = start(BanditSettings(every=3), warmup_steps=2), {}
-    for step in run:
-        curve[step.number] = (step.loss, step.lr_multiplier)
-        if step.number == stop:
-            run.save(tmp_path)
-    resumed = fit(
-        tiny_model(seed=5),
-        TinyBatches(),
-        tiny_settings(warmup_steps=2),
-        OPTIMIZERS,
-        resume=load_checkpoint(tmp_path),
-        bandit=BanditSettings(every=3),
-    )
-    rest = {step.number: (step.loss, step.lr_multiplier) for step in resumed}
-    assert rest == {number: values for number, values in curve.items() if number > stop}
-    assert resumed.state().bandit == run.state().bandit
-
-
-def test_warm_up_leaves_no_trace_in_it() -> None:
-    warm, plain = start(ON, warmup_steps=5), start(ON)
-    assert [step.loss for step in warm] == [step.loss for step in plain]
-    assert warm.state().bandit == plain.state().bandit
-
-
-def test_resuming_unchanged_reports_no_change(tmp_path: Path) -> None:
-    start(ON).save(tmp_path)
-    lines: list[str] = []
-    resume = load_checkpoint(tmp_path)
-    fit(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, resume=resume, bandit=ON, notify=lines.append)
-    assert lines == []
 
 
 def test_a_state_of_other_factors_is_ignored_and_a_broken_one_refused() -> None:
@@ -139,17 +89,3 @@ def test_a_state_of_other_factors_is_ignored_and_a_broken_one_refused() -> None:
 def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, Any], values: str) -> None:
     with pytest.raises(ConfigError, match=values):
         BanditSettings(**change)
-
-
-def train(world: World, folder: Path) -> None:
-    run = fit(tiny_model(), TinyBatches(world), tiny_settings(iterations=20), OPTIMIZERS, world=world, bandit=ON)
-    factors = [step.lr_multiplier for step in run]
-    (folder / f"{world.rank}.json").write_text(json.dumps([factors, run.state().bandit]))
-
-
-@pytest.mark.slow
-def test_all_ranks_choose_the_same(tmp_path: Path) -> None:
-    run_in_process_group(train, 2, tmp_path)
-    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert zero == one
-    assert sum(zero[1]["chosen"]) == 10

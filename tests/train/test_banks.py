@@ -8,9 +8,9 @@ from torch import nn
 
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.train.banks import Bank, make_banks
-from birdie.train.loop import fit
 from birdie.train.muon import Muon
 from birdie.train.optimizers import split_parameters
+from birdie.train.training import Training
 from tests.tiny_run import LENGTH, OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
 
@@ -86,7 +86,7 @@ def test_an_update_of_the_bank_is_an_update_of_the_model() -> None:
 def test_training_with_banks_equals_training_without() -> None:
     """The loop of `fit` against a plain loop on the matrices without banks: all losses within 1e-5."""
     settings = tiny_settings(iterations=20, warmdown_iters=0)
-    curve = [step.loss for step in fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS)]
+    curve = [step.loss for step in Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS)]
     model, batches = tiny_model(), TinyBatches()
     groups = split_parameters(model)
     muon = Muon(groups["matrices"].values(), OPTIMIZERS.matrix_lr)

@@ -25,7 +25,7 @@ from birdie.run.recipe import DataSettings, Recipe
 from birdie.score.settings import ValidationSettings
 from birdie.train import fp8 as fp8_module
 from birdie.train.fp8 import Float8, prepare_fp8, remove_fp8
-from birdie.train.loop import Fit, fit
+from birdie.train.training import Training
 from tests.model.technique_table import blocks_of
 from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, trained_model
 
@@ -146,14 +146,14 @@ def test_a_later_preparation_must_be_undone_first() -> None:
         emulate(layer)
 
 
-def start(lines: list[str] | None = None, **changes: Any) -> Fit:
+def start(lines: list[str] | None = None, **changes: Any) -> Training:
     model = tiny_model(num_layers=1, num_heads=2, num_kv_heads=1)
     short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS}
     notify = (lines if lines is not None else []).append
-    return fit(model, TinyBatches(), tiny_settings(**(short | changes)), OPTIMIZERS, notify=notify)
+    return Training(model, TinyBatches(), tiny_settings(**(short | changes)), OPTIMIZERS, notify=notify)
 
 
-def losses(run: Fit) -> list[float]:
+def losses(run: Training) -> list[float]:
     return [step.loss for step in run]
 
 
@@ -166,26 +166,11 @@ def test_it_learns_nearly_what_full_precision_learns() -> None:
 
 
 @needs_torchao
-def test_a_run_in_fp8_resumes_bit_for_bit() -> None:
-    uninterrupted, part = (start(fp8="emulate", iterations=6) for _ in range(2))
-    curve, steps = losses(uninterrupted), iter(part)
-    first = [next(steps).loss for _ in range(3)]
-    other = start(fp8="emulate", iterations=6)
-    losses(other)
-    rest = fit(trained_model(other), TinyBatches(), part._settings, OPTIMIZERS, resume=part.state())
-    assert first + losses(rest) == curve
-    assert all(
-        torch.equal(p, q)
-        for p, q in zip(*(trained_model(run).parameters() for run in (rest, uninterrupted)), strict=True)
-    )
-
-
-@needs_torchao
 def test_resuming_in_another_precision_is_reported() -> None:
     part, lines = start(fp8="emulate"), list[str]()
     next(iter(part))
-    settings = dataclasses.replace(part._settings, fp8="off")
-    fit(trained_model(part), TinyBatches(), settings, OPTIMIZERS, resume=part.state(), notify=lines.append)
+    settings = dataclasses.replace(part.plan.settings, fp8="off")
+    Training(trained_model(part), TinyBatches(), settings, OPTIMIZERS, saved=part.checkpoint(), notify=lines.append)
     assert all(type(part) is Linear for part in trained_model(part).modules() if isinstance(part, nn.Linear))
     assert lines == ["resuming with fp8 = off; the checkpoint was trained with emulate"]
 
@@ -226,7 +211,7 @@ def test_where_it_is_not_supported_training_continues_with_a_warning(monkeypatch
         "fp8 is not supported (the device is cpu; fp8 needs a GPU of compute capability 8.9 or newer, or "
         "--train.fp8 emulate); training in float32"
     ]
-    assert run.facts["fp8"] == "off"
+    assert run.in_effect["fp8"] == "off"
     assert losses(run) == losses(start(iterations=2))
 
 

@@ -13,25 +13,19 @@ from birdie.run.loading import load_recipe
 from birdie.run.recipe import Recipe
 from birdie.runtime.distributed import World
 from birdie.train.checkpoint import load_checkpoint
-from birdie.train.loop import Fit, fit
-from birdie.train.micro_batches import (
-    MOST,
-    _peak_bytes,
-    candidate_sizes,
-    choose_size,
-    largest_that_fits,
-    micro_batches,
-    micro_steps,
-)
+from birdie.train.measured_batches import MOST, _peak_bytes, candidate_sizes, largest_that_fits, measured_size
+from birdie.train.micro_batches import micro_batches
+from birdie.train.plan import micro_steps
 from birdie.train.settings import TrainSettings
-from tests.tiny_run import CHUNK_TOKENS, CHUNKS, OPTIMIZERS, STEP_TOKENS, TinyBatches, tiny_model, tiny_settings
+from birdie.train.training import Training
+from tests.tiny_run import CHUNK_TOKENS, CHUNKS, OPTIMIZERS, STEP_TOKENS, TinyBatches, save, tiny_model, tiny_settings
 
 SIZES = [16, 32, 64, 128]
 
 
-def start(lines: list[str] | None = None, **changes: Any) -> Fit:
+def start(lines: list[str] | None = None, **changes: Any) -> Training:
     notify = (lines if lines is not None else []).append
-    return fit(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, notify=notify)
+    return Training(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, notify=notify)
 
 
 @functools.cache
@@ -93,8 +87,8 @@ def test_auto_on_a_cpu_is_a_rule_and_is_reported() -> None:
     lines: list[str] = []
     run = start(lines, micro_batch_tokens="auto", iterations=1)
     assert lines == [f"micro-batches of {STEP_TOKENS} tokens, 1 to a step on each rank (at most {MOST:,} on cpu)"]
-    assert run.facts["micro_steps"] == 1
-    assert run.state().settings["micro_batch_tokens"] == STEP_TOKENS
+    assert run.micro_steps == 1
+    assert run.in_effect["micro_batch_tokens"] == STEP_TOKENS
 
 
 def test_the_rank_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,23 +99,23 @@ def test_the_rank_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch)
     settings = tiny_settings(micro_batch_tokens="auto")
     lines: list[str] = []
     args: Sequence[Any] = (tiny_model(), settings, World(0, 2), torch.device("cpu"))
-    assert choose_size(*args, saved=None, notify=lines.append) == 32
+    assert measured_size(*args, saved=None, notify=lines.append) == 32
     assert lines[0].startswith("micro-batches of 32 tokens, 2 to a step")
 
 
 def test_a_resumed_run_keeps_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("birdie.train.micro_batches.MOST", 64)
+    monkeypatch.setattr("birdie.train.measured_batches.MOST", 64)
     run = start(micro_batch_tokens="auto")
     losses = {}
     for step in run:
         losses[step.number] = step.loss
         if step.number == 5:
-            run.save(tmp_path)
-    monkeypatch.setattr("birdie.train.micro_batches.MOST", 16)
+            save(run, tmp_path)
+    monkeypatch.setattr("birdie.train.measured_batches.MOST", 16)
     lines: list[str] = []
     settings = tiny_settings(micro_batch_tokens="auto")
-    resumed = fit(
-        tiny_model(), TinyBatches(), settings, OPTIMIZERS, resume=load_checkpoint(tmp_path), notify=lines.append
+    resumed = Training(
+        tiny_model(), TinyBatches(), settings, OPTIMIZERS, saved=load_checkpoint(tmp_path), notify=lines.append
     )
     assert lines == ["micro-batches of 64 tokens, 2 to a step on each rank (as in the checkpoint)"]
     assert {step.number: step.loss for step in resumed} == {n: loss for n, loss in losses.items() if n > 5}

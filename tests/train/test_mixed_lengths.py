@@ -7,7 +7,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,12 +19,9 @@ from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.loading import load_recipe
 from birdie.runtime.distributed import World
-from birdie.train.checkpoint import load_checkpoint
-from birdie.train.loop import Fit, fit
 from birdie.train.micro_batches import micro_batches
-from birdie.train.mixed_lengths import MixedLengths, differ_within_a_rank
-from birdie.train.size_schedule import StepSize
-from tests.ranks import run_in_process_group
+from birdie.train.plan import StepSize, chunk_lengths, differ_within_a_rank
+from birdie.train.training import Training
 from tests.tiny_run import CHUNKS, LENGTH, OPTIMIZERS, STEP_TOKENS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
 CPU, BOS = torch.device("cpu"), 1
@@ -45,8 +41,12 @@ class RecordingGPT(GPT):
         return super().loss(ids, targets, *rest, **more)
 
 
-def start(model: GPT | None = None, world: World | None = None, more: dict[str, Any] | None = None, **to: Any) -> Fit:
-    return fit(model or tiny_model(), TinyBatches(world), tiny_settings(**to), OPTIMIZERS, world=world, **(more or {}))
+def start(
+    model: GPT | None = None, world: World | None = None, more: dict[str, Any] | None = None, **to: Any
+) -> Training:
+    return Training(
+        model or tiny_model(), TinyBatches(world), tiny_settings(**to), OPTIMIZERS, world=world, **(more or {})
+    )
 
 
 def test_a_step_keeps_its_tokens_and_their_order() -> None:
@@ -72,15 +72,14 @@ def test_the_gradient_is_the_mean_over_chunks_each_cut_to_its_length() -> None:
             assert p.grad is not None
             gradients[name] = gradients.get(name, torch.zeros(())) + p.grad
     run = start(model, **MIXED)
-    run._accumulate(run._micro_batches.of_step(StepSize(LENGTH, CHUNKS)))
+    run.accumulate(micro_batches(run.batches, run.plan.lengths(0.0), 0, CPU))
     for name, p in model.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(p.grad, gradients[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_on_differs_from_off_and_the_full_length_alone_is_the_plain_run() -> None:
+def test_the_full_length_alone_is_the_plain_run() -> None:
     plain = [step.loss for step in start()]
-    assert [step.loss for step in start(**MIXED)] != plain
     assert [step.loss for step in start(mixed_seq_lens=(16,))] == plain
     assert [step.loss for step in start(mixed_seq_lens=(16, 16))] == plain
 
@@ -96,11 +95,11 @@ def test_with_any_number_of_ranks_a_step_has_each_length_equally_often(
 ) -> None:
     chunks = len(lengths) * repeats * ranks
     settings = tiny_settings(accumulation=chunks, train_batch_tokens=chunks * LENGTH, mixed_seq_lens=tuple(lengths))
-    by_rank = [MixedLengths(settings, rank, ranks).of_step(StepSize(limit, chunks)) for rank in range(ranks)]
+    by_rank = [chunk_lengths(settings, StepSize(limit, chunks), rank, ranks) for rank in range(ranks)]
     in_order = [by_rank[chunk % ranks][chunk // ranks] for chunk in range(chunks)]
-    assert in_order == MixedLengths(settings).of_step(StepSize(limit, chunks))
+    assert in_order == list(chunk_lengths(settings, StepSize(limit, chunks), 0, 1))
     assert Counter(in_order) == Counter(min(length, limit) for length in lengths * (repeats * ranks))
-    full = [MixedLengths(settings, rank, ranks).of_step(StepSize(LENGTH, chunks)) for rank in range(ranks)]
+    full = [chunk_lengths(settings, StepSize(LENGTH, chunks), rank, ranks) for rank in range(ranks)]
     assert differ_within_a_rank(settings, ranks) == any(len(set(of_rank)) > 1 for of_rank in full)
 
 
@@ -123,7 +122,7 @@ def test_in_every_data_order_a_step_has_its_tokens_once_and_no_others(shard: Pat
                 world_size=ranks,
             )  # fmt: skip
             for step in steps:
-                for micro in micro_batches(batches, lengths[rank::ranks], 0, CPU, finder(order)):
+                for micro in micro_batches(batches, lengths[rank::ranks], 0, CPU, finder(order), order == "packed"):
                     assert micro.ids.numel() == micro.targets.numel() == 64
                     step += micro.targets.flatten().tolist()
             batches.close()
@@ -143,7 +142,7 @@ def finder(order: Order) -> DocumentFinder | None:
 def test_a_packed_chunk_is_cut_by_its_bounds(shard: Path) -> None:
     batches = Batches([shard], batch_tokens=256, seq_len=32, accumulation=4, order="packed", bos_id=BOS)
     for length, micro in zip(
-        (32, 8, 32, 8), micro_batches(batches, [32, 8] * 2, 0, CPU, finder("packed")), strict=True
+        (32, 8, 32, 8), micro_batches(batches, [32, 8] * 2, 0, CPU, finder("packed"), True), strict=True
     ):
         bounds = micro.arguments["bounds"]
         assert bounds.longest == length
@@ -193,46 +192,6 @@ def test_a_run_reports_the_lengths_of_its_ranks_before_and_after() -> None:
         "mixed sequence lengths: rank 0 took 192 tokens as 12 sequences of 16, 192 tokens as 48 sequences of 4"
     )
     assert start().finish() == []
-
-
-def test_a_resumed_run_is_bit_identical_and_reports_no_change(tmp_path: Path) -> None:
-    losses = {step.number: step.loss for step in start(**MIXED)}
-    run = start(**MIXED)
-    for step in run:
-        if step.number == 5:
-            run.save(tmp_path)
-            break
-    lines: list[str] = []
-    more = {"resume": load_checkpoint(tmp_path), "notify": lines.append}
-    resumed = {step.number: step.loss for step in start(tiny_model(seed=5), more=more, **MIXED)}
-    assert resumed == {n: loss for n, loss in losses.items() if n > 5}
-    assert not [line for line in lines if "resuming with" in line]
-    start(more=more)
-    assert "resuming with mixed_seq_lens = []; the checkpoint was trained with [16, 4]" in lines
-
-
-def train(world: World, folder: Path) -> None:
-    model, lines = RecordingGPT(), list[str]()
-    run = start(model, world, {"notify": lines.append}, **MIXED)
-    losses = [step.loss for step in run]
-    lengths = torch.tensor([ids.shape[1] for ids, _ in model.calls])
-    by_rank = [torch.empty_like(lengths) for _ in range(world.size)]
-    dist.all_gather(by_rank, lengths)
-    if world.is_main:
-        results = {"losses": losses, "weights": model.state_dict(), "lengths": by_rank, "lines": lines}
-        torch.save(results, folder / "results.pt")
-
-
-@pytest.mark.slow
-def test_two_ranks_with_different_lengths_train_as_one_with_both(tmp_path: Path) -> None:
-    run_in_process_group(train, 2, tmp_path)
-    several = torch.load(tmp_path / "results.pt", weights_only=True)
-    assert [set(lengths.tolist()) for lengths in several["lengths"]] == [{16}, {4}]
-    assert several["lines"] == ["mixed sequence lengths: rank 0: 16, rank 1: 4"]
-    alone = RecordingGPT()
-    assert several["losses"] == pytest.approx([step.loss for step in start(alone, **MIXED)], abs=1e-4)
-    for name, value in alone.state_dict().items():
-        torch.testing.assert_close(several["weights"][name], value, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

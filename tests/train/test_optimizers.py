@@ -9,8 +9,10 @@ from torch import nn
 from birdie.errors import ConfigError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
-from birdie.train.optimizers import Optimizers, require_state, split_parameters
+from birdie.train.optimizers import Optimizers, split_parameters
+from birdie.train.resuming import require_optimizer
 from birdie.train.settings import OptimizerSettings
+from tests.tiny_run import accept, at_rates
 
 
 def small(tied: bool = True) -> GPT:
@@ -46,7 +48,7 @@ def test_every_parameter_moves_in_a_step(tied: bool) -> None:
     for _ in range(3):
         optimizers.zero_grad()
         model.loss(ids, ids.roll(1)).backward()
-        optimizers.step(torch.zeros(()), 1.0, 0.95)
+        optimizers.step(torch.zeros(()), at_rates(), accept)
     assert [name for name, p in model.named_parameters() if torch.equal(p, initial[name])] == []
 
 
@@ -54,7 +56,7 @@ def test_a_multiplier_of_zero_moves_nothing() -> None:
     model, ids = small(), torch.arange(40).view(2, 20)
     initial = [p.detach().clone() for p in model.parameters()]
     model.loss(ids, ids.roll(1)).backward()
-    optimizers_of(model).step(torch.zeros(()), 0.0, 0.95)
+    optimizers_of(model).step(torch.zeros(()), at_rates(0.0), accept)
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), initial, strict=True))
 
 
@@ -101,7 +103,7 @@ def test_state_round_trips() -> None:
     model, ids = small(), torch.arange(40).view(2, 20)
     optimizers = optimizers_of(model)
     model.loss(ids, ids.roll(1)).backward()
-    optimizers.step(torch.zeros(()), 1.0, 0.95)
+    optimizers.step(torch.zeros(()), at_rates(), accept)
     state = optimizers.full_state()
     assert {key.rpartition("/")[2] for key in state} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
     other = optimizers_of(small())
@@ -126,7 +128,7 @@ def test_state_round_trips() -> None:
 )
 def test_state_of_another_model_is_refused(key: str, value: torch.Tensor, values: str) -> None:
     with pytest.raises(WeightsError, match=values):
-        require_state(split_parameters(small()), {key: value}, 1, row_square=False, every=True)
+        require_optimizer(split_parameters(small()), {key: value}, 1, row_square=False, every=True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from birdie.train.optimizers import Optimizers
 from birdie.train.parallel_muon import shard_banks
 from birdie.train.settings import OptimizerSettings
 from tests.ranks import run_in_process_group
-from tests.tiny_run import tiny_model
+from tests.tiny_run import accept, at_rates, tiny_model
 
 SETTINGS: dict[str, Any] = {"newton_schulz_dtype": "float32", "matrix_lr": 0.02}
 PLAIN = OptimizerSettings(**SETTINGS)
@@ -51,7 +51,7 @@ def steps(optimizers: Optimizers, model: nn.Module, world: World, first: int, co
         for name, p in model.named_parameters():
             share = share_of_gradient(name, p, step, world.rank, world.size)
             p.grad = share if p.grad is None else p.grad.add_(share)
-        results.append(optimizers.step(torch.tensor(1.0 / world.size), 1.0, 0.9))
+        results.append(optimizers.step(torch.tensor(1.0 / world.size), at_rates(momentum=0.9), accept))
     return results
 
 
@@ -66,7 +66,7 @@ def train(world: World, folder: Path) -> None:
         optimizers = optimizers_of(model, settings, world, torch.float32)
         results = steps(optimizers, model, world, 0, STEPS)
         state = optimizers.full_state()
-        counts = [len(t["momentum_buffer"]) for t in optimizers._muon.state.values()] if optimizers._muon else []
+        counts = [len(t["momentum_buffer"]) for t in optimizers.muon.state.values()] if optimizers.muon else []
         if world.is_main:
             torch.save(
                 {"results": results, "weights": model.state_dict(), "state": state, "counts": counts},
@@ -165,7 +165,7 @@ def test_a_failed_check_stops_the_step_before_any_weight_changes() -> None:
             raise ValueError("stop")
 
         with pytest.raises(ValueError, match="stop"):
-            optimizers.step(torch.zeros(()), 1.0, 0.9, check=refuse)
+            optimizers.step(torch.zeros(()), at_rates(momentum=0.9), refuse)
         assert all(torch.equal(p, initial[name]) for name, p in model.named_parameters())
 
 
@@ -178,7 +178,7 @@ def test_weight_decay_shrinks_the_parameters_of_its_groups(group: str) -> None:
     optimizers = optimizers_of(model, settings, World(), torch.float32)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    optimizers.step(torch.zeros(()), 1.0, 0.9, decay_multiplier=0.5)
+    optimizers.step(torch.zeros(()), at_rates(momentum=0.9, decay=0.5), accept)
     covered = {
         "muon_weight_decay": ("matrices",),
         "adam_weight_decay": ("embedding", "scalars"),
@@ -198,5 +198,5 @@ def test_clipping_works_where_only_matrices_are_trainable() -> None:
     for name, p in model.named_parameters():
         if p.requires_grad:
             p.grad = share_of_gradient(name, p, 0, 0, 1)
-    _, norm = optimizers.step(torch.zeros(()), 1.0, 0.9)
+    _, norm = optimizers.step(torch.zeros(()), at_rates(momentum=0.9), accept)
     assert norm > 0.05

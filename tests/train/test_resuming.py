@@ -18,18 +18,18 @@ from torch import Tensor
 from birdie.errors import WeightsError
 from birdie.train.bandit import BanditSettings
 from birdie.train.checkpoint import FILES, SUMS, Checkpoint, load_checkpoint
-from birdie.train.loop import Fit, fit
 from birdie.train.resuming import require_resumable
 from birdie.train.settings import AverageSettings, OptimizerSettings
-from tests.tiny_run import TinyBatches, tiny_model, tiny_settings
+from birdie.train.training import Training
+from tests.tiny_run import TinyBatches, save, tiny_model, tiny_settings
 
 OPTIMIZERS = OptimizerSettings(newton_schulz_dtype="float32", muon_beta2=0.95)
 EMA, BANDIT = AverageSettings("ema"), BanditSettings(every=2)
 MATRIX, VECTOR = "blocks.0.attn.c_q.weight", "tok_emb.weight"
 
 
-def start(resume: Checkpoint | None = None) -> Fit:
-    return fit(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, average=EMA, bandit=BANDIT, resume=resume)
+def start(resume: Checkpoint | None = None) -> Training:
+    return Training(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, average=EMA, bandit=BANDIT, saved=resume)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     for step in (run := start()):
         if step.number in (2, 3):
-            run.save(folder)
+            save(run, folder)
         if step.number == 3:
             break
     return folder
@@ -69,7 +69,7 @@ def test_a_sound_checkpoint_is_resumed_without_a_word(saved: Path) -> None:
     lines: list[str] = []
     checkpoint = load_checkpoint(saved, notify=lines.append, require=require)
     assert (checkpoint.step, lines) == (3, [])
-    assert start(checkpoint).step == 3
+    assert start(checkpoint).number == 3
 
 
 def without(*names: str) -> Callable[[dict[str, Tensor]], Any]:
@@ -264,9 +264,9 @@ def test_an_optimizer_state_has_every_parameter() -> None:
     model.unused = torch.nn.Parameter(torch.ones(3))
     groups = model.parameter_groups()
     model.parameter_groups = lambda: {**groups, "unused": "scalars"}  # type: ignore[method-assign]
-    run = fit(model, TinyBatches(), tiny_settings(iterations=1), OPTIMIZERS)
-    assert run.state().optimizer == {}
+    run = Training(model, TinyBatches(), tiny_settings(iterations=1), OPTIMIZERS)
+    assert run.checkpoint().optimizer == {}
     list(run)
-    checkpoint = run.state()
+    checkpoint = run.checkpoint()
     assert not checkpoint.optimizer["unused/exp_avg"].any()
     require_resumable(checkpoint, model, OPTIMIZERS, AverageSettings(), BanditSettings())

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 
 from birdie.errors import ConfigError
 from birdie.run.forecast import total_steps
-from birdie.train.loop import Fit, fit
-from birdie.train.schedule import decay_multiplier, fraction_done, lr_multiplier, muon_momentum, scheduled_lr_multiplier
+from birdie.train.plan import decay_multiplier, fraction_done, muon_momentum
+from birdie.train.plan import lr_multiplier as scheduled
+from birdie.train.settings import TrainSettings
+from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+
+
+def lr_multiplier(step: int, elapsed_ms: float, *, cap_ms: float | None, **settings: Any) -> float:
+    return scheduled(TrainSettings(max_wallclock_seconds=(cap_ms or 0) / 1000, **settings), step, elapsed_ms)
 
 
 def by_steps(step: int, iterations: int = 100, warmdown: int = 20) -> float:
@@ -98,8 +104,8 @@ def test_the_taper_of_the_record() -> None:
     assert decay_multiplier(1.0, full=1.0) == 1
 
 
-def run_of(**changes: Any) -> Fit:
-    return fit(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS)
+def run_of(**changes: Any) -> Training:
+    return Training(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS)
 
 
 def test_the_last_steps_train_at_the_floor() -> None:
@@ -137,7 +143,7 @@ def test_a_warmdown_fraction_ends_with_the_run_by_steps_or_by_time() -> None:
 
 def test_a_warmdown_fraction_is_of_the_forced_steps() -> None:
     settings = tiny_settings(iterations=1000, force_stop_step=100, warmdown_fraction=0.5, max_wallclock_seconds=9.0)
-    assert [scheduled_lr_multiplier(settings, step, 1e9) for step in (0, 50, 75, 100)] == pytest.approx([1, 1, 0.5, 0])
+    assert [scheduled(settings, step, 1e9) for step in (0, 50, 75, 100)] == pytest.approx([1, 1, 0.5, 0])
     assert [fraction_done(settings, step, 1e9) for step in (0, 50, 100)] == pytest.approx([0, 0.5, 1])
     assert total_steps(settings, 1000.0) == 100
 

@@ -16,18 +16,24 @@ from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
-from birdie.train.checkpoint import load_checkpoint
-from birdie.train.loop import Fit, fit
-from birdie.train.size_schedule import SizeSchedule, StepSize, warmup_fractions
-from tests.ranks import run_in_process_group
+from birdie.train.plan import Plan, StepSize, warmup_fractions
+from birdie.train.training import Training
 from tests.tiny_run import CHUNKS, LENGTH, OPTIMIZERS, STEP_TOKENS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
 SCHEDULED: dict[str, Any] = {"seq_len_start": 4, "seq_schedule_fraction": 0.5}
 BOTH: dict[str, Any] = {**SCHEDULED, "batch_tokens_start": STEP_TOKENS // 4, "batch_schedule_fraction": 0.7}
 
 
-def start(model: GPT | None = None, world: World | None = None, more: dict[str, Any] | None = None, **to: Any) -> Fit:
-    return fit(model or tiny_model(), TinyBatches(world), tiny_settings(**to), OPTIMIZERS, world=world, **(more or {}))
+def start(
+    model: GPT | None = None, world: World | None = None, more: dict[str, Any] | None = None, **to: Any
+) -> Training:
+    return Training(
+        model or tiny_model(), TinyBatches(world), tiny_settings(**to), OPTIMIZERS, world=world, **(more or {})
+    )
+
+
+def plan_of(**changes: Any) -> Plan:
+    return Plan(tiny_settings(**changes), OPTIMIZERS)
 
 
 class RecordingGPT(GPT):
@@ -48,17 +54,17 @@ class RecordingGPT(GPT):
 
 
 def test_lengths_double_and_the_last_begins_at_its_fraction() -> None:
-    schedule = SizeSchedule(tiny_settings(**SCHEDULED))
-    lengths = [schedule.at(fraction).length for fraction in (0, 0.24, 0.25, 0.49, 0.5, 1.0)]
+    schedule = plan_of(**SCHEDULED)
+    lengths = [schedule.size(fraction).length for fraction in (0, 0.24, 0.25, 0.49, 0.5, 1.0)]
     assert lengths == [4, 4, 8, 8, 16, 16]
     assert schedule.changes == (0.25, 0.5)
-    assert SizeSchedule(tiny_settings()).changes == ()
-    assert SizeSchedule(tiny_settings()).at(0) == StepSize(LENGTH, CHUNKS)
+    assert plan_of().changes == ()
+    assert plan_of().size(0) == StepSize(LENGTH, CHUNKS)
 
 
 def test_a_fraction_of_0_is_no_schedule() -> None:
-    schedule = SizeSchedule(tiny_settings(seq_len_start=4, seq_schedule_fraction=0))
-    assert schedule.at(0).length == LENGTH
+    schedule = plan_of(seq_len_start=4, seq_schedule_fraction=0)
+    assert schedule.size(0).length == LENGTH
     assert schedule.changes == ()
 
 
@@ -82,14 +88,14 @@ def test_sizes_only_grow_and_divide_evenly(
         seq_schedule_fraction=full,
         batch_tokens_start=first * length,
     )
-    schedule = SizeSchedule(settings)
-    sizes = [schedule.at(fraction) for fraction in sorted(fractions)]
+    schedule = Plan(settings, OPTIMIZERS)
+    sizes = [schedule.size(fraction) for fraction in sorted(fractions)]
     assert [size.length for size in sizes] == sorted(size.length for size in sizes)
     assert [size.chunks for size in sizes] == sorted(size.chunks for size in sizes)
     assert all(length % size.length == 0 for size in sizes)
-    assert schedule.at(0.0) == StepSize(start if full else length, first)
-    assert schedule.at(1.0) == StepSize(length, chunks)
-    visited = {schedule.at(fraction) for fraction in (0.0, *schedule.changes, 1.0)}
+    assert schedule.size(0.0) == StepSize(start if full else length, first)
+    assert schedule.size(1.0) == StepSize(length, chunks)
+    visited = {schedule.size(fraction) for fraction in (0.0, *schedule.changes, 1.0)}
     assert set(sizes) <= visited
 
 
@@ -118,9 +124,8 @@ def test_a_step_keeps_its_tokens_and_their_order() -> None:
         assert torch.equal(targets.flatten(), same_targets.flatten())
 
 
-def test_on_differs_from_off_and_full_sizes_are_the_plain_run() -> None:
+def test_full_sizes_are_the_plain_run() -> None:
     plain = [step.loss for step in start()]
-    assert [step.loss for step in start(**SCHEDULED)] != plain
     assert [step.loss for step in start(seq_len_start=LENGTH, batch_tokens_start=STEP_TOKENS)] == plain
 
 
@@ -134,11 +139,11 @@ def test_warm_up_runs_every_graph_of_the_run() -> None:
     model = RecordingGPT(num_loops=1, loop_start=1, loop_end=1, enable_looping_at=0.4)
     lines: list[str] = []
     (hook,) = model.step_hooks(no_message)
-    more = {"hooks": [hook], "changes": hook.changes, "notify": lines.append}
+    more = {"hooks": [hook], "notify": lines.append}
     run = start(model, more=more, warmup_steps=1, **SCHEDULED)
     run.warm_up()
     warm, model.calls = set(model.shapes()), []
-    assert run.step == 0
+    assert run.number == 0
     for _ in run:
         pass
     assert set(model.shapes()) <= warm
@@ -147,37 +152,6 @@ def test_warm_up_runs_every_graph_of_the_run() -> None:
     assert lines[1:] == [
         f"from step {step} on: sequences of {length}, 128 tokens a step" for step, length in ((1, 4), (4, 8), (7, 16))
     ]
-
-
-@pytest.mark.parametrize("stop_after", [2, 3, 5, 7])
-def test_a_resumed_run_is_bit_identical(stop_after: int, tmp_path: Path) -> None:
-    """In the middle of a stage and at its end; chunks of a smaller batch count as they were taken."""
-    losses = {step.number: step.loss for step in start(**BOTH, warmup_steps=2)}
-    run = start(**BOTH)
-    for step in run:
-        if step.number == stop_after:
-            run.save(tmp_path)
-            break
-    resumed = fit(
-        tiny_model(seed=5), TinyBatches(), tiny_settings(**BOTH), OPTIMIZERS, resume=load_checkpoint(tmp_path)
-    )
-    assert {step.number: step.loss for step in resumed} == {n: loss for n, loss in losses.items() if n > stop_after}
-
-
-def train(world: World, folder: Path) -> None:
-    changes = {**SCHEDULED, "batch_tokens_start": STEP_TOKENS // 2}
-    curve = [(step.loss, step.tokens) for step in start(world=world, **changes)]
-    if world.is_main:
-        torch.save(curve, folder / "results.pt")
-
-
-@pytest.mark.slow
-def test_two_ranks_follow_the_schedule_as_one(tmp_path: Path) -> None:
-    run_in_process_group(train, 2, tmp_path)
-    several = torch.load(tmp_path / "results.pt", weights_only=True)
-    alone = [(step.loss, step.tokens) for step in start(**SCHEDULED, batch_tokens_start=STEP_TOKENS // 2)]
-    assert [tokens for _, tokens in several] == [tokens for _, tokens in alone]
-    assert [loss for loss, _ in several] == pytest.approx([loss for loss, _ in alone], abs=1e-4)
 
 
 def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
@@ -189,7 +163,7 @@ def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
         return Batches([tmp_path / "a_train_0.bin"], batch_tokens=STEP_TOKENS, seq_len=LENGTH, accumulation=CHUNKS)
 
     batches, indices = loader(), list[int]()
-    run = fit(tiny_model(), batches, settings, OPTIMIZERS)
+    run = Training(tiny_model(), batches, settings, OPTIMIZERS)
     make = batches._make
     batches._make = lambda index: indices.append(index) or make(index)  # type: ignore[assignment]  # a lambda
     run.warm_up()
@@ -202,7 +176,7 @@ def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
     losses = [step.loss for step in run]
     batches.close()
     plain = loader()
-    cold = fit(tiny_model(), plain, tiny_settings(warmup_steps=0, iterations=2), OPTIMIZERS)
+    cold = Training(tiny_model(), plain, tiny_settings(warmup_steps=0, iterations=2), OPTIMIZERS)
     assert [step.loss for step in cold] == losses
     plain.close()
 
@@ -226,4 +200,4 @@ def test_settings_out_of_range_are_refused(change: dict[str, Any], values: str) 
 
 def test_ranks_must_divide_the_chunks_of_the_first_steps() -> None:
     with pytest.raises(ConfigError, match=r"batch_tokens_start 32 .* 2 ranks .* 64"):
-        SizeSchedule(tiny_settings(batch_tokens_start=32), ranks=2)
+        Plan(tiny_settings(batch_tokens_start=32), OPTIMIZERS, ranks=2)

@@ -10,10 +10,11 @@ import torch
 
 from birdie.errors import ConfigError
 from birdie.train import step_graph
-from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import Optimizers
-from birdie.train.settings import AverageSettings, OptimizerSettings
+from birdie.train.plan import Plan
+from birdie.train.settings import OptimizerSettings
 from birdie.train.step_graph import CudaGraphs
+from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 from tests.train.recorded_graph import RecordedGraphs
 
@@ -32,16 +33,16 @@ EVERYTHING = dataclasses.replace(
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
     backend = RecordedGraphs()
-    monkeypatch.setattr("birdie.train.loop.graph_backend", lambda _device: backend)
+    monkeypatch.setattr("birdie.train.step_graph.graph_backend", lambda _device: backend)
     return backend
 
 
 def run(
     optimizers: OptimizerSettings = OPTIMIZERS, notes: list[str] | None = None, model: Any = None, **changes: Any
-) -> Fit:
+) -> Training:
     settings = tiny_settings(fused=False, **changes)  # chunks of rows read the factor on the loss
     model = tiny_model() if model is None else model
-    return fit(model, TinyBatches(), settings, optimizers, notify=(notes if notes is not None else []).append)
+    return Training(model, TinyBatches(), settings, optimizers, notify=(notes if notes is not None else []).append)
 
 
 @pytest.mark.parametrize("optimizers", [OPTIMIZERS, EVERYTHING])
@@ -52,7 +53,7 @@ def test_graphs_train_as_eager_steps_do(graphs: RecordedGraphs, optimizers: Opti
     expected, steps = list(eager), list(replayed)
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=1e-5)
     assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
-    for a, b in zip(eager._tensors().values(), replayed._tensors().values(), strict=True):
+    for a, b in zip(eager.tensors().values(), replayed.tensors().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert "CUDA graphs: 11 steps replayed, 1 shapes" in replayed.finish()
     assert "agree with eager ones" in notes[-1]
@@ -71,43 +72,20 @@ def test_each_size_of_a_step_has_graphs_of_its_own(graphs: RecordedGraphs) -> No
     assert len(graphs.calls) == 4
 
 
-def test_warm_up_captures_and_leaves_no_trace(graphs: RecordedGraphs) -> None:
-    expected = [step.loss for step in run(iterations=6)]
-    replayed = run(iterations=6, warmup_steps=3, step_graphs=True)
-    replayed.warm_up()
-    assert len(graphs.calls) == 2
-    assert [step.loss for step in replayed] == pytest.approx(expected, rel=1e-5)
+class NumbersAsRates:
+    """Rates that stay numbers, which graphs repeat."""
 
+    def __init__(self, optimizers: Optimizers, _device: torch.device) -> None:
+        self.optimizers, self.update = optimizers, optimizers.update
 
-@pytest.mark.usefixtures("graphs")
-def test_a_resumed_run_goes_on_as_graphs() -> None:
-    first = run(iterations=10, step_graphs=True)
-    steps = iter(first)
-    for _ in range(5):
-        next(steps)
-    checkpoint = first.state()
-    expected = [step.loss for step in steps]
-    settings = tiny_settings(fused=False, iterations=10, step_graphs=True)
-    resumed = fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, resume=checkpoint)
-    assert [step.loss for step in resumed] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.usefixtures("graphs")
-def test_averages_are_taken_of_replayed_steps() -> None:
-    def averaged(**changes: Any) -> list[torch.Tensor]:
-        settings = tiny_settings(fused=False, iterations=8, **changes)
-        training = fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, average=AverageSettings(kind="ema"))
-        assert len(list(training)) == 8
-        training.finish()
-        return list(training._tensors().values())
-
-    for a, b in zip(averaged(), averaged(step_graphs=True), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    def set(self, rate: float, momentum: float, decay: float) -> None:
+        plan = Plan(tiny_settings(), OPTIMIZERS).at(0, 0.0)
+        self.optimizers.set_rates(dataclasses.replace(plan, rate=rate, momentum=momentum, decay=decay))
 
 
 @pytest.mark.usefixtures("graphs")
 def test_a_rate_that_a_graph_holds_fixed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Optimizers, "hold_rates", lambda *_: None)  # rates stay numbers, which graphs repeat
+    monkeypatch.setattr(step_graph, "HeldRates", NumbersAsRates)
     notes: list[str] = []
     expected = [step.loss for step in run(iterations=6, warmdown_iters=4)]
     training = run(notes=notes, iterations=6, warmdown_iters=4, step_graphs=True)
@@ -145,11 +123,11 @@ def test_a_loss_that_is_not_finite_leaves_the_weights() -> None:
     steps = iter(training)
     for _ in range(4):
         next(steps)
-    training._tensors()["tok_emb.weight"][0, 0] = float("nan")
-    saved = {name: tensor.clone() for name, tensor in training._tensors().items()}
+    training.tensors()["tok_emb.weight"][0, 0] = float("nan")
+    saved = {name: tensor.clone() for name, tensor in training.tensors().items()}
     with pytest.raises(ConfigError, match="loss of step 5 is nan"):
         next(steps)
-    for name, tensor in training._tensors().items():
+    for name, tensor in training.tensors().items():
         torch.testing.assert_close(tensor, saved[name], rtol=0, atol=0, equal_nan=True)
 
 
@@ -173,7 +151,7 @@ def test_graphs_that_give_nan_are_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 
             return broken, result
 
-    monkeypatch.setattr("birdie.train.loop.graph_backend", lambda _device: Broken())
+    monkeypatch.setattr("birdie.train.step_graph.graph_backend", lambda _device: Broken())
     notes: list[str] = []
     expected = [step.loss for step in run(iterations=6)]
     assert [step.loss for step in run(notes=notes, iterations=6, step_graphs=True)] == pytest.approx(expected, rel=1e-5)

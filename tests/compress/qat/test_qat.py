@@ -22,8 +22,8 @@ from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.loading import load_recipe
 from birdie.run.recipe import Recipe
-from birdie.train.loop import Fit, fit
 from birdie.train.settings import OptimizerSettings
+from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings
 
 SHARP = torch.tensor(24.0)
@@ -259,7 +259,7 @@ def trained(qat: Qat | None) -> tuple[GPT, list[str]]:
     prepared = qat.prepare(model, lines.append) if qat else None
     settings = tiny_settings(iterations=60, warmdown_iters=30, accumulation=1)
     optimizers = OptimizerSettings(matrix_lr=0.05, newton_schulz_dtype="float32")
-    for _ in fit(model, TinyBatches(), settings, optimizers, hooks=[prepared] if prepared else []):
+    for _ in Training(model, TinyBatches(), settings, optimizers, hooks=[prepared] if prepared else []):
         pass
     if prepared is not None:
         prepared.remove()
@@ -293,7 +293,9 @@ def test_it_is_off_before_its_start_to_the_last_bit() -> None:
     def curve(qat: Qat | None) -> list[float]:
         model = small_gpt()
         prepared = qat.prepare(model) if qat else None
-        run = fit(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, hooks=[prepared] if prepared else [])
+        run = Training(
+            model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, hooks=[prepared] if prepared else []
+        )
         return [step.loss for step in run]
 
     plain, late = curve(None), curve(Qat(bits=2, start=0.5))
@@ -319,16 +321,16 @@ def test_it_starts_by_share_or_by_rate(qat: Qat, on: list[bool]) -> None:
 
 
 def test_a_resumed_run_goes_on_as_one_that_was_not_stopped() -> None:
-    def start(model: GPT, **more: Any) -> Fit:
+    def start(model: GPT, **more: Any) -> Training:
         prepared = Qat(bits=3, start=0.5, rounding="soft", rate=0.1).prepare(model)
-        return fit(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, hooks=[prepared], **more)
+        return Training(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, hooks=[prepared], **more)
 
     sequence = list(start(small_gpt()))
     first = start(small_gpt())
     for step in first:
         if step.number == 7:
             break
-    rest = list(start(small_gpt(seed=1), resume=first.state()))
+    rest = list(start(small_gpt(seed=1), saved=first.checkpoint()))
     assert [step.loss for step in rest] == [step.loss for step in sequence[7:]]
 
 
