@@ -86,7 +86,7 @@ def main(folder: Path) -> None:
     attempt("noise images, no logits", save(convolutions, bits=6, calibration="synthetic"))
     attempt("noise images, scheme", save(convolutions, scheme="int6", calibration="synthetic"))
     attempt("random tokens", save(LanguageModel().to(DEVICE), bits=4, calibration="synthetic"))
-    birdie.save(module, path, bits=4)
+    save(module, bits=4)()
     attempt("load", lambda: _all_there(birdie.load(path, device=DEVICE)))
     attempt("load into", lambda: birdie.load(path, into=mlp()))
     attempt("lazy", lambda: _lazy(path, batches[0][0]))

@@ -126,7 +126,7 @@ def cache_of(model: nn.Module) -> TensorCache:
 
 
 def saved(model: nn.Module, folder: Path, **settings: Any) -> Path:
-    birdie.save(model, folder / "model.birdie", coder="fast", **settings)
+    birdie.save(model, folder / "model.birdie", **settings)
     return folder / "model.birdie"
 
 
@@ -234,7 +234,7 @@ def test_a_model_is_still_a_model(tmp_path: Path) -> None:
     state = lazy.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in eager.state_dict().items())
     assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
-    birdie.save(lazy, tmp_path / "again.birdie", lossless=True, coder="fast")
+    birdie.save(lazy, tmp_path / "again.birdie", lossless=True)
     assert same(birdie.load(tmp_path / "again.birdie", into=Tied())(IDS), eager(IDS))
     torch.save(lazy.state_dict(), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True).keys() == state.keys()
@@ -423,9 +423,9 @@ def test_a_lazy_module_can_be_saved_over_its_own_file(tmp_path: Path) -> None:
     """The open file stays what it was, so the module goes on decoding it; the new file holds the same weights."""
     torch.manual_seed(0)
     path, model = tmp_path / "m.birdie", gpt()
-    birdie.save(model, path, lossless=True, coder="fast")
+    birdie.save(model, path, lossless=True)
     lazy = birdie.load(path, into=gpt(), lazy=True, cache_bytes=20_000)
-    birdie.save(lazy, path, lossless=True, coder="fast")
+    birdie.save(lazy, path, lossless=True)
     saved, weights = birdie.load(path), model.state_dict()
     assert saved.keys() == weights.keys()
     assert all(

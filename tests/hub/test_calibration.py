@@ -106,8 +106,8 @@ def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path],
     assert steps[-1][0] == steps[-1][1]
     assert result.held_out is not None
     assert result.held_out(state) == pytest.approx(0, abs=1e-9)
-    birdie.save(state, tmp_path / "with.birdie", bits=4, calibration=result, coder="fast")
-    birdie.save(state, tmp_path / "without.birdie", bits=4, coder="fast")
+    birdie.save(state, tmp_path / "with.birdie", bits=4, calibration=result)
+    birdie.save(state, tmp_path / "without.birdie", bits=4)
     calibrated, plain = (result.held_out(birdie.load(tmp_path / f"{name}.birdie")) for name in ("with", "without"))
     assert calibrated < 0.7 * plain
 
@@ -261,8 +261,8 @@ def test_every_matrix_of_a_classifier_is_calibrated(classifier: Path, images: Pa
     assert matrices <= result.sensitivities.keys() <= state.keys()
     assert result.held_out is not None
     assert result.held_out(state) == pytest.approx(0, abs=1e-9)
-    calibrated = birdie.save(state, tmp_path / "m.birdie", bits=4, calibration=result, coder="fast").error
-    birdie.save(state, tmp_path / "plain.birdie", bits=4, coder="fast")
+    calibrated = birdie.save(state, tmp_path / "m.birdie", bits=4, calibration=result).error
+    birdie.save(state, tmp_path / "plain.birdie", bits=4)
     assert calibrated is not None
     assert calibrated < result.held_out(birdie.load(tmp_path / "plain.birdie"))
 
