@@ -27,7 +27,7 @@ from tests.ranks import run_in_process_group
 
 
 def small_gpt() -> Case:
-    module, batches, loss = gpt(num_layers=3, model_dim=48, tie_embeddings=True)
+    module, batches, loss = gpt(num_layers=2, model_dim=48, tie_embeddings=True)
     return Case(module, [*batches, *batches[::-1]], loss)
 
 
@@ -87,9 +87,10 @@ def test_files_are_those_of_a_complete_calibration(
     assert {path.name for path in tmp_path.iterdir()} == set(names)
 
 
-def test_factors_are_computed_once_for_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = small_gpt()
-    result = birdie.calibrate(*case, blockwise=tmp_path / "work")
+def test_factors_are_computed_once_for_several_files(
+    both: tuple[Case, CalibrationResult, CalibrationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, _, result = both
     first = birdie.save(case.module, tmp_path / "a", calibration=result, bits=4)
     monkeypatch.setattr("birdie.compress.rate.jobs.feedback", None)
     again = birdie.save(case.module, tmp_path / "b", calibration=result, bits=4)

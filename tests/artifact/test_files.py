@@ -441,7 +441,7 @@ def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
 
 @pytest.mark.slow
 def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> None:
-    """A float GPT: int8 under a byte per weight with less than 1 % error, and budgets met on real statistics."""
+    """A float GPT: int8 under a byte per weight with less than 1 % error, and a budget met on real statistics."""
     weights = torch.load(
         shared_data / "weights/parameter_golf/nolanvild_128d_fp32.pt", map_location="cpu", weights_only=True
     )
@@ -451,9 +451,8 @@ def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> 
     for name, weight in weights.items():
         error = (loaded[name].double() - weight.double()).norm() / weight.double().norm().clamp_min(1e-12)
         assert error < 0.01, name
-    for budget in (100_000, 250_000):
-        size = birdie.save(weights, tmp_path / "x.birdie", budget=budget).bytes
-        assert budget - max(64, budget // 1000) <= size <= budget
+    size = birdie.save(weights, tmp_path / "x.birdie", budget=100_000).bytes
+    assert 100_000 - 100 <= size <= 100_000
 
 
 class Masked(nn.Module):
@@ -480,11 +479,13 @@ def class_nats(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"budget": 9000}, {"bits": 6}, {"scheme": "int6"}, {"scheme": [("*", "codebook")]}, {"scheme": "fp16"}],
+    ("options", "calibrated"),
+    [
+        *((options, False) for options in ({"budget": 9000}, {"scheme": [("*", "codebook")]}, {"scheme": "fp16"})),
+        *((options, True) for options in ({}, {"bits": 6}, {"scheme": "int6"})),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("calibrated", [False, True])
 def test_buffers_that_are_not_finite_are_kept_exactly(tmp_path: Path, options: Any, calibrated: bool) -> None:
     """Causal masks are buffers, and no quantizer holds an infinity."""
     module, path = Masked(), tmp_path / "x.birdie"
