@@ -54,7 +54,7 @@ def safetensors_bytes() -> bytes:
 
 
 def compressed_by(package: str, compress: str, content: Callable[[], bytes]) -> Callable[[], bytes]:
-    return lambda: getattr(pytest.importorskip(package), compress)(content())  # type: ignore[no-any-return]
+    return lambda: getattr(pytest.importorskip(package), compress)(content())
 
 
 def torch_bytes() -> bytes:

@@ -10,7 +10,7 @@ parser.add_argument("campaign", choices=CAMPAIGNS)
 parser.add_argument("--count", type=int, help="number of attacks of each kind on each target")
 parser.add_argument("--seed", type=int)
 parser.add_argument("--only", nargs="+", help="commands, races, or patterns of files")
-given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-report = CAMPAIGNS[given.pop("campaign")](**given)
+options = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+report = CAMPAIGNS[options.pop("campaign")](**options)
 sys.stdout.write(f"{report}\n")
 sys.exit(bool(report.failures))
