@@ -50,7 +50,7 @@ def test_a_file_of_blocks_reads_like_one_without(
     settings: dict[str, object], state: dict[str, Tensor], tmp_path: Path
 ) -> None:
     path = tmp_path / "x.birdie"
-    summary = birdie.save(state, path, **({"coder": "fast"} | settings))  # type: ignore[arg-type]
+    summary = birdie.save(state, path, **settings)  # type: ignore[arg-type]
     with Reader(path) as reader:
         assert reader.names == tuple(sorted(state))
         assert reader.entry("large").scheme == BLOCKS
@@ -76,7 +76,7 @@ def test_the_bytes_depend_on_neither_threads_nor_the_order(state: dict[str, Tens
     files = []
     for index, names in enumerate((list(state), list(reversed(state)))):
         path = tmp_path / f"{index}.birdie"
-        birdie.save({name: state[name] for name in names}, path, bits=3.0, coder="fast", workers=index + 1)
+        birdie.save({name: state[name] for name in names}, path, bits=3.0, workers=index + 1)
         files.append(path.read_bytes())
     assert files[0] == files[1]
 
@@ -87,7 +87,7 @@ def test_a_long_vector_is_cut_where_its_numbers_are_kept(settings: dict[str, Any
     """As in the state of optimizers and of sharded models."""
     vector = torch.randn(600 * COLUMNS, generator=torch.Generator().manual_seed(0))
     matrix = vector[: 64 * COLUMNS].view(64, COLUMNS)
-    birdie.save({"vector": vector, "matrix": matrix.clone()}, tmp_path / "x", coder="fast", **settings)
+    birdie.save({"vector": vector, "matrix": matrix.clone()}, tmp_path / "x", **settings)
     with Reader(tmp_path / "x") as reader:
         shapes = [reader.entry(name).shape for name in reader.blocks("vector")]
     assert shapes == [(256 * COLUMNS,), (256 * COLUMNS,), (88 * COLUMNS,)]
@@ -103,14 +103,14 @@ def test_blocks_take_hardly_more_bytes(tmp_path: Path, monkeypatch: pytest.Monke
     for block in (1 << 24, 256 * columns):
         monkeypatch.setattr(row_blocks, "LARGE", block)
         monkeypatch.setattr(row_blocks, "_BLOCK", block)
-        sizes.append(birdie.save({"large": large}, tmp_path / "x.birdie", scheme="int4", coder="fast").bytes)
+        sizes.append(birdie.save({"large": large}, tmp_path / "x.birdie", scheme="int4").bytes)
     assert sizes[0] < sizes[1] < 1.002 * sizes[0]
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_module_loads_lazily(tmp_path: Path) -> None:
     module = nn.Linear(COLUMNS, 600, bias=False)
-    birdie.save(module, tmp_path / "x.birdie", coder="fast")
+    birdie.save(module, tmp_path / "x.birdie")
     x = torch.randn(2, COLUMNS)
     lazy = birdie.load(tmp_path / "x.birdie", into=nn.Linear(COLUMNS, 600, bias=False, device="meta"), lazy=True)
     eager = birdie.load(tmp_path / "x.birdie", into=module)
@@ -120,7 +120,7 @@ def test_a_module_loads_lazily(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_the_one_file_decoder_reads_them(state: dict[str, Tensor], tmp_path: Path) -> None:
-    birdie.save(state, tmp_path / "x.birdie", bits=4.0, coder="fast")
+    birdie.save(state, tmp_path / "x.birdie", bits=4.0)
     decoded = decoder.load(tmp_path / "x.birdie")
     assert all(torch.equal(tensor, decoded[name]) for name, tensor in birdie.load(tmp_path / "x.birdie").items())
 

@@ -27,7 +27,7 @@ from tests.ranks import run_in_process_group
 
 
 def small_gpt() -> Case:
-    module, batches, loss = gpt(num_layers=3, model_dim=48, tie_embeddings=True)
+    module, batches, loss = gpt(num_layers=2, model_dim=48, tie_embeddings=True)
     return Case(module, [*batches, *batches[::-1]], loss)
 
 
@@ -64,7 +64,7 @@ def test_the_result_is_that_of_the_complete_module(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"quality": 0.01}, {"scheme": "gptq:bits=4,clip_sigmas=6"}, {}, {"bits": 3.0}, {"bits": 3.0, "coder": "fast"}],
+    [{"quality": 0.01}, {"scheme": "gptq:bits=4,clip_sigmas=6"}, {}, {"bits": 3.0}],
     ids=str,
 )
 def test_files_are_those_of_a_complete_calibration(
@@ -87,9 +87,10 @@ def test_files_are_those_of_a_complete_calibration(
     assert {path.name for path in tmp_path.iterdir()} == set(names)
 
 
-def test_factors_are_computed_once_for_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = small_gpt()
-    result = birdie.calibrate(*case, blockwise=tmp_path / "work")
+def test_factors_are_computed_once_for_several_files(
+    both: tuple[Case, CalibrationResult, CalibrationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, _, result = both
     first = birdie.save(case.module, tmp_path / "a", calibration=result, bits=4)
     monkeypatch.setattr("birdie.compress.rate.jobs.feedback", None)
     again = birdie.save(case.module, tmp_path / "b", calibration=result, bits=4)
@@ -229,7 +230,7 @@ def test_symmetries_are_sorted_in_groups_that_share_no_tensor() -> None:
 def calibrate_as_rank(world: World, folder: Path) -> None:
     module, batches, loss = small_gpt()
     known = birdie.calibrate(module, batches, loss, blockwise=folder / "work", world=world)
-    summary = write_model(module, folder / "two.birdie", bits=4, calibration=known, world=world)
+    summary = write_model(module, folder / "two.birdie", bits=4, coder="fast", calibration=known, world=world)
     torch.save(summary.error, folder / f"error.{world.rank}")
     mine = vectors()[world.rank :: world.size]
     measured = calibrate_blockwise(Bank(), mine, project, folder / "banks", world=world)
@@ -279,18 +280,20 @@ class Holder(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda module: AveragedModel(module), Holder])
+@pytest.mark.parametrize(
+    ("wrap", "blockwise"),
+    [(nn.DataParallel, True), (torch.compile, False), (lambda module: AveragedModel(module), False), (Holder, True)],
+)
 def test_the_state_dict_of_a_wrapped_module_is_calibrated(wrap: Any, blockwise: bool, tmp_path: Path) -> None:
     module, batches, loss = chain()
     wrapped = wrap(module)
     result = birdie.calibrate(wrapped, batches, loss, blockwise=blockwise)
-    plain = birdie.save(wrapped, tmp_path / "a.birdie", calibration=result, coder="fast")
+    plain = birdie.save(wrapped, tmp_path / "a.birdie", calibration=result)
     state = wrapped.state_dict()
-    other = birdie.save(state, tmp_path / "b.birdie", calibration=(wrapped, batches, loss), coder="fast")
+    other = birdie.save(state, tmp_path / "b.birdie", calibration=(wrapped, batches, loss))
     assert other.uncalibrated == plain.uncalibrated == ()
     tensors, expected = birdie.load(tmp_path / "b.birdie"), birdie.load(tmp_path / "a.birdie")
     assert tensors.keys() == expected.keys()
     assert all(name.startswith("module.") == (wrap is Holder) for name in tensors if name != "n_averaged")
-    birdie.save(state, tmp_path / "c.birdie", calibration=result, coder="fast")
+    birdie.save(state, tmp_path / "c.birdie", calibration=result)
     assert birdie.load(tmp_path / "c.birdie").keys() == expected.keys()

@@ -79,7 +79,7 @@ def test_without_kernels_tensors_are_decoded_on_the_cpu_and_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "model.birdie"
-    birdie.save({"w": torch.randn(300, 300)}, path, scheme="int4", coder="fast")
+    birdie.save({"w": torch.randn(300, 300)}, path, scheme="int4")
     moved: list[dict[str, Any]] = []
     monkeypatch.setattr(device, "target_of", lambda *_: torch.device("cuda", 0))
     monkeypatch.setattr("birdie.compress.device.compressed.find_spec", lambda _: None)

@@ -26,6 +26,7 @@ from birdie.compress.tensors import FORMATS
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError, BudgetError, ConfigError, OutputError, WeightsError
 from tests.artifact.states import decode_tensor, every_dtype, same_bits, small_model
+from tests.coders import DEFAULTS
 
 DTYPE_NAMES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
@@ -53,6 +54,13 @@ def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -
     assert [name for name in state if not same_bits(loaded[name], state[name])] == []
 
 
+def test_the_default_coder_makes_the_smallest_file(tmp_path: Path) -> None:
+    assert len(DEFAULTS) == 4
+    assert set(DEFAULTS.values()) == {"max"}
+    sizes = [birdie.save(small_model(), tmp_path / "x.birdie", coder=coder).bytes for coder in ("max", "fast")]
+    assert sizes[0] < sizes[1]
+
+
 def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
     state = small_model()
     originals = {name: weight.clone() for name, weight in state.items()}
@@ -76,7 +84,7 @@ def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
 
 def test_tied_tensors_stay_tied_and_cost_nothing(tmp_path: Path) -> None:
     state = small_model()
-    summary = birdie.save(state, tmp_path / "x.birdie", coder="fast")
+    summary = birdie.save(state, tmp_path / "x.birdie")
     loaded = birdie.load(tmp_path / "x.birdie", dtype=torch.float64)
     assert loaded["tok_emb.weight"] is loaded["lm_head.weight"]
     assert next(row.bytes for row in summary.tensors if row.scheme == "alias") == 0
@@ -88,14 +96,14 @@ def test_tied_tensors_stay_tied_and_cost_nothing(tmp_path: Path) -> None:
 
 def test_a_tied_tensor_can_be_named_by_either_name(tmp_path: Path) -> None:
     for pattern in ("tok_emb.*", "lm_head.*"):
-        birdie.save(small_model(), tmp_path / "x.birdie", scheme=[(pattern, "lossless")], coder="fast")
+        birdie.save(small_model(), tmp_path / "x.birdie", scheme=[(pattern, "lossless")])
         assert torch.equal(birdie.load(tmp_path / "x.birdie")["tok_emb.weight"], small_model()["tok_emb.weight"])
 
 
 def test_overlapping_views_that_differ_are_not_ties(tmp_path: Path) -> None:
     base = torch.randn(4, 4)
     state = {"a": base, "b": base.T, "c": base[:2], "d": base.view(torch.int32)}
-    birdie.save(state, tmp_path / "x.birdie", lossless=True, coder="fast")
+    birdie.save(state, tmp_path / "x.birdie", lossless=True)
     loaded = birdie.load(tmp_path / "x.birdie")
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
@@ -106,7 +114,7 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
     variants = [(state, 1), (state, 4), (dict(reversed(state.items())), 2)]
     files = []
     for number, (tensors, workers) in enumerate(variants):
-        birdie.save(tensors, tmp_path / f"{number}.birdie", scheme="int6", workers=workers, coder="fast")
+        birdie.save(tensors, tmp_path / f"{number}.birdie", scheme="int6", workers=workers)
         files.append((tmp_path / f"{number}.birdie").read_bytes())
     assert len(set(files)) == 1
 
@@ -114,7 +122,7 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
 def test_rules_and_specs(tmp_path: Path) -> None:
     path = tmp_path / "x.birdie"
     for scheme in ("int4", Grid(bits=4), [("*.w", "int4")], {"blocks.*": Grid(bits=4)}):
-        birdie.save(small_model(), path, scheme=scheme, coder="fast")
+        birdie.save(small_model(), path, scheme=scheme)
         assert len(birdie.load(path)["blocks.0.w"][0].unique()) <= 15
 
 
@@ -123,21 +131,21 @@ def test_rules_and_specs(tmp_path: Path) -> None:
 def test_budgets_are_met(tmp_path: Path, bits: float) -> None:
     weights = sum(weight.numel() for weight in small_model().values()) - 128 * 64
     budget = int(bits * weights / 8)
-    summary = birdie.save(small_model(), tmp_path / "x.birdie", budget=budget, coder="fast")
+    summary = birdie.save(small_model(), tmp_path / "x.birdie", budget=budget)
     assert budget - max(64, budget // 1000) <= summary.bytes <= budget
     assert summary.bytes == (tmp_path / "x.birdie").stat().st_size
     assert summary.budget == birdie.inspect(tmp_path / "x.birdie").budget == budget
 
 
 def test_bits_are_a_budget_per_weight(tmp_path: Path) -> None:
-    summary = birdie.save(small_model(), tmp_path / "x.birdie", bits=4, coder="fast")
+    summary = birdie.save(small_model(), tmp_path / "x.birdie", bits=4)
     assert 3.9 <= summary.bits_per_weight <= 4
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.birdie"
     with pytest.raises(BudgetError, match="cannot be met"):
-        birdie.save(small_model(), path, budget=100, coder="fast")
+        birdie.save(small_model(), path, budget=100)
     with pytest.raises(WeightsError, match=r"'blocks\.0\.w' holds 1 NaN"):
         birdie.save(
             small_model() | {"blocks.0.w": torch.full((1, 1), float("nan")).expand(1, 1)},
@@ -217,12 +225,12 @@ def test_paths_that_no_file_can_have_are_refused(path: Any) -> None:
 
 def test_whole_numbers_of_any_kind_are_budgets(tmp_path: Path) -> None:
     state: dict[str, torch.Tensor] = {"steps": torch.arange(5)}
-    summary = birdie.save(state, tmp_path / "x.birdie", budget=np.int64(900), coder="fast")  # type: ignore[arg-type]
+    summary = birdie.save(state, tmp_path / "x.birdie", budget=np.int64(900))  # type: ignore[arg-type]
     assert summary.budget == birdie.inspect(tmp_path / "x.birdie").budget == 900
 
 
 def test_one_worker_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    birdie.save(small_model(), tmp_path / "x.birdie", coder="fast")
+    birdie.save(small_model(), tmp_path / "x.birdie")
     decode, threads = entropy.decode, []
 
     def spy(*args: Any) -> Any:
@@ -262,7 +270,7 @@ def test_views_that_negate_or_conjugate_are_stored_as_what_they_show(tmp_path: P
     base = torch.randn(80, 64)
     pairs = torch.view_as_complex(torch.randn(4, 2))
     state = {"neg": torch._neg_view(base), "conj": pairs.conj(), "imag": pairs.conj().imag}
-    birdie.save(state, tmp_path / "x.birdie", lossless=lossless, coder="fast")
+    birdie.save(state, tmp_path / "x.birdie", lossless=lossless)
     loaded = birdie.load(tmp_path / "x.birdie")
     assert torch.equal(loaded["conj"], pairs.conj())
     assert all(torch.allclose(loaded[name], state[name], atol=0.03) for name in ("neg", "imag"))
@@ -271,7 +279,7 @@ def test_views_that_negate_or_conjugate_are_stored_as_what_they_show(tmp_path: P
 def test_modules_go_in_and_come_out(tmp_path: Path) -> None:
     torch.manual_seed(0)
     source, target = (nn.Sequential(nn.Linear(8, 9), nn.BatchNorm1d(9)) for _ in range(2))
-    birdie.save(source, tmp_path / "x.birdie", lossless=True, coder="fast")
+    birdie.save(source, tmp_path / "x.birdie", lossless=True)
     assert birdie.load(tmp_path / "x.birdie", into=target) is target
     assert all(
         torch.equal(a, b) for a, b in zip(source.state_dict().values(), target.state_dict().values(), strict=True)
@@ -279,7 +287,7 @@ def test_modules_go_in_and_come_out(tmp_path: Path) -> None:
 
 
 def test_a_module_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
-    birdie.save(nn.Linear(8, 9), tmp_path / "x.birdie", lossless=True, coder="fast")
+    birdie.save(nn.Linear(8, 9), tmp_path / "x.birdie", lossless=True)
     with pytest.raises(WeightsError, match=r"different shape: weight \(9, 8\) in the file, \(8, 9\) in the module"):
         birdie.load(tmp_path / "x.birdie", into=nn.Linear(9, 8))
     with pytest.raises(WeightsError, match="unexpected: bias"):
@@ -290,11 +298,11 @@ def test_a_module_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
 
 def test_a_module_that_would_lose_the_numbers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.birdie"
-    birdie.save(nn.Linear(8, 9), path, lossless=True, coder="fast")
+    birdie.save(nn.Linear(8, 9), path, lossless=True)
     for into, how in ((nn.Linear(8, 9, device="meta"), "to_empty"), (nn.LazyLinear(9), "run it once")):
         with pytest.raises(WeightsError, match=rf"'weight' of the module, which has no memory; .*{how}"):
             birdie.load(path, into=into)
-    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True, coder="fast")
+    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True)
     with pytest.raises(WeightsError, match="numbers: weight complex64 in the file, float32 in the module"):
         birdie.load(path, into=nn.Linear(8, 9))
 
@@ -317,7 +325,6 @@ def test_progress_reaches_its_end(tmp_path: Path) -> None:
         small_model(),
         tmp_path / "x.birdie",
         bits=5,
-        coder="fast",
         progress=lambda done, total: seen.append((done, total)),
     )
     assert all(total is not None and done <= total for done, total in seen)
@@ -328,7 +335,7 @@ def test_progress_reaches_its_end(tmp_path: Path) -> None:
 def test_the_decoded_size_is_limited(tmp_path: Path) -> None:
     """A small file can stand for a huge tensor of zeros; it is refused before memory is asked for."""
     path = tmp_path / "x.birdie"
-    birdie.save({"w": torch.zeros(64, 64)}, path, lossless=True, coder="fast")
+    birdie.save({"w": torch.zeros(64, 64)}, path, lossless=True)
     with pytest.raises(ArtifactError, match="16,384 bytes to decode, more than the 1,000"):
         birdie.load(path, max_bytes=1000)
     with pytest.raises(ArtifactError, match="more than the 1,000"):
@@ -343,7 +350,7 @@ def test_not_yet_and_not_there(tmp_path: Path) -> None:
         birdie.load(tmp_path / "x.birdie", lazy=True)
     with pytest.raises(ArtifactError, match="cannot open"):
         birdie.load(tmp_path / "x.birdie")
-    birdie.save(small_model(), tmp_path / "x.birdie", coder="fast")
+    birdie.save(small_model(), tmp_path / "x.birdie")
     with pytest.raises(ArtifactError, match="no tensor 'nothing'"):
         decode_tensor(tmp_path / "x.birdie", "nothing")
 
@@ -377,7 +384,7 @@ def test_metadata_that_is_not_ours_is_refused(tmp_path: Path, metadata: bytes) -
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[bytearray], None]], Path]:
     """Write the model's file with one change made to its bytes."""
     folder = tmp_path_factory.mktemp("damaged")
-    birdie.save(small_model(), folder / "original.birdie", coder="fast")
+    birdie.save(small_model(), folder / "original.birdie")
     original = (folder / "original.birdie").read_bytes()
 
     def write(change: Callable[[bytearray], None]) -> Path:
@@ -434,19 +441,18 @@ def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
 
 @pytest.mark.slow
 def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> None:
-    """A float GPT: int8 under a byte per weight with less than 1 % error, and budgets met on real statistics."""
+    """A float GPT: int8 under a byte per weight with less than 1 % error, and a budget met on real statistics."""
     weights = torch.load(
         shared_data / "weights/parameter_golf/nolanvild_128d_fp32.pt", map_location="cpu", weights_only=True
     )
-    summary = birdie.save(weights, tmp_path / "x.birdie", coder="fast")
+    summary = birdie.save(weights, tmp_path / "x.birdie")
     loaded = birdie.load(tmp_path / "x.birdie")
     assert summary.bits_per_weight < 8
     for name, weight in weights.items():
         error = (loaded[name].double() - weight.double()).norm() / weight.double().norm().clamp_min(1e-12)
         assert error < 0.01, name
-    for budget in (100_000, 250_000):
-        size = birdie.save(weights, tmp_path / "x.birdie", budget=budget, coder="fast").bytes
-        assert budget - max(64, budget // 1000) <= size <= budget
+    size = birdie.save(weights, tmp_path / "x.birdie", budget=100_000).bytes
+    assert 100_000 - 100 <= size <= 100_000
 
 
 class Masked(nn.Module):
@@ -473,17 +479,19 @@ def class_nats(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"budget": 9000}, {"bits": 6}, {"scheme": "int6"}, {"scheme": [("*", "codebook")]}, {"scheme": "fp16"}],
+    ("options", "calibrated"),
+    [
+        *((options, False) for options in ({"budget": 9000}, {"scheme": [("*", "codebook")]}, {"scheme": "fp16"})),
+        *((options, True) for options in ({}, {"bits": 6}, {"scheme": "int6"})),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("calibrated", [False, True])
 def test_buffers_that_are_not_finite_are_kept_exactly(tmp_path: Path, options: Any, calibrated: bool) -> None:
     """Causal masks are buffers, and no quantizer holds an infinity."""
     module, path = Masked(), tmp_path / "x.birdie"
     if calibrated:
         options = options | {"calibration": (module, list(torch.randn(8, 16, 96)), class_nats)}
-    birdie.save(module, path, coder="fast", **options)
+    birdie.save(module, path, **options)
     loaded = birdie.load(path)
     assert loaded.keys() == module.state_dict().keys()
     assert [
@@ -497,13 +505,13 @@ def test_masks_in_a_state_dict_are_told_by_their_values(tmp_path: Path, options:
     """Zeros and −inf alone are a mask; weights with an infinity or NaN among them are refused as ever."""
     module = Masked()
     state = {name: tensor for name, tensor in module.state_dict().items() if name not in ("unset", "bounds")}
-    birdie.save(state, tmp_path / "x.birdie", coder="fast", **options)
+    birdie.save(state, tmp_path / "x.birdie", **options)
     assert same_bits(birdie.load(tmp_path / "x.birdie")["causal"], module.causal)
     state["linear.weight"] = state["linear.weight"].clone()
     for bad in (torch.inf, torch.nan):
         state["linear.weight"][0, 0] = bad
         with pytest.raises(WeightsError, match=r"'linear\.weight' holds 1 NaN or infinite"):
-            birdie.save(state, tmp_path / "x.birdie", coder="fast", **options)
+            birdie.save(state, tmp_path / "x.birdie", **options)
 
 
 class Wrapper(torch.Tensor):
@@ -537,7 +545,7 @@ def test_tensors_that_wrap_others_are_refused_by_name(tmp_path: Path, options: A
     with pytest.raises(WeightsError, match=r"'weight' of the module \(a Wrapper"):
         birdie.load(path, into=module)
     named = {"w": torch.randn(64, 96).as_subclass(Named)}
-    birdie.save(named, path, coder="fast", **options)
+    birdie.save(named, path, **options)
     assert birdie.load(path)["w"].shape == (64, 96)
 
 
@@ -587,7 +595,7 @@ def test_modules_of_unusual_tensors_are_refused_everywhere(tmp_path: Path, build
         return layer
 
     path, plain = tmp_path / "x.birdie", nn.Linear(64, 64)
-    birdie.save(plain, path, coder="fast")
+    birdie.save(plain, path)
     calibration = module(), [torch.ones(2, 64)] * 2, class_nats
     for call in (
         lambda: birdie.load(path, into=module()),
@@ -607,7 +615,7 @@ def test_a_model_that_torchao_quantized_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"'0\.weight' \(a Int8Tensor.*dequantize\(\)"):
         birdie.save(model, tmp_path / "x.birdie")
     plain = {name: tensor.dequantize() if name == "0.weight" else tensor for name, tensor in model.state_dict().items()}
-    birdie.save(plain, tmp_path / "x.birdie", lossless=True, coder="fast")
+    birdie.save(plain, tmp_path / "x.birdie", lossless=True)
     assert same_bits(birdie.load(tmp_path / "x.birdie")["0.weight"], plain["0.weight"])
 
 
@@ -615,7 +623,7 @@ def test_few_matrices_make_up_for_what_the_estimate_missed(tmp_path: Path) -> No
     """Every matrix has about the same bits: the search moves none of them by much."""
     generator = torch.Generator().manual_seed(0)
     state = {f"blocks.{index}.w": torch.randn(256, 320, generator=generator) for index in range(20)}
-    summary = birdie.save(state, tmp_path / "x.birdie", bits=3.5, coder="fast")
+    summary = birdie.save(state, tmp_path / "x.birdie", bits=3.5)
     bits = [8 * tensor.bytes / (256 * 320) for tensor in summary.tensors]
     assert 3.495 <= summary.bits_per_weight <= 3.5
     assert max(bits) - min(bits) < 0.15

@@ -79,8 +79,11 @@ def pipeline(folder: Path) -> None:
     write_files(folder / "scheduler", scheduler_config__json="{}")
 
 
-@pytest.mark.parametrize("write", [sharded, pickled, compiled, adapter, pipeline])
-@pytest.mark.parametrize("flags", [["--lossless"], ["--bits", "9"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("write", "flags"),
+    [*((write, ["--lossless"]) for write in (sharded, pickled, compiled, adapter)), (pipeline, ["--bits", "9"])],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value.__name__,
+)
 def test_a_folder_comes_back_with_its_names_and_files(write: Write, flags: list[str], tmp_path: Path) -> None:
     source, file, target = tmp_path / "source", tmp_path / "x.birdie", tmp_path / "target"
     write(source)

@@ -108,7 +108,7 @@ def content() -> dict[str, Any]:
 
 def saved(path: Path) -> container.Reader:
     tensors, skeleton = pytree.flatten(content())
-    write_model(tensors, path, scheme=RULES, tree=skeleton)
+    write_model(tensors, path, scheme=RULES, tree=skeleton, coder="max")
     return container.Reader(path.read_bytes())
 
 

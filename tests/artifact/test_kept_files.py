@@ -30,8 +30,8 @@ def read(path: Path) -> dict[str, bytes]:
 
 def test_files_come_back_and_tensors_do_not_change(tmp_path: Path) -> None:
     plain, kept = tmp_path / "plain.birdie", tmp_path / "kept.birdie"
-    birdie.save(state(), plain, coder="fast")
-    summary = write_model(state(), kept, coder="fast", files=FILES)
+    birdie.save(state(), plain)
+    summary = write_model(state(), kept, files=FILES)
     assert read(kept) == FILES
     assert read(plain) == {}
     assert torch.equal(birdie.load(kept)["w"], birdie.load(plain)["w"])

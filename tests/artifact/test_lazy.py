@@ -126,7 +126,7 @@ def cache_of(model: nn.Module) -> TensorCache:
 
 
 def saved(model: nn.Module, folder: Path, **settings: Any) -> Path:
-    birdie.save(model, folder / "model.birdie", coder="fast", **settings)
+    birdie.save(model, folder / "model.birdie", **settings)
     return folder / "model.birdie"
 
 
@@ -134,20 +134,16 @@ def deep(width: int = 64, depth: int = 6) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("case", "where"),
+    [*((case, "cpu") for case in CASES), *((case, "meta") for case in ("encoder", "lstm", "sequential"))],
+)
 def test_outputs_are_those_of_eager_loading(case: str, where: str, tmp_path: Path) -> None:
     build, inputs = CASES[case]
-    if where == "meta" and case in ("normed", "counting", "gpt", "weight norm"):
-        build_there: Build = lambda: copy.deepcopy(build()).to("meta")  # noqa: E731  they compute when built
-    else:
-        build_there = build
     path = saved(build(), tmp_path)
     eager = birdie.load(path, into=build()).eval().requires_grad_(False)  # torch takes other kernels for gradients
     with torch.device(where):
-        lazy = build_there()
-    if case == "counting":
-        lazy.register_buffer("scale", eager.get_buffer("scale").clone(), persistent=False)
+        lazy = build()
     lazy = birdie.load(path, into=lazy, lazy=True)
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         with mode():
@@ -180,7 +176,7 @@ def test_memory_of_the_module_is_given_back(tmp_path: Path) -> None:
     assert [ref() for ref in references] == [None] * len(references)
 
 
-@pytest.mark.parametrize("layers", [None, 1, 2, 3.5, 100])
+@pytest.mark.parametrize("layers", [None, 3.5, 100])
 def test_the_cache_holds_what_was_allowed_and_never_more(tmp_path: Path, layers: float | None) -> None:
     size = 64 * 64 * 4
     allowed = None if layers is None else int(layers * size)
@@ -234,7 +230,7 @@ def test_a_model_is_still_a_model(tmp_path: Path) -> None:
     state = lazy.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in eager.state_dict().items())
     assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
-    birdie.save(lazy, tmp_path / "again.birdie", lossless=True, coder="fast")
+    birdie.save(lazy, tmp_path / "again.birdie", lossless=True)
     assert same(birdie.load(tmp_path / "again.birdie", into=Tied())(IDS), eager(IDS))
     torch.save(lazy.state_dict(), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True).keys() == state.keys()
@@ -382,24 +378,6 @@ def test_damage_is_found_at_first_use_and_leaves_nothing_behind(tmp_path: Path) 
     assert cache_of(model).cached_bytes <= cache_of(model).cache_bytes
 
 
-def test_threads_may_share_a_model(tmp_path: Path) -> None:
-    path = saved(gpt(), tmp_path)
-    lazy, expected = birdie.load(path, into=gpt(), lazy=True), birdie.load(path, into=gpt())(IDS)
-    wrong: list[int] = []
-
-    def work() -> None:
-        for i in range(2):
-            if not same(lazy(IDS), expected):
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 def test_the_file_closes_with_the_last_module(tmp_path: Path) -> None:
     model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
     closed: list[bool] = []
@@ -422,10 +400,10 @@ def test_the_benchmark_s_file_holds_the_model_it_builds(tmp_path: Path) -> None:
 def test_a_lazy_module_can_be_saved_over_its_own_file(tmp_path: Path) -> None:
     """The open file stays what it was, so the module goes on decoding it; the new file holds the same weights."""
     torch.manual_seed(0)
-    path, model = tmp_path / "m.birdie", gpt()
-    birdie.save(model, path, lossless=True, coder="fast")
-    lazy = birdie.load(path, into=gpt(), lazy=True, cache_bytes=20_000)
-    birdie.save(lazy, path, lossless=True, coder="fast")
+    path, model = tmp_path / "m.birdie", deep()
+    birdie.save(model, path, lossless=True)
+    lazy = birdie.load(path, into=deep(), lazy=True, cache_bytes=20_000)
+    birdie.save(lazy, path, lossless=True)
     saved, weights = birdie.load(path), model.state_dict()
     assert saved.keys() == weights.keys()
     assert all(
@@ -448,8 +426,8 @@ class Rows(Dataset[Tensor]):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_workers_of_a_data_loader_may_share_a_model_that_a_thread_reads(tmp_path: Path) -> None:
-    """They are forked while the thread is inside of the cache."""
+def test_threads_and_workers_of_a_data_loader_may_share_a_model(tmp_path: Path) -> None:
+    """Workers are forked while two threads are inside of the cache."""
     path = saved(gpt(), tmp_path)
     lazy, expected = birdie.load(path, into=gpt(), lazy=True, cache_bytes=60_000), birdie.load(path, into=gpt())(IDS)
     done, wrong = threading.Event(), []
@@ -459,14 +437,16 @@ def test_workers_of_a_data_loader_may_share_a_model_that_a_thread_reads(tmp_path
             if not same(lazy(IDS), expected):
                 wrong.append(1)
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
     try:
         loader = DataLoader(Rows(lazy), batch_size=None, num_workers=2, timeout=60, multiprocessing_context="fork")
         rows = list(loader)
     finally:
         done.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
     assert wrong == []
     assert len(rows) == 8
     assert all(torch.equal(row, expected[0]) for row in rows)

@@ -45,7 +45,7 @@ def linear() -> Holder:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    birdie.save({"w": torch.zeros(64, 64)}, tmp_path / "zeros.birdie", lossless=True, coder="fast")
+    birdie.save({"w": torch.zeros(64, 64)}, tmp_path / "zeros.birdie", lossless=True)
     return tmp_path / "zeros.birdie"
 
 

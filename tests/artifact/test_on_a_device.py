@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.calibration import sensitivity
+from birdie.compress.calibration import sensitivity, synthetic
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.modes import differentiable_evaluation
 from birdie.compress.calibration.result import CalibrationResult
@@ -128,7 +128,8 @@ def test_calibration_of_a_distributed_module_does_not_communicate(
         dist.destroy_process_group()
 
 
-def test_made_up_inputs_have_the_dtype_of_the_module(tmp_path: Path) -> None:
+def test_made_up_inputs_have_the_dtype_of_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "STEPS", 2)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).bfloat16().eval()
     birdie.save(module, tmp_path / "file", bits=6, calibration="synthetic")
     assert (tmp_path / "file").stat().st_size

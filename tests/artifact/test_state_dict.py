@@ -17,7 +17,7 @@ HOW = ["into", "lazy"]
 
 
 def saved(model: Any, folder: Path, **settings: Any) -> Path:
-    birdie.save(model, folder / "m.birdie", lossless=True, coder="fast", **settings)
+    birdie.save(model, folder / "m.birdie", lossless=True, **settings)
     return folder / "m.birdie"
 
 
@@ -121,7 +121,7 @@ def test_old_files_are_converted_once(version: int | None, how: str, tmp_path: P
 def test_quantize_leaves_versions_alone(kind: Callable[[], nn.Module]) -> None:
     model = kind()
     original = {name: weight.clone() for name, weight in model.state_dict().items()}
-    birdie.quantize_(model, coder="fast")
+    birdie.quantize_(model)
     assert all(torch.allclose(weight, original[name], atol=0.01) for name, weight in model.state_dict().items())
 
 
@@ -219,21 +219,18 @@ def text_of(extra: Any) -> str:
     return repr(extra)
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("settings", [{}, {"scheme": "int4"}], ids=str)
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: type(extra).__name__)
-def test_extra_state_is_kept_exactly(extra: Any, settings: dict[str, Any], how: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.birdie"
-    birdie.save(nn.Sequential(nn.Linear(64, 64), Extra(extra)), path, coder="fast", **settings)
-    module = nn.Sequential(nn.Linear(64, 64), Extra("other"))
-    birdie.load(path, into=module, lazy=how == "lazy")
-    assert isinstance(module[1], Extra)
-    assert text_of(module[1].extra) == text_of(extra)
-    if isinstance(extra, Tensor):
-        assert torch.equal(module[1].extra, extra)
-    birdie.quantize_(other := nn.Sequential(nn.Linear(64, 64), Extra(extra)), coder="fast")
-    assert isinstance(other[1], Extra)
-    assert text_of(other[1].extra) == text_of(extra)
+def test_extra_state_is_kept_exactly(extra: Any, tmp_path: Path) -> None:
+    eager, lazy = (nn.Sequential(nn.Linear(64, 64), Extra("other")) for _ in range(2))
+    quantized = nn.Sequential(nn.Linear(64, 64), Extra(extra))
+    birdie.save(quantized, tmp_path / "m.birdie", scheme="int4")
+    birdie.load(tmp_path / "m.birdie", into=eager)
+    birdie.load(tmp_path / "m.birdie", into=lazy, lazy=True)
+    birdie.quantize_(quantized)
+    for module in (eager, lazy, quantized):
+        assert isinstance(module[1], Extra)
+        assert text_of(module[1].extra) == text_of(extra)
+        assert not isinstance(extra, Tensor) or torch.equal(module[1].extra, extra)
 
 
 def test_extra_state_survives_as_a_state_dict_and_what_cannot_be_kept_is_named(tmp_path: Path) -> None:
@@ -353,5 +350,5 @@ def test_hooks_after_loading_see_the_new_values(tmp_path: Path) -> None:
 
 def test_the_checkpoint_of_an_optimizer_has_its_module_s_versions(tmp_path: Path) -> None:
     model = Versioned()
-    birdie.save_object(model.state_dict(), tmp_path / "m.birdie", coder="fast")
+    birdie.save_object(model.state_dict(), tmp_path / "m.birdie")
     require_same(loaded(tmp_path / "m.birdie", Versioned(), "into"), dict(model.state_dict()))

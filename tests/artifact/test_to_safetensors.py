@@ -29,7 +29,7 @@ def state() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_file_is_that_of_the_library(tmp_path: Path, workers: int) -> None:
-    birdie.save(state(), tmp_path / "x.birdie", lossless=True, coder="fast")
+    birdie.save(state(), tmp_path / "x.birdie", lossless=True)
     to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", workers=workers)
     tensors = {name: tensor.clone() for name, tensor in state().items()}
     save_file(tensors, tmp_path / "y.safetensors", {"format": "pt"})
@@ -39,7 +39,7 @@ def test_the_file_is_that_of_the_library(tmp_path: Path, workers: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_library_reads_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     tensor = torch.arange(2 * dtype.itemsize, dtype=torch.uint8).remainder(2).view(dtype)
-    birdie.save({"t": tensor}, tmp_path / "x.birdie", lossless=True, coder="fast")
+    birdie.save({"t": tensor}, tmp_path / "x.birdie", lossless=True)
     to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors")
     back = load_file(tmp_path / "x.safetensors")["t"]
     assert back.dtype == dtype
@@ -50,7 +50,7 @@ def test_the_library_reads_every_dtype(tmp_path: Path, dtype: torch.dtype) -> No
 def test_pairs_of_numbers_keep_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
     tensor = torch.randint(0, 256, shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     save_file({"t": tensor}, tmp_path / "a.safetensors", {"format": "pt"})
-    birdie.save(read_state_dict(tmp_path / "a.safetensors"), tmp_path / "x.birdie", lossless=True, coder="fast")
+    birdie.save(read_state_dict(tmp_path / "a.safetensors"), tmp_path / "x.birdie", lossless=True)
     to_safetensors(tmp_path / "x.birdie", tmp_path / "b.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
@@ -61,14 +61,14 @@ def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:
         ({"__metadata__": torch.ones(2)}, "__metadata__"),
         ({"t": torch.zeros((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, "without a dimension"),
     ):
-        birdie.save(content, tmp_path / "x.birdie", lossless=True, coder="fast")
+        birdie.save(content, tmp_path / "x.birdie", lossless=True)
         with pytest.raises(WeightsError, match=reason):
             to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors")
 
 
 def test_a_damaged_file_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.birdie"
-    birdie.save(state(), path, lossless=True, coder="fast")
+    birdie.save(state(), path, lossless=True)
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)

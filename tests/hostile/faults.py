@@ -1,4 +1,4 @@
-"""Faults at every write: `python -m tests.hostile.faults [--command NAME] [--every N]`.
+"""Faults at every write: `python -m tests.hostile faults [--only COMMAND] [--count N]`.
 
 A small library between the process and the kernel (faults.c, by LD_PRELOAD) lets the n-th operation that changes a file
 fail with ENOSPC, EIO or EDQUOT, or kills the process there, for every n that the command reaches. The law after an
@@ -6,7 +6,6 @@ error: exit code 1 with one sentence, or success; every file is the old one, or 
 After a kill the same holds but for temporary files, and when the command was started again they are gone, too.
 """
 
-import argparse
 import ctypes
 import errno
 import json
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,9 +27,9 @@ from tests.hostile.workload import (
     contents,
     environment,
     forked,
-    make_inputs,
     problem_of,
     reset,
+    workplace,
 )
 
 KILL = 0
@@ -55,12 +54,17 @@ def faulty_layer() -> Iterator[Path]:
         yield library
 
 
-def campaign(names: list[str], errors: list[str], every: int = 1, first: int = 0) -> Report:
-    """Attack each of the commands at every `every`-th operation; in a process that loads the faulty file layer."""
+def campaign(
+    count: int = 1000,
+    seed: int = 0,
+    only: Sequence[str] = tuple(COMMANDS),
+    errors: Sequence[str] = (*ERRORS, FULL_DISK),
+) -> Report:
+    """Attack each command at `count` operations or so, from number `seed` on, in a process with the faulty layer."""
     with faulty_layer() as library:
-        request = json.dumps({"names": names, "errors": errors, "every": every, "first": first})
+        script = "import sys; from tests.hostile import faults; faults.answer(sys.argv[1])"
         ended = subprocess.run(
-            [sys.executable, "-m", "tests.hostile.faults", "--request", request],
+            [sys.executable, "-c", script, json.dumps([list(only), list(errors), count, seed])],
             env={**environment(), "LD_PRELOAD": str(library)},
             stdout=subprocess.PIPE,
             check=True,
@@ -70,11 +74,15 @@ def campaign(names: list[str], errors: list[str], every: int = 1, first: int = 0
     return Report(Counter(answer["counts"]), answer["failures"])
 
 
-def _attack(names: list[str], errors: list[str], every: int, first: int) -> Report:
+def answer(request: str) -> None:
+    """Attack as `campaign` asks another process to, and print the report as JSON."""
+    report = _attack(*json.loads(request))
+    sys.stdout.write(json.dumps({"counts": report.counts, "failures": report.failures}) + "\n")
+
+
+def _attack(names: list[str], errors: list[str], count: int, seed: int) -> Report:
     report = Report()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        make_inputs(folder)
+    with workplace() as folder:
         for command in names:
             reset(folder)
             reached = _disturbed(folder, COMMANDS[command].tokens(folder), NEVER, KILL)
@@ -84,11 +92,11 @@ def _attack(names: list[str], errors: list[str], every: int, first: int) -> Repo
             sound, inputs = contents(folder / "out"), contents(folder / "in")
             pages = sum(-(-path.stat().st_size // PAGE) for path in (folder / "out").rglob("*") if path.is_file())
             if FULL_DISK in errors and os.geteuid() == 0:
-                for size in range(1 + first, pages + 1, every):
+                for size in range(1 + seed, pages + 1, -(-pages // count)):
                     report.counts[f"{command}, {FULL_DISK}"] += 1
                     for problem in _problems_on_disk(folder, command, size, sound):
                         report.failures.append(f"{command}, disk of {size} pages: {problem}")
-            for at in range(first, reached.measured, every):
+            for at in range(seed, reached.measured, -(-reached.measured // count)):
                 for error in set(errors) & set(ERRORS):
                     report.counts[f"{command}, {error}"] += 1
                     for problem in _problems(folder, command, at, error, sound, inputs):
@@ -147,24 +155,3 @@ def _disturbed(folder: Path, tokens: list[str], at: int, error: int) -> End:
     layer.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
     layer.fault_count.restype = ctypes.c_long
     return forked(tokens, lambda: layer.fault_arm(str(folder / "out").encode(), at, error, 1), layer.fault_count)
-
-
-def main() -> None:
-    """Run the campaign of the command line, or that of another process's request."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--command", action="append", choices=list(COMMANDS))
-    parser.add_argument("--error", action="append", choices=[*ERRORS, FULL_DISK])
-    parser.add_argument("--every", type=int, default=1, help="only every N-th operation")
-    parser.add_argument("--request", help=argparse.SUPPRESS)
-    flags = parser.parse_args()
-    if flags.request:
-        report = _attack(**json.loads(flags.request))
-        sys.stdout.write(json.dumps({"counts": report.counts, "failures": report.failures}) + "\n")
-        return
-    report = campaign(flags.command or list(COMMANDS), flags.error or [*ERRORS, FULL_DISK], flags.every)
-    sys.stdout.write(f"{report}\n")
-    sys.exit(bool(report.failures))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Flipped bits in every file that a run leaves: `python -m tests.hostile.flips --count 20`.
+"""Flipped bits in every file that a run leaves: `python -m tests.hostile flips --count 20`.
 
 A finished run, with an average of its weights and a bandit, is copied, one random bit of one of its files is flipped,
 and whoever reads the file is started: training with --resume, the evaluation of the artifact, the list of runs and the
@@ -6,29 +6,25 @@ report. The law: what comes out is what comes out of the sound run, or one sente
 report show figures of files without digests; there the law is that the sound run beside it is in them as before.
 """
 
-import argparse
 import json
 import random
 import shutil
-import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 from birdie.runtime import provenance
-from tests.hostile.workload import EVERY, End, Report, contents, forked, make_inputs, problem_of, reset, train_tokens
+from tests.hostile.workload import EVERY, End, Report, contents, forked, problem_of, reset, train_tokens, workplace
 
 STEPS = 3 * EVERY
 OPTIONS = ["--average.kind", "ema", "--bandit.every", "2"]
 
 
-def campaign(count: int, seed: int = 0, files: str = "*") -> Report:
-    """Flip `count` bits of each file of a run, one at a time."""
+def campaign(count: int = 20, seed: int = 0, only: Sequence[str] = ("*",)) -> Report:
+    """Flip `count` bits of each file of a run, or of those of these patterns, one at a time."""
     report, rng = Report(), random.Random(seed)
     # an artifact names the commit, which may change while a campaign runs for hours
-    with tempfile.TemporaryDirectory() as name, patch.object(provenance, "commit", lambda: None):
-        folder = Path(name).resolve()
-        make_inputs(folder)
+    with workplace() as folder, patch.object(provenance, "commit", lambda: None):
         run, sound = folder / "out" / "run", folder / "sound"
         training = [*train_tokens(folder, STEPS), *OPTIONS]
         training[training.index("--validation.every") + 1] = str(EVERY)
@@ -42,12 +38,13 @@ def campaign(count: int, seed: int = 0, files: str = "*") -> Report:
             "runs": ["runs", str(folder / "out"), "--json"],
             "report": ["report", str(folder / "out"), "-o", str(folder / "page.html"), "--no-samples"],
         }
+        paths = {path for pattern in only for path in (sound / "run").rglob(pattern) if path.is_file()}
         expected = {}
-        for reader, tokens in readers.items():
-            end, expected[reader] = _outcome(folder, reader, tokens)
+        for reader in {reader for path in paths for reader in _readers(str(path.relative_to(sound / "run")))}:
+            end, expected[reader] = _outcome(folder, reader, readers[reader])
             if end.code:
                 raise RuntimeError(end.message)
-        for path in sorted(path for path in (sound / "run").rglob(files) if path.is_file()):
+        for path in sorted(paths):
             shown = str(path.relative_to(sound / "run"))
             for _ in range(count):
                 bit = rng.randrange(8 * path.stat().st_size)
@@ -91,19 +88,3 @@ def _outcome(folder: Path, reader: str, tokens: list[str]) -> tuple[End, str]:
     if reader == "report":
         return end, str("beside" in (folder / "page.html").read_text(encoding="utf-8"))
     return end, contents(folder / "out")["run/model.birdie"]
-
-
-def main() -> None:
-    """Run the campaign of the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", default="*", help="pattern of the files to damage")
-    flags = parser.parse_args()
-    report = campaign(flags.count, flags.seed, flags.files)
-    sys.stdout.write(f"{report}\n")
-    sys.exit(bool(report.failures))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Processes killed at random moments: `python -m tests.hostile.kills --count 30`.
+"""Processes killed at random moments: `python -m tests.hostile kills --count 30`.
 
 A command runs in a process of its own and gets SIGKILL or SIGTERM at a moment drawn evenly from the time that an
 undisturbed one takes. Laws: what is found afterwards is the old file or the complete new one, inputs are untouched;
@@ -6,14 +6,12 @@ the command, started again, ends with the bytes of the undisturbed one and leave
 a checkpoint at most one interval old, and after SIGTERM within its steps no step is lost.
 """
 
-import argparse
 import random
 import re
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +23,9 @@ from tests.hostile.workload import (
     Report,
     contents,
     environment,
-    make_inputs,
     reset,
     train_tokens,
+    workplace,
 )
 
 STEPS = 60
@@ -50,13 +48,11 @@ class Losses(Report):
         return "\n".join([*lines, super().__str__()])
 
 
-def campaign(count: int, seed: int = 0, targets: tuple[str, ...] = tuple(TARGETS)) -> Losses:
+def campaign(count: int = 30, seed: int = 0, only: Sequence[str] = tuple(TARGETS)) -> Losses:
     """Kill each target `count` times with each signal."""
     report, rng = Losses(), random.Random(seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        make_inputs(folder)
-        for target in targets:
+    with workplace() as folder:
+        for target in only:
             _attack(report, folder, target, count, rng)
     return report
 
@@ -108,19 +104,3 @@ def _run(tokens: list[str], moment: float | None = None, number: int = signal.SI
         code = program.wait(300)
         assert code is not None, f"birdie {' '.join(tokens)} runs for more than 300 s"
         return time.perf_counter() - start, code, program.stderr
-
-
-def main() -> None:
-    """Run the campaign of the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", action="append", choices=list(TARGETS))
-    flags = parser.parse_args()
-    report = campaign(flags.count, flags.seed, tuple(flags.target or TARGETS))
-    sys.stdout.write(f"{report}\n")
-    sys.exit(bool(report.failures))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Folders that somebody prepared: `python -m tests.hostile.prepared`.
+"""Folders that somebody prepared: `python -m tests.hostile prepared`.
 
 A command runs once, and every name that it opens, creates, renames or removes in its output folder is recorded. Then
 each of these names is, in turn, a link to somebody's file, a link to somebody's folder, a link to nothing, a pipe, a
@@ -6,19 +6,17 @@ folder, or a second name of somebody's file, and the command runs again. Laws: n
 created elsewhere, nothing hangs, and there is no traceback.
 """
 
-import argparse
 import os
 import random
 import re
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from birdie.artifact import save as saving
-from tests.hostile.workload import COMMANDS, Command, Report, forked, make_inputs, reset, train_tokens
+from tests.hostile.workload import COMMANDS, Command, Report, forked, reset, train_tokens, workplace
 
 _RECORD = re.compile(r"[0-9a-f]{64}\.birdie")
 SECONDS = 120
@@ -85,8 +83,8 @@ def names_of(folder: Path, command: Command) -> list[str]:
     return sorted(name for name in names if name not in CHOSEN and ".birdie-" not in name)
 
 
-def attack(report: Report, folder: Path, target: str, rng: random.Random, share: float) -> None:
-    """Put each thing where each name is, or of a share of them, and run the command again."""
+def attack(report: Report, folder: Path, target: str, rng: random.Random, count: int) -> None:
+    """Put each thing where each name is, or `count` of them, and run the command again."""
     command, mine, saved = TARGETS[target], folder / "mine", folder / "saved"
     reset(folder)
     names = names_of(folder, command)
@@ -96,7 +94,8 @@ def attack(report: Report, folder: Path, target: str, rng: random.Random, share:
         forked(command.tokens(folder))
     shutil.rmtree(saved, ignore_errors=True)
     shutil.copytree(folder / "out", saved)
-    for name, thing in _cases(names, rng, share):
+    cases = [(name, thing) for name in names for thing in THINGS]
+    for name, thing in rng.sample(cases, min(count, len(cases))):
         reset(folder, saved)
         prepare_mine(mine)
         untouched, path = state_of(mine), folder / "out" / name
@@ -130,35 +129,10 @@ def plant(out: Path, mine: Path) -> None:
             (folder / "lock").symlink_to(mine / "file")
 
 
-def _cases(names: list[str], rng: random.Random, share: float) -> Iterator[tuple[str, str]]:
-    for name in names:
-        for thing in THINGS:
-            if rng.random() < share:
-                yield name, thing
-
-
-def campaign(targets: tuple[str, ...] = tuple(TARGETS), share: float = 1.0, seed: int = 0) -> Report:
-    """Attack the targets."""
+def campaign(count: int = 1000, seed: int = 0, only: Sequence[str] = tuple(TARGETS)) -> Report:
+    """Attack each target with about `count` of its cases, drawn at random."""
     report, rng = Report(), random.Random(seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        make_inputs(folder)
-        for target in targets:
-            attack(report, folder, target, rng, share)
+    with workplace() as folder:
+        for target in only:
+            attack(report, folder, target, rng, count)
     return report
-
-
-def main() -> None:
-    """Run the campaign of the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", action="append", choices=list(TARGETS))
-    parser.add_argument("--share", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    flags = parser.parse_args()
-    report = campaign(tuple(flags.target or TARGETS), flags.share, flags.seed)
-    sys.stdout.write(f"{report}\n")
-    sys.exit(bool(report.failures))
-
-
-if __name__ == "__main__":
-    main()

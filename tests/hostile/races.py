@@ -1,4 +1,4 @@
-"""Processes that disturb each other: `python -m tests.hostile.races --count 30`.
+"""Processes that disturb each other: `python -m tests.hostile races --count 30`.
 
 Two compressions to one file, two runs in one folder, two preparations of one data set, a reader of an artifact that is
 written again and again, shards that are cut, overwritten, replaced or removed under a training run, and a clock that
@@ -6,15 +6,12 @@ jumps by a day. Laws: everybody ends with a complete result or in one sentence, 
 one of them alone leaves.
 """
 
-import argparse
 import ctypes
 import os
 import random
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from birdie.artifact.load import load
@@ -24,11 +21,11 @@ from tests.hostile.workload import (
     Report,
     contents,
     ended,
-    make_inputs,
     problem_of,
     reset,
     started,
     train_tokens,
+    workplace,
 )
 
 STEPS = 40
@@ -181,31 +178,13 @@ RACES: dict[str, Callable[[Path, random.Random], Iterator[str]]] = {
 }
 
 
-def campaign(count: int, seed: int = 0, names: tuple[str, ...] = tuple(RACES)) -> Report:
+def campaign(count: int = 30, seed: int = 0, only: Sequence[str] = tuple(RACES)) -> Report:
     """Run each race `count` times."""
     report, rng = Report(), random.Random(seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        make_inputs(folder)
-        for race in names:
+    with workplace() as folder:
+        for race in only:
             for index in range(count):
                 reset(folder)
                 report.counts[race] += 1
                 report.failures += [f"{race}, {index}: {problem}" for problem in RACES[race](folder, rng)]
     return report
-
-
-def main() -> None:
-    """Run the campaign of the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--race", action="append", choices=list(RACES))
-    flags = parser.parse_args()
-    report = campaign(flags.count, flags.seed, tuple(flags.race or RACES))
-    sys.stdout.write(f"{report}\n")
-    sys.exit(bool(report.failures))
-
-
-if __name__ == "__main__":
-    main()

@@ -21,9 +21,9 @@ KINDS = (
 @pytest.mark.slow
 def test_mutants_are_refused_or_harmless() -> None:
     """Some seconds in a subprocess that may be killed; deeper by `python -m tests.hostile.fuzz`."""
-    report = fuzz.campaign(6000, 0)
+    report = fuzz.campaign(2500, 0)
     assert report.failures == []
-    assert report.counts.total() == 6000
+    assert report.counts.total() == 2500
     for kind in KINDS:
         assert report.counts[f"{kind}: accepted"], f"no mutant of {kind} was decoded: {report}"
         assert report.counts[f"{kind}: refused"], f"no mutant of {kind} was refused: {report}"
@@ -47,7 +47,7 @@ def test_a_decoder_that_breaks_is_told_with_the_number_of_the_mutant(monkeypatch
 @pytest.mark.slow
 def test_small_files_cost_little() -> None:
     """Opened (and decoded) in a process that may take little more memory than it decodes to, and little time."""
-    bombs.run("--every", "10")
+    bombs.run("--every", "25")
 
 
 @pytest.mark.nightly
@@ -58,11 +58,13 @@ def test_every_small_file_costs_little(options: tuple[str, ...]) -> None:
 
 def test_there_is_a_bomb_for_every_scheme_and_every_coder() -> None:
     schemes, coders = set(), set()
-    for bomb in bombs.BOMBS.values():
+    for name, bomb in bombs.BOMBS.items():
+        if name.startswith("131,072"):  # seconds to make, and of a scheme that others have
+            continue
         with contextlib.suppress(ArtifactError), container.Reader(bomb()) as reader:
-            for name in reader.names[:1]:
-                schemes.add(reader.entry(name).scheme)
-                coders |= {stream.coder for stream in reader.entry(name).streams}
+            for tensor in reader.names[:1]:
+                schemes.add(reader.entry(tensor).scheme)
+                coders |= {stream.coder for stream in reader.entry(tensor).streams}
     assert schemes >= set(SCHEMES)
     assert coders >= set(coder.NAMES)
 

@@ -9,8 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,15 +112,22 @@ COMMANDS = {
 }
 
 
-def make_inputs(folder: Path) -> None:
-    """Create FOLDER/in, which no command may change, and an empty FOLDER/out.
+@contextlib.contextmanager
+def workplace() -> Iterator[Path]:
+    """Yield a temporary folder with FOLDER/in, which no command may change, and an empty FOLDER/out.
 
     Raises:
         RuntimeError: a command that nobody disturbs fails.
     """
-    source, out = folder / "in", folder / "out"
-    source.mkdir(parents=True)
-    out.mkdir()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        (folder / "out").mkdir()
+        _make_inputs(folder / "in")
+        yield folder
+
+
+def _make_inputs(source: Path) -> None:
+    source.mkdir()
     torch.manual_seed(0)
     torch.save({"a": torch.randn(64, 96), "b": torch.randn(48, 64), "c": torch.randn(64)}, source / "w.pt")
     text = Path(__file__).read_text(encoding="utf-8")

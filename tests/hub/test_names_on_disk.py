@@ -202,7 +202,8 @@ def test_blocks_and_merged_weights_do_not_combine(tmp_path: Path) -> None:
         calibrate_folder(module, state, batches(4), next_token_loss, work=tmp_path / "work", **shared)
 
 
-def test_the_command_calibrates_experts(tmp_path: Path, capsys: Any) -> None:
+def test_the_command_calibrates_experts(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.hub.made_up.TOKENS", 640)
     write("Mixtral", tmp_path / "model")
     file, back = tmp_path / "m.birdie", tmp_path / "back"
     command = ["compress", str(tmp_path / "model"), "-o", str(file), "--bits", "6", "--coder", "fast", "--json"]

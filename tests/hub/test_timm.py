@@ -31,7 +31,7 @@ def test_a_folder_gives_back_its_model(name: str, tmp_path: Path) -> None:
     kept = {key: value for key, value in settings.items() if key != "num_classes"}
     save_for_hf(model, tmp_path / "folder", model_args=kept, safe_serialization="both")
     file = tmp_path / "model.birdie"
-    arguments = ["compress", str(tmp_path / "folder"), "-o", str(file), "--bits", "5", "--coder", "fast"]
+    arguments = ["compress", str(tmp_path / "folder"), "-o", str(file), "--scheme", "int5", "--calibrate", "none"]
     assert run(build_app, arguments) == 0
     model.load_state_dict(birdie.load(file))
     images = torch.randn(2, settings.get("in_chans", 3), 64, 64)

@@ -1,0 +1,3 @@
+"""The tests of files save with the fast coder unless they name another."""
+
+from tests.coders import fast_coder  # noqa: F401
