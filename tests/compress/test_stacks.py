@@ -72,7 +72,7 @@ def experts(*, count: int = 4, rows: int = 256, columns: int = 128, seed: int = 
 def saved(state: dict[str, Tensor], **settings: Any) -> tuple[bytes, dict[str, Tensor]]:
     """Return a file and what it decodes to."""
     file = BytesIO()
-    birdie.save(state, file, **settings)
+    birdie.save(state, file, **settings, coder="fast")
     return file.getvalue(), birdie.load(file.getvalue())
 
 
@@ -111,7 +111,7 @@ SPECS = [
 @pytest.mark.parametrize("spec", [*SPECS, "tucker:energy=0.9", "spectral:identity,sigma=0.3", "lossless"])
 def test_every_scheme_stores_stacks_under_one_name(spec: str, tmp_path: Path) -> None:
     weight, path = experts(), tmp_path / "x.birdie"
-    summary = birdie.save({NAME: weight, "other": weight[0]}, path, scheme={"*.experts.*": spec})
+    summary = birdie.save({NAME: weight, "other": weight[0]}, path, scheme={"*.experts.*": spec}, coder="fast")
     row = {row.name: row for row in summary.tensors}[NAME]
     assert (row.shape, len(summary.tensors)) == (tuple(weight.shape), 2)
     assert row.scheme != "blocks"
@@ -191,10 +191,10 @@ def loss(module: nn.Module, batch: Tensor) -> Tensor:
 
 def test_modules_load_lazily_and_are_quantized_in_place(tmp_path: Path) -> None:
     module, x = Experts(), torch.ones(4, 64)
-    summary = birdie.save(module, tmp_path / "x.birdie", bits=4.0)
+    summary = birdie.save(module, tmp_path / "x.birdie", bits=4.0, coder="fast")
     lazy = birdie.load(tmp_path / "x.birdie", into=Experts().to("meta"), lazy=True)
     eager = birdie.load(tmp_path / "x.birdie", into=Experts())
-    in_place = birdie.quantize_(module, bits=4.0)
+    in_place = birdie.quantize_(module, bits=4.0, coder="fast")
     assert {row.name for row in summary.tensors} == {row.name for row in in_place.tensors} == {*module.state_dict()}
     assert torch.equal(lazy(x), eager(x))
     assert torch.equal(module(x), eager(x))

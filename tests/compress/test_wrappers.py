@@ -87,10 +87,10 @@ def test_the_counter_of_an_average_is_kept(tmp_path: Path) -> None:
     average = AveragedModel(plain())
     for _ in range(3):
         average.update_parameters(plain())
-    birdie.save(average, tmp_path / "m.birdie")
+    birdie.save(average, tmp_path / "m.birdie", coder="fast")
     target = birdie.load(tmp_path / "m.birdie", into=AveragedModel(plain()))
     assert int(target.n_averaged) == 3
-    birdie.quantize_(average)
+    birdie.quantize_(average, coder="fast")
     assert int(average.n_averaged) == 3
 
 
@@ -119,7 +119,7 @@ def test_calibration_reaches_weights_inside_of_wrappers(tmp_path: Path) -> None:
     settings = {"bits": 6.0, "coder": "fast"}
     for name, module in (("plain", model), ("wrapped", wrapped)):
         calibration = (module, batches, nn.CrossEntropyLoss())
-        birdie.save(module, tmp_path / name, calibration=calibration, **settings)  # type: ignore[arg-type]
+        birdie.save(module, tmp_path / name, calibration=calibration, **settings, coder="fast")  # type: ignore[arg-type]
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "wrapped").read_bytes()
 
 

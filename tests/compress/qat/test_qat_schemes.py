@@ -106,7 +106,7 @@ def test_training_lowers_the_loss_of_the_stored_model(tmp_path: Path) -> None:
             optimizer.step()
         if prepared:
             prepared.remove()
-        birdie.save(model, tmp_path / "net.birdie", scheme=[("*weight", "int2:group_size=32")])
+        birdie.save(model, tmp_path / "net.birdie", scheme=[("*weight", "int2:group_size=32")], coder="fast")
         birdie.load(tmp_path / "net.birdie", into=model)
         with torch.no_grad():
             return float(nn.functional.mse_loss(model(x), y))

@@ -134,7 +134,7 @@ def test_a_group_has_one_scheme_and_one_scale() -> None:
 def test_every_reader_returns_the_same_values(tmp_path: Path) -> None:
     state = adapters(40) | {"again": (weight := torch.randn(16, 20, generator=NUMBERS)), "tied": weight}
     path = tmp_path / "model.birdie"
-    birdie.save(state, path)
+    birdie.save(state, path, coder="fast")
     expected = birdie.load(path)
     assert same_bits(expected["again"], expected["tied"])
     assert len({tensor.untyped_storage().data_ptr() for tensor in expected.values()}) == len(state) - 1
@@ -173,7 +173,7 @@ class Adapter(nn.Module):
 
 def test_modules_load_them_eagerly_and_lazily(tmp_path: Path) -> None:
     path, x = tmp_path / "model.birdie", torch.zeros(2, 40)
-    birdie.save(Adapter(), path)
+    birdie.save(Adapter(), path, coder="fast")
     eager, lazy = (birdie.load(path, into=Adapter(), lazy=lazy).eval() for lazy in (False, True))
     assert torch.equal(eager(x), lazy(x))
     assert torch.equal(eager(x), copy.deepcopy(eager)(x))
