@@ -51,7 +51,6 @@ SHARED = {
     "ResNet-20": shared("resnet_cifar10", "resnet20-12fca82f.th"),
     "Silero": shared("silero_vad", "silero_vad_16k.safetensors"),
     "GPT of 0.5 M weights": shared("parameter_golf", "nolanvild_128d_fp32.pt"),
-    "GPT of 7 layers": shared("parameter_golf", "samtruss_7L384_valbpb1.99.int8.ptz"),
 }
 SETTINGS: list[dict[str, Any]] = [{}, {"scheme": "int6"}, {"scheme": "trellis:sigma=0.3"}]
 

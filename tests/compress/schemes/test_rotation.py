@@ -16,7 +16,7 @@ from tests.compress.matrices import DTYPES, random_weight
 from tests.compress.matrices import squared_error as error
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(columns=st.integers(1, 300), seed=st.integers(0, 65_535))
 def test_a_rotation_keeps_lengths_and_angles_and_is_undone(columns: int, seed: int) -> None:
     weight = np.random.default_rng(seed).standard_normal((columns, 3))

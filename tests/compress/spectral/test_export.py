@@ -21,7 +21,7 @@ torch.save(model(x).detach(), sys.argv[3])
 """
 
 
-@pytest.mark.parametrize("transform", ["identity", "dct", "wavelet97", "hadamard"])
+@pytest.mark.parametrize("transform", ["identity", "wavelet97"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_is_the_model_in_memory(name: str, transform: str, tmp_path: Path) -> None:
     model, x = built(name)
@@ -58,7 +58,7 @@ def test_the_loss_is_what_the_file_takes(transform: str, bits: float, tmp_path: 
         for weight in model.parameters():
             weight.normal_()
     spectral(model, transform=transform, init_bits=bits)
-    summary = birdie.save(model, tmp_path / "x.birdie", coder="fast")
+    summary = birdie.save(model, tmp_path / "x.birdie")  # the coder that the estimate is of
     held = sum(row.bytes for row in summary.tensors)
     assert 8 * held / summary.weights == pytest.approx(float(quantization_loss(model).detach()), rel=0.05)
 

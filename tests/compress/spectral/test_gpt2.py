@@ -13,7 +13,7 @@ import birdie
 from birdie.compress.spectral.wrap import remove, wrapped
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "spectral_gpt2.py"
-SMALL = ("--width=32", "--layers=1", "--heads=2", "--context=24", "--steps=30", "--smaller=3")
+SMALL = ("--width=32", "--layers=1", "--heads=2", "--context=24", "--steps=15", "--smaller=3")
 
 
 @pytest.fixture(scope="module")
