@@ -25,7 +25,6 @@ from birdie.compress.schemes.cast import SIXTEEN_BIT, Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import applicable, default_scheme
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from tests.compress.example_scheme import SQUARES
 from tests.compress.matrices import (
     DTYPES,
     assert_matches_layout,
@@ -37,6 +36,8 @@ from tests.compress.matrices import (
     relative_error,
     squared_error,
 )
+
+pytestmark = pytest.mark.usefixtures("squares")
 
 MORE = [
     "int4:group_size=8",
@@ -91,14 +92,6 @@ UNBOUNDED = {"group_size", "rank", "rate"}  # options that may be as large as on
 # Squared error, as a share of the squares, times 4^bits per weight: 1 at the rate–distortion bound of Gaussian rows,
 # 1.42 for a fine uniform grid and an ideal coder, 1.7 with the scales of a small matrix.
 WASTE = 4.0
-
-
-@pytest.fixture(autouse=True)
-def _register_example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_foreign", {})
-    registry.register(SQUARES)
-    yield
-    registry.words.cache_clear()
 
 
 def matrix() -> Tensor:

@@ -1,6 +1,5 @@
 """Refit: never worse than what it was given, never touches its inputs, and finds what quantization took away."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,15 +12,9 @@ from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Batch = tuple[Tensor, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

@@ -167,7 +167,7 @@ def any_case(seed: int) -> Case:
 
 def results() -> dict[str, dict[str, object]]:
     """Return what the kernels made of every case, of any tensors, and of damaged ones."""
-    found = {name: case.run() for name, case in CASES.items()}
-    found |= {f"any {seed}": any_case(seed).run() for seed in range(12)}
-    found |= {f"damaged {seed}": any_case(seed).run(1 + seed % 3, seed) for seed in range(14)}
-    return found | {"trial": {"same": compressed.trial(CPU) is None}}
+    outcomes = {name: case.run() for name, case in CASES.items()}
+    outcomes |= {f"any {seed}": any_case(seed).run() for seed in range(12)}
+    outcomes |= {f"damaged {seed}": any_case(seed).run(1 + seed % 3, seed) for seed in range(14)}
+    return outcomes | {"trial": {"same": compressed.trial(CPU) is None}}

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from birdie.artifact.save import save
-from birdie.compress import registry
 from birdie.compress.qat.fake_quantization import FakeQuantization, bits_of, quantized, scale_of, storage_rules
 from birdie.compress.qat.settings import Qat
 from birdie.compress.registry import decode, parse_spec
@@ -24,26 +22,11 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import OptimizerSettings
-from tests.compress.example_scheme import SQUARES
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings
 
+pytestmark = pytest.mark.usefixtures("squares", "one_thread")
+
 SHARP = torch.tensor(24.0)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
-def _register_example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_foreign", {})
-    registry.register(SQUARES)
-    yield
-    registry.words.cache_clear()
 
 
 def small_gpt(seed: int = 0) -> GPT:
