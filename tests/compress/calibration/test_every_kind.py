@@ -142,7 +142,7 @@ def test_progress_counts_batches(blockwise: bool) -> None:
 def spoilt(value: float) -> nn.Sequential:
     model = normalized()
     with torch.no_grad():
-        model[0].weight[3, 2] = value
+        model.get_parameter("0.weight")[3, 2] = value
     return model
 
 

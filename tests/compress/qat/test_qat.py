@@ -251,11 +251,11 @@ def test_the_gradient_of_the_rate_is_the_slope_of_the_estimate() -> None:
 
 @lru_cache
 def trained(qat: Qat | None) -> tuple[GPT, list[str]]:
-    """A model after 30 quick steps, and the log."""
+    """A model after 60 quick steps, and the log."""
     model = small_gpt()
     lines: list[str] = []
     prepared = qat.prepare(model, lines.append) if qat else None
-    settings = tiny_settings(iterations=30, warmdown_iters=15, accumulation=1)
+    settings = tiny_settings(iterations=60, warmdown_iters=30, accumulation=1)
     optimizers = OptimizerSettings(matrix_lr=0.05, newton_schulz_dtype="float32")
     for _ in fit(model, TinyBatches(), settings, optimizers, hooks=[prepared] if prepared else []):
         pass
@@ -276,7 +276,7 @@ def losses(model: GPT, grid: Grid) -> tuple[float, float]:
         return model.loss(ids, targets).item(), other.loss(ids, targets).item()
 
 
-@pytest.mark.parametrize("qat", [Qat(bits=2, start=0.3), Qat(bits=2, below=0.9, rounding="soft")])
+@pytest.mark.parametrize("qat", [Qat(bits=2), Qat(bits=2, below=0.9, rounding="soft")])
 def test_it_narrows_the_quantization_gap(qat: Qat) -> None:
     (model, lines), (plain, none) = trained(qat), trained(None)
     (start_loss, end_loss), (plain_start, plain_end) = losses(model, Grid(bits=2)), losses(plain, Grid(bits=2))

@@ -206,9 +206,9 @@ def test_lists_and_runs_that_no_encoder_writes_are_a_corrupt_file() -> None:
         with pytest.raises(ArtifactError, match="list"):
             decode(Encoded("lossless", (4,), torch.bfloat16, (LISTED, len(gaps)), streams))
     for words, lengths in (([0, 2], [40, 24]), ([0, -1], [40, 24]), ([0, 1], [40, 25]), ([0, 1], [65, -1])):
-        numbers = np.array([words], np.int32), np.array([lengths], np.int32)
+        runs = np.array([words], np.int32), np.array([lengths], np.int32)
         with pytest.raises(ArtifactError, match="runs"):
-            decode(Encoded("lossless", (64,), torch.bfloat16, (RUNS, 2, 2), (*WORDS, *numbers)))
+            decode(Encoded("lossless", (64,), torch.bfloat16, (RUNS, 2, 2), (*WORDS, *runs)))
     planes = Lossless().encode("w", torch.zeros(2, 3))
     wide = (planes.streams[0].astype(np.int32) + 300, *planes.streams[1:])
     with pytest.raises(ArtifactError):
