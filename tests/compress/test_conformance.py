@@ -61,6 +61,7 @@ MORE = [
     "rotation:bits=6",
     "rotation:base=sigma:0.2",
     "rotation:base=ternary",
+    "rotation:base=codebook:k=8,per_row",
     "lowrank:rank=2,base=int4",
     "lowrank:rank=3,base=codebook:k=4,per_row",
     "lowrank:rank=2,base=ternary:group_size=8",

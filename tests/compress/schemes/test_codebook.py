@@ -12,7 +12,7 @@ from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.codebook import Codebook, kmeans
 from birdie.entropy import coder
-from tests.compress.matrices import random_weight
+from tests.compress.matrices import DTYPES, random_weight
 from tests.compress.matrices import squared_error as error
 
 NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9, unique=True)
@@ -35,6 +35,19 @@ def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed
     levels = kmeans(values, weights, k)
     assert (np.diff(levels) > 0).all()
     assert cost(values, weights, levels) <= best + 1e-9 * float((weights * values**2).sum() + 1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [2, 16, 256])
+def test_every_weight_gets_its_nearest_level(k: int, dtype: torch.dtype) -> None:
+    weight = random_weight(40, 33).to(dtype)
+    encoded = Codebook(k).encode("w", weight)
+    decoded = decode(encoded).double()
+    assert int(encoded.streams[0].max()) < encoded.params[0] <= k
+    nearest = (weight.double().reshape(-1, 1) - decoded.unique()).abs().amin(dim=1)
+    largest = torch.maximum(weight.double().abs(), decoded.abs()).reshape(-1)
+    error_of = (weight.double() - decoded).abs().reshape(-1)
+    assert bool((error_of <= nearest + torch.finfo(dtype).eps * largest).all()), "but for the rounding of levels"
 
 
 @pytest.mark.parametrize("rows", [False, True])

@@ -126,6 +126,13 @@ def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.Monk
     assert (Trellis(8, sigma=0.3).encode("w", source).streams[0] == at_once.streams[0]).all()
 
 
+def test_rows_alike_share_one_scale_and_others_have_their_own() -> None:
+    source = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
+    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) == 1
+    source[::2] *= 1.5
+    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) > 1
+
+
 def test_rate_counts_bits_against_errors() -> None:
     weight = weights(200, 100)
     kept, cheap = (Trellis(8, sigma=1.2, rate=rate).encode("w", weight) for rate in (0.0, 1.0))
