@@ -197,10 +197,10 @@ def test_stacks_in_a_calibrated_module_are_calibrated() -> None:
 
 @pytest.mark.slow
 def test_what_calibration_knows_as_a_convolution_is_none() -> None:
-    convolution = nn.Conv1d(16, 4, 64)
+    convolution = nn.Conv1d(64, 4, 64)
     module, weight = nn.Sequential(convolution, nn.Flatten(), nn.Linear(4 * 37, 8)), convolution.weight
     assert is_stack(tuple(weight.shape))
-    data = [torch.randn(4, 16, 100, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    data = [torch.randn(4, 64, 100, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     file, decoded = saved(module, bits=4.0, calibration=(module, data, loss))  # type: ignore[arg-type]
     with Reader(file) as reader:
         assert reader.entry("0.weight").scheme != BLOCKS
