@@ -197,8 +197,8 @@ def test_stacks_in_a_calibrated_module_are_calibrated() -> None:
 
 @pytest.mark.slow
 def test_what_calibration_knows_as_a_convolution_is_none() -> None:
-    convolution = nn.Conv1d(64, 4, 64)
-    module, weight = nn.Sequential(convolution, nn.Flatten(), nn.Linear(4 * 37, 8)), convolution.weight
+    convolution = nn.Conv1d(64, 16, 80)
+    module, weight = nn.Sequential(convolution, nn.Flatten(), nn.Linear(16 * 21, 8)), convolution.weight
     assert is_stack(tuple(weight.shape))
     data = [torch.randn(4, 64, 100, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     file, decoded = saved(module, bits=4.0, calibration=(module, data, loss))  # type: ignore[arg-type]
