@@ -68,7 +68,16 @@ def relative_error(weight: Tensor, encoded: Encoded) -> float:
     return squared_error(weight, encoded) / float(weight.double().square().sum())
 
 
-def coded_bytes(encoded: Encoded, effort: Effort = "max") -> int:
+def assert_matches_layout(encoded: Encoded) -> None:
+    """Require streams of the shapes and within the integer types that the decoder will expect."""
+    layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
+    for stream, expected in zip(encoded.streams, layout, strict=True):
+        assert stream.shape == (expected.rows, expected.columns)
+        limits = np.iinfo(expected.dtype)
+        assert stream.size == 0 or limits.min <= int(stream.min()) <= int(stream.max()) <= limits.max
+
+
+def coded_bytes(encoded: Encoded, effort: Effort = "fast") -> int:
     """Return the bytes of all streams as a file holds them."""
     layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
     total = 0

@@ -2,21 +2,17 @@
 
 import io
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.codes import DTYPES
 from birdie.artifact.container import Reader, block_name, to_bytes
-from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress.tensors import from_planes, planes
 from birdie.errors import ArtifactError, WeightsError
-from birdie.golf import decoder
 from tests.artifact.states import same_bits
 
 NUMBERS = torch.Generator().manual_seed(0)
@@ -164,27 +160,6 @@ def test_nan_is_refused(value: complex, shape: tuple[int, ...]) -> None:
     with pytest.raises(WeightsError, match="NaN"):
         saved({"weight": weight})
     assert same_bits(tensors_of(saved({"weight": weight}, lossless=True))["weight"], weight)
-
-
-def test_every_reader_returns_the_same_numbers(tmp_path: Path) -> None:
-    model, x = Network(), torch.randn(2, 1, 32)
-    birdie.save(model, tmp_path / "model.birdie", coder="fast")
-    rows = {row.name: row for row in birdie.inspect(tmp_path / "model.birdie").tensors}
-    assert (rows["layers.0.weight"].dtype, rows["layers.0.weight"].scheme) == ("complex64", "trellis")
-    assert rows["layers.0.weight"].bytes > 0.9 * sum(row.bytes for row in rows.values()) - 200
-    expected = birdie.load(tmp_path / "model.birdie")
-    to_safetensors(tmp_path / "model.birdie", tmp_path / "model.safetensors")
-    for tensors in (
-        load_file(tmp_path / "model.safetensors"),
-        decoder.load(tmp_path / "model.birdie"),
-        birdie.load(tmp_path / "model.birdie", into=Network()).state_dict(),
-        birdie.load(tmp_path / "model.birdie", into=Network(), lazy=True).state_dict(),
-        birdie.load(tmp_path / "model.birdie", names=list(expected)),
-    ):
-        assert tensors.keys() == expected.keys()
-        assert all(same_bits(tensors[name], tensor) for name, tensor in expected.items())
-    eager, lazy = (birdie.load(tmp_path / "model.birdie", into=Network(), lazy=lazy).eval() for lazy in (False, True))
-    assert torch.equal(eager(x), lazy(x))
 
 
 def test_data_calibrate_the_other_weights_and_say_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,9 +25,9 @@ from birdie.compress.schemes.cast import SIXTEEN_BIT, Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import applicable, default_scheme
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from tests.compress.example_scheme import SQUARES
 from tests.compress.matrices import (
     DTYPES,
+    assert_matches_layout,
     coded_bytes,
     covariance,
     few_components,
@@ -36,6 +36,8 @@ from tests.compress.matrices import (
     relative_error,
     squared_error,
 )
+
+pytestmark = pytest.mark.usefixtures("squares")
 
 MORE = [
     "int4:group_size=8",
@@ -59,6 +61,7 @@ MORE = [
     "rotation:bits=6",
     "rotation:base=sigma:0.2",
     "rotation:base=ternary",
+    "rotation:base=codebook:k=8,per_row",
     "lowrank:rank=2,base=int4",
     "lowrank:rank=3,base=codebook:k=4,per_row",
     "lowrank:rank=2,base=ternary:group_size=8",
@@ -84,7 +87,6 @@ EXAMPLES = [word.example for word in registry.words().values()]
 SPECS = [*EXAMPLES, *MORE]
 FLOATS = ("lossless", "fp16", "bf16")  # which keep floating-point numbers; all others quantize
 QUANTIZERS = [spec for spec in SPECS if spec not in FLOATS]
-FORMS = ["gaussian", "zeros", "constant", "ties", "zero rows", "outlier", "huge", "tiny"]
 SHAPES = [(), (1,), (9,), (1, 1), (7, 5), (1, 90), (60, 1), (10, 8, 5), (6, 4, 3, 3), (2, 3, 4, 3, 3)]
 HUGE = 1 << 40
 UNBOUNDED = {"group_size", "rank", "rate"}  # options that may be as large as one likes
@@ -93,33 +95,19 @@ UNBOUNDED = {"group_size", "rank", "rate"}  # options that may be as large as on
 WASTE = 4.0
 
 
-@pytest.fixture(autouse=True)
-def _register_example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_foreign", {})
-    registry.register(SQUARES)
-    yield
-    registry.words.cache_clear()
-
-
 def matrix() -> Tensor:
     """Return a matrix (24, 33) that every scheme stores in its own form, decompositions included."""
     return few_components(24, 33)
 
 
-def tensor_of_form(form: str, *shape: int) -> Tensor:
-    """Return a tensor that is hard to quantize in the way that `form` says."""
-    weight = random_weight(*shape)
-    if form == "zeros":
-        return torch.zeros(shape)
-    if form == "constant":
-        return torch.full(shape, -2.5)
-    if form == "ties":  # half of the numbers lie in the middle between two others
-        return torch.arange(weight.numel()).remainder(9).sub(4).div(2).reshape(shape)
-    if form == "zero rows":
-        weight[::2] = 0
-    if form == "outlier":
-        weight.view(-1)[3] = 3e4
-    return weight * {"huge": 1e30, "tiny": 1e-38}.get(form, 1.0)
+def stored(spec: str) -> list[Tensor]:
+    """Return tensors of 24 rows and 33 columns, or as many numbers, one for every form that the scheme stores."""
+    if spec != "lossless":
+        return [matrix(), random_weight(8, 11, 3, 3)]
+    ids = torch.arange(24 * 33).reshape(24, 33)
+    packed = torch.from_numpy(np.random.default_rng(0).integers(0, 15, (24, 33, 2)) @ np.array([1, 16]))
+    listed = (10 * matrix()).round() / 7
+    return [matrix(), ids, ids * 7919 % 5003, packed.byte(), listed, (ids > 500).float()]
 
 
 def holds(spec: str, weight: Tensor) -> bool:
@@ -144,19 +132,9 @@ def assert_same(encoded: Encoded, other: Encoded) -> None:
         np.testing.assert_array_equal(stream, expected)
 
 
-def assert_matches_layout(encoded: Encoded) -> None:
-    """Require streams of the shapes and within the integer types that the decoder will expect."""
-    layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
-    for stream, expected in zip(encoded.streams, layout, strict=True):
-        assert stream.shape == (expected.rows, expected.columns)
-        limits = np.iinfo(expected.dtype)
-        assert stream.size == 0 or limits.min <= int(stream.min()) <= int(stream.max()) <= limits.max
-
-
 def test_every_registered_scheme_is_tested() -> None:
     assert {parse_spec(spec).decoder.name for spec in SPECS} == set(registry.names())
     assert {spec for spec in SPECS if not parse_spec(spec).quantizes} == set(FLOATS)
-    assert {encode(spec, matrix()).scheme for spec in SPECS} == set(registry.names())
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -177,12 +155,11 @@ def test_a_spec_is_the_same_scheme_every_time_and_with_its_defaults_written_out(
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_tensors_come_back_in_their_shape_and_dtype_nearer_than_zeros(spec: str) -> None:
-    for dtype in DTYPES:
-        for weight in (random_weight(24, 33).to(dtype), random_weight(8, 6, 3, 3).to(dtype), matrix().to(dtype)):
-            encoded = encode(spec, weight)
-            assert_matches_layout(encoded)
-            assert (decode(encoded).shape, decode(encoded).dtype) == (weight.shape, dtype)
-            assert relative_error(weight, encoded) <= (0 if spec == "lossless" else 0.7)
+    for weight in (*(matrix().to(dtype) for dtype in DTYPES), random_weight(24, 33), random_weight(8, 6, 3, 3)):
+        encoded = encode(spec, weight)
+        assert_matches_layout(encoded)
+        assert (decode(encoded).shape, decode(encoded).dtype) == (weight.shape, weight.dtype)
+        assert relative_error(weight, encoded) <= (0 if spec == "lossless" else 0.7)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "lossless"])
@@ -190,7 +167,7 @@ def test_bits_are_not_wasted(spec: str) -> None:
     """Casts keep an exponent with every weight, and small groups a scale for a few: these may take half a bit more."""
     weight = random_weight(64, 96)
     encoded = encode(spec, weight)
-    bits = 8 * coded_bytes(encoded, "fast") / weight.numel()
+    bits = 8 * coded_bytes(encoded) / weight.numel()
     more = 0.5 if spec in FLOATS or "group_size" in spec else 0
     assert relative_error(weight, encoded) <= WASTE * 4.0 ** (more - bits)
 
@@ -226,29 +203,28 @@ def test_options_out_of_range_are_refused_with_their_value(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_encoding_twice_gives_the_same_streams_on_any_number_of_threads(spec: str) -> None:
-    for form in ["gaussian", "ties", "outlier"]:
-        weight = tensor_of_form(form, 20, 24)
-        if not holds(spec, weight):
-            continue
-        threads, expected = torch.get_num_threads(), encode(spec, weight)
-        try:
-            for count in (1, 3):
-                torch.set_num_threads(count)
-                assert_same(encode(spec, weight), expected)
-        finally:
-            torch.set_num_threads(threads)
-        with ThreadPoolExecutor(3) as pool:
-            for encoded in pool.map(encode, [spec] * 3, [weight] * 3):
-                assert_same(encoded, expected)
-        assert torch.equal(decode(expected), decode(expected))
-        assert bool(decode(expected).isfinite().all())
+    weight = random_weight(20, 24)
+    weight[5:10] = torch.arange(120).remainder(9).sub(4).div(2).reshape(5, 24)  # half lie in the middle of two others
+    weight[12, 5] = 3e4
+    threads, expected = torch.get_num_threads(), encode(spec, weight)
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert_same(encode(spec, weight), expected)
+    finally:
+        torch.set_num_threads(threads)
+    with ThreadPoolExecutor(2) as pool:
+        for encoded in pool.map(encode, [spec] * 2, [weight] * 2):
+            assert_same(encoded, expected)
+    assert torch.equal(decode(expected), decode(expected))
+    assert bool(decode(expected).isfinite().all())
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_views_are_encoded_as_what_they_hold_and_weights_never_changed(spec: str) -> None:
     base = random_weight(24, 30)
     original = base.clone()
-    for view in (base.T, base[::3, 1::2], base[:, :1].expand(24, 9), base[3], base[3, 4]):
+    for view in (base.T[::3, 1::2], base[:, :1].expand(24, 9), base[3]):
         assert_same(encode(spec, view), encode(spec, view.contiguous()))
     parameter = torch.nn.Parameter(base)
     assert_same(encode(spec, parameter), encode(spec, base))
@@ -274,7 +250,7 @@ def test_a_sensitivity_changes_neither_the_layout_nor_what_can_be_decoded(spec: 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_extreme_magnitudes_and_outliers_stay_finite_and_near(spec: str) -> None:
-    for magnitude in [1e-44, 1e-38, 1e-20, 1e20, 1e30, 3.4e38]:
+    for magnitude in [1e-44, 1e-38, 1e20, 3.4e38]:
         outlier = 0.01 * gaussian(12, 20)
         outlier[3, 5] = 1
         for unit in (torch.tensor([[1, -1, 0, 0.5]]), torch.ones(12, 1) * torch.linspace(-1, 1, 20), outlier):
@@ -288,7 +264,7 @@ def test_extreme_magnitudes_and_outliers_stay_finite_and_near(spec: str) -> None
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_constants_survive(spec: str) -> None:
-    for value in [0.0, -7.5, 1e-30, -3e38]:
+    for value in [0.0, -7.5, -3e38]:
         weight = torch.full((9, 20), value)
         if holds(spec, weight):
             assert largest_error(weight, encode(spec, weight)) <= 2 * abs(value)
@@ -304,14 +280,14 @@ def test_rows_of_zeros_stay_zero(spec: str) -> None:
 
     Of 16 columns or more, as a trellis has rows of zeros only from there on.
     """
-    for seed, shape in enumerate([(30, 40), (30, 4, 3, 3), (12, 17)]):
-        for weight in (random_weight(*shape, seed=seed), few_components(*shape, seed=seed)):
-            weight[5] += 3
-            zeros = [4, 7, 8, shape[0] - 1]
-            weight[zeros] = 0
-            decoded = decode(encode(spec, weight))
-            assert bool((decoded[zeros] == 0).all())
-            assert bool((decoded[5] != 0).any())
+    for seed, shape in enumerate([(30, 40), (30, 32), (30, 4, 3, 3), (12, 17)]):
+        weight = few_components(*shape) if seed == 1 else random_weight(*shape)
+        weight[5] += 3
+        zeros = [4, 7, 8, shape[0] - 1]
+        weight[zeros] = 0
+        decoded = decode(encode(spec, weight))
+        assert bool((decoded[zeros] == 0).all())
+        assert bool((decoded[5] != 0).any())
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "lossless"])
@@ -321,6 +297,9 @@ def test_values_that_are_not_finite_are_refused_with_the_name_of_the_tensor(spec
         weight[1, 2] = weight[3, 4] = bad
         with pytest.raises(WeightsError, match=r"'blocks\.1\.w'.* 2 "):
             parse_spec(spec).encode("blocks.1.w", weight)
+    if spec in QUANTIZERS and spec != "squares:0.1":
+        with pytest.raises(WeightsError, match="'w'"):
+            encode(spec, torch.full((8, 8), 1e300, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("spec", QUANTIZERS)
@@ -341,7 +320,7 @@ def test_a_finer_scale_leaves_less_error_in_more_bytes(spec: str) -> None:
     assert type(fine) is type(scheme)
     encoded, smaller = fine.encode("w", weight), coarse.encode("w", weight)
     assert squared_error(weight, encoded) < 0.5 * squared_error(weight, smaller)
-    assert coded_bytes(encoded, "fast") > coded_bytes(smaller, "fast")
+    assert coded_bytes(encoded) > coded_bytes(smaller)
 
 
 @pytest.mark.parametrize("spec", QUANTIZERS)
@@ -378,23 +357,57 @@ def hostile_params(params: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 @pytest.mark.parametrize("spec", SPECS)
 def test_impossible_parameters_are_a_corrupt_file_and_allocate_nothing(spec: str) -> None:
     """Each is refused, or means another form of the same tensor, such as a grid without groups."""
-    encoded = encode(spec, matrix())
-    decoding = decoder(encoded.scheme)
-    refused = 0
-    tracemalloc.start()
+    for encoded in (encode(spec, weight) for weight in stored(spec)):
+        decoding = decoder(encoded.scheme)
+        refused = 0
+        tracemalloc.start()
+        try:
+            for params in hostile_params(encoded.params):
+                try:
+                    layout = decoding.layout(encoded.shape, encoded.dtype, params)
+                except ArtifactError:
+                    refused += 1
+                    continue
+                assert len(params) < len(encoded.params)
+                assert sum(stream.rows * stream.columns for stream in layout) <= 8 * 24 * 33
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        assert refused >= 3 + 5 * len(encoded.params)
+
+
+def assert_refused_or_decoded(encoded: Encoded, params: tuple[int, ...], symbol: int, index: int) -> None:
+    """Require ArtifactError, or a tensor of the shape and dtype, from streams of one symbol and of one scale.
+
+    It has finite numbers where the scheme is one of birdie's that quantize.
+    """
     try:
-        for params in hostile_params(encoded.params):
-            try:
-                layout = decoding.layout(encoded.shape, encoded.dtype, params)
-            except ArtifactError:
-                refused += 1
-                continue
-            assert len(params) < len(encoded.params)
-            assert sum(stream.rows * stream.columns for stream in layout) <= 8 * 24 * 33
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-    assert refused >= 3 + 5 * len(encoded.params)
+        layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, params)
+        streams = tuple(
+            np.full((stream.rows, stream.columns), index if stream.hints.role == "scales" else symbol, np.int64)
+            .clip(np.iinfo(stream.dtype).min, np.iinfo(stream.dtype).max)
+            .astype(stream.dtype)
+            for stream in layout
+        )
+        decoded = decode(replace(encoded, params=params, streams=streams))
+    except ArtifactError:
+        return
+    assert (decoded.shape, decoded.dtype) == (encoded.shape, encoded.dtype)
+    assert encoded.scheme in ("lossless", "cast", "squares") or bool(decoded.isfinite().all())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_whatever_a_file_says_is_refused_or_decoded(spec: str) -> None:
+    """Any numbers in the streams, and each parameter replaced by another small one."""
+    weights = stored(spec) if spec == "lossless" else [matrix().half(), random_weight(4, 3, 3, 3)]
+    for encoded in (encode(spec, weight) for weight in weights):
+        for symbol in (-(1 << 31), -1, 0, 1, (1 << 31) - 1):
+            for index in (symbol, 0, 47, -2016, 2047, 2048):
+                assert_refused_or_decoded(encoded, encoded.params, symbol, index)
+        for position in range(len(encoded.params)):
+            for number in range(-1, 18):
+                params = (*encoded.params[:position], number, *encoded.params[position + 1 :])
+                assert_refused_or_decoded(encoded, params, 1, 0)
 
 
 @pytest.mark.parametrize("spec", QUANTIZERS)
@@ -423,30 +436,36 @@ def test_layout_and_cost_of_a_huge_tensor_allocate_nothing(spec: str) -> None:
     assert layout[0].rows * layout[0].columns == 1 << 60 or encoded.scheme == "tucker"
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_any_numbers_in_the_streams_are_refused_or_decoded_to_the_shape_and_dtype(spec: str) -> None:
-    """To finite numbers, where the scheme is one of birdie's that quantize."""
-    for symbol in [-(1 << 31), -1, 0, 1, (1 << 31) - 1]:
-        for weight in (matrix().half(), random_weight(4, 3, 3, 3)):
-            encoded = encode(spec, weight)
-            layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
-            for index in (symbol, 0, 47, -2016, 2047, 2048):
-                streams = tuple(
-                    np.full((stream.rows, stream.columns), index if stream.hints.role == "scales" else symbol, np.int64)
-                    .clip(np.iinfo(stream.dtype).min, np.iinfo(stream.dtype).max)
-                    .astype(stream.dtype)
-                    for stream in layout
-                )
-                try:
-                    decoded = decode(replace(encoded, streams=streams))
-                except ArtifactError:
-                    continue
-                assert (decoded.shape, decoded.dtype) == (weight.shape, weight.dtype)
-                assert bool(decoded.isfinite().all()) or encoded.scheme in ("lossless", "cast", "squares")
+def decode_checked(encoded: Encoded) -> Tensor:
+    """Decode as a file is decoded: the layout is checked first."""
+    decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
+    return decode(encoded)
+
+
+LEVELS = [[1, 1], [2, 1], [0, (1 << 23) + 1], [-(1 << 31), 0]]
+CORRUPT: list[tuple[str, tuple[int, ...], list[list[list[int]]]]] = [
+    ("ternary", (2,), [[[0, 2]], [[0]]]),
+    *(("codebook", (2, 0), [[[0, 1]], [levels], [[0]]]) for levels in LEVELS),
+    ("codebook", (1, 0), [[[0, 1]], [[1]], [[0]]]),
+    *(("trellis", params, []) for params in [(2, 16, 0, 0, 0), (8, 3, 0, 0, 0), (8, 16, 5, 0, 0)]),
+    *(("trellis", params, []) for params in [(8, 16, 0, 2048, 0), (8, 16, 0, 0, 4)]),
+    ("cast", (2,), []),
+    ("spectral", (1, 3, 0, 0, 2, 0), []),  # blocks do not divide the tensor
+]
+
+
+@pytest.mark.parametrize(("scheme", "params", "streams"), CORRUPT)
+def test_what_no_encoder_writes_is_a_corrupt_file(
+    scheme: str, params: tuple[int, ...], streams: list[list[list[int]]]
+) -> None:
+    """Levels that do not rise, symbols beyond the alphabet, states and resolutions that do not exist."""
+    integers = tuple(np.array(stream, np.int32) for stream in streams)
+    with pytest.raises(ArtifactError, match=rf"scheme {scheme}|corrupt"):
+        decode_checked(Encoded(scheme, (1, 2) if streams else (4, 5), torch.float32, params, integers))
 
 
 def test_a_file_of_every_scheme_loads(tmp_path: Path) -> None:
-    state = {f"{index:02d}": few_components(12, 10, 3, 3, seed=index) for index in range(len(SPECS))}
+    state = {f"{index:02d}": few_components(10, 8, 3, 3, seed=index) for index in range(len(SPECS))}
     rules = list(zip(state, SPECS, strict=True))
     summary = birdie.save(state, tmp_path / "m.birdie", scheme=rules, coder="fast")
     loaded = birdie.load(tmp_path / "m.birdie")

@@ -2,24 +2,20 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
-from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress.prior import assumed, prior
 from birdie.compress.qat.fake_quantization import quantized
 from birdie.compress.qat.settings import Qat
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.stacks import as_matrix, is_stack
-from birdie.golf import decoder
-from tests.artifact.states import decode_tensor
 
 NAME = "layers.0.mlp.experts.down_proj"
 
@@ -72,7 +68,7 @@ def experts(*, count: int = 4, rows: int = 256, columns: int = 128, seed: int = 
 def saved(state: dict[str, Tensor], **settings: Any) -> tuple[bytes, dict[str, Tensor]]:
     """Return a file and what it decodes to."""
     file = BytesIO()
-    birdie.save(state, file, **settings)
+    birdie.save(state, file, **{"coder": "fast"} | settings)
     return file.getvalue(), birdie.load(file.getvalue())
 
 
@@ -82,14 +78,15 @@ def error(decoded: Tensor, weight: Tensor) -> float:
     return float(squares.mean().sqrt())
 
 
-@pytest.mark.parametrize("coder", ["fast", "max"])
 @pytest.mark.parametrize(
-    "settings", [{"bits": 3.0}, {"bits": 4.0}, {"scheme": "int4"}, {}, {"lossless": True}], ids=str
+    "settings",
+    [{"bits": 3.0}, {"bits": 4.0}, {"scheme": "int4"}, {}, {"lossless": True}, {"bits": 3.0, "coder": "max"}],
+    ids=str,
 )
-def test_a_stack_is_stored_as_well_as_its_matrices_apart(settings: dict[str, Any], coder: str) -> None:
+def test_a_stack_is_stored_as_well_as_its_matrices_apart(settings: dict[str, Any]) -> None:
     weight = experts()
-    file, decoded = saved({NAME: weight}, coder=coder, **settings)
-    apart, matrices = saved({f"{NAME}.{i}": matrix for i, matrix in enumerate(weight)}, coder=coder, **settings)
+    file, decoded = saved({NAME: weight}, **settings)
+    apart, matrices = saved({f"{NAME}.{i}": matrix for i, matrix in enumerate(weight)}, **settings)
     assert len(file) <= 1.002 * len(apart)
     assert decoded[NAME].shape == weight.shape
     assert error(decoded[NAME], weight) <= 1.03 * error(torch.stack([*matrices.values()]), weight)
@@ -110,8 +107,8 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", [*SPECS, "tucker:energy=0.9", "spectral:identity,sigma=0.3", "lossless"])
 def test_every_scheme_stores_stacks_under_one_name(spec: str, tmp_path: Path) -> None:
-    weight, path = experts(), tmp_path / "x.birdie"
-    summary = birdie.save({NAME: weight, "other": weight[0]}, path, scheme={"*.experts.*": spec})
+    weight, path = experts(rows=128, columns=64), tmp_path / "x.birdie"
+    summary = birdie.save({NAME: weight, "other": weight[0]}, path, scheme={"*.experts.*": spec}, coder="fast")
     row = {row.name: row for row in summary.tensors}[NAME]
     assert (row.shape, len(summary.tensors)) == (tuple(weight.shape), 2)
     assert row.scheme != "blocks"
@@ -121,9 +118,6 @@ def test_every_scheme_stores_stacks_under_one_name(spec: str, tmp_path: Path) ->
     loaded = birdie.load(path)[NAME]
     assert loaded.shape == weight.shape
     assert error(loaded, weight) < 0.7
-    assert torch.equal(decode_tensor(path, NAME), loaded)
-    to_safetensors(path, tmp_path / "x.safetensors")
-    assert torch.equal(load_file(tmp_path / "x.safetensors")[NAME], loaded)
 
 
 @pytest.mark.parametrize("shape", [(4, 64, 128), (1, 100, 80), (3, 70, 65), (20, 401, 64)])
@@ -189,17 +183,6 @@ def loss(module: nn.Module, batch: Tensor) -> Tensor:
     return F.cross_entropy(module(batch), torch.zeros(len(batch), dtype=torch.long), reduction="sum")
 
 
-def test_modules_load_lazily_and_are_quantized_in_place(tmp_path: Path) -> None:
-    module, x = Experts(), torch.ones(4, 64)
-    summary = birdie.save(module, tmp_path / "x.birdie", bits=4.0)
-    lazy = birdie.load(tmp_path / "x.birdie", into=Experts().to("meta"), lazy=True)
-    eager = birdie.load(tmp_path / "x.birdie", into=Experts())
-    in_place = birdie.quantize_(module, bits=4.0)
-    assert {row.name for row in summary.tensors} == {row.name for row in in_place.tensors} == {*module.state_dict()}
-    assert torch.equal(lazy(x), eager(x))
-    assert torch.equal(module(x), eager(x))
-
-
 @pytest.mark.slow
 def test_stacks_in_a_calibrated_module_are_calibrated() -> None:
     module = Experts()
@@ -236,12 +219,3 @@ def test_training_sees_what_a_file_stores(spec: str) -> None:
     weight = experts()
     _, decoded = saved({"w": weight}, scheme=spec, coder="fast")
     assert torch.allclose(quantized(Qat(scheme=spec), weight, torch.ones(())), decoded["w"], atol=1e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("coder", ["fast", "max"])
-def test_the_one_file_decoder_reads_stacks(coder: Literal["fast", "max"], tmp_path: Path) -> None:
-    state = {NAME: experts(), "position": torch.randn(1, 40, 64)}
-    birdie.save(state, tmp_path / "x.birdie", bits=4.0, coder=coder)
-    decoded = decoder.load(tmp_path / "x.birdie")
-    assert all(torch.equal(tensor, decoded[name]) for name, tensor in birdie.load(tmp_path / "x.birdie").items())

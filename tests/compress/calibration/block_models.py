@@ -259,7 +259,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "a chain, in place": chain,
     "a chain without cross-entropy": lambda: chain()._replace(loss=project),
     "a chain under autocast": lambda: chain()._replace(loss=in_bfloat16),
-    "a GPT with skips": gpt,
     "a GPT with value residual and repeated layers": lambda: gpt(
         value_residual=True, num_loops=2, loop_start=1, loop_end=2, tie_embeddings=False
     ),

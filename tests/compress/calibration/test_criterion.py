@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import birdie
 from birdie.compress.calibration.criterion import batch_loss
-from birdie.errors import ConfigError
 
 
 class Focal(nn.Module):
@@ -49,24 +47,3 @@ def test_a_criterion_gets_outputs_and_targets(criterion: Any, inputs: Any) -> No
 @pytest.mark.parametrize("loss", [lambda model, batch: model(batch), OfModules()])
 def test_losses_of_module_and_batch_stay(loss: Any) -> None:
     assert batch_loss(loss) is loss
-
-
-@pytest.mark.parametrize("batch", [X, (X,), {"x": X}])
-def test_batches_that_are_no_pairs_are_named(batch: Any) -> None:
-    with pytest.raises(ConfigError, match=r"CrossEntropyLoss takes \(inputs, targets\) batches"):
-        batch_loss(nn.CrossEntropyLoss())(Named(8, 6), batch)
-
-
-@pytest.mark.parametrize("blockwise", [False, True])
-def test_calibration_with_a_criterion_is_that_with_its_function(blockwise: bool) -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6))
-    batches = [(torch.randn(9, 8), torch.randint(0, 6, (9,))) for _ in range(5)]
-    one, other = (
-        birdie.calibrate(model, batches, loss, blockwise=blockwise)
-        for loss in (nn.CrossEntropyLoss(), lambda module, batch: F.cross_entropy(module(batch[0]), batch[1]))
-    )
-    for name, sensitivity in one.sensitivities.items():
-        hessian, same = sensitivity.hessian, other.sensitivities[name].hessian
-        assert hessian is not None
-        assert same is not None
-        assert torch.equal(hessian, same)

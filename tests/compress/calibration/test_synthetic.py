@@ -352,10 +352,10 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
     ]
     for error, message, subject, arguments in cases:
         with pytest.raises(error, match=message):
-            birdie.save(subject, file, budget=3_000, **arguments)  # type: ignore[arg-type]
+            birdie.save(subject, file, budget=3_000, **arguments, coder="fast")  # type: ignore[arg-type]
         assert not file.exists()
     with pytest.raises(ConfigError, match="quality"):
-        birdie.save(model, file, quality=0.1, calibration="synthetic")
+        birdie.save(model, file, quality=0.1, calibration="synthetic", coder="fast")
     calls: list[tuple[str, Any, tuple[Any, ...], dict[str, object]]] = [
         ("not a module", model.state_dict(), (), {"example_inputs": inputs}),
         (r"\(\d+, 63\)", model, (), {"example_inputs": inputs[:, 1:]}),

@@ -15,26 +15,20 @@ from birdie.compress.schemes import grid, trellis
 from birdie.entropy import coder, static
 from birdie.entropy.hints import Hints
 from birdie.errors import ArtifactError
-from tests.interpreted_kernels import ROOT, run_interpreted
+from tests.interpreted_kernels import ROOT
 from tests.reference.streams import near_copies, on_paths
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, Any]]:
-    """Return the results of all cases."""
-    return run_interpreted("compress/device/decoding_interpreted.py")
-
-
 def test_weights_equal_those_of_the_cpu_bit_for_bit(interpreted: dict[str, dict[str, Any]]) -> None:
-    sound = {name: result["same"] for name, result in interpreted.items() if not result.get("damaged")}
+    sound = {name: result["same"] for name, result in interpreted["decoding"].items() if not result.get("damaged")}
     assert len(sound) > 30
     assert [name for name, same in sound.items() if not same] == []
 
 
 def test_damage_is_noticed_where_the_cpu_notices_it(interpreted: dict[str, dict[str, Any]]) -> None:
-    damaged = {name: result["same"] for name, result in interpreted.items() if result.get("damaged")}
+    damaged = {name: result["same"] for name, result in interpreted["decoding"].items() if result.get("damaged")}
     assert len(damaged) > 10
     assert [name for name, same in damaged.items() if not same] == []
 

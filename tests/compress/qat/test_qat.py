@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from birdie.artifact.save import save
-from birdie.compress.qat.fake_quantization import FakeQuantization, bits_of, quantized, scale_of
+from birdie.compress.qat.fake_quantization import FakeQuantization, bits_of, quantized, scale_of, storage_rules
 from birdie.compress.qat.settings import Qat
-from birdie.compress.registry import decode
+from birdie.compress.registry import decode, parse_spec
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.small_tensors import is_matrix
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
@@ -26,15 +25,9 @@ from birdie.train.settings import OptimizerSettings
 from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings
 
+pytestmark = pytest.mark.usefixtures("squares", "one_thread")
+
 SHARP = torch.tensor(24.0)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def small_gpt(seed: int = 0) -> GPT:
@@ -43,37 +36,16 @@ def small_gpt(seed: int = 0) -> GPT:
     return GPT(GPTConfig(vocab_size=VOCAB, num_layers=2, model_dim=64, num_heads=4, num_kv_heads=4))
 
 
-def some_batch() -> tuple[Tensor, Tensor]:
-    return TinyBatches().next()
+class TwoLayers(nn.Sequential):
+    """Two layers, the same weights each time."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
 
 
 def two_layers() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
-
-
-@pytest.mark.parametrize(("qat", "grid"), [(Qat(bits=4), Grid(bits=4)), (Qat(sigma=0.4), Grid(sigma=0.4))])
-@pytest.mark.parametrize("shape", [(64, 96), (16, 8, 3, 3)])
-def test_layers_see_what_the_grid_will_store(qat: Qat, grid: Grid, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(shape) * torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
-    weight[3] = 0
-    stored = decode(grid.encode("w", weight))
-    assert not torch.equal(stored, weight)
-    torch.testing.assert_close(quantized(qat, weight, SHARP), stored, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize(("shape", "group"), [((64, 96), 32), ((48, 100), 64), ((16, 8, 3, 3), 128)])
-def test_layers_see_the_levels_that_ternary_will_store(shape: tuple[int, ...], group: int, binary: bool) -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(shape) * torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
-    weight[3] = 0
-    stored = decode(Ternary(group_size=group, binary=binary).encode("w", weight))
-    qat = Qat(levels="binary" if binary else "ternary", group_size=group)
-    torch.testing.assert_close(quantized(qat, weight, SHARP), stored, rtol=1e-6, atol=0)
-    again = quantized(qat, stored, SHARP)
-    torch.testing.assert_close(again, stored, rtol=1e-6, atol=0)  # levels stay what they are
+    return TwoLayers()
 
 
 def parameter_of(layer: nn.Module) -> nn.Parameter:
@@ -83,41 +55,79 @@ def parameter_of(layer: nn.Module) -> nn.Parameter:
     return parameter
 
 
-def test_a_layer_learns_on_levels() -> None:
-    """Training on three values a row beats rounding afterwards, as the inputs leave a choice of weights."""
+STORED_AS: dict[str, dict[str, Any]] = {  # the scheme that stores what layers see
+    "int4": {"bits": 4},
+    "sigma:0.4": {"sigma": 0.4},
+    "ternary:group_size=32": {"levels": "ternary", "group_size": 32},
+    "binary:group_size=64": {"levels": "binary", "group_size": 64},
+    **{spec: {"scheme": spec} for spec in ("int3", "codebook:k=16", "rotation:bits=4", "squares")},
+    "trellis:states=8,sigma=0.4": {"scheme": "trellis:states=8,sigma=0.4"},
+}
+ROUNDINGS: list[dict[str, Any]] = [{"bits": 3, "rounding": rounding} for rounding in ("soft", "noise")]
+
+
+@pytest.mark.parametrize("spec", STORED_AS)
+@pytest.mark.parametrize("shape", [(64, 96), (48, 100), (16, 8, 3, 3)])
+def test_layers_see_what_the_scheme_will_store(spec: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    x = torch.randn(512, 8) @ torch.randn(8, 64)
-    y = torch.tanh(x @ torch.randn(64, 64) / 20)
-
-    def trained(qat: Qat | None) -> float:
-        torch.manual_seed(1)
-        layer = nn.Linear(64, 64, bias=False)
-        if qat is not None:
-            qat.prepare(layer).switch(True)
-        optimizer = torch.optim.Adam(layer.parameters(), lr=0.003)
-        for _ in range(150):
-            optimizer.zero_grad()
-            (layer(x) - y).square().mean().backward()
-            optimizer.step()
-        stored = decode(Ternary(group_size=64).encode("w", parameter_of(layer).detach()))
-        assert all(len(row.abs().unique()) <= 2 for row in stored)
-        return float((x @ stored.T - y).square().mean())
-
-    assert trained(Qat(levels="ternary", group_size=64)) < 0.7 * trained(None)
+    weight, qat = torch.randn(shape), Qat(**STORED_AS[spec])
+    weight *= torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    weight[3] = 0
+    stored = decode(parse_spec(spec).encode("w", weight))
+    assert not torch.equal(stored, weight)
+    torch.testing.assert_close(quantized(qat, weight, SHARP), stored, rtol=1e-6, atol=1e-7 if qat.scheme else 0)
+    if qat.levels:  # levels stay what they are
+        torch.testing.assert_close(quantized(qat, stored, SHARP), stored, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("rounding", ["hard", "soft", "noise"])
-def test_gradients_pass_straight_through(rounding: Any) -> None:
+@pytest.mark.parametrize("settings", [*STORED_AS.values(), *ROUNDINGS], ids=str)
+def test_gradients_pass_straight_through_and_evaluation_sees_the_float_model(settings: dict[str, Any]) -> None:
     """The gradient at the parameter is the one at the quantized weight, element by element."""
-    layer = nn.Linear(64, 96, bias=False)
-    prepared = Qat(bits=3, rounding=rounding).prepare(layer)
+    layer, x, coefficients = nn.Linear(64, 96, bias=False), torch.randn(5, 64), torch.randn(96, 64)
+    plain = layer(x)
+    prepared = Qat(**settings).prepare(layer)
+    prepared.switch(False)
+    assert torch.equal(layer(x), plain)
     prepared.switch(True)
-    coefficients = torch.randn(96, 64)
     (layer.weight * coefficients).sum().backward()
     gradient = parameter_of(layer).grad
     assert gradient is not None
     assert torch.equal(gradient, coefficients)
     assert not torch.equal(layer.weight, parameter_of(layer))
+    assert not torch.allclose(layer(x), plain)
+    assert torch.equal(layer.eval()(x), plain)
+
+
+@pytest.mark.parametrize("qat", [Qat(levels="ternary", group_size=64), Qat(scheme="int2:group_size=32"), Qat(bits=2)])
+def test_training_lowers_the_loss_of_the_stored_model(qat: Qat) -> None:
+    """A network fitted under few levels loses less once it is stored than one fitted in float32."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(512, 8, generator=generator) @ torch.randn(8, 64, generator=generator)
+    y = torch.tanh(x @ torch.randn(64, 64, generator=generator) / 20)
+    scheme = parse_spec("ternary:group_size=64" if qat.levels else qat.scheme or "int2")
+
+    def loss_when_stored(qat: Qat | None) -> float:
+        model = two_layers()
+        prepared = qat.prepare(model) if qat else None
+        if prepared:
+            prepared.switch(True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        for _ in range(100):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        if prepared:
+            prepared.remove()
+        with torch.no_grad():
+            for weight in (model.get_parameter("0.weight"), model.get_parameter("2.weight")):
+                weight.copy_(decode(scheme.encode("w", weight)))
+            return float(nn.functional.mse_loss(model(x), y))
+
+    assert loss_when_stored(qat) < 0.8 * loss_when_stored(None)
+
+
+def test_the_file_stores_what_was_trained() -> None:
+    assert storage_rules(Qat(scheme="squares", tensors=("2.*",)), two_layers()) == [("2.weight", "squares")]
 
 
 def test_names_and_values_of_the_state_stay() -> None:
@@ -135,14 +145,6 @@ def test_names_and_values_of_the_state_stay() -> None:
     assert type(model.get_submodule("0")) is nn.Linear
     assert model.get_parameter("0.weight") is parameters["0.weight"]
     pickle.dumps(model)
-
-
-def test_evaluation_sees_the_float_model() -> None:
-    model, x = two_layers(), torch.randn(5, 64)
-    plain = model(x)
-    Qat(bits=2).prepare(model).switch(True)
-    assert not torch.allclose(model(x), plain)
-    assert torch.equal(model.eval()(x), plain)
 
 
 def test_only_matrices_that_match_are_quantized() -> None:
@@ -168,23 +170,20 @@ def test_a_tied_matrix_is_quantized_at_both_of_its_uses() -> None:
     torch.testing.assert_close(seen, model(ids), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
-def test_the_switch_works_under_the_compiler_without_a_new_graph(backend: str) -> None:
+@pytest.mark.parametrize("settings", [{"bits": 3}, {"scheme": "squares"}], ids=str)
+def test_the_switch_works_under_the_compiler_without_a_new_graph(settings: dict[str, Any]) -> None:
     """The flag is read by the graph: it is not a constant of it, and flipping it costs no recompilation."""
-    if backend == "eager":
-        layers, x = two_layers(), torch.randn(5, 64)
-        model, layer, loss = layers, layers.get_submodule("0"), lambda: layers(x).square().mean()
-    else:
-        gpt, batch = small_gpt(), some_batch()
-        for p in gpt.parameters():
-            if p.ndim == 2:
-                nn.init.normal_(p, std=0.1)
-        model, layer, loss = gpt, gpt.get_submodule("blocks.0.mlp.fc"), lambda: gpt.loss(*batch)
-    prepared = Qat(bits=3).prepare(model)
-    weight = parameter_of(layer)
-    plain = loss().item()  # also makes the rotary tables, which graphs depend on
+    model, x = two_layers(), torch.randn(5, 64)
+    prepared = Qat(**settings).prepare(model)
+    weight = parameter_of(model.get_submodule("0"))
+
+    def loss() -> Tensor:
+        outputs: Tensor = model(x)
+        return outputs.square().mean()
+
+    plain = loss().item()
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend(backend)
+    counter = CompileCounterWithBackend("eager" if "scheme" in settings else "aot_eager")
     compiled = torch.compile(loss, backend=counter, fullgraph=True)
     assert compiled().item() == pytest.approx(plain, abs=1e-6)
     prepared.switch(True)
@@ -211,12 +210,12 @@ def test_soft_rounding_hardens() -> None:
     assert gaps[-1] < 0.05 * nothing
 
 
-def test_noise_is_uniform_over_a_step_and_new_at_each_use() -> None:
+def test_noise_is_uniform_over_a_scale_and_new_at_each_use() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(512, 64, bias=False)
     Qat(sigma=0.5, rounding="noise").prepare(layer).switch(True)
-    step = scale_of(Qat(sigma=0.5), parameter_of(layer).detach())
-    first, second = ((layer.weight - parameter_of(layer)).detach() / step for _ in range(2))
+    scale = scale_of(Qat(sigma=0.5), parameter_of(layer).detach())
+    first, second = ((layer.weight - parameter_of(layer)).detach() / scale for _ in range(2))
     assert not torch.equal(first, second)
     assert first.abs().max() <= 0.5 + 1e-4
     assert first.std().item() == pytest.approx(math.sqrt(1 / 12), rel=0.02)
@@ -278,7 +277,7 @@ def losses(model: GPT, grid: Grid) -> tuple[float, float]:
         return model.loss(ids, targets).item(), other.loss(ids, targets).item()
 
 
-@pytest.mark.parametrize("qat", [Qat(bits=2), Qat(bits=2, start=0.5), Qat(bits=2, below=0.9, rounding="soft")])
+@pytest.mark.parametrize("qat", [Qat(bits=2), Qat(bits=2, below=0.9, rounding="soft")])
 def test_it_narrows_the_quantization_gap(qat: Qat) -> None:
     (model, lines), (plain, none) = trained(qat), trained(None)
     (start_loss, end_loss), (plain_start, plain_end) = losses(model, Grid(bits=2)), losses(plain, Grid(bits=2))
@@ -362,6 +361,10 @@ def test_a_recipe_switches_it_on() -> None:
         ({"bits": 4, "rounding": "odd"}, "qat rounding 'odd'"),
         ({"bits": 4, "rate": -1.0}, "qat rate -1.0"),
         ({"bits": 4, "tensors": ()}, "qat tensors is empty"),
+        ({"scheme": "int9"}, "int9"),
+        ({"scheme": "int4", "bits": 4}, "bits 4 and scheme int4"),
+        ({"scheme": "int4", "rate": 0.1}, "rate"),
+        ({"scheme": "int4", "rounding": "soft"}, "rounding"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_their_value(settings: dict[str, Any], message: str) -> None:
@@ -392,8 +395,7 @@ def test_degenerate_weights_stay_finite() -> None:
 
 @pytest.mark.slow  # compiles C++
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
-@pytest.mark.parametrize("levels", ["ternary", "binary"])
-@pytest.mark.parametrize("shape", [(96, 192), (192, 576)])
+@pytest.mark.parametrize(("levels", "shape"), [("ternary", (96, 192)), ("binary", (192, 576))])
 def test_levels_are_the_same_under_the_compiler(levels: Any, shape: tuple[int, int]) -> None:
     """Columns that are no whole number of groups: torch's compiler read beside the padding."""
     torch.manual_seed(0)

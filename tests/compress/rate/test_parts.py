@@ -1,7 +1,5 @@
 """Refit by parts: every matrix is in one part, exponents keep their meaning, and what is fixed stays as it is."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import birdie
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import Coder
@@ -18,9 +15,6 @@ from birdie.compress.rate.jobs import Jobs, jobs_of
 from birdie.compress.rate.parts import PARTS, parts_of, refit_by_parts, tunable
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState
-from tests.compress.calibration.test_result import batches, loss, measured, network
-
-SETTINGS: list[dict[str, Any]] = [{"scheme": "int3"}, {"scheme": "int4"}, {"quality": 0.001}]
 
 
 def jobs(rows: list[int], scheme: str | None = None) -> Jobs:
@@ -79,20 +73,3 @@ def test_each_part_is_tuned_to_all_that_are_encoded_before_it() -> None:
     assert seen == [["1", "2", "norm"], ["2", "norm"]]
     assert rest.by_name["norm"].tensor.tolist() == [3.0] * 64
     assert rest.fixed.keys() == {"0", "1"}
-
-
-@pytest.mark.parametrize("arguments", SETTINGS)
-def test_a_refit_gains_on_data_it_has_not_seen(arguments: dict[str, Any], tmp_path: Path) -> None:
-    model = network()
-    known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
-    summaries = [
-        birdie.save(model, tmp_path / f"{steps}", calibration=replace(known, refit=steps), **arguments)
-        for steps in (0, 40)
-    ]
-    if "quality" in arguments:
-        assert summaries[1].bytes < summaries[0].bytes
-        return
-    fresh = batches(8, seed=5)
-    errors = [measured(model, Path(summary.path), fresh) for summary in summaries]
-    assert errors[1] < 0.95 * errors[0]
-    assert summaries[1].budget is None or summaries[1].bytes <= summaries[1].budget

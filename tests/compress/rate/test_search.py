@@ -95,7 +95,7 @@ def schemes_of(encoded: EncodedState) -> set[str]:
     return {tensor.scheme for tensor in encoded.tensors.values()}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(bits=st.floats(0.6, 10.0), seed=st.integers(0, 100))
 def test_any_budget_is_met_from_just_below(bits: float, seed: int) -> None:
     state = model(seed)
@@ -181,7 +181,7 @@ def finest_bytes(state: Mapping[str, torch.Tensor]) -> int:
 
 
 @pytest.mark.parametrize("kind", STATES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(bits=st.floats(1.0, 14.0), rough=st.sampled_from([1.0, 1.3, 3.0]))
 def test_any_model_is_lossless_or_lands_just_below_or_the_error_says_its_smallest_size(
     kind: str, bits: float, rough: float

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.registry import decode, decoder
-from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.codebook import Codebook, kmeans
 from birdie.entropy import coder
-from birdie.errors import ArtifactError
 from tests.compress.matrices import DTYPES, random_weight
 from tests.compress.matrices import squared_error as error
 
@@ -23,7 +22,7 @@ def cost(values: np.ndarray, weights: np.ndarray, centres: np.ndarray) -> float:
     return float((weights * ((values[:, None] - centres) ** 2).min(axis=1)).sum())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(numbers=NUMBERS, k=st.integers(1, 5), seed=st.integers(0, 100))
 def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed: int) -> None:
     values = np.sort(np.array(numbers))
@@ -38,29 +37,17 @@ def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed
     assert cost(values, weights, levels) <= best + 1e-9 * float((weights * values**2).sum() + 1e-9)
 
 
-@settings(deadline=None)
-@given(
-    scheme=st.sampled_from(
-        [Codebook(2), Codebook(16), Codebook(7, per_row=True), Codebook(256), Codebook(8, rate=0.05)]
-    ),
-    shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
-    dtype=st.sampled_from(DTYPES),
-    seed=st.integers(0, 1000),
-)
-def test_every_weight_gets_its_nearest_level(
-    scheme: Codebook, shape: tuple[int, ...], dtype: torch.dtype, seed: int
-) -> None:
-    weight = random_weight(*shape, seed=seed).to(dtype)
-    encoded = scheme.encode("w", weight)
-    decoded = decode(encoded)
-    assert encoded.params[0] <= scheme.k
-    assert int(encoded.streams[0].max()) < encoded.params[0]
-    if scheme.rate == 0 and not scheme.per_row:
-        every = decoded.double().unique()
-        nearest = (weight.double().reshape(-1, 1) - every).abs().amin(dim=1)
-        got = (weight.double() - decoded.double()).abs().reshape(-1)
-        largest = torch.maximum(weight.double().abs(), decoded.double().abs()).reshape(-1)
-        assert bool((got <= nearest + torch.finfo(dtype).eps * largest).all()), "but for the rounding of levels"
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [2, 16, 256])
+def test_every_weight_gets_its_nearest_level(k: int, dtype: torch.dtype) -> None:
+    weight = random_weight(40, 33).to(dtype)
+    encoded = Codebook(k).encode("w", weight)
+    decoded = decode(encoded).double()
+    assert int(encoded.streams[0].max()) < encoded.params[0] <= k
+    nearest = (weight.double().reshape(-1, 1) - decoded.unique()).abs().amin(dim=1)
+    largest = torch.maximum(weight.double().abs(), decoded.abs()).reshape(-1)
+    error_of = (weight.double() - decoded).abs().reshape(-1)
+    assert bool((error_of <= nearest + torch.finfo(dtype).eps * largest).all()), "but for the rounding of levels"
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -125,15 +112,6 @@ def test_one_outlier_does_not_eat_the_levels_of_the_rest() -> None:
     assert abs(float(decoded[3, 3]) - 1e4) < 10
     weight[3, 3] = decoded[3, 3]
     assert float((decoded - weight).square().mean()) < 0.013
-
-
-@pytest.mark.parametrize("levels", [[1, 1], [2, 1], [0, (1 << 23) + 1], [-(1 << 31), 0]])
-def test_levels_that_do_not_rise_are_a_corrupt_file(levels: list[int]) -> None:
-    streams = np.array([[0, 1]], np.uint8), np.array([levels], np.int32), np.zeros((1, 1), np.int32)
-    with pytest.raises(ArtifactError, match="do not rise"):
-        decode(Encoded("codebook", (1, 2), torch.float32, (2, 0), streams))
-    with pytest.raises(ArtifactError, match="beyond a codebook"):
-        decode(Encoded("codebook", (1, 2), torch.float32, (1, 0), (streams[0], streams[1][:, :1], streams[2])))
 
 
 def test_rows_of_zeros_stay_zero_in_a_full_codebook_that_can_be_read_again() -> None:

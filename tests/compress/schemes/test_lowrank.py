@@ -112,6 +112,6 @@ def test_the_decoded_sum_is_the_one_that_is_described() -> None:
     total = decode(base).numpy().astype(np.float64)
     left, right, indices = encoded.streams[2:]
     for k in range(3):
-        step = 2.0 ** (int(indices[k, 0]) // 16) * np.rint(2.0 ** (23 + int(indices[k, 0]) % 16 / 16)) * 2.0**-23
-        total = total + np.outer(left[:, k], right[k]) * step
+        scale = 2.0 ** (int(indices[k, 0]) // 16) * np.rint(2.0 ** (23 + int(indices[k, 0]) % 16 / 16)) * 2.0**-23
+        total = total + np.outer(left[:, k], right[k]) * scale
     np.testing.assert_array_equal(decode(encoded).numpy(), total.astype(np.float32))

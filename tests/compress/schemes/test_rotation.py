@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.cast import Cast
-from birdie.compress.schemes.codebook import Codebook
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.rotation import Rotation, lloyd_max, rotate, rotate_rows, signs
-from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ConfigError
 from tests.compress.matrices import DTYPES, random_weight
 from tests.compress.matrices import squared_error as error
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(columns=st.integers(1, 300), seed=st.integers(0, 65_535))
 def test_a_rotation_keeps_lengths_and_angles_and_is_undone(columns: int, seed: int) -> None:
     weight = np.random.default_rng(seed).standard_normal((columns, 3))
@@ -73,12 +71,6 @@ def test_no_row_is_farther_from_the_weight_than_zeros(
     assert bool((errors <= rows.square().sum(dim=1) + 1e-9).all())
 
 
-def test_bits_lessen_the_error() -> None:
-    weight = random_weight(16, 96)
-    errors = [error(weight, Rotation(bits).encode("w", weight)) for bits in range(1, 9)]
-    assert errors == sorted(errors, reverse=True)
-
-
 def test_outliers_are_spread() -> None:
     """One column of outliers costs a grid with as many levels far more than its rotation."""
     weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
@@ -113,11 +105,3 @@ def test_bases_that_cannot_be_rotated_are_refused() -> None:
         Rotation(base=Cast()).encode("w", random_weight(4, 8))
     with pytest.raises(ConfigError, match="cannot hold rotation"):
         Rotation(base=Rotation()).encode("w", random_weight(4, 8))
-
-
-def test_codebooks_and_ternary_can_be_rotated() -> None:
-    weight = random_weight(16, 64)
-    for base in (Codebook(8), Codebook(8, per_row=True), Ternary(16), Grid(bits=4, group_size=16)):
-        encoded = Rotation(base=base).encode("w", weight)
-        assert encoded.scheme == "rotation"
-        assert error(weight, encoded) < 0.3 * float(weight.double().square().sum())

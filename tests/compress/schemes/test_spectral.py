@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.log_scales import scales_of
-from birdie.compress.registry import decode, decoder
-from birdie.compress.scheme import Encoded
+from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
 from birdie.compress.schemes.spectral import (
     SCANS,
@@ -25,19 +24,14 @@ from birdie.compress.schemes.spectral import (
 from birdie.compress.spectral.inverse import KINDS, cosines
 from birdie.compress.spectral.transforms import Transform
 from birdie.entropy import coder
-from birdie.errors import ArtifactError, ConfigError
-from tests.compress.matrices import gaussian, smooth_kernels
+from birdie.errors import ConfigError
+from tests.compress.matrices import DTYPES, gaussian, smooth_kernels, squared_error
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (9,), (7, 5), (40, 33), (64, 24), (6, 4, 3, 3), (16, 8, 5), (2, 3, 4, 3, 3)]
 TRANSFORMS = [
     *(Transform(kind) for kind in KINDS),
     *(Transform("dct", axes="kernel"), Transform("dct", 4), Transform("wavelet97", levels=9)),
 ]
-
-
-def mean_error(weight: torch.Tensor, encoded: Encoded) -> float:
-    return float((decode(encoded).double() - weight.double()).square().mean())
 
 
 @settings(deadline=None, max_examples=60)
@@ -51,7 +45,7 @@ def mean_error(weight: torch.Tensor, encoded: Encoded) -> float:
 def test_trained_coefficients_come_back(
     shape: tuple[int, ...], transform: Transform, scan: str, dtype: torch.dtype, seed: int
 ) -> None:
-    """The decoded weight is the inverse of symbol · step of its class, whatever the scan."""
+    """The decoded weight is the inverse of symbol · scale of its class, whatever the scan."""
     axes, rng = transform.plan, np.random.default_rng(seed)
     if not scan_named(scan).fits(shape, axes):
         with pytest.raises(ConfigError, match="evenly"):
@@ -75,9 +69,9 @@ def test_trained_coefficients_come_back(
 def test_every_transform_leaves_the_error_of_the_plain_grid(transform: Transform) -> None:
     weight = gaussian(48, 40)
     for sigma in (0.2, 0.8):
-        plain = mean_error(weight, Spectral(Transform("identity"), sigma).encode("w", weight))
-        transformed = mean_error(weight, Spectral(transform, sigma).encode("w", weight))
-        assert abs(math.log2(transformed / plain)) < 0.15  # steps come in sixteenths of an octave
+        plain = squared_error(weight, Spectral(Transform("identity"), sigma).encode("w", weight))
+        transformed = squared_error(weight, Spectral(transform, sigma).encode("w", weight))
+        assert abs(math.log2(transformed / plain)) < 0.15  # scales come in sixteenths of an octave
 
 
 def test_auto_takes_the_identity_for_noise_and_a_transform_where_it_pays() -> None:
@@ -117,7 +111,7 @@ def test_the_cheapest_scan_is_taken() -> None:
 
 @pytest.mark.parametrize("shape", [(64,), (33, 20), (8, 6, 3, 3)])
 @pytest.mark.parametrize("kind", ["wavelet53", "wavelet97"])
-def test_steps_of_wavelets_follow_what_coefficients_stand_for(kind: str, shape: tuple[int, ...]) -> None:
+def test_scales_of_wavelets_follow_what_coefficients_stand_for(kind: str, shape: tuple[int, ...]) -> None:
     """Unit noise in every coefficient, divided by the gains, is unit noise in the weights."""
     transform = Transform(kind, levels=4)
     grid = torch.from_numpy(gains(transform.plan, shape))
@@ -148,11 +142,11 @@ def test_transforms_scans_and_coefficients_out_of_range_are_refused() -> None:
         encode_symbols((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
 
 
-def test_identity_is_no_worse_than_a_grid_of_one_step() -> None:
+def test_identity_is_no_worse_than_a_grid_of_one_scale() -> None:
     weight = gaussian(40, 64)
     encoded = Spectral(Transform("identity"), 0.4).encode("w", weight)
-    assert mean_error(weight, encoded) == pytest.approx(
-        mean_error(weight.reshape(1, -1), Grid(sigma=0.4).encode("w", weight.reshape(1, -1))), rel=1e-5
+    assert squared_error(weight, encoded) == pytest.approx(
+        squared_error(weight.reshape(1, -1), Grid(sigma=0.4).encode("w", weight.reshape(1, -1))), rel=1e-5
     )
 
 
@@ -173,8 +167,3 @@ def test_a_block_is_the_sum_that_the_format_describes() -> None:
             inverted.append(total)
         block = inverted if axis == 1 else [list(line) for line in zip(*inverted, strict=True)]
     np.testing.assert_array_equal(decoded, np.array(block).astype(np.float32).astype(np.float64))
-
-
-def test_blocks_divide_the_tensor_or_the_file_is_corrupt() -> None:
-    with pytest.raises(ArtifactError, match="no blocks"):
-        decoder("spectral").layout((4, 5), torch.float32, (1, 3, 0, 0, 2, 0))

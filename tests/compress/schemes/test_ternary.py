@@ -10,22 +10,14 @@ from hypothesis import strategies as st
 
 from birdie.compress.log_scales import scales_of
 from birdie.compress.registry import decode
-from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
-from birdie.errors import ArtifactError, ConfigError
-from tests.compress.matrices import random_weight
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+from birdie.errors import ConfigError
+from tests.compress.matrices import DTYPES, random_weight, squared_error
 
 
-def error(weight: torch.Tensor, encoded: Encoded, columns: torch.Tensor | None = None) -> float:
-    """The squared error, weighted by columns."""
-    difference = (decode(encoded).double() - weight.double()).reshape(len(weight), -1) ** 2
-    return float((difference if columns is None else difference * columns).sum())
-
-
-@settings(deadline=None)  # the first example compiles
+@settings(deadline=None, max_examples=40)  # the first example compiles
 @given(
     scheme=st.sampled_from([Ternary(), Ternary(5), Ternary(1), Ternary(binary=True), Ternary(7, binary=True)]),
     shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
@@ -42,16 +34,16 @@ def test_every_tensor_comes_back_in_its_shape_and_dtype_with_three_values_a_grou
     symbols, indices = encoded.streams
     assert set(np.unique(symbols)) <= {-1, 0, 1}
     group = encoded.params[0]
-    step = torch.from_numpy(np.repeat(scales_of(indices), group, axis=1)[:, : symbols.shape[1]])
-    expected = (torch.from_numpy(symbols).float() * step).reshape(shape).to(dtype)
+    scale = torch.from_numpy(np.repeat(scales_of(indices), group, axis=1)[:, : symbols.shape[1]])
+    expected = (torch.from_numpy(symbols).float() * scale).reshape(shape).to(dtype)
     assert torch.equal(decoded, expected)
     assert bool(((decoded == 0) | (decoded.sign() == weight.sign())).all())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10_000), weighted=st.booleans())
 def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> None:
-    """Against all 3^6 choices of symbols with their least-squares scales; the step's rounding costs a little."""
+    """Against all 3^6 choices of symbols with their least-squares scales; the scale's rounding costs a little."""
     rng = np.random.default_rng(seed)
     row = rng.standard_t(3, 6)
     mass = rng.exponential(size=6) + 0.1 if weighted else np.ones(6)
@@ -63,14 +55,16 @@ def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> Non
             best = min(best, float((mass * (row - scale * q) ** 2).sum()))
     sensitivity = Sensitivity(hessian=torch.diag(torch.from_numpy(mass)))
     weight = torch.from_numpy(row)[None].float()
-    achieved = error(weight, Ternary().encode("w", weight, sensitivity=sensitivity), torch.from_numpy(mass))
+    achieved = squared_error(weight, Ternary().encode("w", weight, sensitivity=sensitivity), torch.from_numpy(mass))
     total = float((mass * row**2).sum())
     assert achieved <= best + 0.0225**2 * total + 1e-6 * total
 
 
 def test_zeros_gain_over_binary_and_smaller_groups_over_larger() -> None:
     weight = random_weight(32, 256)
-    errors = [error(weight, scheme.encode("w", weight)) for scheme in (Ternary(binary=True), Ternary(), Ternary(32))]
+    errors = [
+        squared_error(weight, scheme.encode("w", weight)) for scheme in (Ternary(binary=True), Ternary(), Ternary(32))
+    ]
     assert errors[0] > errors[1] > errors[2]
 
 
@@ -94,13 +88,7 @@ def test_sensitivities_of_other_matrices_are_refused() -> None:
         Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(row_fisher=torch.ones(3)))
 
 
-def test_a_symbol_of_two_is_a_corrupt_file() -> None:
-    encoded = Encoded("ternary", (1, 2), torch.float32, (2,), (np.array([[0, 2]]), np.zeros((1, 1), np.int32)))
-    with pytest.raises(ArtifactError, match="-1, 0 or 1"):
-        decode(encoded)
-
-
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     group=st.sampled_from([1, 3, 8, 33, 100]),
     scheme=st.sampled_from([{"bits": 4}, {"bits": 8, "level_stride": 4}, {"sigma": 0.3}]),

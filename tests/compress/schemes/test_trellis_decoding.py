@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from birdie.compress.registry import decode, decoder
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.entropy import trellis
 from birdie.entropy.trellis import STATES, chunk_rows
-from birdie.errors import ArtifactError
 from tests.reference import trellis as reference_trellis
 from tests.reference.trellis import decode_trellis
 
@@ -86,13 +85,3 @@ def test_values_beyond_a_dtype_are_clamped_to_its_range(dtype: torch.dtype) -> N
     clamped = torch.tensor([most, -most, most], dtype=torch.float64).to(dtype)
     assert torch.equal(tensor[:3, 0], clamped)
     assert bool(torch.isfinite(tensor).all())
-
-
-@pytest.mark.parametrize(
-    "params", [(2, 16, 0, 0, 0), (8, 3, 0, 0, 0), (8, 16, 5, 0, 0), (8, 16, 0, 2048, 0), (8, 16, 0, 0, 4)]
-)
-def test_states_resolutions_and_rows_that_do_not_exist_are_refused(params: tuple[int, ...]) -> None:
-    with pytest.raises(ArtifactError, match="scheme trellis"):
-        decoder("trellis").layout((4, 5), torch.float32, params)
-    layout = decoder("trellis").layout((4, 5), torch.half, (8, 1, 2, 0, 3))
-    assert [(stream.rows, stream.columns) for stream in layout] == [(4, 5), (4, 1), (5, 1)]

@@ -13,7 +13,7 @@ import birdie
 from birdie.compress.spectral.wrap import remove, wrapped
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "spectral_gpt2.py"
-SMALL = ("--width=32", "--layers=1", "--heads=2", "--context=24", "--steps=30", "--smaller=3")
+SMALL = ("--width=32", "--layers=1", "--heads=2", "--context=24", "--steps=15", "--smaller=3")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_a_file_gives_the_same_model_with_the_plain_names(example: ModuleType, t
             assert weight.grad is not None
             weight.sub_(0.1 * weight.grad)
     q_net.settle()
-    birdie.save(net, tmp_path / "x.birdie")
+    birdie.save(net, tmp_path / "x.birdie", coder="fast")
     assert set(birdie.load(tmp_path / "x.birdie")) == names
     fresh = birdie.load(tmp_path / "x.birdie", into=model(example, seed=1))
     assert torch.equal(fresh(tokens()), net(tokens()))

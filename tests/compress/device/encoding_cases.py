@@ -1,10 +1,5 @@
-"""Quantization by the kernel under Triton's interpreter, against the CPU: prints one JSON object.
+"""Quantization by the kernel under Triton's interpreter, against the CPU."""
 
-TRITON_INTERPRET=1 python tests/compress/device/encoding_interpreted.py     # as test_encoding does
-"""
-
-import json
-import sys
 from typing import Any
 from unittest import mock
 
@@ -17,10 +12,10 @@ from birdie.compress.trellis import lanes
 from birdie.compress.trellis.lanes import Factors, WeightDensity
 from birdie.entropy import trellis
 
-Results = dict[str, dict[str, float | bool]]
 
-
-def search(states: int, rows: int, columns: int, dtype: torch.dtype = torch.float32, chunk: int = 1 << 20) -> Results:
+def search(
+    states: int, rows: int, columns: int, dtype: torch.dtype = torch.float32, chunk: int = 1 << 20
+) -> dict[str, float]:
     """Return the share of numbers that differ from those of the CPU, and the errors of both in squared scales."""
     rng = np.random.default_rng(states + rows)
     weight = torch.from_numpy(rng.normal(0, 3, (rows, columns)).astype(np.float32)).to(dtype)
@@ -33,7 +28,7 @@ def search(states: int, rows: int, columns: int, dtype: torch.dtype = torch.floa
         expected = lanes.quantize(matrix, shape, row, column, states, 0.05)
         numbers = encoding.quantize(weight, Factors.of(shape, row, column, states, 0.05)).numpy()
         errors = [error(matrix, one, row, column, states) for one in (expected, numbers)]
-    return {"": {"differ": float(np.mean(numbers != expected)), "error": errors[1], "error of the CPU": errors[0]}}
+    return {"differ": float(np.mean(numbers != expected)), "error": errors[1], "error of the CPU": errors[0]}
 
 
 def error(matrix: NDArray[np.float32], numbers: NDArray[np.int16], row: Any, column: Any, states: int) -> float:
@@ -43,16 +38,12 @@ def error(matrix: NDArray[np.float32], numbers: NDArray[np.int16], row: Any, col
     return float(np.mean(((matrix - decoded)[used] / row[used, None] / column) ** 2))
 
 
-def main() -> None:
-    cases = {
-        "search, 4 states": search(4, 70, 33),
-        "search, 8 states": search(8, 70, 40),
-        "search, 32 states": search(32, 80, 20),
-        "search, bfloat16": search(16, 40, 12, torch.bfloat16),
-        "search, chunks": search(8, 50, 30, chunk=400),
+def results() -> dict[str, dict[str, float]]:
+    """Return what the kernel made of matrices of several trellises."""
+    return {
+        "4 states": search(4, 70, 33),
+        "8 states": search(8, 70, 40),
+        "32 states": search(32, 80, 20),
+        "bfloat16": search(16, 40, 12, torch.bfloat16),
+        "chunks": search(8, 50, 30, chunk=400),
     }
-    sys.stdout.write(json.dumps({name: result[""] for name, result in cases.items()}))
-
-
-if __name__ == "__main__":
-    main()

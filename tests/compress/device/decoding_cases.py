@@ -1,11 +1,6 @@
-"""Tensors decoded by the kernels under Triton's interpreter, against the CPU: prints one JSON object.
+"""Tensors decoded by the kernels under Triton's interpreter, against the CPU."""
 
-TRITON_INTERPRET=1 python tests/compress/device/decoding_interpreted.py     # as test_decoding does
-"""
-
-import json
 import random
-import sys
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -170,13 +165,9 @@ def any_case(seed: int) -> Case:
     return Case("trellis", numbers, (indices(rows, seed, -9, 9), *by_column), dtype, params, lanes, chunk)
 
 
-def main() -> None:
-    results = {name: case.run() for name, case in CASES.items()}
-    results |= {f"any {seed}": any_case(seed).run() for seed in range(12)}
-    results |= {f"damaged {seed}": any_case(seed).run(1 + seed % 3, seed) for seed in range(14)}
-    results["trial"] = {"same": compressed.trial(CPU) is None}
-    sys.stdout.write(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()
+def results() -> dict[str, dict[str, object]]:
+    """Return what the kernels made of every case, of any tensors, and of damaged ones."""
+    outcomes = {name: case.run() for name, case in CASES.items()}
+    outcomes |= {f"any {seed}": any_case(seed).run() for seed in range(12)}
+    outcomes |= {f"damaged {seed}": any_case(seed).run(1 + seed % 3, seed) for seed in range(14)}
+    return outcomes | {"trial": {"same": compressed.trial(CPU) is None}}
