@@ -6,6 +6,7 @@ distributed    process group and collectives
 files          atomic writes, and reads of files that only this user can have written
 names          names that come from a file, before they are joined to a folder
 outputs        where a file or folder may be written
+hub            requests to the Hugging Face Hub: retries, and failures in one sentence
 kernels        functions that numba compiles, and their files on disk
 parsing        JSON of others, whole numbers
 nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
