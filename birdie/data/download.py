@@ -40,7 +40,7 @@ from birdie.errors import ConfigError, DataError, OutputError
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.files import atomic_path, write_bytes
 from birdie.runtime.hub import library, request
-from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.locks import locked_folder
 from birdie.runtime.outputs import require_folder, require_writable
 
 Stage = Literal["check", "download", "count"]
@@ -235,7 +235,7 @@ def _counts(info: DatasetInfo, folder: Path, val: Iterable[RemoteFile], train: I
 def _staging(folder: Path) -> Iterator[Path]:
     """Yield the folder for what is received; it is removed if the body succeeds, and kept for the next call if not."""
     staging = require_writable(require_folder(folder.with_name(f".{folder.name}.download"), overwrite=True))
-    with locked_folder(staging, LOCK, no_message):
+    with locked_folder(staging, no_message):
         yield staging
     shutil.rmtree(staging, ignore_errors=True)
 

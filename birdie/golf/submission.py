@@ -38,7 +38,7 @@ from birdie.run.registry import changes
 from birdie.run.run_folder import FLOAT, METRICS
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
-from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.locks import HOLDER, LOCK, locked_folder
 from birdie.runtime.outputs import require_folder, require_output_folder, require_own_folder, require_writable
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.provenance import versions
@@ -183,8 +183,8 @@ def submit(
             f"the code has {len(packed.script):,} bytes, and the cap is {cap:,}: nothing is left to train"
         )
     work = folder.with_name(f"{folder.name}.work")
-    require_writable(require_own_folder(work, _WORK, beside=[LOCK], folders=["runs", "logs"]))
-    with locked_folder(work, LOCK, notify):
+    require_writable(require_own_folder(work, _WORK, beside=[LOCK, HOLDER], folders=["runs", "logs"]))
+    with locked_folder(work, notify):
         _prepare(work, recipe, packed, cap, runs)
         make = _Runner(work, recipe, packed, cap, ranks, notify)
         sources = {run.seed: run for run in runs}

@@ -22,7 +22,7 @@ from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.registry import changes
 from birdie.run.run_folder import begin_folder
 from birdie.runtime.files import open_append, write_bytes
-from birdie.runtime.locks import LOCK, open_locked
+from birdie.runtime.locks import LOCK, is_held
 from birdie.runtime.outputs import require_writable
 
 SAVING_S = 120.0
@@ -122,15 +122,9 @@ def _output(process: "subprocess.Popen[bytes]", watch: Watch) -> bytes:
 def _wait_for_holder(folder: Path, watch: Watch) -> None:
     """Wait until the child of a parent that was killed has saved its checkpoint and left the run folder."""
     end = time.monotonic() + SAVING_S
-    while (folder / LOCK).is_file() and time.monotonic() < end:
-        try:
-            os.close(open_locked(folder / LOCK, os.O_RDWR))
-            return
-        except FileNotFoundError:
-            return
-        except BlockingIOError:
-            watch()
-            time.sleep(_POLL_S)
+    while time.monotonic() < end and is_held(folder / LOCK):
+        watch()
+        time.sleep(_POLL_S)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -7,7 +7,7 @@
                                                                    └──► evaluation
 
 A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files of `run_folder`, after the export
-`model.birdie`, and `profile/` if steps were profiled; while a process uses it, `.lock` says which.
+`model.birdie`, and `profile/` if steps were profiled; while a process uses it, `.lock.holder` says which.
 """
 
 import math
@@ -56,7 +56,7 @@ from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, 
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
 from birdie.runtime.files import remove_abandoned, write_bytes
-from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.locks import locked_folder
 from birdie.runtime.outputs import require_folder, require_writable
 from birdie.runtime.startup import StartupTimer
 from birdie.runtime.structured import is_number, keep_damaged, read_toml
@@ -184,7 +184,7 @@ class Run:
             refusal = ""
             if self.world.is_main:
                 try:
-                    stack.enter_context(locked_folder(self.folder, LOCK, self.notify))
+                    stack.enter_context(locked_folder(self.folder, self.notify))
                 except ConfigError as error:
                     refusal = str(error)
             if refusal := self.world.broadcast(refusal):

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from birdie.errors import OutputError
-from birdie.runtime.locks import NO_LINK, open_locked
+from birdie.runtime.locks import open_locked
 from birdie.runtime.outputs import TEMPORARY, Source, reason_of, require_file, require_folder, require_no_input
+from birdie.runtime.platform import NO_LINK
 
 _SUFFIX = ".part"
 _OWN_NAME = re.compile(r"\.birdie-(\d+)-\w+\.part")
