@@ -13,11 +13,9 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -41,6 +39,7 @@ from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
 from birdie.runtime.locks import HOLDER, LOCK, locked_folder
 from birdie.runtime.outputs import require_folder, require_output_folder, require_own_folder, require_writable
 from birdie.runtime.parsing import parse_object
+from birdie.runtime.platform import OWN_GROUP, interrupt, kill
 from birdie.runtime.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
@@ -344,7 +343,7 @@ def _follow(command: Sequence[str], folder: Path, environment: Mapping[str, str]
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,
+        **OWN_GROUP,
     )
     assert process.stdout is not None
 
@@ -358,23 +357,18 @@ def _follow(command: Sequence[str], folder: Path, environment: Mapping[str, str]
     try:
         code = read()
     except KeyboardInterrupt:
-        _signal(process, signal.SIGINT)
+        interrupt(process)
         read()
         raise
     finally:
         if process.poll() is None:
-            _signal(process, signal.SIGKILL)
+            kill(process)
             process.wait()
         process.stdout.close()
     if code == 0:
         return None
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return next(iter(errors), None) or next((line for line in reversed(lines) if line), f"exit code {code}")
-
-
-def _signal(process: "subprocess.Popen[str]", number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _copy_run(source: RunRecord, run: Path, log: Path) -> None:

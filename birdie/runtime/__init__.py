@@ -5,6 +5,7 @@ device         choice of device and dtype
 distributed    process group and collectives
 files          atomic writes, and reads of files that only this user can have written
 names          names that come from a file, before they are joined to a folder
+platform       what differs between systems, each with a portable way
 outputs        where a file or folder may be written
 hub            requests to the Hugging Face Hub: retries, and failures in one sentence
 kernels        functions that numba compiles, and their files on disk

@@ -69,6 +69,7 @@ def locked_folder(folder: Path, notify: Notify) -> Iterator[None]:
     """
     path, holder = folder / LOCK, folder / HOLDER
     _require_lock(path)
+    lock = None
     try:
         lock = open_locked(path)
     except BlockingIOError as error:
@@ -79,6 +80,7 @@ def locked_folder(folder: Path, notify: Notify) -> Iterator[None]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         notify(f"warning: {folder} cannot be locked ({reason}); let no other process write there meanwhile")
+    if lock is None:
         yield
         return
     try:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from birdie.errors import DataError
+from birdie.runtime.platform import NO_LINK, READ_FLAGS
 
 _MARKS = {  # of UTF-32 first: it begins with that of UTF-16
     codecs.BOM_UTF32_LE: "utf-32",
@@ -43,7 +44,7 @@ def open_regular(path: Path, name: str | None = None, folder: int | None = None)
     follow = name is None
     target = path if name is None else name
     _require(os.stat(target, dir_fd=folder, follow_symlinks=follow).st_mode, path)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    flags = os.O_RDONLY | (READ_FLAGS if follow else NO_LINK)
     file = open(os.open(target, flags, dir_fd=folder), "rb")  # noqa: PTH123, SIM115
     try:
         _require(os.fstat(file.fileno()).st_mode, path)

@@ -1,11 +1,11 @@
 """Seconds that a run takes before its training clock starts: interpreter and imports, data, model, warm-up."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
+
+from birdie.runtime.platform import process_seconds
 
 _timers = count()
 
@@ -40,13 +40,3 @@ class StartupTimer:
         """Return the line for the log."""
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
         return f"start-up: {self.total:.1f} s ({parts})"
-
-
-def process_seconds() -> float | None:
-    """Return the age of this process in seconds, or None on systems without /proc."""
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), in ticks since boot
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None

@@ -166,7 +166,7 @@ def test_the_command_says_what_it_calibrated_on(tmp_path: Path, capsys: Any) -> 
 
 def test_a_model_too_large_for_the_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("llama", tmp_path)
-    monkeypatch.setattr(made_up, "_free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(made_up, "free_memory", lambda: 1_000_000)
     with pytest.raises(ConfigError, match=r"0\.0 GB"):
         calibrate_without_data(tmp_path, open_checkpoint(tmp_path).content)
 
