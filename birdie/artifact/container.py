@@ -34,7 +34,7 @@ from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files, outputs
 from birdie.runtime.platform import read_at
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"
@@ -188,7 +188,7 @@ class Reader:
         else:
             self.where = str(source)
             try:
-                self._file = require_regular(source).open("rb")
+                self._file = regular_file(source).open("rb")
                 self._size = os.fstat(self._file.fileno()).st_size
             except OSError as error:
                 self.close()

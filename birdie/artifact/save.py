@@ -39,11 +39,11 @@ from birdie.compress.state import ModelState
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
-from birdie.runtime.blas import one_thread
 from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main
 from birdie.runtime.mapped import releasing, require_complete
 from birdie.runtime.outputs import Source, require_output, require_writable
+from birdie.runtime.threads import one_thread
 
 _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
 _COMPARED = 1_000_000  # weights up to which a file by made-up inputs is compared with one by assumptions alone

@@ -25,7 +25,7 @@ from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.platform import write_at
-from birdie.runtime.room import Room
+from birdie.runtime.threads import Room
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",

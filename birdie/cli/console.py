@@ -24,7 +24,7 @@ from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError, OutputError
 from birdie.run.recipe_file import Source, explain, read_arguments
-from birdie.runtime import progress
+from birdie.runtime import callbacks
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import open_append
 from birdie.runtime.outputs import require_file_name
@@ -294,7 +294,7 @@ def print_line(text: str) -> None:
 
 def progress_bar(description: str, unit: str) -> AbstractContextManager[Progress]:
     """Show a progress bar on stderr and yield `update(done, total)`; show nothing if stderr is not a terminal."""
-    return progress.bar(description, unit, stderr)
+    return callbacks.bar(description, unit, stderr)
 
 
 def plain(name: str) -> Text:

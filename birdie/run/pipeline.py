@@ -58,7 +58,7 @@ from birdie.runtime.distributed import World
 from birdie.runtime.files import remove_abandoned, write_bytes
 from birdie.runtime.locks import locked_folder
 from birdie.runtime.outputs import require_folder, require_writable
-from birdie.runtime.startup import StartupTimer
+from birdie.runtime.provenance import StartupTimer
 from birdie.runtime.structured import is_number, keep_damaged, read_toml
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import (

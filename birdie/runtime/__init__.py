@@ -1,6 +1,6 @@
 """The machine that a process runs on.
 
-callbacks      types of progress, message and stop callbacks
+callbacks      types of progress, message and stop callbacks, and a progress bar
 device         choice of device and dtype
 distributed    process group and collectives
 files          atomic writes, and reads of files that only this user can have written
@@ -11,9 +11,9 @@ hub            requests to the Hugging Face Hub: retries, and failures in one se
 kernels        functions that numba compiles, and their files on disk
 parsing        JSON of others, whole numbers
 nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
-provenance     versions, machine and commit of a result
-reading        the check that what is opened for reading is a regular file
+provenance     versions, machine and commit of a result, seconds of its start
+regular        regular files, the only kind that is opened for reading
 structured     JSON and TOML files of runs, which may be damaged
-startup        seconds that a run takes before its clock starts
+threads        memory of work in flight, one thread in NumPy's matrix products
 torch_compile  torch.compile with a fallback to eager mode
 """

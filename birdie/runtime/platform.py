@@ -1,4 +1,4 @@
-"""What differs between systems: names that POSIX or Linux alone has, each with a way where it is missing.
+"""Differences between systems: names that POSIX or Linux alone has, each with a way where it is missing.
 
 The rest of birdie uses none of them (tests/runtime/test_platform.py), except what is for Linux alone and says so:
 `birdie.runtime.bus_error`, and the audit of foreign scripts.
@@ -94,10 +94,10 @@ def process_seconds() -> float | None:
         return None
 
 
-def at_fork(before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call `before` in a process that forks, and `after` in both processes; nothing where none can fork."""
+def at_fork(acquire: Callable[[], None], release: Callable[[], None]) -> None:
+    """Call `acquire` in a process that forks, and `release` in both processes after it; nothing where none can fork."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+        os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
 
 
 def interrupt(process: "subprocess.Popen[Any]") -> None:

@@ -33,6 +33,15 @@ def require_regular(path: Path) -> None:
     _require(path.stat().st_mode, path)
 
 
+def regular_file(path: str | os.PathLike[str]) -> Path:
+    """Return `path` if it is a regular file, or leads to one; otherwise its OSError is for the caller's sentence."""
+    path = Path(path)
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError("is a folder" if stat.S_ISDIR(mode) else "not a regular file")
+    return path
+
+
 def open_regular(path: Path, name: str | None = None, folder: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading, and nothing else, even if it is replaced meanwhile.
 

@@ -13,7 +13,7 @@ import pytest
 
 from birdie.errors import ConfigError, OutputError
 from birdie.runtime import files, outputs
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 from tests.kills import kill_at_each_call
 
 
@@ -341,7 +341,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to pipe").symlink_to("pipe")
-    assert require_regular(tmp_path / "link").read_bytes() == b"x"
+    assert regular_file(tmp_path / "link").read_bytes() == b"x"
     for path in (tmp_path / "pipe", tmp_path / "to pipe", tmp_path, Path(os.devnull), tmp_path / "none"):
         with pytest.raises(OSError, match=r"regular file|folder|No such file"):
-            require_regular(path)
+            regular_file(path)

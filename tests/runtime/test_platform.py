@@ -76,18 +76,18 @@ assert (folder / "run" / "model.birdie").is_file()
 
 def used(tree: ast.AST) -> set[str]:
     """Return the names of POSIX in a syntax tree."""
-    found = set()
+    names_used = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names} & MODULES
+            names_used |= {name.name for name in node.names} & MODULES
         elif isinstance(node, ast.ImportFrom):
-            found |= {node.module or ""} & MODULES
-            found |= {name.name for name in node.names} & NAMES.get(node.module or "", set())
+            names_used |= {node.module or ""} & MODULES
+            names_used |= {name.name for name in node.names} & NAMES.get(node.module or "", set())
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found |= {node.attr} & NAMES.get(node.value.id, set())
+            names_used |= {node.attr} & NAMES.get(node.value.id, set())
         elif isinstance(node, ast.keyword) and node.arg in ("start_new_session", "preexec_fn"):
-            found.add(node.arg)
-    return found
+            names_used.add(node.arg)
+    return names_used
 
 
 def test_names_of_posix_are_used_in_one_module() -> None:
@@ -97,7 +97,7 @@ def test_names_of_posix_are_used_in_one_module() -> None:
         for name, path in paths.items()
         if not name.startswith(ALLOWED)
     }
-    assert {name: list(found) for name, found in names.items() if found} == {}
+    assert {name: list(names_used) for name, names_used in names.items() if names_used} == {}
     assert used(ast.parse(paths["runtime/platform.py"].read_text(encoding="utf-8"))), "the search finds something"
 
 

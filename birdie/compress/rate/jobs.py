@@ -43,7 +43,7 @@ from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.runtime.distributed import World, share_out
-from birdie.runtime.room import Room
+from birdie.runtime.threads import Room
 
 # The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
 # outliers. At the coarsest hardly any symbol is left that is not zero.
