@@ -14,6 +14,6 @@ nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
 provenance     versions, machine and commit of a result, seconds of its start
 regular        regular files, the only kind that is opened for reading
 structured     JSON and TOML files of runs, which may be damaged
-threads        memory of work in flight, one thread in NumPy's matrix products
+threads        memory that work in several threads shares
 torch_compile  torch.compile with a fallback to eager mode
 """

@@ -1,14 +1,8 @@
-"""Threads that share a machine: the memory of work that is in flight, and one thread in NumPy's matrix products.
-
-OpenBLAS hands a product of a few hundred rows to threads that go on spinning when they are done. Between the many small
-products of a compression that takes more processor time than everything else.
-"""
+"""Memory that work in several threads shares: some of it waits until there is enough."""
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-
-from threadpoolctl import threadpool_limits
+from contextlib import contextmanager
 
 
 class Room:
@@ -29,9 +23,3 @@ class Room:
             with self._changed:
                 self._used -= amount
                 self._changed.notify_all()
-
-
-def one_thread() -> AbstractContextManager[object]:
-    """Limit BLAS to one thread in this process for a while; within the block of another thread it does nothing."""
-    limits: AbstractContextManager[object] = threadpool_limits(1, user_api="blas")
-    return limits
