@@ -37,7 +37,7 @@ from birdie.compress.state import is_text
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 
 Format: TypeAlias = Literal["safetensors", "torch", "packed", "index"]
 FOLDER_NAMES = (
@@ -170,7 +170,7 @@ def is_foreign_pickle(path: Path) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    with require_regular(path).open("rb") as file:
+    with regular_file(path).open("rb") as file:
         return file.read(_HEAD)
 
 
@@ -226,7 +226,7 @@ def read_header(file: Path) -> dict[str, str]:
 
 def _require_content(path: Path) -> None:
     try:
-        empty = require_regular(path).stat().st_size == 0
+        empty = regular_file(path).stat().st_size == 0
     except OSError as error:
         raise WeightsError(f"cannot open {path}: {(error.strerror or str(error)).lower()}; check the path") from error
     except ValueError as error:
@@ -499,7 +499,7 @@ def _shards(index: Path) -> dict[Path, list[str]]:
 def weight_map(index: Path) -> dict[str, str]:
     """Return tensor name → shard file of an index, every shard inside the folder of the index."""
     try:
-        if require_regular(index).stat().st_size > MAX_INDEX_BYTES:
+        if regular_file(index).stat().st_size > MAX_INDEX_BYTES:
             raise WeightsError(
                 f"{index} has more than {MAX_INDEX_BYTES:,} bytes, too many for an index; check the file"
             )

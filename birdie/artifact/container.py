@@ -33,7 +33,8 @@ from birdie.entropy.stream import Stream as Stream
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files, outputs
-from birdie.runtime.reading import require_regular
+from birdie.runtime.platform import read_at
+from birdie.runtime.regular import regular_file
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"
@@ -187,7 +188,7 @@ class Reader:
         else:
             self.where = str(source)
             try:
-                self._file = require_regular(source).open("rb")
+                self._file = regular_file(source).open("rb")
                 self._size = os.fstat(self._file.fileno()).st_size
             except OSError as error:
                 self.close()
@@ -240,15 +241,8 @@ class Reader:
         """Return `length` bytes at `offset`; the caller has checked both against the size."""
         if self._file is None:
             return self._data[offset : offset + length]
-        data = b""
         try:
-            if hasattr(os, "pread"):  # by position: threads and forked processes share the file's own
-                while piece := os.pread(self._file.fileno(), length - len(data), offset + len(data)):
-                    data += piece  # the system returns less than 2 GiB at a time
-            else:  # Windows, where no process is forked either
-                with self._lock:
-                    self._file.seek(offset)
-                    data = self._file.read(length)
+            data = read_at(self._file, self._lock, length, offset)
         except (OSError, ValueError) as error:
             raise ArtifactError(f"cannot read {self.where} at byte {offset:,}: {error}; open it again") from error
         if len(data) != length:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from birdie.artifact import kept_files
@@ -39,7 +40,6 @@ from birdie.compress.state import ModelState
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
-from birdie.runtime.blas import one_thread
 from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main
 from birdie.runtime.mapped import releasing, require_complete
@@ -175,7 +175,9 @@ def write_model(
             assignment = replace(assignment, tensors=state.tensors)
         in_memory = known is not None and known.factors is None
         resuming = nullcontext() if known is not None else _resume(path, assignment.weights, world)
-        with one_thread(), resuming as resume:
+        # BLAS hands small products to threads that go on spinning between them: more processor time than
+        # everything else takes.
+        with threadpool_limits(1, user_api="blas"), resuming as resume:
             beside = Beside(about, [*hidden, *lossless_entries(extra, request.coder)], assignment.groups)
             coder = Coder(
                 request.coder,

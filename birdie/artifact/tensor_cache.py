@@ -9,7 +9,6 @@ latest tensors stay as long as there is room in `window`. Beyond that, a tensor 
 """
 
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from birdie.errors import ConfigError
 from birdie.runtime.device import dtype_name
+from birdie.runtime.platform import at_fork
 
 ROOM = 1.5  # size of the window over the largest layer: a layer's forward may read weights of its children as well
 
@@ -155,8 +155,7 @@ def _after_fork() -> None:
     _forking.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+at_fork(_before_fork, _after_fork)
 
 
 def _bytes(slots: Iterable[Slot]) -> int:

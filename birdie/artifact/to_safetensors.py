@@ -10,6 +10,7 @@ all tensors at once. Wide dtypes come first, so that every tensor is aligned.
 import json
 import math
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,8 @@ from torch import Tensor
 from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
-from birdie.runtime.room import Room
+from birdie.runtime.platform import write_at
+from birdie.runtime.threads import Room
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
@@ -82,7 +84,7 @@ def write_tensors(
         header: metadata for the header of the file.
         workers: threads; None uses every core.
     """
-    room = Room(_IN_FLIGHT)
+    room, lock = Room(_IN_FLIGHT), threading.Lock()
     start_of_file, positions = _layout(file, keys, header)
 
     def convert(block: tuple[str, list[int]]) -> None:
@@ -90,14 +92,13 @@ def write_tensors(
         with room.taken(decoded_bytes(file.entry(name))):
             data = _bytes_of(file.decode(name, threads))
             for start in starts:
-                _write(out.fileno(), data, len(start_of_file) + start)
+                write_at(out, lock, data, len(start_of_file) + start)
 
     blocks = list(_blocks(file, positions))
     count = workers or os.cpu_count() or 1
     threads = max(1, count // max(len(blocks), 1))
-    with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
-        out.write(start_of_file)
-        out.flush()
+    with target.open("wb", buffering=0) as out, ThreadPoolExecutor(count) as pool:
+        write_at(out, lock, memoryview(start_of_file), 0)
         list(pool.map(convert, blocks))
 
 
@@ -143,9 +144,3 @@ def _bytes_of(tensor: Tensor) -> memoryview:
         return memoryview(b"")
     data: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return data.data
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written

@@ -24,10 +24,11 @@ from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError, OutputError
 from birdie.run.recipe_file import Source, explain, read_arguments
-from birdie.runtime import progress
+from birdie.runtime import callbacks
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import open_append
 from birdie.runtime.outputs import require_file_name
+from birdie.runtime.platform import END_SIGNALS
 from birdie.runtime.provenance import VERSION
 
 FLAT = Parameter(name="*")
@@ -89,7 +90,6 @@ RENAMED = {
 }
 """Flags of earlier versions, and their names now: cyclopts suggests the flag with the most similar spelling."""
 
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -294,7 +294,7 @@ def print_line(text: str) -> None:
 
 def progress_bar(description: str, unit: str) -> AbstractContextManager[Progress]:
     """Show a progress bar on stderr and yield `update(done, total)`; show nothing if stderr is not a terminal."""
-    return progress.bar(description, unit, stderr)
+    return callbacks.bar(description, unit, stderr)
 
 
 def plain(name: str) -> Text:
@@ -340,7 +340,7 @@ def stop_on_signal(*, shown: bool = True, after: str = "this step") -> Iterator[
 def _end(number: int, _frame: FrameType | None) -> None:
     """End the command by a KeyboardInterrupt, which removes its temporary files; a further signal kills the process."""
     _receive(number)
-    for name in _SIGNALS:
+    for name in END_SIGNALS:
         if signal.getsignal(name) is not signal.SIG_IGN:
             signal.signal(name, signal.SIG_DFL)
     raise KeyboardInterrupt
@@ -359,7 +359,7 @@ def _on_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[Non
     """Call `handle` at each signal that ends a process; only the main thread can, and nohup's SIGHUP stays ignored."""
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
+        for number in END_SIGNALS:
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                 previous[number] = signal.signal(number, handle)
     try:

@@ -26,7 +26,7 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.runtime.callbacks import never, no_message
-from birdie.runtime.startup import process_seconds
+from birdie.runtime.platform import process_seconds
 from birdie.score.mode import ScoringMode
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings

@@ -13,7 +13,7 @@ from birdie.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from birdie.data.dataset import DatasetInfo
-    from birdie.data.hub.download import DownloadedDataset, Source, Stage
+    from birdie.data.download import DownloadedDataset, Source, Stage
     from birdie.data.prepare import PreparedDataset
 
 GROUP = "Train"
@@ -150,7 +150,7 @@ def prepare_with_bar(
 
 
 def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
-    from birdie.data.hub.download import Source
+    from birdie.data.download import Source
 
     default = Source()
     source = Source(flags.repo or default.repo, flags.revision, flags.remote_root, flags.endpoint)
@@ -171,7 +171,7 @@ def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
 
 def _download_with_bar(variant: str, train_shards: int, root: Path, source: "Source") -> "DownloadedDataset":
     """Download with a progress bar and one line per stage; Ctrl-C adds that complete files are kept."""
-    from birdie.data.hub.download import Stage, download
+    from birdie.data.download import Stage, download
 
     reported: set[Stage] = set()
     with progress_bar(f"{source.repo} {variant}", "B") as update:

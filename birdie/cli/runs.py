@@ -1,4 +1,4 @@
-"""`birdie runs`: list, filter, compare and plot finished and unfinished runs."""
+"""`birdie runs`: list, filter and compare finished and unfinished runs."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from birdie.cli.console import Json, plain, print_json, print_line, print_table, stdout
+from birdie.cli.console import Json, plain, print_json, print_table, stdout
 from birdie.errors import ConfigError
 from birdie.lab.ledger import COLUMNS, RunRecord, find_runs_and_logs
-from birdie.lab.plot import COLORS, Curve, plot
 from birdie.lab.selection import Group, group, select, sort
 from birdie.lab.significance import Test
 
@@ -51,22 +50,20 @@ def command(
             help="Compare runs, by name or path, with the first; runs that differ only in the seed are one group.",
         ),
     ] = (),
-    curves: Annotated[
-        bool, Parameter(name="--plot", negative=(), help="Plot training loss and validation bpb in the terminal.")
-    ] = False,
-    x: Annotated[Literal["step", "seconds"], Parameter(help="Horizontal axis of --plot.")] = "step",
     json: Json = False,
+    curves: Annotated[bool, Parameter(negative=(), help="Add losses and validations to --json.")] = False,
 ) -> None:
-    """List runs with their bytes and scores; compare their recipes and scores; plot their curves.
+    """List runs with their bytes and scores; compare their recipes and scores.
 
     Logs of the challenge's scripts are runs as well. "bpb artifact" is the score of the decoded artifact by the
     recipe's own evaluation. A damaged run is listed with what is wrong with it. docs/lab.md explains columns and test.
     """
+    if curves and (compare or not json):
+        raise ConfigError("--curves adds to the runs of --json; birdie report draws curves")
     if compare:
         groups = group(compare, root)
         if len(groups) < 2:
             raise ConfigError("--compare needs two runs or groups of runs that differ in more than their seeds")
-        records = [record for one in groups for record in one.records]
         if json:
             print_json({"groups": [_group_json(one, groups[0]) for one in groups], "differences": _differences(groups)})
         else:
@@ -81,8 +78,6 @@ def command(
             for record in records:
                 for problem in record.problems:
                     stdout.print(plain(f"{record.name}: {problem}"), soft_wrap=True)
-    if curves and not json:
-        _plot(records, x)
 
 
 def runs_table(records: Sequence[RunRecord], title: str) -> Table:
@@ -170,26 +165,3 @@ def _difference(test: Test) -> str:
 def p_value(test: Test) -> str:
     """Return p as text; one seed has none."""
     return "one seed: unknown" if math.isnan(test.p) else f"{test.p:.2g}"
-
-
-def _plot(records: Sequence[RunRecord], x: str) -> None:
-    if len(records) > len(COLORS):
-        raise ConfigError(f"{len(records)} runs are too many for a plot; choose at most {len(COLORS)} with --where")
-    x_label = "step" if x == "step" else "training time, s"
-    names = ("loss", "training loss, nats per token"), ("bpb", "validation, bits per byte")
-    plots = 0
-    for name, y_label in names:
-        lines = [Curve(record.name, tuple(_points(record, name, x))) for record in records]
-        if any(len(line.points) > 1 for line in lines):
-            plots += 1
-            print_line("")
-            for text in plot(lines, x_label=x_label, y_label=y_label, width=min(stdout.width, 100)):
-                stdout.print(text, soft_wrap=True)
-    if not plots:
-        raise ConfigError("the runs logged fewer than two losses and validations each; nothing can be plotted")
-
-
-def _points(record: RunRecord, name: str, x: str) -> list[tuple[float, float]]:
-    lines = record.metrics if name == "loss" else record.history
-    key, factor = ("step", 1.0) if x == "step" else ("train_ms", 1e-3)
-    return [(line[key] * factor, line[name]) for line in lines if key in line and name in line]

@@ -8,7 +8,8 @@ shards           the challenge's `.bin` files: read, write, validate
 byte_sidecar     bytes of each validation token, for tokenizers whose ids do not determine them
 dataset          a folder of shards: totals, dataset.json, and the check of a tokenizer
 prepare          corpus + tokenizer → shards in the challenge's folder layout
-hub/             the challenge's published shards → the same layout, verified and counted
+published        which files of a repository on the Hugging Face Hub make up a published data set
+download         a published data set → the same layout, verified and counted
 sampler          order in which training reads the shards
 batches          shards → training batches: resumable, prefetched, split over ranks
 """

@@ -21,7 +21,7 @@ from birdie.data.shards import Split, load_tokens, read_shard
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import write_bytes
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 
 INFO_NAME = "dataset.json"
 _FORMAT = 1
@@ -85,7 +85,7 @@ class DatasetInfo:
         if not path.exists():
             return None
         try:
-            fields = json.loads(require_regular(path).read_bytes())
+            fields = json.loads(regular_file(path).read_bytes())
             if fields.pop("format") != _FORMAT:
                 raise ValueError("unknown format")
             info = cls(**{**fields, "train": SplitTotals(**fields["train"]), "val": SplitTotals(**fields["val"])})

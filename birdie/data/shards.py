@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from birdie.data.byte_accounting import Tokens
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import atomic_path
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 
 Split = Literal["train", "val"]
 
@@ -60,7 +60,7 @@ def read_shard(path: str | os.PathLike[str]) -> Tokens:
     """Return the tokens (N,) of a shard as a read-only memory map."""
     path = Path(path)
     try:
-        size = require_regular(path).stat().st_size
+        size = regular_file(path).stat().st_size
         with path.open("rb") as file:
             header = np.frombuffer(file.read(HEADER_BYTES), np.uint8)
         if len(header) < HEADER_BYTES:

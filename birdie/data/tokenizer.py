@@ -26,7 +26,7 @@ from birdie.data.byte_accounting import ByteTable, Escape, Tokens
 from birdie.data.shards import MAX_VOCAB
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import write_bytes
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 
 Kind = Literal["bytes", "sentencepiece", "caseops"]
 
@@ -302,7 +302,7 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePiec
         return ByteTokenizer()
     path = Path(spec)
     try:
-        model = SentencePieceTokenizer(require_regular(path).read_bytes(), str(path))
+        model = SentencePieceTokenizer(regular_file(path).read_bytes(), str(path))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, DataError):
             raise

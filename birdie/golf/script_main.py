@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.write import Beside
@@ -47,7 +48,6 @@ from birdie.run.dataset import RunData, open_run_data
 from birdie.run.float_weights import load_float, save_float
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
-from birdie.runtime.blas import one_thread
 from birdie.runtime.callbacks import StepHook
 from birdie.runtime.device import choose_device, choose_dtype, make_current
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
@@ -308,6 +308,6 @@ def written(
     copies = file_metadata.copies_of(assignment.ties, assignment.copies)
     beside = Beside({"metadata": about, "budget": budget, "copies": copies}, groups=assignment.groups)
     coder = Coder(recipe.export.coder, beside.size, keeps_integers=known is not None)
-    with one_thread():
+    with threadpool_limits(1, "blas"):  # many threads code; BLAS with threads of its own would only disturb them
         beside.write(path, encode(assignment, target, coder, known).encoded)
     return path.stat().st_size

@@ -72,6 +72,6 @@ def own_folder(name: str) -> Path:
         owner = folder.stat()
         if owner.st_uid == os.getuid() and not owner.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, AttributeError):  # no home directory; no owners of files
         pass
     return Path(tempfile.mkdtemp())

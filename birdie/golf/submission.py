@@ -13,11 +13,9 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -39,9 +37,10 @@ from birdie.run.registry import changes
 from birdie.run.run_folder import METRICS
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
-from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.locks import HOLDER, LOCK, locked_folder
 from birdie.runtime.outputs import require_folder, require_output_folder, require_own_folder, require_writable
 from birdie.runtime.parsing import parse_object
+from birdie.runtime.platform import OWN_GROUP, interrupt, kill
 from birdie.runtime.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
@@ -184,8 +183,8 @@ def submit(
             f"the code has {len(packed.script):,} bytes, and the cap is {cap:,}: nothing is left to train"
         )
     work = folder.with_name(f"{folder.name}.work")
-    require_writable(require_own_folder(work, _WORK, beside=[LOCK], folders=["runs", "logs"]))
-    with locked_folder(work, LOCK, notify):
+    require_writable(require_own_folder(work, _WORK, beside=[LOCK, HOLDER], folders=["runs", "logs"]))
+    with locked_folder(work, notify):
         _prepare(work, recipe, packed, cap, runs)
         make = _Runner(work, recipe, packed, cap, ranks, notify)
         sources = {run.seed: run for run in runs}
@@ -342,7 +341,7 @@ def _follow(command: Sequence[str], folder: Path, environment: Mapping[str, str]
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,
+        **OWN_GROUP,
     )
     assert process.stdout is not None
 
@@ -356,23 +355,18 @@ def _follow(command: Sequence[str], folder: Path, environment: Mapping[str, str]
     try:
         code = read()
     except KeyboardInterrupt:
-        _signal(process, signal.SIGINT)
+        interrupt(process)
         read()
         raise
     finally:
         if process.poll() is None:
-            _signal(process, signal.SIGKILL)
+            kill(process)
             process.wait()
         process.stdout.close()
     if code == 0:
         return None
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return next(iter(errors), None) or next((line for line in reversed(lines) if line), f"exit code {code}")
-
-
-def _signal(process: "subprocess.Popen[str]", number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _copy_run(source: RunRecord, run: Path, log: Path) -> None:

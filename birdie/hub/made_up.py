@@ -6,7 +6,6 @@ See `birdie.compress.calibration.synthetic` for what made-up inputs are worth.
 """
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +38,7 @@ from birdie.hub.arguments import TRIED, arguments, first_accepted
 from birdie.hub.loading import load_model
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.platform import free_memory
 
 _TOKENS_TIMES_WEIGHTS = 1 << 42  # large models take fewer tokens, so that minutes are enough
 _LEAST_TOKENS = 4096
@@ -193,7 +193,7 @@ def _with_statistics(module: NamesOnDisk, batches: Sequence[Inputs]) -> list[Inp
 
 def _require_memory(state: Mapping[str, Tensor]) -> None:
     """Raise ConfigError if a calibration of the complete model needs more than the memory that is free."""
-    free = _free_memory()
+    free = free_memory()
     needed = sum(tensor.numel() for tensor in state.values()) * _BYTES
     columns = [
         tensor[0].numel() for tensor in state.values() if is_matrix(tensor) and not is_stack(tuple(tensor.shape))
@@ -204,14 +204,3 @@ def _require_memory(state: Mapping[str, Tensor]) -> None:
             f"the complete model needs {needed / 1e9:.1f} GB of memory, of {free / 1e9:.1f} GB that are free; "
             "--calibrate TEXT --blockwise needs less"
         )
-
-
-def _free_memory() -> int | None:
-    """Return the bytes of memory that a process may still take, None where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None

@@ -6,15 +6,16 @@ command then gets SIGTERM, as from a user, and training saves a checkpoint.
 
 import os
 import runpy
-import signal
 import sys
 import threading
+
+from birdie.runtime.platform import end_this_process
 
 
 def _end_with_parent() -> None:
     while os.read(0, 1):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    end_this_process()
 
 
 if __name__ == "__main__":

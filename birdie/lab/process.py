@@ -23,8 +23,9 @@ from birdie.run.recipe import Recipe
 from birdie.run.registry import changes
 from birdie.run.run_folder import begin_folder
 from birdie.runtime.files import open_append, write_bytes
-from birdie.runtime.locks import LOCK, open_locked
+from birdie.runtime.locks import LOCK, is_held
 from birdie.runtime.outputs import require_writable
+from birdie.runtime.platform import OWN_GROUP, interrupt, kill
 
 SAVING_S = 120.0
 """Seconds that an interrupted child has to save its checkpoint before it is killed."""
@@ -98,7 +99,7 @@ def call(
             stdin=subprocess.PIPE,  # never written to: its end tells the child that this process has ended
             stdout=subprocess.PIPE,
             stderr=file,
-            start_new_session=True,
+            **OWN_GROUP,
             env={**os.environ, **(environment or {})},
         )
         try:
@@ -123,22 +124,15 @@ def _output(process: "subprocess.Popen[bytes]", watch: Watch) -> bytes:
 def _wait_for_holder(folder: Path, watch: Watch) -> None:
     """Wait until the child of a parent that was killed has saved its checkpoint and left the run folder."""
     end = time.monotonic() + SAVING_S
-    while (folder / LOCK).is_file() and time.monotonic() < end:
-        try:
-            os.close(open_locked(folder / LOCK, os.O_RDWR))
-            return
-        except FileNotFoundError:
-            return
-        except BlockingIOError:
-            watch()
-            time.sleep(_POLL_S)
+    while time.monotonic() < end and is_held(folder / LOCK):
+        watch()
+        time.sleep(_POLL_S)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Interrupt the child's process group; kill it if it has not ended in time."""
-    for number, seconds in ((signal.SIGINT, SAVING_S), (signal.SIGKILL, None)):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+    for end, seconds in ((interrupt, SAVING_S), (kill, None)):
+        end(process)
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=seconds)
             return

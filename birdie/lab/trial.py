@@ -38,7 +38,7 @@ from birdie.run.registry import changes, find
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import write_bytes
-from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.locks import HOLDER, LOCK, locked_folder
 from birdie.runtime.outputs import require_own_folder, require_writable
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.structured import is_number, keep_damaged, read_bytes, read_json
@@ -194,8 +194,8 @@ class Lab:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep the folder for this process, and create it if necessary."""
-        require_writable(require_own_folder(self.folder, _STATE, beside=[LOCK], folders=["runs"]))
-        with locked_folder(self.folder, LOCK, self.notify):
+        require_writable(require_own_folder(self.folder, _STATE, beside=[LOCK, HOLDER], folders=["runs"]))
+        with locked_folder(self.folder, self.notify):
             yield
 
     def start(self, recipe: Recipe, budget: int | None = None) -> None:

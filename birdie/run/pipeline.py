@@ -7,7 +7,7 @@
                                                                    └──► evaluation
 
 A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files of `run_folder`, after the export
-`model.birdie`, and `profile/` if steps were profiled; while a process uses it, `.lock` says which.
+`model.birdie`, and `profile/` if steps were profiled; while a process uses it, `.lock.holder` says which.
 """
 
 import math
@@ -46,9 +46,9 @@ from birdie.runtime.callbacks import Notify, Progress, StepHook, Stop, never, no
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
 from birdie.runtime.files import remove_abandoned, write_bytes
-from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.locks import locked_folder
 from birdie.runtime.outputs import require_folder, require_writable
-from birdie.runtime.startup import StartupTimer
+from birdie.runtime.provenance import StartupTimer
 from birdie.runtime.structured import keep_damaged, read_toml
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import (
@@ -174,7 +174,7 @@ class Run:
             refusal = ""
             if self.world.is_main:
                 try:
-                    stack.enter_context(locked_folder(self.folder, LOCK, self.notify))
+                    stack.enter_context(locked_folder(self.folder, self.notify))
                 except ConfigError as error:
                     refusal = str(error)
             if refusal := self.world.broadcast(refusal):

@@ -26,7 +26,7 @@ from birdie.run import estimate
 from birdie.run.effect import no_effect
 from birdie.run.events import Check
 from birdie.run.recipe import Recipe
-from birdie.runtime import provenance
+from birdie.runtime import platform, provenance
 from birdie.runtime.device import choose_dtype
 from birdie.runtime.distributed import World
 from birdie.train.plan import require_divisible
@@ -227,7 +227,7 @@ def collect_facts(
         device=device.type,
         ranks=world.size,
         local_ranks=local,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=platform.cores(),
         memory=free_memory(device, local),
         disk=shutil.disk_usage(folder if folder.exists() else Path.cwd()).free,
         train_tokens=train_tokens,
@@ -250,12 +250,8 @@ def free_memory(device: torch.device, local_ranks: int) -> int | None:
         return free
     if device.type != "cpu":
         return None
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
-    return min(free, _control_group_memory(free)) // local_ranks
+    memory = platform.free_memory()
+    return None if memory is None else min(memory, _control_group_memory(memory)) // local_ranks
 
 
 def _control_group_memory(default: int, group: Path = Path("/sys/fs/cgroup")) -> int:

@@ -15,7 +15,7 @@ from cyclopts.config import Dict
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.environment import settings, variables_of
 from birdie.run.values import is_plain, parsed
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 
 TABLES = (
     *("data", "model", "train", "optimizer", "average", "bandit"),
@@ -131,7 +131,7 @@ def wrong_program(file: str, runs: str) -> ConfigError:
 def read_recipe_file(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content of a recipe file; only the names of its tables are checked."""
     try:
-        content = tomllib.loads(require_regular(file).read_text(encoding="utf-8"))
+        content = tomllib.loads(regular_file(file).read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot read recipe {file}: {reason}; give a .toml file or leave it out") from error

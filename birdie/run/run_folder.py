@@ -21,14 +21,14 @@ from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
 from birdie.runtime.files import open_append, write_bytes
-from birdie.runtime.locks import LOCK
+from birdie.runtime.locks import HOLDER, LOCK
 from birdie.runtime.outputs import require_own_folder
 from birdie.runtime.structured import keep_damaged, read_json, read_steps, rewrite_steps
 from birdie.train.loop import Step
 
 ENVIRONMENT, METRICS, RECIPE = "environment.json", "metrics.jsonl", "recipe.toml"
 FOLDERS = ("checkpoints", "profile", "tensorboard")
-_BEFORE = {LOCK, ".worker"}  # what a run, or the sweep that starts it, makes first
+_BEFORE = {LOCK, HOLDER, ".worker"}  # what a run, or the sweep that starts it, makes first
 LOGGED = ("train_ms", "loss")
 """Names that every line of the metrics has."""
 

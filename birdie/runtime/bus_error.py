@@ -55,7 +55,8 @@ def guarded() -> Iterator[None]:
     """
     global _guards
     main = threading.current_thread() is threading.main_thread()
-    if not (main and sys.platform.startswith("linux") and sys.maxsize > 1 << 32) or _guards:
+    is_linux = sys.platform.startswith("linux") and sys.maxsize > 1 << 32 and hasattr(signal, "SIGBUS")
+    if not (main and is_linux) or _guards:
         yield
         return
     former, native = _Action(), _Action(_handler().address, flags=_SA_SIGINFO)

@@ -1,10 +1,12 @@
-"""Callback types by which long work reports progress and messages, and can be stopped. The defaults do nothing."""
+"""Callbacks by which long work reports progress and messages, and can be stopped: types, defaults, a progress bar."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from torch import Tensor
 
 Progress = Callable[[float, float | None], None]
@@ -46,11 +48,7 @@ def reporting(progress: Progress | bool | None, description: str, unit: str) -> 
         description: of the work, beside the bar.
         unit: of the work, for its rate.
     """
-    if progress is not True:
-        return nullcontext(progress or None)
-    from birdie.runtime.progress import bar  # imported late: rich is for those who look
-
-    return bar(description, unit)
+    return bar(description, unit) if progress is True else nullcontext(progress or None)
 
 
 def no_progress(_done: float, _total: float | None) -> None:
@@ -64,3 +62,47 @@ def no_message(_line: str) -> None:
 def never() -> bool:
     """Return False: the work runs to its end."""
     return False
+
+
+@contextmanager
+def bar(description: str, unit: str, console: "Console | None" = None) -> Iterator[Progress]:
+    """Show a progress bar, in a notebook below the cell, and yield `update(done, total)`.
+
+    Nothing is shown without a terminal, or on ranks but the first.
+
+    Args:
+        description: of the work.
+        unit: of the work, for its rate.
+        console: to show it on, so that log lines of the same console appear above it; None: stderr.
+    """
+    from rich import progress  # imported late: for those who look
+    from rich.console import Console
+    from rich.text import Text
+
+    class Rate(progress.ProgressColumn):
+        """Work per second, in the unit of the task."""
+
+        def render(self, task: progress.Task) -> Text:
+            return Text(f"{quantity(task.speed)} {unit}/s" if task.speed else "", style="cyan")
+
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.TextColumn("{task.percentage:>3.0f}%"),
+        Rate(),
+        progress.TimeRemainingColumn(),
+    )
+    console = console or Console(stderr=True)
+    visible = (console.is_terminal or console.is_jupyter) and os.environ.get("RANK", "0") == "0"
+    with progress.Progress(*columns, console=console, transient=True, disable=not visible) as shown:
+        task = shown.add_task(description, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def quantity(value: float) -> str:
+    """Return a number with three digits and a suffix: 1,234,567 → "1.23M"."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"

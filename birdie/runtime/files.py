@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from birdie.errors import OutputError
-from birdie.runtime.locks import NO_LINK, open_locked
+from birdie.runtime.locks import open_locked
 from birdie.runtime.outputs import TEMPORARY, Source, reason_of, require_file, require_folder, require_no_input
+from birdie.runtime.platform import NO_LINK, copy_owner, user_id
 
 _SUFFIX = ".part"
 _OWN_NAME = re.compile(r"\.birdie-(\d+)-\w+\.part")
@@ -151,7 +152,7 @@ def remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{TEMPORARY}*{_SUFFIX}"):
         with suppress(OSError):  # in use, gone, or nobody can know
             status = folder.lstat()
-            if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
+            if not stat.S_ISDIR(status.st_mode) or user_id() not in (None, status.st_uid):
                 continue
             number = _OWN_NAME.fullmatch(folder.name)
             if number is None or int(number[1]) != status.st_ino:
@@ -203,13 +204,9 @@ def _flush(path: Path) -> None:
 def _copy_permissions(source: Path, target: Path) -> None:
     """Give `target` the permissions of `source`, and its owner and group as far as this user may."""
     status, mode = source.stat(), source.stat().st_mode & 0o777
-    if hasattr(os, "chown"):
-        for owner in (status.st_uid, -1):
-            with suppress(OSError):
-                os.chown(target, owner, status.st_gid)
-                break
-        if target.stat().st_gid != status.st_gid:  # another group gets no more than everybody
-            mode &= ~0o070 | (mode & 0o007) << 3
+    copy_owner(status, target)
+    if target.stat().st_gid != status.st_gid:  # another group gets no more than everybody
+        mode &= ~0o070 | (mode & 0o007) << 3
     target.chmod(mode)
 
 
@@ -226,12 +223,10 @@ def user_cache() -> Path:
 
 def read_trusted(path: Path) -> bytes:
     """Return the content of `path` if only this user or root can have written it."""
-    if not hasattr(os, "getuid"):
-        raise PermissionError(1, "this system does not tell who owns a file")
     flags = os.O_RDONLY | NO_LINK
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+        if not stat.S_ISREG(status.st_mode) or (user_id() is not None and not _is_owned(status)):
             raise PermissionError(1, "not a regular file that only you can write")
         _require_private_parents(path)
         return file.read()
@@ -250,6 +245,10 @@ def write_trusted(path: Path, data: bytes, *, private: bool = True) -> None:
 
 
 def _require_private_parents(path: Path) -> None:
+    if user_id() is None:  # what is in the user's own folder is private there
+        if Path.home() not in path.resolve().parents:
+            raise PermissionError(1, "not below your home folder, and this system does not tell who owns a file")
+        return
     for folder in path.resolve().parents:
         if not _is_private(folder.stat()):
             raise PermissionError(1, f"other users can write to {folder}")
@@ -257,5 +256,8 @@ def _require_private_parents(path: Path) -> None:
 
 def _is_private(status: os.stat_result) -> bool:
     """Return whether only this user and root can replace files of a folder; a sticky folder protects others' files."""
-    owned = status.st_uid in (0, os.getuid())
-    return owned and (not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX))
+    return _is_owned(status) or (status.st_uid in (0, user_id()) and bool(status.st_mode & stat.S_ISVTX))
+
+
+def _is_owned(status: os.stat_result) -> bool:
+    return status.st_uid in (0, user_id()) and not status.st_mode & 0o022

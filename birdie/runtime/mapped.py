@@ -6,8 +6,6 @@ that are known to be those of a file that nobody changed are released: inside of
 with the tensors that it mapped itself.
 """
 
-import ctypes
-import mmap
 import os
 import sys
 from bisect import bisect_right
@@ -18,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from birdie.errors import WeightsError
+from birdie.runtime.platform import mapped_ranges, release_pages
 
 _sizes: dict[Path, os.stat_result] = {}  # of mapped files, as they were at first
 _ranges: list[tuple[int, int]] = []  # of addresses that may be released, rising
@@ -27,7 +26,7 @@ _ranges: list[tuple[int, int]] = []  # of addresses that may be released, rising
 def releasing(files: Iterable[Path]) -> Iterator[None]:
     """Let `release` give back pages of these files, mapped by this process and not changed since."""
     outer = list(_ranges)
-    _ranges[:] = sorted([*outer, *_mapped(files)])
+    _ranges[:] = sorted([*outer, *mapped_ranges(files)])
     try:
         yield
     finally:
@@ -42,7 +41,7 @@ def complete(files: Iterable[Path]) -> Iterator[None]:
     """
     from birdie.runtime.bus_error import guarded  # late, because it needs numba
 
-    _sizes.update((file, file.stat()) for file in files if _mapped([file]))
+    _sizes.update((file, file.stat()) for file in files if mapped_ranges([file]))
     try:
         with guarded():
             yield
@@ -81,25 +80,4 @@ def release(tensor: Tensor) -> None:
     index = bisect_right(_ranges, (start, sys.maxsize)) - 1
     if index < 0 or stop > _ranges[index][1]:
         return
-    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
-
-
-def _mapped(files: Iterable[Path]) -> list[tuple[int, int]]:
-    """Return the ranges of addresses at which files are mapped; none on systems that do not tell."""
-    if not sys.platform.startswith("linux"):
-        return []
-    wanted = {(status.st_dev, status.st_ino) for status in map(os.stat, files)}
-    ranges = []
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        addresses, _, _, device, inode, *_ = line.split(maxsplit=5)
-        major, minor = (int(part, 16) for part in device.split(":"))
-        if (os.makedev(major, minor), int(inode)) in wanted:
-            start, stop = (int(part, 16) for part in addresses.split("-"))
-            ranges.append((start, stop))
-    return ranges
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    release_pages(start, int(stop))

@@ -1,10 +1,16 @@
-"""Versions, machine and commit that produced a result, for logs, artifacts and benchmarks."""
+"""Origin of a result: versions, machine, commit, and the seconds that its start took, for logs and artifacts."""
 
 import platform
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
+from itertools import count
 from pathlib import Path
+
+from birdie.runtime.platform import process_seconds
 
 VERSION = "0.1.0"
 """Version of birdie; pyproject.toml reads it from this line."""
@@ -53,3 +59,38 @@ def _git(root: Path, *arguments: str) -> str:
         ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
     )
     return result.stdout.strip()
+
+
+_timers = count()
+
+
+class StartupTimer:
+    """Seconds of each part of the start, in the order in which the parts ran.
+
+    Attributes:
+        seconds: part → seconds. "import" is the time from the start of the process to the creation of this object; only
+            the first timer of a process has it, and only on Linux.
+    """
+
+    def __init__(self) -> None:
+        age = process_seconds()
+        self.seconds: dict[str, float] = {} if next(_timers) or age is None else {"import": age}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time of the block to part `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def total(self) -> float:
+        """Sum of all parts, in seconds."""
+        return sum(self.seconds.values())
+
+    def line(self) -> str:
+        """Return the line for the log."""
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
+        return f"start-up: {self.total:.1f} s ({parts})"

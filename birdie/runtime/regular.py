@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from birdie.errors import DataError
+from birdie.runtime.platform import READ_FLAGS
 
 _MARKS = {  # of UTF-32 first: it begins with that of UTF-16
     codecs.BOM_UTF32_LE: "utf-32",
@@ -31,11 +32,19 @@ def require_regular(path: Path) -> None:
     _require(path.stat().st_mode, path)
 
 
+def regular_file(path: str | os.PathLike[str]) -> Path:
+    """Return `path` if it is a regular file, or leads to one; otherwise its OSError is for the caller's sentence."""
+    path = Path(path)
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError("is a folder" if stat.S_ISDIR(mode) else "not a regular file")
+    return path
+
+
 def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file, or a link to one, for reading, and nothing else, even if it is replaced meanwhile."""
     require_regular(path)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    file = open(os.open(path, flags), "rb")  # noqa: PTH123, SIM115
+    file = open(os.open(path, os.O_RDONLY | READ_FLAGS), "rb")  # noqa: PTH123, SIM115
     try:
         _require(os.fstat(file.fileno()).st_mode, path)
     except DataError:

@@ -41,7 +41,7 @@ from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.device import dtype_name
 from birdie.runtime.files import read_trusted, user_cache, write_bytes
 from birdie.runtime.outputs import require_file, require_writable
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 from birdie.score.mode import Scoring, ScoringMode
 from birdie.score.windows import max_inputs
 
@@ -169,7 +169,7 @@ def write_package(model: GPT, path: Path, shape: Shape) -> None:
 def read_package(path: Path, required: Mapping[str, Any]) -> Compiled:
     """Load the package at `path`, if this user compiled it and it meets what is `required`."""
     try:
-        content = require_regular(path).read_bytes()
+        content = regular_file(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read package {path}: {(error.strerror or str(error)).lower()}") from error
     if not content.startswith(_MAGIC):

@@ -583,7 +583,7 @@ def test_signals_and_kills_at_random_moments_lose_no_more_than_the_interval(trai
 
 def test_a_second_run_on_a_folder_fails_at_once_and_says_who_has_it(trained: Path, tmp_path: Path, ask: Ask) -> None:
     folder = tmp_path / "run"
-    with locked_folder(trained, ".lock", no_message):
+    with locked_folder(trained, no_message):
         code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--resume")
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
     assert f"in use by process {os.getpid()} on " in answer["error"]["message"]

@@ -34,10 +34,11 @@ def test_the_list_has_all_runs_and_says_what_is_damaged(root: Path, capsys: pyte
     assert "recipe.toml is damaged" in shown
     assert "environment.json is a named pipe" in shown
     assert "\x1b" not in shown
-    assert run(build_app, ["runs", str(root), "--json", "--plot"]) == 0
+    assert run(build_app, ["runs", str(root), "--json", "--curves"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert sorted(record["state"] for record in runs) == ["complete", "complete", "damaged", "damaged"]
     assert sorted(len(record["damage"]) for record in runs) == [0, 1, 1, 1]
+    assert sum("history" in record for record in runs) == 4
 
 
 def test_a_condition_that_compares_nothing_is_an_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,21 +1,63 @@
-"""A stand-in for the model repositories of the Hugging Face Hub on 127.0.0.1: commits, large files, downloads."""
+"""A stand-in for the Hugging Face Hub on 127.0.0.1: listings, commits, downloads, a host for large files."""
 
 import base64
 import hashlib
 import json
 import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+MAX_IN_GIT = 2_000  # bytes; larger files are in large storage (Git LFS), on the other host
+
+Fault = Callable[["_Handler", bytes], None]
+"""Answers a request instead of the server."""
 
 
-class ModelHub:
-    """Repositories in memory.
+def status(code: int, **headers: str) -> Fault:
+    """Answer with HTTP status `code`."""
+
+    def answer(handler: "_Handler", data: bytes) -> None:  # noqa: ARG001
+        handler.reply(code, b"", {name.replace("_", "-"): value for name, value in headers.items()})
+
+    return answer
+
+
+def disconnect(after: int) -> Fault:
+    """Announce the entire file and disconnect after `after` bytes."""
+
+    def answer(handler: "_Handler", data: bytes) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data[:after])
+        handler.close_connection = True
+
+    return answer
+
+
+def send(content: bytes) -> Fault:
+    """Answer with `content` instead of the requested file."""
+    return lambda handler, data: handler.reply(200, content, {})  # noqa: ARG005
+
+
+class Hub:
+    """Two hosts: the Hub itself, and the storage that requests for large files are redirected to.
 
     Attributes:
-        repositories: name → path → bytes of each that was created.
+        repositories: name → path → bytes; the name of a data set begins with "datasets/".
         private: name → whether nobody else may read it.
-        large: hash → bytes of the files that went to the large storage (Git LFS), as weights do.
+        large: hash → bytes of the files that were uploaded to the large storage, as weights are.
         refused: the Hub answers every request with 403.
+        faults: path (or "api") → faults of the next requests, first to last.
+        requests: (method, path or "api", request headers), in order.
+        edit_listing: called with the JSON of a listing before it is sent.
     """
 
     def __init__(self) -> None:
@@ -23,22 +65,51 @@ class ModelHub:
         self.private: dict[str, bool] = {}
         self.large: dict[str, bytes] = {}
         self.refused = False
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (_Handler,), {"hub": self}))
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self.faults: defaultdict[str, list[Fault]] = defaultdict(list)
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.edit_listing: Callable[[dict[str, Any]], None] = lambda answer: None  # noqa: ARG005
+        self._hosts = [ThreadingHTTPServer(("127.0.0.1", 0), type("H", (_Handler,), {"hub": self})) for _ in range(2)]
+        self.endpoint, self.storage = (f"http://127.0.0.1:{host.server_port}" for host in self._hosts)
+        for host in self._hosts:
+            threading.Thread(target=host.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        for host in self._hosts:
+            host.shutdown()
+            host.server_close()
 
     def commit(self, name: str) -> str:
         """Return the commit of a repository."""
         files = self.repositories[name]
         return hashlib.sha1(b"".join(path.encode() + files[path] for path in sorted(files))).hexdigest()
 
+    def downloads(self, part: str = "") -> list[str]:
+        """Return the paths of the downloaded files that contain `part`, sorted."""
+        return sorted(path for method, path, _ in self.requests if method == "GET" and path != "api" and part in path)
+
+
+@contextmanager
+def running(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Hub]:
+    """Run a Hub without repositories; the user's token and cache are not touched, and no retry waits."""
+    library = pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    constants = "huggingface_hub.constants"
+    monkeypatch.setattr(f"{constants}.HF_TOKEN_PATH", str(folder / "no-token"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # noqa: ARG005
+    server = Hub()
+    try:
+        yield server
+    finally:
+        library.close_session()
+        server.close()
+
 
 class _Handler(BaseHTTPRequestHandler):
-    hub: ModelHub
+    hub: Hub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
@@ -49,35 +120,56 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = self.path.partition("?")[0].strip("/").split("/")
-        api = parts[:2] == ["api", "models"]
-        name = "/".join(parts[2:4] if api else parts[:2])
-        files = self.hub.repositories.get(name)
-        if self.hub.refused or files is None:
-            self.reply(
-                403 if self.hub.refused else 404, b"", {} if self.hub.refused else {"X-Error-Code": "RepoNotFound"}
-            )
-        elif api:
-            siblings = [{"rfilename": path, "size": len(data)} for path, data in sorted(files.items())]
-            about = {
-                "id": name,
-                "sha": self.hub.commit(name),
-                "siblings": siblings,
-                "tags": [],
-                "downloads": 0,
-                "likes": 0,
-            }
-            if "tree" in parts:
-                about = [
-                    {"type": "file", "path": path, "size": len(files[path]), "oid": _oid(files[path])} for path in files
-                ]  # type: ignore[assignment]
-            self.json(about)
+        if self.hub.refused:
+            self.reply(403, b"", {})
+        elif parts[0] == "storage":
+            self.file(_unquoted(parts[2:]), self.hub.large[parts[1]], {})
+        elif parts[0] == "api":
+            self.listing("/".join(parts[2:4] if parts[1] == "models" else parts[1:4]), parts[4:])
         else:
-            path = "/".join(parts[4:])
-            if path not in files:
-                self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
-                return
-            headers = {"X-Repo-Commit": self.hub.commit(name), "ETag": f'"{_oid(files[path])}"'}
-            self.reply(200, files[path], headers)
+            end = 3 if parts[0] == "datasets" else 2
+            self.resolve("/".join(parts[:end]), _unquoted(parts[end + 2 :]))
+
+    def listing(self, name: str, rest: list[str]) -> None:
+        self.record("api")
+        files = self.hub.repositories.get(name)
+        if fault := self.next_fault("api"):
+            fault(self, b"")
+        elif files is None:
+            self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
+        elif rest[1:] not in ([], ["main"], [self.hub.commit(name)]):
+            self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        elif rest[:1] == ["tree"]:
+            self.json([{"type": "file", "path": path, **_described(data, "oid")} for path, data in files.items()])
+        else:
+            siblings = [{"rfilename": path, **_described(data, "blobId")} for path, data in files.items()]
+            answer = {"id": name.removeprefix("datasets/"), "sha": self.hub.commit(name), "siblings": siblings}
+            self.hub.edit_listing(answer)
+            self.json({**answer, "tags": [], "downloads": 0, "likes": 0})
+
+    def resolve(self, name: str, path: str) -> None:
+        data = self.hub.repositories.get(name, {}).get(path)
+        if data is None:
+            self.reply(404, b"", {"X-Error-Code": "EntryNotFound" if name in self.hub.repositories else "RepoNotFound"})
+            return
+        sha256 = hashlib.sha256(data).hexdigest()
+        headers = {"X-Repo-Commit": self.hub.commit(name), "ETag": f'"{_oid(data)}"'}
+        if len(data) <= MAX_IN_GIT:
+            self.file(path, data, headers)
+            return
+        self.hub.large[sha256] = data
+        headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{sha256}"'}
+        self.reply(302, b"", {**headers, "Location": f"{self.hub.storage}/storage/{sha256}/{path}"})
+
+    def file(self, path: str, data: bytes, headers: dict[str, str]) -> None:
+        self.record(path)
+        if self.command == "GET" and (fault := self.next_fault(path)):
+            fault(self, data)
+            return
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self.reply(206 if start else 200, data[start:], headers)
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -135,6 +227,13 @@ class _Handler(BaseHTTPRequestHandler):
         verify = {"href": f"{self.hub.endpoint}/large/verify", "header": {}}
         return wanted | ({} if wanted["oid"] in self.hub.large else {"actions": {"upload": upload, "verify": verify}})
 
+    def record(self, name: str) -> None:
+        self.hub.requests.append((self.command, name, dict(self.headers.items())))
+
+    def next_fault(self, name: str) -> Fault | None:
+        faults = self.hub.faults[name]
+        return faults.pop(0) if faults else None
+
     def json(self, value: Any) -> None:
         self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
@@ -148,9 +247,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+def _described(data: bytes, digest: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"size": len(data), digest: _oid(data)}
+    if len(data) > MAX_IN_GIT:
+        sha256 = hashlib.sha256(data).hexdigest()
+        entry["lfs"] = {"sha256": sha256, "oid": sha256, "size": len(data), "pointerSize": 134}
+    return entry
+
+
 def _mode(path: str) -> str:
     return "lfs" if path.endswith((".birdie", ".safetensors")) else "regular"
 
 
 def _oid(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _unquoted(parts: list[str]) -> str:
+    return "/".join(map(unquote, parts))

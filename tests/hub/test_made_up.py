@@ -153,7 +153,7 @@ def test_a_class_that_the_library_lacks_is_named(llama: Path, tmp_path: Path) ->
 
 
 def test_a_model_too_large_for_the_memory_is_one_sentence(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made_up, "_free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(made_up, "free_memory", lambda: 1_000_000)
     with pytest.raises(ConfigError, match=r"0\.0 GB"):
         calibrate_without_data(llama, open_checkpoint(llama).content)
 

@@ -12,28 +12,20 @@ from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.hub.folder import write_birdie_folder
 from birdie.hub.transfer import download, push
-from tests.hub.server import ModelHub
+from tests.hub.server import Hub, running
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelHub]:
-    """A Hub without repositories; the user's token and cache are not touched."""
-    library = pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
-    server = ModelHub()
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.endpoint)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-        server.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-    )
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.endpoint)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # noqa: ARG005
-    yield server
-    library.close_session()
-    server.close()
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with running(monkeypatch, tmp_path) as server:
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.endpoint)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            server.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.endpoint)
+        yield server
 
 
 def model(path: Path) -> Path:
@@ -50,7 +42,7 @@ def run(*tokens: object) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:Use .content:DeprecationWarning")  # of huggingface_hub, for large files
-def test_a_model_goes_to_the_hub_and_comes_back(hub: ModelHub, tmp_path: Path) -> None:
+def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, tmp_path: Path) -> None:
     file = model(tmp_path / "small.birdie")
     assert run("hub", "push", file, "user/small") == 0
     files = hub.repositories["user/small"]
@@ -71,7 +63,7 @@ def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, confi
     assert not (tmp_path / "folder").exists()
 
 
-def test_any_folder_of_files_can_be_pushed(hub: ModelHub, tmp_path: Path) -> None:
+def test_any_folder_of_files_can_be_pushed(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "submission"
     (folder / "logs").mkdir(parents=True)
     (folder / "README.md").write_text("a record")
@@ -81,8 +73,8 @@ def test_any_folder_of_files_can_be_pushed(hub: ModelHub, tmp_path: Path) -> Non
     assert not hub.private["user/record"]
 
 
-def test_what_goes_wrong_is_one_sentence(hub: ModelHub, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no repository 'user/none'"):
+def test_what_goes_wrong_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="user/none"):
         download("user/none")
     with pytest.raises(ConfigError, match="not a folder with files"):
         push(tmp_path / "missing", "user/x")

@@ -143,7 +143,7 @@ def test_a_second_process_is_refused_until_the_first_ends_in_any_way(recipe: Rec
     assert first.exitcode != 0
     training = second.train()
     next(training)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "environment.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".lock.holder", "environment.json"]
     training.close()
     assert [path.name for path in tmp_path.iterdir()] == ["environment.json"]
 

@@ -13,8 +13,7 @@ import pytest
 
 from birdie.errors import ConfigError, OutputError
 from birdie.runtime import files, outputs
-from birdie.runtime.locks import locked_folder, open_locked
-from birdie.runtime.reading import require_regular
+from birdie.runtime.regular import regular_file
 from tests.kills import kill_at_each_call
 
 
@@ -253,66 +252,6 @@ def test_a_folder_survives_a_kill_at_each_call(work: Callable[[Path], None], tmp
             files.remove_folder(target) if work is new_folder else new_folder(tmp_path)
 
 
-def test_a_lock_of_a_folder_is_held_by_one_and_never_stale(tmp_path: Path) -> None:
-    lines: list[str] = []
-    (tmp_path / ".lock").write_text("process 1 on a machine that crashed")
-    with (
-        locked_folder(tmp_path, ".lock", lines.append),
-        pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on .* since 2"),
-        locked_folder(tmp_path, ".lock", lines.append),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    with locked_folder(tmp_path, ".lock", lines.append):
-        pass
-    assert lines == []
-
-
-@pytest.mark.parametrize("thing", ["link", "chain", "pipe", "folder", "text", "hard"])
-def test_what_has_the_name_of_a_lock_is_not_touched(thing: str, tmp_path: Path) -> None:
-    lock, mine = tmp_path / "run" / ".lock", tmp_path / "mine"
-    lock.parent.mkdir()
-    mine.write_text("process of writing a thesis" if thing == "hard" else "mine")
-    if thing == "pipe":
-        os.mkfifo(lock)
-    elif thing == "folder":
-        lock.mkdir()
-    elif thing == "hard":
-        lock.hardlink_to(mine)
-    elif thing == "text":
-        lock.write_text("mine")
-    else:
-        lock.symlink_to(mine if thing == "link" else tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"\.lock"), locked_folder(lock.parent, ".lock", print):
-        pass
-    assert (lock.is_symlink(), lock.is_dir()) == (thing in ("link", "chain"), thing == "folder")
-    assert mine.read_text() == ("process of writing a thesis" if thing == "hard" else "mine")
-    assert thing != "text" or lock.read_text() == "mine"
-    assert not (tmp_path / "none").exists()
-
-
-def test_without_locks_the_work_goes_on_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("birdie.runtime.locks.fcntl", None)
-    lines: list[str] = []
-    with locked_folder(tmp_path, ".lock", lines.append):
-        files.write_bytes(tmp_path / "file", b"new")
-        with files.temporary_folder(tmp_path):
-            files.remove_abandoned(tmp_path)
-            assert len(list(tmp_path.glob(".birdie-*.part"))) == 1, "nobody knows whether its process lives"
-    assert len(lines) == 1
-    assert "cannot be locked" in lines[0]
-
-
-def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) -> None:
-    first = open_locked(tmp_path / "lock")
-    (tmp_path / "lock").unlink()
-    second = open_locked(tmp_path / "lock")
-    os.close(first)
-    with pytest.raises(BlockingIOError):
-        open_locked(tmp_path / "lock")
-    os.close(second)
-
-
 @pytest.mark.parametrize("folder", ["/proc/nowhere", os.devnull + "/below"])
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(folder: str) -> None:
     with pytest.raises(OutputError, match=folder):
@@ -402,7 +341,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to pipe").symlink_to("pipe")
-    assert require_regular(tmp_path / "link").read_bytes() == b"x"
+    assert regular_file(tmp_path / "link").read_bytes() == b"x"
     for path in (tmp_path / "pipe", tmp_path / "to pipe", tmp_path, Path(os.devnull), tmp_path / "none"):
         with pytest.raises(OSError, match=r"regular file|folder|No such file"):
-            require_regular(path)
+            regular_file(path)

@@ -17,8 +17,7 @@ from birdie.artifact.folders import write_folder
 from birdie.artifact.save import write_model
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.data.hub.catalog import read_manifest
-from birdie.data.hub.repository import _checked
+from birdie.data.published import _checked, read_manifest
 from birdie.errors import ArtifactError, ConfigError, DataError, WeightsError
 from birdie.runtime.names import is_name, is_part
 

@@ -6,7 +6,7 @@ A mapped tensor takes memory only where it is read, and gives it back when it is
 needed and do not collect the values: a dictionary of them all would fill with every page that was read.
 
     FOLDER/
-    ├── .lock                        held by the process that calibrates
+    ├── .lock                        held by the process that calibrates, which `.lock.holder` names
     ├── calibration.json             identity of the calibration on each rank: another one is refused
     ├── progress.json                what is finished on all ranks
     └── rank-0/ …                    work of each rank; every folder in it appears complete or not at all
@@ -32,7 +32,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World, together
 from birdie.runtime.files import atomic_path, write_bytes
-from birdie.runtime.locks import LOCK, locked_folder
+from birdie.runtime.locks import HOLDER, LOCK, locked_folder
 from birdie.runtime.mapped import release
 from birdie.runtime.outputs import require_own_folder, require_writable
 from birdie.runtime.parsing import parse_json
@@ -223,8 +223,8 @@ class WorkFolder:
 
         def claim() -> None:
             if world.is_main:
-                require_writable(require_own_folder(root, _IDENTITY, beside=[LOCK]))
-                stack.enter_context(locked_folder(root, LOCK, no_message))
+                require_writable(require_own_folder(root, _IDENTITY, beside=[LOCK, HOLDER]))
+                stack.enter_context(locked_folder(root, no_message))
                 folder._identify(identities)
 
         with ExitStack() as stack:

@@ -17,7 +17,7 @@ from birdie.entropy.hints import Effort
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World, share_out
 from birdie.runtime.mapped import release, require_complete
-from birdie.runtime.room import Room
+from birdie.runtime.threads import Room
 
 T = TypeVar("T")
 

@@ -41,7 +41,7 @@ from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.runtime.distributed import World, share_out
-from birdie.runtime.room import Room
+from birdie.runtime.threads import Room
 
 if TYPE_CHECKING:
     from birdie.compress.spectral.transforms import Transform

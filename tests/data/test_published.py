@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from birdie.data.hub.catalog import find_root, read_manifest, require_variant, select_files
-from birdie.data.hub.repository import RemoteFile
+from birdie.data.published import RemoteFile, find_root, read_manifest, require_variant, select_files
 from birdie.errors import ConfigError, DataError
 
 ROOT = "datasets/"
@@ -141,5 +140,5 @@ def test_unknown_variants_are_refused(variant: str) -> None:
 
 
 def test_importing_the_command_does_not_import_huggingface_hub() -> None:
-    code = "import sys, birdie.cli.prepare, birdie.data.hub.download; sys.exit('huggingface_hub' in sys.modules)"
+    code = "import sys, birdie.cli.prepare, birdie.data.download; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

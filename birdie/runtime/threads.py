@@ -1,4 +1,4 @@
-"""Room that work of different sizes shares: some of it waits until there is enough."""
+"""Memory that work in several threads shares: some of it waits until there is enough."""
 
 import threading
 from collections.abc import Iterator

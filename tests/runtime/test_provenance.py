@@ -2,7 +2,8 @@
 
 import pytest
 
-from birdie.runtime.startup import StartupTimer, process_seconds
+from birdie.runtime.platform import process_seconds
+from birdie.runtime.provenance import StartupTimer
 
 
 def test_start_up_time_is_the_sum_of_its_parts() -> None:

@@ -1,4 +1,4 @@
-"""Catalog of the challenge's published data sets: which files of a repository make up one data set.
+"""The challenge's published data sets: which files of a repository on the Hugging Face Hub make up one of them.
 
     ROOT/manifest.json                                             counts, and the tokenizer of each data set
     ROOT/datasets/fineweb10B_sp1024/fineweb_{train,val}_%06d.bin
@@ -6,16 +6,17 @@
 
 The listing says which files exist, the manifest which files should exist. If the manifest is missing, malformed or
 incomplete, file names decide, and a note says so. If manifest and listing contradict each other, the result is an
-error.
+error. Neither is trusted: names, sizes and digests are checked before anything is downloaded.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from birdie.data.hub.repository import RemoteFile
 from birdie.data.shards import HEADER_BYTES, Split
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.names import is_name
@@ -27,6 +28,46 @@ MAX_MODEL = 64_000_000
 _MAX_SHARD = HEADER_BYTES + 2 * (2**31 - 1)
 _SHARD = re.compile(r"((?:.*/)?)datasets/fineweb10B_([^/]+)/fineweb_(train|val)_(\d{6})\.bin")
 _VARIANT = re.compile(r"sp[1-9]\d{0,5}|byte260")
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_BLOCK = 1 << 20
+
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes of a file that are read so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file in the Hub's listing.
+
+    Attributes:
+        path: path in the repository, with forward slashes.
+        size: bytes.
+        digest: hex; SHA-256 of a file in large storage, else git's SHA-1 of the blob.
+    """
+
+    path: str
+    size: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return PurePosixPath(self.path).name
+
+    def matches(self, path: Path, on_bytes: OnBytes = lambda _: None) -> bool:
+        """Return whether the local file `path` has the listed size and digest."""
+        if not path.is_file() or path.stat().st_size != self.size:
+            return False
+        in_git = len(self.digest) == 40
+        state = hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False) if in_git else hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                state.update(block)
+                on_bytes(file.tell())
+        return state.hexdigest() == self.digest
+
 
 ShardIndex = dict[tuple[str, str], dict[Split, dict[int, RemoteFile]]]
 """(root, variant) → split → number → shard."""
@@ -70,6 +111,32 @@ class RemoteDataset:
     val: tuple[RemoteFile, ...]
     val_tokens: int | None = None
     notes: tuple[str, ...] = ()
+
+
+def read_listing(info: Any, subject: str) -> tuple[str, dict[str, RemoteFile]]:
+    """Return the commit of a repository, and path → file of its listing.
+
+    Args:
+        info: answer of `HfApi.dataset_info`, with the metadata of files.
+        subject: name of the repository, for errors.
+    """
+    commit = str(info.sha)
+    if not _COMMIT.fullmatch(commit):
+        raise DataError(
+            f"{subject} names no commit ({commit[:40]}), so its files could change during the download; check the "
+            "connection and --endpoint"
+        )
+    return commit, {file.path: file for file in map(_checked, info.siblings or ())}
+
+
+def _checked(sibling: Any) -> RemoteFile:
+    path, size = str(sibling.rfilename), sibling.size
+    digest = str(sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id)
+    if not is_name(path):
+        raise DataError(f"the repository lists the file {path!r}, which leads out of it; nothing was downloaded")
+    if type(size) is not int or size < 0 or not _DIGEST.fullmatch(digest):
+        raise DataError(f"the Hub lists {path} without a size or a digest; nothing was downloaded")
+    return RemoteFile(path, size, digest)
 
 
 def require_variant(variant: str) -> str:
@@ -127,7 +194,7 @@ def select_files(
     for file in (*train, *val):
         if not HEADER_BYTES < file.size <= _MAX_SHARD or file.size % 2:
             raise DataError(
-                f"the hub lists {file.path} with {file.size:,} bytes, which no shard has; nothing was downloaded"
+                f"the Hub lists {file.path} with {file.size:,} bytes, which no shard has; nothing was downloaded"
             )
     model = _tokenizer_model(files, root, variant, manifest.model)
     return RemoteDataset(variant, model, train, val, manifest.val_tokens, tuple(notes))
@@ -180,7 +247,7 @@ def _tokenizer_model(
         raise DataError(f"the repository lacks the tokenizer of {variant}, {path}; use another one or another revision")
     if files[path].size > MAX_MODEL:
         raise DataError(
-            f"the hub lists {path} with {files[path].size:,} bytes, too large for a tokenizer; nothing was downloaded"
+            f"the Hub lists {path} with {files[path].size:,} bytes, too large for a tokenizer; nothing was downloaded"
         )
     return files[path]
 

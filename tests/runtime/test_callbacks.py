@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Progress, no_progress, reporting
-from birdie.runtime.progress import bar
+from birdie.runtime.callbacks import Progress, bar, no_progress, reporting
 
 
 class Bars(list[tuple[str, list[tuple[float, float | None]]]]):
@@ -36,7 +35,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
         finally:
             recorded.open -= 1
 
-    monkeypatch.setattr("birdie.runtime.progress.bar", record)
+    monkeypatch.setattr("birdie.runtime.callbacks.bar", record)
     return recorded
 
 

@@ -1,4 +1,4 @@
-"""Downloads from a hub: a file at its final path is the published file, whatever the server or the disk does."""
+"""Downloads from the Hub: a file at its final path is the published file, whatever the server or the disk does."""
 
 import errno
 import json
@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,92 @@ import pytest
 
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.data import download as download_module
 from birdie.data.byte_accounting import check_bytes
 from birdie.data.corpus import file_corpus
 from birdie.data.dataset import DatasetInfo, check_tokenizer, open_dataset
-from birdie.data.hub import download as download_module
-from birdie.data.hub import repository
-from birdie.data.hub.download import Source, download
+from birdie.data.download import DownloadedDataset, Source, download
 from birdie.data.prepare import PreparedDataset, prepare
-from birdie.data.shards import HEADER_BYTES, write_shard
+from birdie.data.published import RemoteFile
+from birdie.data.shards import write_shard
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError, DataError, OutputError
-from tests.data.hub.published import FOLDER, MANIFEST, MODEL, change_manifest, files, get, shard
-from tests.data.hub.server import COMMIT, REPO, Fault, Hub, disconnect, send, status
 from tests.data.random_text import random_lines
+from tests.hub.server import Fault, Hub, disconnect, running, send, status
 
 pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+
+REPO = "golf/shards"
+ROOT = "datasets/"  # of the repository
+FOLDER = f"{ROOT}datasets/fineweb10B_sp400/"
+MODEL = f"{ROOT}tokenizers/fineweb_400_bpe.model"
+MANIFEST = f"{ROOT}manifest.json"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreparedDataset]:
+    """Data sets that birdie prepares from 400 lines, by variant: four training shards, one validation shard."""
+    root = tmp_path_factory.mktemp("published")
+    text = root / "text.txt"
+    text.write_text(random_lines(400), encoding="utf-8")
+    corpus = file_corpus([text], validation_fraction=0.1)
+    datasets = {}
+    for name, tokenizer, size in (("sp400", 400, 6_000), ("byte260", "bytes", 30_000)):
+        *_, last = prepare(corpus, tokenizer, root / "data", shard_tokens=size)
+        assert isinstance(last, PreparedDataset)
+        datasets[name] = last
+    return datasets
+
+
+@pytest.fixture
+def hub(prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A Hub with these data sets in the challenge's layout."""
+    with running(monkeypatch, tmp_path) as server:
+        files = server.repositories[f"datasets/{REPO}"] = {"README.md": b"shards"}
+        datasets, tokenizers = [], []
+        for name, result in prepared.items():
+            for path in sorted(result.folder.glob("*.bin")):
+                files[f"{ROOT}datasets/fineweb10B_{name}/{path.name}"] = path.read_bytes()
+            stats = {"files_train": len(list(result.folder.glob("*_train_*.bin"))), "files_val": 1}
+            entry = {"name": f"fineweb10B_{name}", "tokenizer_name": name}
+            datasets.append({**entry, "stats": {**stats, "tokens_val": result.info.val.tokens}})
+            model = {"model_path": MODEL.removeprefix(ROOT)} if name == "sp400" else {}
+            tokenizers.append({"name": name, **model})
+        files[MODEL] = Path(prepared["sp400"].tokenizer).read_bytes()
+        files[MANIFEST] = json.dumps({"datasets": datasets, "tokenizers": tokenizers}).encode()
+        yield server
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def shard(number: int, split: str = "train") -> str:
+    return f"fineweb_{split}_{number:06d}.bin"
+
+
+def published(hub: Hub) -> dict[str, bytes]:
+    return hub.repositories[f"datasets/{REPO}"]
+
+
+def get(hub: Hub, data: Path, train_shards: int = 2, variant: str = "sp400", **settings: Any) -> DownloadedDataset:
+    return download(variant, train_shards, data, source=Source(REPO, endpoint=hub.endpoint), **settings)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def shards_in(data: Path) -> list[str]:
+    """Return the names of the shards in the data set, which appear when all of them are checked."""
+    return sorted(path.name for path in (data / "datasets/fineweb10B_sp400").glob("*.bin"))
+
+
+def change_manifest(hub: Hub, **stats: object) -> None:
+    manifest = json.loads(published(hub)[MANIFEST])
+    manifest["datasets"][0]["stats"] |= stats
+    published(hub)[MANIFEST] = json.dumps(manifest).encode()
 
 
 @pytest.mark.parametrize("variant", ["sp400", "byte260"])
@@ -37,20 +109,21 @@ def test_a_complete_download_equals_what_prepare_published(
     hub: Hub, data: Path, prepared: dict[str, PreparedDataset], variant: str
 ) -> None:
     """The shards have the same bytes, dataset.json the same totals, and the tokenizer passes the check."""
-    published = prepared[variant]
-    result = get(hub, data, len(list(published.folder.glob("*_train_*.bin"))), variant)
-    for path in published.folder.glob("*.bin"):
+    source = prepared[variant]
+    result = get(hub, data, len(list(source.folder.glob("*_train_*.bin"))), variant)
+    for path in source.folder.glob("*.bin"):
         assert (result.folder / path.name).read_bytes() == path.read_bytes()
-    splits = {split: replace(totals, source_bytes=totals.bytes) for split, totals in totals_of(published.info)}
-    assert result.info == replace(published.info, corpus=f"{REPO}@{COMMIT[:12]}", **splits)
+    commit = hub.commit(f"datasets/{REPO}")
+    splits = {split: replace(totals, source_bytes=totals.bytes) for split, totals in totals_of(source.info)}
+    assert result.info == replace(source.info, corpus=f"{REPO}@{commit[:12]}", **splits)
     dataset = open_dataset(result.folder)
     assert dataset.info == result.info
     assert check_tokenizer(dataset, load_tokenizer(result.tokenizer)) == []
     model = {"tokenizers/fineweb_400_bpe.model"} if variant == "sp400" else set()
-    names = {f"datasets/fineweb10B_{variant}/{path.name}" for path in published.folder.iterdir()}
+    names = {f"datasets/fineweb10B_{variant}/{path.name}" for path in source.folder.iterdir()}
     assert set(files(data)) == names | model
     assert result.notes == ()
-    assert result.commit == COMMIT
+    assert result.commit == commit
 
 
 def totals_of(info: DatasetInfo) -> list[tuple[str, Any]]:
@@ -111,41 +184,69 @@ def test_existing_shards_without_a_dataset_json_are_adopted(hub: Hub, data: Path
         assert DatasetInfo.read(result.folder) == result.info
 
 
-def test_ctrl_c_leaves_complete_shards_and_a_data_set_that_works(hub: Hub, data: Path) -> None:
-    sizes = [len(hub.files[FOLDER + name]) for name in (shard(0, "val"), shard(0))]
+def test_after_ctrl_c_the_same_call_downloads_only_the_rest(hub: Hub, data: Path) -> None:
+    get(hub, data, 0)
+    snapshot = files(data)
 
-    def stop(stage: str, done: int, total: int) -> None:  # noqa: ARG001
-        if stage == "download" and done > sum(sizes):
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "download" and done == total:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         get(hub, data, 3, report=stop)
-    folder = data / "datasets/fineweb10B_sp400"
-    assert {path.name for path in folder.iterdir()} == {"dataset.json", shard(0, "val"), shard(0)}
-    assert open_dataset(folder).train_tokens == (sizes[1] - HEADER_BYTES) // 2
-    hub.requests.clear()
-    get(hub, data, 3)
-    assert hub.downloads(FOLDER) == [FOLDER + shard(1), FOLDER + shard(2)]
+    assert snapshot.items() <= files(data).items(), "the data set is as it was"
+    assert shards_in(data) == [shard(0, "val")]
+    first = hub.downloads(FOLDER)
+    assert get(hub, data, 3).info.train.tokens == open_dataset(data / "datasets/fineweb10B_sp400").train_tokens
+    again = hub.downloads(FOLDER)
+    assert len(again) < 2 * len(first), "complete files are not requested again"
+    assert not list(data.rglob("*.download"))
+
+
+def test_a_partial_transfer_continues_where_it_broke(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1_000)  # an incomplete chunk is lost
+    hub.faults[FOLDER + shard(0)] = [disconnect(5_000)]
+    get(hub, data)
+    sent = [headers for method, path, headers in hub.requests if method == "GET" and path == FOLDER + shard(0)]
+    assert [headers.get("Range") for headers in sent] == [None, "bytes=5000-"]
+    assert (data / "datasets/fineweb10B_sp400" / shard(0)).read_bytes() == published(hub)[FOLDER + shard(0)]
+
+
+def test_two_downloads_into_one_folder_are_refused(hub: Hub, data: Path) -> None:
+    def second(stage: str, _done: int, _total: int) -> None:
+        if stage == "count":
+            get(hub, data)
+
+    with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        get(hub, data, report=second)
 
 
 def test_a_file_with_a_wrong_checksum_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
     path = FOLDER + shard(1)
-    wrong = hub.files[path][:-2] + b"\0\0"
-    hub.faults[path] = [send(wrong), send(wrong)]
-    with pytest.raises(DataError, match=r"fineweb_train_000001\.bin of golf/shards .* twice"):
+    hub.faults[path] = [send(published(hub)[path][:-2] + b"\0\0")]
+    with pytest.raises(DataError, match=r"fineweb_train_000001\.bin of golf/shards"):
         get(hub, data)
-    folder = data / "datasets/fineweb10B_sp400"
-    assert {path.name for path in folder.iterdir()} == {"dataset.json", shard(0, "val"), shard(0)}
-    hub.faults[path] = [send(wrong)]
-    assert get(hub, data).downloaded == (shard(1),), "after one wrong checksum the file is requested again"
+    assert not shards_in(data)
+    hub.requests.clear()
+    assert shard(1) in get(hub, data).downloaded
+    assert hub.downloads(FOLDER) == [path], "the others were kept"
+
+
+def test_a_file_that_the_library_does_not_deliver_is_missed(
+    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pattern that matches no file is no error of the library's."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, local_dir, **__: str(local_dir))
+    with pytest.raises(DataError, match=r"manifest\.json of golf/shards was received with no bytes"):
+        get(hub, data)
 
 
 def test_a_truncated_published_shard_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
     """Its checksum is right: it was truncated before it was published."""
-    hub.files[FOLDER + shard(0)] = hub.files[FOLDER + shard(0)][:-200]
+    published(hub)[FOLDER + shard(0)] = published(hub)[FOLDER + shard(0)][:-200]
     with pytest.raises(DataError, match="damaged"):
         get(hub, data)
-    assert not list(data.rglob("*_train_*"))
+    assert not shards_in(data)
 
 
 def test_the_manifest_is_downloaded_anew_in_each_call(hub: Hub, data: Path) -> None:
@@ -158,7 +259,7 @@ def test_the_manifest_is_downloaded_anew_in_each_call(hub: Hub, data: Path) -> N
 
 
 def test_without_a_manifest_the_file_names_decide(hub: Hub, data: Path) -> None:
-    del hub.files[MANIFEST]
+    del published(hub)[MANIFEST]
     result = get(hub, data, 4)
     assert result.notes == ("manifest.json: the repository has none, so the file names decide",)
     assert result.info.train.documents > 0
@@ -168,23 +269,101 @@ def test_a_validation_split_that_differs_from_the_manifest_is_refused(hub: Hub, 
     change_manifest(hub, tokens_val=7)
     with pytest.raises(DataError, match="counts 7 validation tokens"):
         get(hub, data)
-    assert not list(data.rglob("*.bin"))
+    assert not shards_in(data)
 
 
 @pytest.mark.parametrize("fault", [status(403), status(500), disconnect(10), status(416)])
 def test_a_failed_transfer_is_one_clear_sentence(hub: Hub, data: Path, fault: Fault) -> None:
     hub.faults[FOLDER + shard(1)] = [fault] * 100
-    with pytest.raises(DataError, match=r"fineweb_train_000001\.bin of golf/shards") as caught:
+    with pytest.raises(DataError, match=r"of golf/shards") as caught:
         get(hub, data)
     assert "\n" not in str(caught.value)
-    assert not list(data.rglob("*.part")), "no partial file is left"
-    assert len(open_dataset(data / "datasets/fineweb10B_sp400").train) == 1
+    assert not shards_in(data)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (status(404, X_Error_Code="RepoNotFound"), "check the name"),
+        (status(401), "HF_TOKEN"),
+        (status(403, X_Error_Code="GatedRepo"), "is gated"),
+        (status(403), "HF_TOKEN"),
+        (status(418), "418"),
+        (status(503), "503 in 4 attempts"),
+        (send(b"<html>Log in to this network"), "check the connection"),
+        (send(b'{"id": "x/y"}'), "names no commit"),
+    ],
+)
+def test_a_refused_request_is_one_clear_sentence(hub: Hub, data: Path, fault: Fault, message: str) -> None:
+    hub.faults["api"] = [fault] * 4
+    with pytest.raises(DataError, match=f"{REPO} at {hub.endpoint}.*{message}") as caught:
+        get(hub, data)
+    assert "\n" not in str(caught.value)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("path", ["api", MANIFEST, MODEL, FOLDER + shard(0)])
+def test_transient_server_errors_are_retried(hub: Hub, data: Path, path: str) -> None:
+    hub.faults[path] = [status(500), status(503), status(429)]
+    assert len(get(hub, data).downloaded) == 4
+
+
+def test_an_unreachable_server_is_one_clear_sentence(data: Path, hub: Hub) -> None:
+    source = Source(REPO, endpoint="http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"ConnectError.*check the connection"):
+        download("sp400", 1, data, source=source)
+    assert not hub.requests
+
+
+def test_offline_mode_is_named_in_the_error(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    huggingface_hub.close_session()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
+        get(hub, data)
+
+
+def test_the_token_is_sent_to_the_hub_and_not_to_the_storage_host(
+    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    get(hub, data)
+    by_host: dict[str, set[str]] = {}
+    for _, _, headers in hub.requests:
+        lower = {name.lower(): value for name, value in headers.items()}
+        by_host.setdefault(f"http://{lower['host']}", set()).add(lower.get("authorization", "").rpartition(" ")[2])
+    assert by_host == {hub.endpoint: {"hf_secret"}, hub.storage: {""}}
+
+
+@pytest.mark.parametrize("size", [1 << 50, -1, "7", None, 10.0])
+@pytest.mark.parametrize("path", [MANIFEST, MODEL, FOLDER + shard(0)])
+def test_an_impossible_listed_size_is_refused_before_the_download(
+    hub: Hub, data: Path, size: object, path: str
+) -> None:
+    def claim(answer: dict[str, Any]) -> None:
+        next(entry for entry in answer["siblings"] if entry["rfilename"] == path)["size"] = size
+
+    hub.edit_listing = claim
+    with pytest.raises(DataError, match="nothing was downloaded"):
+        get(hub, data)
+    assert set(hub.downloads()) <= {MANIFEST}
+    assert not data.exists()
+
+
+def test_a_server_that_sends_without_end_is_stopped(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    monkeypatch.setattr(download_module, "_SLACK", 1 << 16)
+    hub.faults[FOLDER + shard(0)] = [send(published(hub)[FOLDER + shard(0)] * 100)]
+    with pytest.raises(DataError, match="the Hub sends more"):
+        get(hub, data)
+    assert not shards_in(data)
 
 
 def test_unknown_repositories_revisions_and_variants_are_refused(hub: Hub, data: Path) -> None:
-    with pytest.raises(ConfigError, match="check --repo"):
+    with pytest.raises(ConfigError, match="owner/name"):
         download("sp400", 1, data, source=Source("a/b/c", endpoint=hub.endpoint))
-    with pytest.raises(DataError, match="check --revision"):
+    with pytest.raises(DataError, match="no such revision"):
         download("sp400", 1, data, source=Source(REPO, "v9", endpoint=hub.endpoint))
     with pytest.raises(DataError, match=r"sp512; it has byte260 \(in datasets/\), sp400 \(in datasets/\)"):
         get(hub, data, variant="sp512")
@@ -194,9 +373,9 @@ def test_unknown_repositories_revisions_and_variants_are_refused(hub: Hub, data:
 
 
 def test_a_path_that_leads_out_of_the_repository_is_refused(hub: Hub, data: Path) -> None:
-    manifest = json.loads(hub.files[MANIFEST])
+    manifest = json.loads(published(hub)[MANIFEST])
     manifest["tokenizers"][0]["model_path"] = "../../x"
-    hub.files[MANIFEST] = json.dumps(manifest).encode()
+    published(hub)[MANIFEST] = json.dumps(manifest).encode()
     with pytest.raises(DataError, match=r"'\.\./\.\./x'"):
         get(hub, data)
     hub.edit_listing = lambda answer: answer["siblings"][0].update(rfilename=f"../datasets/fineweb10B_sp400/{shard(0)}")
@@ -213,21 +392,19 @@ def test_a_full_disk_is_reported_before_the_download(hub: Hub, data: Path, monke
     assert hub.downloads() == [MANIFEST]
 
 
-def test_a_disk_that_fills_up_keeps_complete_files(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_is_one_sentence(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, allow_patterns: list[str], **settings: Any) -> object:
+        if len(allow_patterns) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*_, allow_patterns=allow_patterns, **settings)
+
     import huggingface_hub
 
-    real = huggingface_hub.hf_hub_download
-
-    def full(repo: str, name: str, **settings: Any) -> object:
-        if name.endswith(shard(1)):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(repo, name, **settings)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
-    with pytest.raises(OutputError, match=r"fineweb_train_000001\.bin of golf/shards: no space left on device"):
+    real: Any = huggingface_hub.snapshot_download
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+    with pytest.raises(OutputError, match=r"4 files of golf/shards: no space left on device"):
         get(hub, data)
-    folder = data / "datasets/fineweb10B_sp400"
-    assert {path.name for path in folder.iterdir()} == {"dataset.json", shard(0, "val"), shard(0)}
+    assert not shards_in(data)
 
 
 @pytest.mark.parametrize("name", [shard(0), shard(0, "val"), shard(77)])
@@ -265,18 +442,18 @@ def test_a_tokenizer_that_does_not_match_the_shards_is_refused(hub: Hub, data: P
     text = tmp_path / "other.txt"
     text.write_text(random_lines(300, seed=1), encoding="utf-8")
     corpus = file_corpus([text], validation_fraction=0.1)
-    right = hub.files[MODEL]
+    right = published(hub)[MODEL]
     for size, message in ((300, "has 300 pieces"), (400, "are reproduced when sp400")):
         *_, other = prepare(corpus, size, tmp_path / "other")
         assert isinstance(other, PreparedDataset)
-        hub.files[MODEL] = Path(other.tokenizer).read_bytes()
+        published(hub)[MODEL] = Path(other.tokenizer).read_bytes()
         with pytest.raises(DataError, match=message):
             get(hub, data)
         shutil.rmtree(data)
-    hub.files[MODEL] = right
+    published(hub)[MODEL] = right
     tokens = np.full(3_000, 400)
     write_shard(tmp_path / "large.bin", tokens)
-    hub.files[FOLDER + shard(1)] = (tmp_path / "large.bin").read_bytes()
+    published(hub)[FOLDER + shard(1)] = (tmp_path / "large.bin").read_bytes()
     with pytest.raises(DataError, match="token id 400, but sp400 has 400 ids"):
         get(hub, data)
 
@@ -289,20 +466,20 @@ def test_a_byte_table_that_is_wrong_for_the_text_is_refused(
     )
     with pytest.raises(DataError, match="the byte table of sp400 counts 1 bytes"):
         get(hub, data)
-    assert not list(data.rglob("*.bin"))
+    assert not shards_in(data)
 
 
 @pytest.mark.parametrize("block", [1, 7, 1_000, 1 << 20])
 def test_totals_do_not_depend_on_the_block_size(
     prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    published = prepared["sp400"]
-    tokens = open_dataset(published.folder).validation_tokens()
-    tokenizer = load_tokenizer(published.tokenizer)
+    source = prepared["sp400"]
+    tokens = open_dataset(source.folder).validation_tokens()
+    tokenizer = load_tokenizer(source.tokenizer)
     monkeypatch.setattr(download_module, "_BLOCK_TOKENS", block)
     counter = download_module._TotalsCounter(tokenizer)
     for part in np.array_split(tokens, 3):
-        counter.add(part, repository.RemoteFile("x", 1, ""))
+        counter.add(part, RemoteFile("x", 1, ""))
     table = tokenizer.byte_table()
     assert counter.totals.bytes == int(table.count(tokens[:-1], tokens[1:]).sum())
     assert (counter.totals.tokens, counter.totals.documents) == (len(tokens), int((tokens == tokenizer.bos_id).sum()))
@@ -321,7 +498,7 @@ def test_the_command_downloads_and_reports(hub: Hub, data: Path, capsys: pytest.
     code, answer, err = run_command(capsys, "hub", *flags)
     assert code == 0
     assert answer["fetched"] == ["fineweb_400_bpe.model", shard(0, "val"), shard(0), shard(1)]
-    assert (answer["commit"], answer["kept"]) == (COMMIT, [])
+    assert (answer["commit"], answer["kept"]) == (hub.commit(f"datasets/{REPO}"), [])
     assert answer["train"]["tokens"] == open_dataset(answer["folder"]).train_tokens
     assert "downloading: " in err
     assert "note: the manifest counts 3" in err
@@ -363,6 +540,6 @@ def test_without_the_library_the_command_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     code, answer, _ = run_command(capsys, "hub", "-o", data)
-    assert (code, answer["error"]["message"]) == (1, repository.MISSING)
-    assert "pip install 'birdie-compress[hub]'" in repository.MISSING
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert "pip install 'birdie-compress[hub]'" in answer["error"]["message"]
     assert not data.exists()
