@@ -121,9 +121,9 @@ def test_the_training_loop_reaches_its_core_alone() -> None:
     """A script that trains is packed from the modules that the loop imports, inside functions as well."""
     reached, queue = {"birdie.train.loop"}, ["birdie.train.loop"]
     while queue:
-        found = {source for source, _ in imported_names(queue.pop(), type_checking=False)} & MODULES.keys()
-        queue += found - reached
-        reached |= found
+        sources = {source for source, _ in imported_names(queue.pop(), type_checking=False)} & MODULES.keys()
+        queue += sources - reached
+        reached |= sources
     assert {name.removeprefix("birdie.train.") for name in reached if package_of(name) == "train"} <= TRAINING_CORE
     assert {package_of(name) for name in reached} == {"train", "runtime", "errors"}
 

@@ -282,7 +282,9 @@ class Recipe:
             ConfigError: calibration leaves nothing.
         """
         cap, seconds = self.train.max_wallclock_seconds, self.reserved_seconds
-        if seconds and seconds >= cap:
+        if not seconds:
+            return self.train
+        if seconds >= cap:
             raise ConfigError(
                 f"calibration has {seconds:.1f} s of a cap of {cap:g} s, which leaves no time for training; lower "
                 "calibration.reserve_seconds, or raise max_wallclock_seconds"

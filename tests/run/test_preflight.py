@@ -203,7 +203,7 @@ def test_the_first_event_of_a_run_is_its_preflight(run: Run) -> None:
 
 def test_a_failed_check_ends_a_run_before_it_trains(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "free_memory", lambda _device, _ranks: 1000)
-    monkeypatch.setattr("birdie.run.pipeline.fit", pytest.fail)
+    monkeypatch.setattr("birdie.run.pipeline.Training", pytest.fail)
     with pytest.raises(ConfigError, match="weights, gradients and optimizer take"):
         list(run.train())
     assert not (run.folder / "checkpoints").exists()

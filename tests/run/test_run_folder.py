@@ -342,7 +342,6 @@ def rewritten(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> N
         lambda state: state["loader"].update(spans=True),
         lambda state: state["loader"].update(spans="8"),
         lambda state: state["loader"].clear(),
-        lambda state: state["about"].update(calibration=[1]),
         lambda state: state["about"].update({"train.seed": "x" * 9999}),
     ],
 )
