@@ -46,6 +46,7 @@ from birdie.model.gpt import GPT
 from birdie.run.calibration import calibrate_gpt
 from birdie.run.dataset import RunData, open_run_data
 from birdie.run.float_weights import load_float, save_float
+from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import StepHook
@@ -166,11 +167,18 @@ def train(
         log(line)
     step = Step(0, 0.0, 0.0, 1.0, 0.0, 0, 0.0, stopping=total == 0)
     score: Score | None = None
+    began_ms = ended_ms = 0.0
     try:
+        if settings.warmup_steps and (device.type == "cuda" if settings.compile is None else settings.compile):
+            eager_pass(model, length, device)
         fractions = trainer.plan.warmup_fractions(tuple(f for hook in hooks for f in getattr(hook, "changes", ())))
         for done, _ in enumerate(trainer.rehearse(fractions), 1):
             log(f"warmup_step:{done}/{len(fractions)}")
+        if every:
+            score = validated(recipe, data, model, device, world)
+            log(validation_line(0, total, score, 0.0))
         for step in Trainer.__iter__(trainer):
+            began_ms, ended_ms = ended_ms, step.train_ms
             if recipe.run.logs(step.number) or (step.stopping and recipe.run.log_every):
                 log(step_line(step.number, total, step.loss, step.train_ms))
             if step.stopping or (every and step.number % every == 0):
@@ -183,6 +191,9 @@ def train(
         for line in (trainer.average.finish(), *model.diagnostics()):
             if line is not None:
                 log.note(f"active: {line}")
+        averaged = weights != "the last weights"
+        for line in not_begun(recipe, settings, step.number, began_ms, averaged=averaged):
+            log.note(f"never began: {line}")
     finally:
         batches.close()
         if qat is not None:
@@ -225,8 +236,6 @@ def new_trainer(
     optimizers = Optimizers(model, recipe.optimizer, newton_schulz_dtype=newton_schulz_dtype, world=world)
     compiled = device.type == "cuda" if settings.compile is None else settings.compile
     model.fuse_loss(settings.fused, compiled=compiled)
-    if compiled:
-        eager_pass(model, settings.train_seq_len, device)
     return Trainer(
         model,
         batches,
