@@ -188,9 +188,8 @@ def train(
         if step.number < total and settings.cap_ms is not None and step.train_ms >= settings.cap_ms:
             log(capped_line(step.number, total, step.train_ms))
         weights = str(trainer.average)
-        for line in (trainer.average.finish(), *model.diagnostics()):
-            if line is not None:
-                log.note(f"active: {line}")
+        for line in filter(None, (trainer.average.finish(), *model.diagnostics())):
+            log.note(f"active: {line}")
         averaged = weights != "the last weights"
         for line in not_begun(recipe, settings, step.number, began_ms, averaged=averaged):
             log.note(f"never began: {line}")
