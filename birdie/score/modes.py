@@ -169,7 +169,6 @@ class SGDMode(SGDSettings, WindowedMode):
 
     name: ClassVar[str] = "ttt-sgd"
     trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     log_name: ClassVar[str] = "legal_ttt"
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
@@ -194,7 +193,6 @@ class LoRAMode(ScoringMode):
 
     name: ClassVar[str] = "ttt-lora"
     trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     log_name: ClassVar[str] = "ttt_lora"
 
     rank: Annotated[int, Parameter(env_var="TTT_LORA_RANK", help="Rank of the adapters.")] = 96
@@ -298,7 +296,6 @@ class MultiPhaseMode(SGDSettings, ScoringMode):
     name: ClassVar[str] = "ttt-multi-phase"
     tables: ClassVar[tuple[type[ScoringMode], ...]] = (LoRAMode,)
     trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     log_name: ClassVar[str] = "ttt_phased"
 
     lr: LearningRate = 0.001

@@ -34,15 +34,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.errors import ConfigError
 from birdie.model.adapters import Adapters
 from birdie.model.gpt import GPT
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import SharedCounter, World
 from birdie.score.accumulator import Sink
 from birdie.score.mode import Scoring, TrainingReport
-from birdie.score.ttt.state import identity, loaded_state, save_state
-from birdie.score.windows import Positions, Windows, document_begins
+from birdie.score.windows import Positions, document_begins
 
 if TYPE_CHECKING:
     from birdie.score.modes import LoRAMode
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 
 _MAX_INPUTS = {"cpu": 8192}  # of a pass with gradients: beyond, a CPU gains nothing and needs memory
 _MAX_INPUTS_GPU = 65_536
-_ROUND = 4  # batches of each rank between two points at which an evaluation can be interrupted or saved
 
 
 def new_adapters(model: GPT, rows: int, settings: "LoRAMode") -> Adapters:
@@ -283,29 +280,14 @@ def score_documents(
         phases: of training the model itself; None: it stays fixed.
         restore: give the model its weights back after phases, however this ends.
     """
-    model, world, device, state = scoring.model, scoring.world, scoring.device, scoring.state
-    if state is not None:
-        state.check()
-        if settings.warm_a and world.size > 1:
-            raise ConfigError(
-                "with warm_a every rank has an A of its own, and one file does not hold them; use one rank"
-            )
+    model, world = scoring.model, scoring.world
     queue = document_queue(scoring.tokens, scoring.bos_id, settings.batch_docs)
     rows = min(settings.batch_docs, len(queue.begins))
     trainer = DocumentTrainer(model, scoring.tokens, scoring.sink, settings, context, rows)
     ends = [] if phases is None else phases.ends(len(queue.begins))
     initial = [p.detach().clone() for p in model.parameters()] if ends else []
-    identifiers: dict[str, str] = {}
-    start = 0
-    if state is not None:
-        ranges = Windows(queue.begins, queue.begins, queue.stops, context)
-        identifiers = identity(scoring, ranges, settings, length=context)
-        identifiers["phases"] = "" if phases is None else str(phases)
-        if state.resume:
-            start = _load(scoring, identifiers, trainer, phases)
-    earlier = trainer.score_seconds + trainer.train_seconds + (phases.seconds if phases else 0.0)
-    rounds = list(_rounds(queue, ends, start, world, state is not None))
-    saved, done, share = start, 0, _targets_of_rank(queue, rounds, settings, context, world)
+    rounds = list(_rounds(queue, ends))
+    done, share = 0, _targets_of_rank(queue, rounds, settings, context, world)
     try:
         for batches in rounds:
             for batch in _batches_of_rank(batches, queue, settings, context, world):
@@ -317,14 +299,8 @@ def score_documents(
                 break
             while phases and phases.completed < len(ends) and ends[phases.completed] <= batches.stop * queue.size:
                 phases.run(ends[phases.completed], queue, trainer, world)
-            stopping = world.any(scoring.stop(), device)
-            due = state is not None and state.every and batches.stop - saved >= state.every * world.size
-            if state is not None and (stopping or due):
-                _save(scoring, identifiers, trainer, phases, batches.stop)
-                saved = batches.stop
-            if stopping:
-                raise KeyboardInterrupt
-        trainer.counts = _sum_over_ranks(trainer.counts, world, device)
+        if world.size > 1:
+            trainer.counts = world.sum_(trainer.counts.to(scoring.device)).cpu()
         return TrainingReport(
             trainer.score_seconds,
             trainer.train_seconds + (phases.seconds if phases else 0.0),
@@ -332,7 +308,6 @@ def score_documents(
             trainer.steps + (phases.steps if phases else 0),
             trainer.targets_trained + (phases.tokens if phases else 0),
             trainer.diagnostics() + (phases.diagnostics() if phases else ""),
-            earlier,
         )
     finally:
         if restore and initial:
@@ -341,13 +316,10 @@ def score_documents(
                     p.copy_(weight)
 
 
-def _rounds(queue: DocumentQueue, ends: Sequence[int], start: int, world: World, saving: bool) -> Iterator[range]:
-    """Yield the batches from `start` on, cut where all ranks meet: at phases, and where the evaluation can be saved."""
-    edges = {-(-end // queue.size) for end in ends} | {len(queue)}
-    if saving or world.size == 1:
-        edges |= set(range(start, len(queue), _ROUND * world.size if world.size > 1 else 1))
-    first = start
-    for edge in sorted(edges):
+def _rounds(queue: DocumentQueue, ends: Sequence[int]) -> Iterator[range]:
+    """Yield the batches, cut where all ranks meet for a phase."""
+    first = 0
+    for edge in sorted({-(-end // queue.size) for end in ends} | {len(queue)}):
         if edge > first:
             yield range(first, edge)
             first = edge
@@ -377,40 +349,3 @@ def _targets_of_rank(
         for batches in rounds
         for batch in _batches_of_rank(batches, queue, settings, context, world)
     )
-
-
-def _sum_over_ranks(counts: Tensor, world: World, device: torch.device) -> Tensor:
-    """Return the sum over ranks, on the CPU."""
-    return counts.clone() if world.size == 1 else world.sum_(counts.to(device, copy=True)).cpu()
-
-
-def _save(
-    scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None", batch: int
-) -> None:
-    """Save counts, and what no longer is as at the start: the weights after a phase, and warm A. On every rank."""
-    tensors = {"counts": _sum_over_ranks(trainer.counts, scoring.world, trainer.device)}
-    if phases and phases.completed:
-        tensors |= {f"weight/{name}": p.detach() for name, p in trainer.model.named_parameters()}
-    if trainer.settings.warm_a:
-        tensors |= {f"a/{part}/{index}": a for (part, index), a in trainer.adapters.down.items()}
-    seconds = [trainer.score_seconds, trainer.train_seconds]
-    progress = {"batch": batch, "seconds": seconds, "phases": phases.state() if phases else None}
-    save_state(scoring, identifiers, tensors, progress)
-
-
-def _load(scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None") -> int:
-    """Restore what `_save` saved; return the number of batches that are done. On every rank."""
-    with loaded_state(scoring, identifiers) as (tensors, progress):
-        if scoring.world.is_main:
-            trainer.counts.copy_(tensors["counts"])
-        trainer.score_seconds, trainer.train_seconds = progress["seconds"]
-        if phases:
-            phases.load_state(progress["phases"])
-        with torch.no_grad():
-            for name, p in trainer.model.named_parameters():
-                if phases and phases.completed:
-                    p.copy_(tensors[f"weight/{name}"])
-            for (part, index), a in trainer.adapters.down.items():
-                if trainer.settings.warm_a:
-                    a.copy_(tensors[f"a/{part}/{index}"])
-        return int(progress["batch"])
