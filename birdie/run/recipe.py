@@ -302,8 +302,26 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
 
 
-REMOVED = frozenset(("run.compile_cache",))
-"""Settings that files of earlier versions have; they are ignored."""
+REMOVED: dict[str, tuple[Any, str] | None] = {
+    "run.compile_cache": None,
+    "evaluation.ttt_lora.order": ("fixed", "ranks take batches by a fixed rule"),
+}
+"""Settings of earlier versions: their default, and what holds now; None: any value is ignored.
+
+In the metadata of an artifact they are always ignored: nothing that is read there depends on them.
+"""
+
+
+def is_removed(name: str, value: Any) -> bool:
+    """Return True for a setting of earlier versions, which is ignored.
+
+    Raises:
+        ConfigError: it asks for something that is gone.
+    """
+    default = REMOVED.get(name)
+    if default is not None and value != default[0]:
+        raise ConfigError(f"{name} is {repr(value)[:80]}, but this setting is gone: {default[1]}; leave it out")
+    return name in REMOVED
 
 
 def typed_setting(value: Any, hint: Any, name: str) -> Any:

@@ -16,7 +16,7 @@ scored, so it is legal, but then the order matters.
     stream ─► documents, each with the BOS after it as its last target ─► longest first ─► batches ─► ranks
 
 Documents of about one length waste no padding, and with the longest batches first the short ones fill the gaps between
-ranks at the end. A rank's batches are settled in advance (`balanced_batches`), or claimed one by one (`SharedCounter`).
+ranks at the end. A rank's batches are settled in advance (`balanced_batches`).
 
 Sources: the challenge's first record of LoRA at test time (rank 8 on head, q and v; chunks of 256), parameter-golf#1530
 (github.com/openai/parameter-golf/pull/1530: batches, longest first, more parts, chunks of 48), parameter-golf#1767 (α,
@@ -37,7 +37,6 @@ from torch import Tensor
 from birdie.model.adapters import Adapters
 from birdie.model.gpt import GPT
 from birdie.runtime.device import synchronize
-from birdie.runtime.distributed import SharedCounter, World
 from birdie.score.accumulator import Sink
 from birdie.score.mode import Scoring, TrainingReport
 from birdie.score.windows import Positions, document_begins
@@ -273,8 +272,7 @@ def score_documents(
     """Record the losses of all targets, training adapters on each document, and the model in phases if there are any.
 
     Args:
-        scoring: its model is in evaluation mode, with equal weights on all ranks; its accumulator is new. With order
-            "claimed" the total that its progress is called with is an estimate.
+        scoring: its model is in evaluation mode, with equal weights on all ranks; its accumulator is new.
         settings: of adapters and their steps.
         context: most inputs of a window.
         phases: of training the model itself; None: it stays fixed.
@@ -286,15 +284,19 @@ def score_documents(
     trainer = DocumentTrainer(model, scoring.tokens, scoring.sink, settings, context, rows)
     ends = [] if phases is None else phases.ends(len(queue.begins))
     initial = [p.detach().clone() for p in model.parameters()] if ends else []
-    rounds = list(_rounds(queue, ends))
-    done, share = 0, _targets_of_rank(queue, rounds, settings, context, world)
+    costs = [queue.cost(batch, settings.chunk, context) for batch in range(len(queue))]
+    rounds = [
+        (batches, [batches[i] for i in balanced_batches(costs[batches.start : batches.stop], world.rank, world.size)])
+        for batches in _rounds(queue, ends)
+    ]
+    done, total = 0, sum(queue.targets(batch) for _, share in rounds for batch in share)
     try:
-        for batches in rounds:
-            for batch in _batches_of_rank(batches, queue, settings, context, world):
+        for batches, share in rounds:
+            for batch in share:
                 trainer.score(*queue.batch(batch))
                 done += queue.targets(batch)
                 if scoring.progress is not None:
-                    scoring.progress(min(done, share), share)
+                    scoring.progress(done, total)
             if batches.stop == len(queue):
                 break
             while phases and phases.completed < len(ends) and ends[phases.completed] <= batches.stop * queue.size:
@@ -323,29 +325,3 @@ def _rounds(queue: DocumentQueue, ends: Sequence[int]) -> Iterator[range]:
         if edge > first:
             yield range(first, edge)
             first = edge
-
-
-def _batches_of_rank(
-    batches: range, queue: DocumentQueue, settings: "LoRAMode", context: int, world: World
-) -> Iterator[int]:
-    """Yield this rank's batches of a round."""
-    if settings.order == "claimed":
-        claims = SharedCounter(world)
-        while (number := claims.next()) < len(batches):
-            yield batches[number]
-    else:
-        costs = [queue.cost(batch, settings.chunk, context) for batch in batches]
-        yield from (batches[number] for number in balanced_batches(costs, world.rank, world.size))
-
-
-def _targets_of_rank(
-    queue: DocumentQueue, rounds: Sequence[range], settings: "LoRAMode", context: int, world: World
-) -> int:
-    """Return the number of targets that this rank is going to score; an estimate where batches are claimed."""
-    if settings.order == "claimed":
-        return sum(queue.targets(batch) for batches in rounds for batch in batches) // world.size
-    return sum(
-        queue.targets(batch)
-        for batches in rounds
-        for batch in _batches_of_rank(batches, queue, settings, context, world)
-    )

@@ -16,7 +16,7 @@ from birdie.errors import ConfigError, RuleError
 from birdie.golf.audit import probes
 from birdie.golf.audit.rules import CAUSAL
 from birdie.model.gpt import GPT
-from birdie.runtime.distributed import SharedCounter, World
+from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring, TrainingReport
 from birdie.score.modes import LoRAMode, MultiPhaseMode
@@ -43,7 +43,6 @@ PHASES = MultiPhaseMode(prefix_docs=7, phases=2, lr=0.05, chunk_tokens=16, batch
 CASES: dict[str, tuple[LoRAMode, MultiPhaseMode | None]] = {
     "documents": (SETTINGS, None),
     "phases": (SETTINGS, PHASES),
-    "claimed, phases": (dataclasses.replace(SETTINGS, order="claimed"), PHASES),
 }
 
 
@@ -85,7 +84,6 @@ def test_without_phases_it_is_the_batches() -> None:
     assert report.tokens == accumulator.ledger.learned
     assert report.chunks == 3
     assert f" {len(DOCUMENTS)} documents" in report.diagnostics
-    assert by_documents(dataclasses.replace(SETTINGS, order="claimed"))[0].tobytes() == nats.tobytes()
 
 
 def test_phases_are_score_train_score() -> None:
@@ -181,11 +179,6 @@ def test_the_audit_passes_documents_and_reports_what_phases_do(
     results = {finding.rule: finding.result for finding in findings}
     assert results.pop(CAUSAL) == result
     assert result == "fail" or set(results.values()) == {"pass"}
-
-
-def test_claims_are_counted_without_ranks() -> None:
-    claims = SharedCounter(World())
-    assert [claims.next() for _ in range(3)] == [0, 1, 2]
 
 
 def as_rank(rank: int, folder: str) -> None:
