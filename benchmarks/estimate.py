@@ -1,4 +1,4 @@
-"""Estimates compared with measurements: `python -m benchmarks.estimate [--json] [--part records|memory|cpu|curves]`.
+"""Estimates compared with measurements: `python -m benchmarks.estimate [--json] [--part records|memory|cpu]`.
 
 - records: milliseconds per step that `birdie estimate` predicts for the shipped recipes, with the three constants
   fitted to all of them and with those fitted to all others (leave-one-out), compared with the times that their authors
@@ -6,15 +6,12 @@
 - memory: recorded peaks, and the two constants fitted to them.
 - cpu: small shapes trained for a few steps on this machine: parameters, step time, peak memory, and the bytes of the
   file that `birdie.save` writes.
-- curves: the final score of each published run of `estimate_curves.toml`, forecast from each of its validations with a
-  prior from the other runs.
 """
 
 import dataclasses
 import itertools
 import statistics
 import tempfile
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +27,6 @@ from benchmarks.loaders import StatelessLoader
 from benchmarks.memory import python_peak
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.estimate import PEAK, Machine, artifact, h100, load, memory, parameters, schedule, this_cpu
-from birdie.run.forecast import CHALLENGE, FIRST, Prior, features, forecast
-from birdie.run.history import Entry
 from birdie.run.recipe import ExportSettings, Recipe
 from birdie.run.registry import find, shipped_recipes
 from birdie.train.loop import Step
@@ -40,7 +35,6 @@ from birdie.train.training import Training
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]
-CURVES: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("estimate_curves.toml").read_text())["run"]
 
 # Average step times of published logs and of the challenge's table that are not in the fit: (name, model settings that
 # differ from the baseline, tokens per step, sequence length, ranks, milliseconds).
@@ -275,92 +269,16 @@ def _row(name: str, what: str, estimate: float, measured: float) -> Row:
     }  # fmt: skip
 
 
-def settings_of(run: dict[str, Any]) -> TrainSettings:
-    """Return the training settings of a published run."""
-    return TrainSettings(
-        iterations=run.get("iterations", 20_000),
-        warmdown_iters=run["warmdown_iters"],
-        max_wallclock_seconds=run["cap"],
-    )
-
-
-def entries_of(run: dict[str, Any]) -> list[Entry]:
-    """Return the validations of a published run."""
-    return [Entry(step, step * run["step_ms"], bpb) for step, bpb in run["bpb"]]
-
-
-def prior_of(runs: Sequence[dict[str, Any]]) -> Prior:
-    """Return the prior of the scaling law: mean and deviation of its fits to the runs with five or more points."""
-    fits = []
-    for run in runs:
-        entries = [entry for entry in entries_of(run) if entry.step >= FIRST]
-        if len(entries) < 5:
-            continue
-        rows = features(settings_of(run), run["step_ms"], entries[-1].step)[[entry.step for entry in entries]]
-        law = np.linalg.lstsq(rows, np.log([entry.bpb for entry in entries]), rcond=None)[0]
-        fits.append((law, rows[-1, 2] != 0))
-    level, power = ([float(law[index]) for law, _ in fits] for index in (0, 1))
-    annealed = [float(law[2]) for law, reached_warmdown in fits if reached_warmdown]
-    means = (statistics.mean(level), statistics.mean(power), statistics.mean(annealed))
-    return Prior(means, (CHALLENGE.deviation[0], statistics.stdev(power), statistics.stdev(annealed)))
-
-
-def held_out(runs: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return the forecast of the final score of each run, from each of its validations and the prior of the others."""
-    rows: list[Row] = []
-    for index, run in enumerate(runs):
-        prior = prior_of([*runs[:index], *runs[index + 1 :]])
-        entries = entries_of(run)
-        end = entries[-1]
-        for count in range(1, len(entries)):
-            last = entries[count - 1]
-            if last.step < FIRST:
-                continue
-            # Published step times have few digits, so pass the last step instead of deriving it from the time limit.
-            prediction = forecast(entries[:count], settings_of(run), prior, steps=end.step)
-            rows.append(
-                {
-                    "run": run["source"].split("/")[0], "step": last.step, "share": last.step / end.step,
-                    "forecast": prediction.bpb, "low": prediction.low, "high": prediction.high, "end": end.bpb,
-                }
-            )  # fmt: skip
-    return rows
-
-
-def curves() -> list[Row]:
-    """Return the errors of the forecasts by the share of the run before the validation."""
-    forecasts = held_out(CURVES)
-    prior = prior_of(CURVES)
-    log(f"prior of all runs: {prior}")
-    rows: list[Row] = []
-    for low, high in itertools.pairwise((0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)):
-        bin_rows = [row for row in forecasts if low <= row["share"] < high]
-        errors = [row["forecast"] - row["end"] for row in bin_rows]
-        rows.append(
-            {
-                "share": f"{low:.0%} to {high:.0%}",
-                "runs": len({row["run"] for row in bin_rows}),
-                "forecasts": len(bin_rows),
-                "inside_%": 100 * statistics.mean(row["low"] <= row["end"] <= row["high"] for row in bin_rows),
-                "rms_error": statistics.mean(error * error for error in errors) ** 0.5,
-                "worst_error": max(errors, key=abs),
-                "half_width": statistics.mean(row["high"] - row["low"] for row in bin_rows) / 2,
-            }
-        )
-    return rows
-
-
 def main() -> None:
     """Measure and print the table."""
     parser = command_parser(__doc__)
-    parser.add_argument("--part", choices=("records", "memory", "cpu", "curves"), default="records")
+    parser.add_argument("--part", choices=("records", "memory", "cpu"), default="records")
     parser.add_argument("--steps", type=int, default=8, help="training steps of each small shape (default: 8)")
     options = parser.parse_args()
     work: dict[str, Callable[[], list[Row]]] = {
         "records": records,
         "memory": peaks,
         "cpu": lambda: on_cpu(options.steps),
-        "curves": curves,
     }
     report(work[options.part](), as_json=options.json)
 

@@ -48,7 +48,6 @@ from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.run.run_folder import read_metrics
-from birdie.run.temperature import stored_evaluation
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import write_bytes
@@ -293,10 +292,7 @@ def _final(log: Log, recipe: Recipe, path: Path, world: World, score: Score, cod
     log(f"Total submission size birdie: {path.stat().st_size + code} bytes")
     if not recipe.scores_twice:
         return score
-    settings = recipe.evaluation
-    if recipe.export.fit_temperature:
-        settings = stored_evaluation(path, settings)
-    return score_as_recipe(log, path, _request(recipe, settings), world)
+    return score_as_recipe(log, path, _request(recipe, recipe.evaluation), world)
 
 
 def _request(recipe: Recipe, settings: EvaluationSettings) -> EvaluationRequest:

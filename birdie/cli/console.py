@@ -312,12 +312,11 @@ _received: list[int] = []
 
 
 @contextmanager
-def stop_on_signal(*, shown: bool = True, after: str = "this step") -> Iterator[Callable[[], bool]]:
+def stop_on_signal(*, shown: bool = True) -> Iterator[Callable[[], bool]]:
     """Yield a function that returns True after a first Ctrl-C, SIGTERM or SIGHUP; the second ends the command.
 
     Args:
         shown: whether to print what the signal does.
-        after: the unit of work that is completed first.
     """
     stopping = False
 
@@ -329,7 +328,7 @@ def stop_on_signal(*, shown: bool = True, after: str = "this step") -> Iterator[
         _receive(number)
         if shown:
             again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            text = f"Stopping after {after} ({again} again stops at once and saves nothing)\n"
+            text = f"Stopping after this step ({again} again stops at once and saves nothing)\n"
             with suppress(OSError):  # past `stderr`, which may be in the middle of a line that would appear twice
                 os.write(2, ("\n" * stderr.is_terminal + text).encode())
 

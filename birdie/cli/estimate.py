@@ -1,4 +1,4 @@
-"""`birdie estimate`: estimate size, time and memory of a recipe, and the final score of a run that has begun."""
+"""`birdie estimate`: estimate size, time and memory of a recipe."""
 
 import dataclasses
 from pathlib import Path
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table
+from birdie.cli.console import Json, compiling_notice, plain, print_json, print_table
 from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
     from birdie.run.estimate import Artifact, Load, Machine, Schedule
-    from birdie.run.forecast import Forecast
     from birdie.run.recipe import Recipe
     from birdie.run.registry import RegisteredRecipe
 
@@ -29,19 +28,17 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Estimate parameters, bytes, time and memory of a recipe without running it; for a run folder, also the final bpb.
+    """Estimate parameters, bytes, time and memory of a recipe without running it.
 
     Parameters and FLOPs are exact. Bytes, memory and times are estimates. docs/estimate.md explains each number and
     gives the measured errors.
     """
     from birdie.run.estimate import artifact, groups, h100, load, this_cpu
 
-    folder = Path(recipe) if Path(recipe).is_dir() else None
-    known = _known(recipe, folder)
+    known = _known(recipe)
     settings = known.recipe(preset)
     if preset is not None:
         known = dataclasses.replace(known, about=known.about.unmeasured())
-    outlook = None if folder is None else _forecast(settings, folder)
     machines = [this_cpu(settings), h100(8), h100(1)]
     plans = [_schedule(settings, machine) for machine in machines]
     # a step with depth recurrence active, if the recipe has it, once on one device and once sharded over the ranks
@@ -63,31 +60,22 @@ def command(
                 },
                 "machines": [_plan_json(machine, plan) for machine, plan in zip(machines, plans, strict=True)],
                 "recorded": {"bytes": known.about.bytes, "step_ms": known.about.step_ms, "bpb": known.about.bpb},
-                "forecast": None if outlook is None else dataclasses.asdict(outlook),
             }
         )
         return
     print_table(_model_table(known, settings, counts, file, step, sharded))
     print_table(_machine_table(settings, machines, plans))
-    if outlook is not None:
-        print_line(_forecast_line(outlook))
 
 
-def _known(name: str, folder: Path | None) -> "RegisteredRecipe":
+def _known(name: str) -> "RegisteredRecipe":
     from birdie.run.registry import find
 
-    if folder is None:
+    folder = Path(name)
+    if not folder.is_dir():
         return find(name)
     if not (folder / "recipe.toml").is_file():
         raise ConfigError(f"{folder} has no recipe.toml; give a run folder that birdie train wrote, or a recipe")
     return dataclasses.replace(find(str(folder / "recipe.toml")), name=folder.name)
-
-
-def _forecast(recipe: "Recipe", folder: Path) -> "Forecast":
-    from birdie.run.forecast import forecast
-    from birdie.run.history import read
-
-    return forecast(read(folder), recipe.training)
 
 
 def _ranks(recipe: "Recipe") -> int:
@@ -194,12 +182,3 @@ def _cells(plan: "Schedule") -> list[str]:
         f"{plan.flops / 1e15:,.3g}",
         f"{plan.memory.total / 1e9:,.2f}",
     ]
-
-
-def _forecast_line(outlook: "Forecast") -> str:
-    if outlook.step == outlook.steps:
-        return f"the run ended after {outlook.steps:,} steps at {outlook.bpb:.4f} bits per byte"
-    return (
-        f"after step {outlook.step:,} of about {outlook.steps:,}, {outlook.validations} validations: forecast of the "
-        f"final bits per byte {outlook.bpb:.4f} (90 % interval {outlook.low:.4f} to {outlook.high:.4f})"
-    )

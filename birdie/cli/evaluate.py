@@ -4,7 +4,6 @@ Flags are the fields of `EvaluationRequest`, of `EvaluationSettings` and of each
 comes from the recipe in the artifact, so the flags have no defaults of their own.
 """
 
-from contextlib import nullcontext
 from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -23,9 +22,8 @@ from birdie.cli.console import (
     print_table,
     progress_bar,
     size,
-    stop_on_signal,
 )
-from birdie.runtime.callbacks import never, no_message
+from birdie.runtime.callbacks import no_message
 from birdie.runtime.platform import process_seconds
 from birdie.score.mode import ScoringMode
 from birdie.score.request import EvaluationRequest
@@ -101,16 +99,11 @@ def command(
     request = replace(request or EvaluationRequest(), settings={} if settings is None else explicit(settings))
     device = choose_device(request.device, world_from_environment().local_rank)
     with process_group(device) as world:
-        resumable = request.state is not None
-        interruptible = (
-            stop_on_signal(shown=world.is_main, after="the current batch") if resumable else nullcontext(never)
-        )
-        with progress_bar(f"scoring {file.name}", "tokens") as update, interruptible as stop:
+        with progress_bar(f"scoring {file.name}", "tokens") as update:
             result = evaluate(
                 file,
                 request,
                 world=world,
-                stop=stop,
                 notify=log if world.is_main else no_message,
                 progress=update if world.is_main else None,
                 import_seconds=process_seconds() or 0.0,

@@ -114,7 +114,7 @@ _LEGENDRE = ("LEGENDRE_DEGREE_ATTN", "LEGENDRE_DEGREE_FFN", "MODE")
 _PLAIN = ("standard", "linear", "dense")
 
 UNAVAILABLE = (
-    Unavailable("fitting a temperature other than by TEMP_SCALING is", ("TEMP_CALIB", "EVAL_TEMP")),
+    Unavailable("a temperature other than by evaluation.temperature is", ("TEMP_SCALING", "TEMP_CALIB", "EVAL_TEMP")),
     Unavailable("fp8 storage is", ("FP_STORAGE",)),
     Unavailable("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
     Unavailable("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),

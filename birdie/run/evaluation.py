@@ -30,7 +30,7 @@ from birdie.model.config import GPTConfig
 from birdie.model.gpt import GPT
 from birdie.model.infer_config import infer_config
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message
+from birdie.runtime.callbacks import Notify, Progress, no_message
 from birdie.runtime.device import choose_device, choose_dtype, dtype_name
 from birdie.runtime.distributed import World
 from birdie.score import evaluator, package
@@ -166,7 +166,6 @@ def evaluate(
     request: EvaluationRequest | None = None,
     *,
     world: World | None = None,
-    stop: Stop = never,
     notify: Notify = no_message,
     progress: Progress | None = None,
     import_seconds: float = 0.0,
@@ -177,7 +176,6 @@ def evaluate(
         path: of the artifact.
         request: what to score, with which settings and where.
         world: ranks that share the work; all return the same score.
-        stop: asked between units of work of test-time training; True saves the state, if there is a file for it.
         notify: called with a line if the time budget will be exceeded, and about a package.
         progress: called with (done, total).
         import_seconds: time already spent on imports, which counts against the budget.
@@ -186,15 +184,10 @@ def evaluate(
         ArtifactError: the file is corrupt.
         DataError: shards or tokenizer are missing, or not those the model was trained with.
         ConfigError: a setting is out of range or has no part in the scoring mode, or the package is for something else.
-        KeyboardInterrupt: `stop` asked for it.
-        WeightsError: the state cannot be resumed from.
     """
     request, world = request or EvaluationRequest(), world or World()
     device = choose_device(request.device, world.local_rank)
     clock = EvaluationClock(0.0, notify, import_seconds)
-    state = request.state_file
-    if state is not None:
-        state.check(name for name in (path, request.package, request.tokenizer, request.data) if name is not None)
     with clock.part("decode"):
         model, recipe, metadata = load_gpt(path, device)
         size = Path(path).stat().st_size
@@ -216,8 +209,6 @@ def evaluate(
         batch_tokens=request.batch_tokens or recipe.validation.batch_tokens,
         world=world,
         progress=clock.watch(progress),
-        stop=stop,
-        state=state,
     )
     packaged: PackagedModel | None = None
     if request.package is not None:
@@ -226,7 +217,6 @@ def evaluate(
     with clock.part("score"):
         score, report = evaluator.score(mode, scoring)
     if report is not None:
-        clock.add_earlier("score", report.earlier_seconds)
         clock.reassign("score", "adapt", report.train_seconds)
         if not report.steps:
             warnings.append(f"{mode.name} trained on nothing: all of the text is in one chunk; use smaller chunks")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import App, CycloptsError, Parameter
 
 from birdie.errors import BirdieError, ConfigError
-from birdie.run.recipe import REMOVED, Recipe, setting_names, typed_setting
+from birdie.run.recipe import Recipe, is_removed, setting_names, typed_setting
 from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
 
 FLAT = Parameter(name="*")
@@ -30,7 +30,7 @@ def typed_tables(content: Mapping[str, Any], kind: Any = Recipe, path: str = "")
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
         else typed_setting(value, hints[key], f"{path}{key}")
         for key, value in content.items()
-        if f"{path}{key}" not in REMOVED
+        if not is_removed(f"{path}{key}", value)
     }
 
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.inspect import inspect
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.qat.fake_quantization import FakeQuantization, storage_rules
@@ -40,7 +39,6 @@ from birdie.run.float_weights import length_of, load_float, save_float
 from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe, setting_names
 from birdie.run.run_folder import FOLDERS, RECIPE, Metrics, begin_folder, write_environment
-from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
@@ -605,9 +603,7 @@ class Run:
         if budget is None and settings.budget is not None:
             budget = parse_size(settings.budget)
         calibration, path = self.calibrate(), path or self.folder / "model.birdie"
-        if settings.fit_temperature and budget is not None:
-            budget -= RESERVED
-        summary = save(
+        return save(
             self.model,
             path,
             scheme=[
@@ -620,11 +616,6 @@ class Run:
             metadata=self.metadata(),
             progress=progress,
         )
-        if settings.fit_temperature:
-            temperature, gain = store_temperature(path, self.recipe, self.device)
-            self.notify(f"temperature {temperature:g}: {gain:+.5f} nats per training token")
-            summary = inspect(path)
-        return summary
 
     def metadata(self) -> dict[str, Any]:
         """Return the artifact's metadata: what scoring and sampling need, and the provenance of the weights."""

@@ -133,13 +133,6 @@ class ExportSettings:
     ] = ()
     int4_step: Annotated[int, Parameter(env_var="INT4_STEP", help="4 leaves 64 levels: int6.")] = 4
     coder: Annotated[Effort, Parameter(help="Entropy coding effort: max (smallest) or fast.")] = "max"
-    fit_temperature: Annotated[
-        bool,
-        Parameter(
-            env_var="TEMP_SCALING",
-            help="Fit evaluation.temperature on training tokens after the export, and store it in the artifact.",
-        ),
-    ] = False
 
     def __post_init__(self) -> None:
         if self.budget is not None:
@@ -221,11 +214,6 @@ class Recipe:
             raise ConfigError(
                 f"int4_layers names layer {unknown[0]}, but the model has layers 0 to {self.model.num_layers - 1}"
             )
-        if self.export.fit_temperature and "temperature" not in self.evaluation.scoring_mode.shared:
-            raise ConfigError(
-                f"evaluation mode {self.evaluation.mode} scores at temperature 1; leave export.fit_temperature out, or "
-                "choose windows or streaming"
-            )
         self.evaluation.check(self.evaluation.seq_len or self.train.train_seq_len)
         kind, floor = self.average.kind, self.train.min_lr
         if kind != "none" and self.qat.levels is not None:
@@ -294,7 +282,7 @@ class Recipe:
     @property
     def scores_twice(self) -> bool:
         """True if an artifact is scored by [evaluation] as well, because that differs from plain windows."""
-        return self.export.fit_temperature or self.evaluation.in_effect() != EvaluationSettings().in_effect()
+        return self.evaluation.in_effect() != EvaluationSettings().in_effect()
 
     @property
     def digest(self) -> str:
@@ -302,8 +290,27 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
 
 
-REMOVED = frozenset(("run.compile_cache",))
-"""Settings that files of earlier versions have; they are ignored."""
+REMOVED: dict[str, tuple[Any, str] | None] = {
+    "run.compile_cache": None,
+    "evaluation.ttt_lora.order": ("fixed", "ranks take batches by a fixed rule"),
+    "export.fit_temperature": (False, "evaluation.temperature takes a number"),
+}
+"""Settings of earlier versions: their default, and what holds now; None: any value is ignored.
+
+In the metadata of an artifact they are always ignored: nothing that is read there depends on them.
+"""
+
+
+def is_removed(name: str, value: Any) -> bool:
+    """Return True for a setting of earlier versions, which is ignored.
+
+    Raises:
+        ConfigError: it asks for something that is gone.
+    """
+    default = REMOVED.get(name)
+    if default is not None and value != default[0]:
+        raise ConfigError(f"{name} is {repr(value)[:80]}, but this setting is gone: {default[1]}; leave it out")
+    return name in REMOVED
 
 
 def typed_setting(value: Any, hint: Any, name: str) -> Any:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -218,27 +217,6 @@ def send_to_main(world: World, source: int, pieces: Callable[[], Iterator[bytes]
         dist.recv(received, source)
         length -= len(received)
         yield received.numpy().tobytes()
-
-
-class SharedCounter:
-    """Counter shared by all ranks: each of 0, 1, 2, … is returned to exactly one rank. Every rank must create it.
-
-    Ranks use it to take work items as they become free. The count is in the process group's key–value store, so no rank
-    waits for another.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._store: PrefixStore | None = None
-        self._next = 0
-        if world.size > 1:
-            self._store = PrefixStore(world.broadcast(uuid4().hex), dist.distributed_c10d._get_default_store())
-
-    def next(self) -> int:
-        """Return the next number, which no other rank gets."""
-        if self._store is not None:
-            return int(self._store.add("claimed", 1)) - 1
-        self._next += 1
-        return self._next - 1
 
 
 def launched_by_torchrun() -> bool:

@@ -10,14 +10,12 @@ long documents weigh as much in it as they do in the score itself.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from birdie.errors import DataError, RuleError
 from birdie.runtime.distributed import World
@@ -141,34 +139,6 @@ class Accumulator:
             self._sums[row, lowest : highest + 1] += sums
         if self.losses is not None:
             self.losses[positions] = flat
-
-    def state(self, world: World, device: torch.device) -> dict[str, Tensor]:
-        """Return what all ranks have recorded so far, on the CPU. Every rank must call it."""
-        local = self.ledger.local_mask
-        state = {"sums": torch.from_numpy(self._sums.copy()), "scored": torch.from_numpy(local.astype(np.uint8))}
-        if self.losses is not None:
-            state["losses"] = torch.from_numpy(np.where(local, self.losses, 0.0))
-        if world.size > 1:
-            state = {name: world.sum_(tensor.to(reduce_device(device))).cpu() for name, tensor in state.items()}
-        state["scored"] = torch.from_numpy(np.packbits(state["scored"].numpy()))
-        return state
-
-    def load_state(self, state: Mapping[str, Tensor], world: World) -> None:
-        """Continue from what `state` returned for the same stream; this accumulator must be new.
-
-        Rank 0 takes over the sums of all ranks, so that each counts once.
-
-        Raises:
-            ValueError: the state is of another stream.
-        """
-        scored = np.unpackbits(state["scored"].numpy(), count=len(self.ledger)).astype(bool)
-        if state["sums"].shape != self._sums.shape:
-            raise ValueError("the sums are of other documents")
-        self.ledger.load(scored, remote=not world.is_main)
-        if world.is_main:
-            self._sums[:] = state["sums"].numpy()
-        if self.losses is not None:
-            self.losses[:] = np.where(scored, state["losses"].numpy(), np.nan) if world.is_main else np.nan
 
     def score(
         self, expected: int, seconds: float, world: World | None = None, device: torch.device | None = None

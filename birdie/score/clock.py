@@ -23,7 +23,6 @@ class EvaluationClock:
         import_seconds: time already spent on imports.
 
     Attributes:
-        earlier: seconds that a resumed evaluation took before this process.
         predicted: predicted total in seconds; None until there is a prediction.
     """
 
@@ -31,13 +30,12 @@ class EvaluationClock:
         self.budget, self._notify, self._warned = budget, notify, False
         self._began = time.perf_counter() - import_seconds
         self._parts = dict.fromkeys(PARTS, 0.0) | {"import": import_seconds}
-        self.earlier = 0.0
         self.predicted: float | None = None
 
     @property
     def total(self) -> float:
-        """Seconds so far, those before a resume included."""
-        return time.perf_counter() - self._began + self.earlier
+        """Seconds so far."""
+        return time.perf_counter() - self._began
 
     @property
     def within_budget(self) -> bool:
@@ -48,11 +46,6 @@ class EvaluationClock:
     def seconds(self) -> dict[str, float]:
         """Seconds by part; time in no part, such as opening the data, is "other"."""
         return self._parts | {"other": max(0.0, self.total - sum(self._parts.values()))}
-
-    def add_earlier(self, part: str, seconds: float) -> None:
-        """Add the time that a resumed evaluation had spent on a part before this process."""
-        self.earlier += seconds
-        self._parts[part] += seconds
 
     def reassign(self, source: str, destination: str, seconds: float) -> None:
         """Count time that was measured as one part as another."""

@@ -89,7 +89,7 @@ def score(mode: ScoringMode, scoring: Scoring) -> tuple[Score, TrainingReport | 
     """Return the score, the same on all ranks, and the report of a mode that trains.
 
     Raises:
-        KeyboardInterrupt, RuleError, ConfigError, OutputError, WeightsError: as `record`; a target was never scored.
+        RuleError, ConfigError: as `record`; a target was never scored.
         DataError: the loss is not finite.
     """
     seconds, report = record(mode, scoring)

@@ -100,12 +100,6 @@ class Ledger:
         self._remote[first:stop] |= (counts > 0) & ~local
         self._scored[first:stop] |= counts > 0
 
-    def load(self, scored: NDArray[np.bool_], *, remote: bool) -> None:
-        """Start from the targets that a resumed evaluation has scored; remote: they count as another rank's."""
-        self._scored[:] = scored
-        self._remote[:] = scored & remote
-        self.scored = 0 if remote else int(scored.sum())
-
     def close(self) -> None:
         """Check that every target was scored.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Progress, Stop, never
+from birdie.runtime.callbacks import Progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from birdie.model.gpt import GPT
     from birdie.runtime.distributed import World
     from birdie.score.accumulator import Accumulator, Sink
-    from birdie.score.request import StateFile
     from birdie.score.windows import LanguageModel
 
 M = TypeVar("M", bound="ScoringMode")
@@ -158,8 +157,6 @@ class Scoring:
         batch_tokens: inputs in a batch over all ranks, unless the settings say how many windows.
         world: ranks that share the work.
         progress: called with (targets done, total) of this rank.
-        stop: asked between units of work of a mode that can be resumed.
-        state: file for the state of a mode that can be resumed.
         forward: module that computes the losses of windows in place of the model, such as its ahead-of-time package.
         sink: takes the losses; the accumulator, unless predictions are modified.
     """
@@ -174,8 +171,6 @@ class Scoring:
     batch_tokens: int = 65_536
     world: "World" = field(default_factory=_one_rank)
     progress: Progress | None = None
-    stop: Stop = never
-    state: "StateFile | None" = None
     forward: "LanguageModel | None" = None
     sink: "Sink" = field(init=False)
 
@@ -193,12 +188,11 @@ class TrainingReport:
     """Work of a mode that trains the model on what it has scored (test-time training).
 
     Attributes:
-        score_seconds, train_seconds: of scoring and of training, those before a resume included.
+        score_seconds, train_seconds: of scoring and of training.
         chunks: units of work of the stream.
         steps: optimizer steps.
         tokens: targets in all steps, counted once for each step they are in.
         diagnostics: one line for the log: how much was trained, and that weights changed.
-        earlier_seconds: of both, before the resume.
     """
 
     score_seconds: float
@@ -207,7 +201,6 @@ class TrainingReport:
     steps: int
     tokens: int
     diagnostics: str
-    earlier_seconds: float = 0.0
 
 
 class ScoringMode(ABC):
@@ -220,7 +213,6 @@ class ScoringMode(ABC):
         ngram_bias: it gives the sink the log-probabilities of `sink.hint_tokens`, which the n-gram bias needs.
         packaged: it can compute the losses of windows with `Scoring.forward`.
         trains: it trains the model, or adapters, on what it has scored, and returns a report.
-        resumable: it saves its state in `Scoring.state`.
         log_name: beginning of the result's line in the log of `train_gpt.py`.
     """
 
@@ -232,7 +224,6 @@ class ScoringMode(ABC):
     ngram_bias: ClassVar[bool] = False
     packaged: ClassVar[bool] = False
     trains: ClassVar[bool] = False
-    resumable: ClassVar[bool] = False
     log_name: ClassVar[str] = "final_eval"
 
     @abstractmethod

@@ -12,7 +12,7 @@ of `birdie train` and `birdie evaluate` need the settings alone.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar
 
 from cyclopts import Parameter
 
@@ -20,7 +20,6 @@ from birdie.errors import ConfigError
 from birdie.model.config import ADAPTED_PARTS, AdaptedPart
 from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
 
-BatchOrder = Literal["fixed", "claimed"]
 LearningRate = Annotated[float, Parameter(help="Learning rate of the first chunk; it falls as a cosine.")]
 Epochs = Annotated[int, Parameter(help="Passes over a chunk after it was scored.")]
 
@@ -169,7 +168,6 @@ class SGDMode(SGDSettings, WindowedMode):
 
     name: ClassVar[str] = "ttt-sgd"
     trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     log_name: ClassVar[str] = "legal_ttt"
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
@@ -194,7 +192,6 @@ class LoRAMode(ScoringMode):
 
     name: ClassVar[str] = "ttt-lora"
     trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     log_name: ClassVar[str] = "ttt_lora"
 
     rank: Annotated[int, Parameter(env_var="TTT_LORA_RANK", help="Rank of the adapters.")] = 96
@@ -221,10 +218,6 @@ class LoRAMode(ScoringMode):
     warm_a: Annotated[
         bool, Parameter(env_var="TTT_WARM_START_A", help="A continues from the document before; B starts at zero.")
     ] = False
-    order: Annotated[
-        BatchOrder,
-        Parameter(help="How ranks share batches: fixed (settled in advance), claimed (by the next free rank)."),
-    ] = "fixed"
     seed: Annotated[int, Parameter(help="Seed of the initial A.")] = 0
 
     def __post_init__(self) -> None:
@@ -247,10 +240,6 @@ class LoRAMode(ScoringMode):
             raise ConfigError(f"LoRA context is {self.context}; it must be at least 0")
         if self.context:
             self.check_chunk(self.context)
-        if self.order not in get_args(BatchOrder):
-            raise ConfigError(f"LoRA order is {self.order!r}; choose fixed or claimed")
-        if self.warm_a and self.order == "claimed":
-            raise ConfigError("with warm_a a score depends on which rank takes a batch; use order fixed")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"LoRA seed is {self.seed}; it must be from 0 to {2**63 - 1}")
 
@@ -298,7 +287,6 @@ class MultiPhaseMode(SGDSettings, ScoringMode):
     name: ClassVar[str] = "ttt-multi-phase"
     tables: ClassVar[tuple[type[ScoringMode], ...]] = (LoRAMode,)
     trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     log_name: ClassVar[str] = "ttt_phased"
 
     lr: LearningRate = 0.001

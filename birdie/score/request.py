@@ -1,10 +1,10 @@
 """Request for an evaluation: everything it needs beside the artifact, in one value.
 
-EvaluationRequest ─┬─ data, tokenizer, limits, device, dtype, package, state file
+EvaluationRequest ─┬─ data, tokenizer, limits, device, dtype, package
                    └─ settings: changes of those of the artifact's recipe ──► resolve ──► settings, scoring mode
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,39 +12,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.outputs import Kind, Source, require_output, require_writable
+from birdie.runtime.outputs import Kind, require_output
 from birdie.score.mode import ScoringMode
 from birdie.score.settings import MODES, EvaluationSettings, is_read, replaced
 
-_ANY = Kind("a file", b"")  # what is there is read first: a state to resume from, a package
+_ANY = Kind("a file", b"")  # a package that is there is read first
 _OUTPUT = Parameter(converter=lambda _, tokens: require_output(tokens[0].value, kind=_ANY))
 _PYTHON_ONLY = Parameter(parse=False)
-
-
-@dataclass(frozen=True, slots=True)
-class StateFile:
-    """File in which the state of test-time training is saved between chunks, or batches of documents.
-
-    Attributes:
-        path: of the file; it is replaced atomically and never removed.
-        every: chunks (batches of a rank) between two saves; 0: only when the evaluation is interrupted.
-        resume: continue from it.
-    """
-
-    path: Path
-    every: int = 16
-    resume: bool = False
-
-    def check(self, inputs: Iterable[Source] = ()) -> None:
-        """Check, before any work, that a state can be saved, and that no other file is lost to it.
-
-        Args:
-            inputs: files that the evaluation reads.
-        """
-        target = require_output(self.path, inputs, kind=_ANY)
-        require_writable(target.parent)
-        if target.exists() and not self.resume:
-            raise ConfigError(f"{target} exists already; resume from it, remove it, or name another file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +51,6 @@ class EvaluationRequest:
         _OUTPUT,
         Parameter(help="Score windows by code compiled ahead of time, in this file; compiled if it is missing."),
     ] = None
-    state: Annotated[
-        Path | None,
-        _OUTPUT,
-        Parameter(help="File for the state of test-time training; also saved when Ctrl-C stops it."),
-    ] = None
-    state_every: Annotated[
-        int, Parameter(help="Chunks (or batches of documents) between two saves; 0: only on Ctrl-C.")
-    ] = 16
-    resume: Annotated[bool, Parameter(help="Resume from --state.", negative=())] = False
     settings: Annotated[EvaluationSettings | Mapping[str, Any] | None, _PYTHON_ONLY] = None
     mode: Annotated[ScoringMode | None, _PYTHON_ONLY] = None
 
@@ -94,15 +59,6 @@ class EvaluationRequest:
             raise ConfigError(f"max_tokens is {self.max_tokens}; give a number of tokens, or 0 for all")
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ConfigError(f"batch_tokens is {self.batch_tokens}; it must be at least 1")
-        if self.state_every < 0:
-            raise ConfigError(f"state_every is {self.state_every}; it must be at least 0")
-        if self.resume and self.state is None:
-            raise ConfigError("resume needs the state to resume from; name its file with --state")
-
-    @property
-    def state_file(self) -> StateFile | None:
-        """The file for the state of test-time training."""
-        return None if self.state is None else StateFile(self.state, self.state_every, self.resume)
 
     def resolve(self, recipe: EvaluationSettings) -> tuple[EvaluationSettings, ScoringMode]:
         """Return the settings of the recipe with the changes of this request, and the scoring mode.
@@ -129,11 +85,6 @@ class EvaluationRequest:
             verb = "has" if len(unread) == 1 else "have"
             raise ConfigError(
                 f"{' and '.join(unread)} {verb} no part in scoring mode {mode.name}; leave that out{remedy}"
-            )
-        if self.state is not None and not mode.resumable:
-            resumable = " or ".join(name for name, kind in MODES.items() if kind.resumable)
-            raise ConfigError(
-                f"scoring mode {mode.name} has no state to save; leave --state out, or choose {resumable}"
             )
         return settings, mode
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -326,8 +326,8 @@ SGD = [
 ]
 
 
-def test_evaluate_trains_by_sgd_and_resumes(
-    evaluations: dict[str, dict[str, Any]], trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+def test_evaluate_trains_by_sgd_and_ctrl_c_ends_it(
+    evaluations: dict[str, dict[str, Any]], trained: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, plain = evaluated(trained, *SGD), evaluations["plain"]
     assert result["bpb"] < plain["bpb"] - 0.1
@@ -338,25 +338,16 @@ def test_evaluate_trains_by_sgd_and_resumes(
     assert "TTT by SGD" in result["diagnostics"]
     assert ("ttt_sgd" in plain["settings"], plain["diagnostics"], plain["seconds"]["adapt"]) == (False, "", 0)
 
-    @contextlib.contextmanager
-    def after_one_chunk(**_: object) -> Iterator[Callable[[], bool]]:
-        answers = iter([False, True])
-        yield lambda: next(answers)
+    def interrupted(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
 
-    resumable = [trained / "model.birdie", *SGD, "--state", tmp_path / "state"]
-    with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.stop_on_signal", after_one_chunk)
-        assert ask("evaluate", *resumable)[0] == 130
-    code, answer, _ = ask("evaluate", *resumable, "--resume")
-    assert (code, answer["bpb"], answer["diagnostics"]) == (0, result["bpb"], result["diagnostics"])
-    code, answer, _ = ask("evaluate", *resumable, "--resume", "--stride", "8")
-    assert (code, answer["error"]["type"]) == (1, "WeightsError")
-    assert "windows" in answer["error"]["message"]
+    monkeypatch.setattr("birdie.score.ttt.sgd.SGDTrainer.train", interrupted)
+    code, answer, _ = ask("evaluate", trained / "model.birdie", *SGD)
+    assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
 
 
-def test_evaluate_trains_on_documents_and_in_phases(
-    trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluate_trains_on_documents_and_in_phases(trained: Path, tmp_path: Path) -> None:
     """Two documents; in phases the model trains on the longer one before the other is scored."""
     tokenizer, shard = ByteTokenizer(), tmp_path / "fineweb_val_000000.bin"
     texts = [tokenizer.encode(Path(module.__file__ or "").read_text()[:2500]) for module in (bisect, colorsys)]
@@ -384,17 +375,6 @@ def test_evaluate_trains_on_documents_and_in_phases(
     assert phased["diagnostics"].startswith(result["diagnostics"].split(";")[0])
     assert " 1 phases, " in phased["diagnostics"]
 
-    @contextlib.contextmanager
-    def at_once(**_: object) -> Iterator[Callable[[], bool]]:
-        yield lambda: True
-
-    resumable = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
-    with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.stop_on_signal", at_once)
-        assert ask("evaluate", *resumable)[0] == 130
-    code, answer, _ = ask("evaluate", *resumable, "--resume")
-    assert (code, answer["bpb"], answer["tokens"]) == (0, phased["bpb"], phased["tokens"])
-
 
 @pytest.mark.parametrize(
     ("flags", "why"),
@@ -413,10 +393,8 @@ def test_evaluate_trains_on_documents_and_in_phases(
         (["--mode", "ttt-sgd", "--ttt-sgd.rate", "1"], "Did you mean --ttt-sgd.lr"),
         (["--mode", "ttt-sgd", "--ttt-sgd.lr", "much"], "much"),
         (["--mode", "ttt-sgd", "--ttt-sgd.freeze-blocks", "3"], "block 2"),
-        (["--mode", "ttt-sgd", "--resume"], "--state"),
         (["--ttt-sgd.lr", "1"], "ttt_sgd has no part in scoring mode windows"),
-        (["--mode", "ttt-sgd", "--ngram.enabled", "--state", "no"], "--state"),
-        (["--state", "no"], "scoring mode windows has no state"),
+        (["--mode", "ttt-sgd", "--state", "no"], "--state"),
         (["--stride", "65"], "stride 65 is longer than windows of 64"),
         (["--streaming.sinks", "2"], "streaming has no part in scoring mode windows"),
         ([*STREAMING, "--streaming.kv-bits", "5"], "kv_bits is 5"),

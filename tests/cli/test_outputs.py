@@ -115,15 +115,6 @@ def test_compress_replaces_no_file_of_its_calibration(
             assert "would destroy" in refused(*tokens, kind="ConfigError")
 
 
-def test_evaluate_keeps_no_state_in_a_file_that_it_reads(refused: Callable[..., str], tmp_path: Path) -> None:
-    artifact = tmp_path / "m.birdie"
-    birdie.save({"a": torch.randn(64, 32)}, artifact)
-    tokens: tuple[object, ...] = ("evaluate", artifact, "--mode", "ttt-sgd", "--state")
-    assert "would destroy" in refused(*tokens, artifact, kind="ConfigError")
-    assert "would destroy" in refused(*tokens, artifact, "--resume", kind="ConfigError")
-    assert "would destroy" in refused(*tokens, tmp_path / "p", "--package", tmp_path / "p", kind="ConfigError")
-
-
 def test_the_decoder_replaces_no_source(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +156,6 @@ def test_prepare_replaces_no_folder_with_its_text(
         ["compress", "{tmp}/w.safetensors", "-o"],
         ["script", "--kind", "pair", "-o"],
         ["script", "baseline", "-o"],
-        ["evaluate", "{tmp}/m.birdie", "--state"],
         ["evaluate", "{tmp}/m.birdie", "--package"],
     ],
     ids=lambda tokens: f"{tokens[0]} {tokens[-1]}",

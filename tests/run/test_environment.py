@@ -88,7 +88,7 @@ UNSUPPORTED = {
     "#549": [],
     "#1493": [],
     "#1855": ["low-rank correction"],
-    "ternary": ["fp8 storage", "YaRN"],
+    "ternary": ["temperature", "fp8 storage", "YaRN"],
 }
 
 RECORDS = """

@@ -1,4 +1,4 @@
-"""Estimates equal the counts of real models and steps; forecasts hold on published runs that were left out."""
+"""Estimates equal the counts of real models and steps."""
 
 import dataclasses
 import json
@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 import birdie
-from benchmarks.estimate import CURVES, held_out
 from birdie.cli import main
 from birdie.compress.registry import parse_spec
 from birdie.data.corpus import file_corpus
@@ -23,7 +22,6 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.run import history
 from birdie.run.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
 from birdie.run.events import Validated
-from birdie.run.forecast import FIRST, forecast
 from birdie.run.history import Entry
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
@@ -32,7 +30,6 @@ from birdie.runtime.distributed import PendingTensor, World
 from birdie.score.settings import ValidationSettings
 from birdie.train.loop import Step
 from birdie.train.muon import newton_schulz
-from birdie.train.settings import TrainSettings
 from birdie.train.training import Training
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
@@ -249,32 +246,6 @@ def test_a_resumed_run_has_the_validations_of_an_uninterrupted_run(tmp_path: Pat
     assert [(entry.step, entry.bpb) for entry in entries] == expected
 
 
-def test_forecasts_hold_on_runs_that_were_left_out() -> None:
-    """Each published run is forecast from the others: nine in ten within the interval, which narrows over the run."""
-    rows = held_out(CURVES)
-    inside = [row["low"] <= row["end"] <= row["high"] for row in rows]
-    assert sum(inside) / len(inside) >= 0.9
-    early, late = ([r["high"] - r["low"] for r in rows if (r["share"] < 0.3) is first] for first in (True, False))
-    assert sum(early) / len(early) > sum(late) / len(late)
-    assert not all(row["high"] - row["low"] > 0.2 for row in rows), "an interval that wide says nothing"
-
-
-def test_a_forecast_needs_a_valid_history() -> None:
-    settings = TrainSettings(iterations=1000, max_wallclock_seconds=0)
-    with pytest.raises(DataError, match="has none yet"):
-        forecast([], settings)
-    with pytest.raises(DataError, match="the last is at 0"):
-        forecast([Entry(0, 0.0, 4.1)], settings)
-    with pytest.raises(DataError, match="is not a positive number"):
-        forecast([Entry(FIRST, 1.0, math.nan)], settings)
-    with pytest.raises(DataError, match="or its time, is not a positive number"):
-        forecast([Entry(FIRST, math.nan, 2.0)], settings)
-    with pytest.raises(DataError, match="of step 900000000000, but the recipe has"):
-        forecast([Entry(900_000_000_000, 1.0, 2.0)], settings)
-    ended = forecast([Entry(500, 1.0, 1.5), Entry(1000, 2.0, 1.4)], settings)
-    assert (ended.low, ended.bpb, ended.high) == (1.4, 1.4, 1.4)
-
-
 def estimate_json(capsys: pytest.CaptureFixture[str], *tokens: str) -> dict[str, Any]:
     with pytest.raises(SystemExit):
         main(["estimate", *tokens, "--json"])
@@ -286,15 +257,9 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "recipe.toml").write_text(
         tiny_recipe(iterations=1000, accumulation=8, train_batch_tokens=128).to_toml()
     )
-    for step in (0, 200, 400):
-        history.record(tmp_path, Entry(step, float(step), 3.0 - step / 1000))
     result = estimate_json(capsys, str(tmp_path))
-    assert set(result) == {
-        *("name", "parameters", "artifact", "step", "communication", "machines", "recorded", "forecast")
-    }
+    assert set(result) == {*("name", "parameters", "artifact", "step", "communication", "machines", "recorded")}
     assert result["parameters"]["total"] == sum(result["parameters"]["groups"].values())
-    assert result["forecast"]["steps"] == 1000
-    assert result["forecast"]["low"] < result["forecast"]["bpb"] < result["forecast"]["high"]
     assert [machine["devices"] for machine in result["machines"]] == [1, 8, 1]
     assert all(machine["step_ms"] > 0 and machine["memory"]["total"] > 0 for machine in result["machines"])
     with pytest.raises(SystemExit) as done:
@@ -308,8 +273,6 @@ def test_a_recipe_that_cannot_be_estimated_is_an_error_in_one_sentence(
 ) -> None:
     assert "did you mean sota" in estimate_json(capsys, "sotta")["error"]["message"]
     assert "no recipe.toml" in estimate_json(capsys, str(tmp_path))["error"]["message"]
-    (tmp_path / "recipe.toml").write_text(tiny_recipe().to_toml())
-    assert "has none yet" in estimate_json(capsys, str(tmp_path))["error"]["message"]
 
 
 def test_smaller_micro_batches_need_more_micro_steps_and_less_memory() -> None:

@@ -13,7 +13,7 @@ import torch
 from birdie.artifact import save as saving
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
-from birdie.errors import BirdieError, ConfigError, DataError, OutputError
+from birdie.errors import DataError
 from birdie.golf.audit import rules
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of
 from birdie.model.cache import Cache
@@ -163,42 +163,6 @@ def test_segments_side_by_side_are_limited_by_memory(file: Path, monkeypatch: py
     single = scored(file, settings).score.bpb
     assert max(rows) == 1
     assert [limited, single] == pytest.approx([unlimited] * 2, abs=1e-6)
-
-
-@pytest.mark.parametrize("wrong", ["artifact", "state", "folder", "missing folder"])
-@pytest.mark.parametrize("settings", [{"mode": "ttt-sgd"}, LORA], ids=["SGD", "LoRA"])
-def test_a_state_replaces_no_file_and_is_checked_before_the_work(
-    file: Path, tmp_path: Path, settings: dict[str, Any], wrong: str
-) -> None:
-    target = {
-        "artifact": file,
-        "state": tmp_path / "hours of work",
-        "folder": tmp_path,
-        "missing folder": tmp_path / "hours of work" / "state",
-    }[wrong]
-    (tmp_path / "hours of work").write_bytes(b"a state")
-    content = file.read_bytes()
-    done: list[float] = []
-    error = ConfigError if wrong in ("artifact", "state") else OutputError
-    with pytest.raises(error, match=target.name):
-        scored(file, settings, state=target, progress=lambda now, _: done.append(now))
-    assert not done
-    assert file.read_bytes() == content
-    assert (tmp_path / "hours of work").read_bytes() == b"a state"
-
-
-def test_a_state_belongs_to_its_seed(file: Path, tmp_path: Path) -> None:
-    """However many digits it has."""
-    state = tmp_path / "state"
-
-    def settings(seed: int) -> dict[str, Any]:
-        return {"mode": "ttt-lora", "ttt_lora": {"rank": 2, "chunk": 8, "batch_docs": 1, "seed": seed}}
-
-    scored(file, settings(20260101), state=state, state_every=1)
-    if not state.exists():
-        pytest.skip("the text is one document")
-    with pytest.raises(BirdieError, match="seed 20260101 and not 20260102"):
-        scored(file, settings(20260102), state=state, resume=True)
 
 
 def test_a_chunk_may_have_any_number_of_tokens(file: Path) -> None:

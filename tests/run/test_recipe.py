@@ -202,8 +202,29 @@ def test_a_damaged_recipe_is_one_sentence(content: bytes, tmp_path: Path) -> Non
 
 
 def test_recipes_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """They may have a folder for compiled graphs, and no number where the reserve was measured."""
-    earlier = {"run": {"compile_cache": "auto"}, "calibration": {"reserve_seconds": None}}
+    """They may have settings that are gone, and no number where the reserve was measured."""
+    earlier = {
+        "run": {"compile_cache": "auto"},
+        "calibration": {"reserve_seconds": None},
+        "evaluation": {"ttt_lora": {"order": "claimed"}},
+        "export": {"fit_temperature": True},
+    }
     assert Recipe.from_dict(earlier) == Recipe()
-    (tmp_path / "recipe.toml").write_text('[run]\ncompile_cache = "none"\n')
+    (tmp_path / "recipe.toml").write_text(
+        '[run]\ncompile_cache = "none"\n[evaluation.ttt_lora]\norder = "fixed"\n[export]\nfit_temperature = false\n'
+    )
     assert load_recipe(tmp_path / "recipe.toml") == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[evaluation.ttt_lora]\norder = "claimed"', r"ttt_lora\.order is 'claimed', .* a fixed rule"),
+        ("[export]\nfit_temperature = true", r"export\.fit_temperature is True, .* evaluation\.temperature"),
+    ],
+    ids=["order", "fit_temperature"],
+)
+def test_a_recipe_that_asks_for_what_is_gone_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(tmp_path / "recipe.toml")

@@ -2,7 +2,6 @@
 known by name. `test_own_scoring_mode` has a mode of another package."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,16 +106,8 @@ def test_an_unknown_setting_is_named_with_the_nearest(changes: dict[str, Any], r
     [
         ({"max_tokens": -1}, "max_tokens is -1"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
-        ({"resume": True}, "state"),
     ],
 )
 def test_requests_out_of_range_are_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         EvaluationRequest(**change)
-
-
-def test_a_state_needs_a_mode_that_has_one() -> None:
-    request = EvaluationRequest(state=Path("state"))
-    with pytest.raises(ConfigError, match=r"mode windows .* ttt-sgd"):
-        request.resolve(EvaluationSettings())
-    request.resolve(EvaluationSettings(mode="ttt-lora"))

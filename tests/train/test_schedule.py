@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from birdie.errors import ConfigError
-from birdie.run.forecast import total_steps
 from birdie.train.plan import decay_multiplier, fraction_done, muon_momentum
 from birdie.train.plan import lr_multiplier as scheduled
 from birdie.train.settings import TrainSettings
@@ -145,7 +144,6 @@ def test_a_warmdown_fraction_is_of_the_forced_steps() -> None:
     settings = tiny_settings(iterations=1000, force_stop_step=100, warmdown_fraction=0.5, max_wallclock_seconds=9.0)
     assert [scheduled(settings, step, 1e9) for step in (0, 50, 75, 100)] == pytest.approx([1, 1, 0.5, 0])
     assert [fraction_done(settings, step, 1e9) for step in (0, 50, 100)] == pytest.approx([0, 0.5, 1])
-    assert total_steps(settings, 1000.0) == 100
 
 
 def test_the_fraction_done_is_of_steps_or_time_whichever_is_larger() -> None:

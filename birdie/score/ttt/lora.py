@@ -16,7 +16,7 @@ scored, so it is legal, but then the order matters.
     stream ─► documents, each with the BOS after it as its last target ─► longest first ─► batches ─► ranks
 
 Documents of about one length waste no padding, and with the longest batches first the short ones fill the gaps between
-ranks at the end. A rank's batches are settled in advance (`balanced_batches`), or claimed one by one (`SharedCounter`).
+ranks at the end. A rank's batches are settled in advance (`balanced_batches`).
 
 Sources: the challenge's first record of LoRA at test time (rank 8 on head, q and v; chunks of 256), parameter-golf#1530
 (github.com/openai/parameter-golf/pull/1530: batches, longest first, more parts, chunks of 48), parameter-golf#1767 (α,
@@ -34,15 +34,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.errors import ConfigError
 from birdie.model.adapters import Adapters
 from birdie.model.gpt import GPT
 from birdie.runtime.device import synchronize
-from birdie.runtime.distributed import SharedCounter, World
 from birdie.score.accumulator import Sink
 from birdie.score.mode import Scoring, TrainingReport
-from birdie.score.ttt.state import identity, loaded_state, save_state
-from birdie.score.windows import Positions, Windows, document_begins
+from birdie.score.windows import Positions, document_begins
 
 if TYPE_CHECKING:
     from birdie.score.modes import LoRAMode
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
 
 _MAX_INPUTS = {"cpu": 8192}  # of a pass with gradients: beyond, a CPU gains nothing and needs memory
 _MAX_INPUTS_GPU = 65_536
-_ROUND = 4  # batches of each rank between two points at which an evaluation can be interrupted or saved
 
 
 def new_adapters(model: GPT, rows: int, settings: "LoRAMode") -> Adapters:
@@ -276,55 +272,37 @@ def score_documents(
     """Record the losses of all targets, training adapters on each document, and the model in phases if there are any.
 
     Args:
-        scoring: its model is in evaluation mode, with equal weights on all ranks; its accumulator is new. With order
-            "claimed" the total that its progress is called with is an estimate.
+        scoring: its model is in evaluation mode, with equal weights on all ranks; its accumulator is new.
         settings: of adapters and their steps.
         context: most inputs of a window.
         phases: of training the model itself; None: it stays fixed.
         restore: give the model its weights back after phases, however this ends.
     """
-    model, world, device, state = scoring.model, scoring.world, scoring.device, scoring.state
-    if state is not None:
-        state.check()
-        if settings.warm_a and world.size > 1:
-            raise ConfigError(
-                "with warm_a every rank has an A of its own, and one file does not hold them; use one rank"
-            )
+    model, world = scoring.model, scoring.world
     queue = document_queue(scoring.tokens, scoring.bos_id, settings.batch_docs)
     rows = min(settings.batch_docs, len(queue.begins))
     trainer = DocumentTrainer(model, scoring.tokens, scoring.sink, settings, context, rows)
     ends = [] if phases is None else phases.ends(len(queue.begins))
     initial = [p.detach().clone() for p in model.parameters()] if ends else []
-    identifiers: dict[str, str] = {}
-    start = 0
-    if state is not None:
-        ranges = Windows(queue.begins, queue.begins, queue.stops, context)
-        identifiers = identity(scoring, ranges, settings, length=context)
-        identifiers["phases"] = "" if phases is None else str(phases)
-        if state.resume:
-            start = _load(scoring, identifiers, trainer, phases)
-    earlier = trainer.score_seconds + trainer.train_seconds + (phases.seconds if phases else 0.0)
-    rounds = list(_rounds(queue, ends, start, world, state is not None))
-    saved, done, share = start, 0, _targets_of_rank(queue, rounds, settings, context, world)
+    costs = [queue.cost(batch, settings.chunk, context) for batch in range(len(queue))]
+    rounds = [
+        (batches, [batches[i] for i in balanced_batches(costs[batches.start : batches.stop], world.rank, world.size)])
+        for batches in _rounds(queue, ends)
+    ]
+    done, total = 0, sum(queue.targets(batch) for _, share in rounds for batch in share)
     try:
-        for batches in rounds:
-            for batch in _batches_of_rank(batches, queue, settings, context, world):
+        for batches, share in rounds:
+            for batch in share:
                 trainer.score(*queue.batch(batch))
                 done += queue.targets(batch)
                 if scoring.progress is not None:
-                    scoring.progress(min(done, share), share)
+                    scoring.progress(done, total)
             if batches.stop == len(queue):
                 break
             while phases and phases.completed < len(ends) and ends[phases.completed] <= batches.stop * queue.size:
                 phases.run(ends[phases.completed], queue, trainer, world)
-            stopping = world.any(scoring.stop(), device)
-            due = state is not None and state.every and batches.stop - saved >= state.every * world.size
-            if state is not None and (stopping or due):
-                _save(scoring, identifiers, trainer, phases, batches.stop)
-                saved = batches.stop
-            if stopping:
-                raise KeyboardInterrupt
-        trainer.counts = _sum_over_ranks(trainer.counts, world, device)
+        if world.size > 1:
+            trainer.counts = world.sum_(trainer.counts.to(scoring.device)).cpu()
         return TrainingReport(
             trainer.score_seconds,
             trainer.train_seconds + (phases.seconds if phases else 0.0),
@@ -332,7 +310,6 @@ def score_documents(
             trainer.steps + (phases.steps if phases else 0),
             trainer.targets_trained + (phases.tokens if phases else 0),
             trainer.diagnostics() + (phases.diagnostics() if phases else ""),
-            earlier,
         )
     finally:
         if restore and initial:
@@ -341,76 +318,10 @@ def score_documents(
                     p.copy_(weight)
 
 
-def _rounds(queue: DocumentQueue, ends: Sequence[int], start: int, world: World, saving: bool) -> Iterator[range]:
-    """Yield the batches from `start` on, cut where all ranks meet: at phases, and where the evaluation can be saved."""
-    edges = {-(-end // queue.size) for end in ends} | {len(queue)}
-    if saving or world.size == 1:
-        edges |= set(range(start, len(queue), _ROUND * world.size if world.size > 1 else 1))
-    first = start
-    for edge in sorted(edges):
+def _rounds(queue: DocumentQueue, ends: Sequence[int]) -> Iterator[range]:
+    """Yield the batches, cut where all ranks meet for a phase."""
+    first = 0
+    for edge in sorted({-(-end // queue.size) for end in ends} | {len(queue)}):
         if edge > first:
             yield range(first, edge)
             first = edge
-
-
-def _batches_of_rank(
-    batches: range, queue: DocumentQueue, settings: "LoRAMode", context: int, world: World
-) -> Iterator[int]:
-    """Yield this rank's batches of a round."""
-    if settings.order == "claimed":
-        claims = SharedCounter(world)
-        while (number := claims.next()) < len(batches):
-            yield batches[number]
-    else:
-        costs = [queue.cost(batch, settings.chunk, context) for batch in batches]
-        yield from (batches[number] for number in balanced_batches(costs, world.rank, world.size))
-
-
-def _targets_of_rank(
-    queue: DocumentQueue, rounds: Sequence[range], settings: "LoRAMode", context: int, world: World
-) -> int:
-    """Return the number of targets that this rank is going to score; an estimate where batches are claimed."""
-    if settings.order == "claimed":
-        return sum(queue.targets(batch) for batches in rounds for batch in batches) // world.size
-    return sum(
-        queue.targets(batch)
-        for batches in rounds
-        for batch in _batches_of_rank(batches, queue, settings, context, world)
-    )
-
-
-def _sum_over_ranks(counts: Tensor, world: World, device: torch.device) -> Tensor:
-    """Return the sum over ranks, on the CPU."""
-    return counts.clone() if world.size == 1 else world.sum_(counts.to(device, copy=True)).cpu()
-
-
-def _save(
-    scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None", batch: int
-) -> None:
-    """Save counts, and what no longer is as at the start: the weights after a phase, and warm A. On every rank."""
-    tensors = {"counts": _sum_over_ranks(trainer.counts, scoring.world, trainer.device)}
-    if phases and phases.completed:
-        tensors |= {f"weight/{name}": p.detach() for name, p in trainer.model.named_parameters()}
-    if trainer.settings.warm_a:
-        tensors |= {f"a/{part}/{index}": a for (part, index), a in trainer.adapters.down.items()}
-    seconds = [trainer.score_seconds, trainer.train_seconds]
-    progress = {"batch": batch, "seconds": seconds, "phases": phases.state() if phases else None}
-    save_state(scoring, identifiers, tensors, progress)
-
-
-def _load(scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None") -> int:
-    """Restore what `_save` saved; return the number of batches that are done. On every rank."""
-    with loaded_state(scoring, identifiers) as (tensors, progress):
-        if scoring.world.is_main:
-            trainer.counts.copy_(tensors["counts"])
-        trainer.score_seconds, trainer.train_seconds = progress["seconds"]
-        if phases:
-            phases.load_state(progress["phases"])
-        with torch.no_grad():
-            for name, p in trainer.model.named_parameters():
-                if phases and phases.completed:
-                    p.copy_(tensors[f"weight/{name}"])
-            for (part, index), a in trainer.adapters.down.items():
-                if trainer.settings.warm_a:
-                    a.copy_(tensors[f"a/{part}/{index}"])
-        return int(progress["batch"])

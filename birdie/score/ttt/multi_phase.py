@@ -19,7 +19,7 @@ Sources: parameter-golf#1610 (one phase), parameter-golf#1626 (several; github.c
 """
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
@@ -43,9 +43,6 @@ class SGDPhases:
         self.completed = self.steps = self.tokens = 0
         self.seconds = 0.0
         self._last = ""
-
-    def __str__(self) -> str:
-        return str(self._settings)
 
     def ends(self, documents: int) -> list[int]:
         """Return after how many documents of the queue each phase takes place."""
@@ -73,18 +70,3 @@ class SGDPhases:
         if not self.completed:
             return "; no phase, since no document came after the batch that would have ended one"
         return f"; {self.completed} phases, the last: {self._last}"
-
-    def state(self) -> dict[str, Any]:
-        """Return the progress in plain values."""
-        return {
-            "completed": self.completed,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "last": self._last,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
-        self.completed, self.steps, self.tokens = state["completed"], state["steps"], state["tokens"]
-        self.seconds, self._last = state["seconds"], state["last"]

@@ -24,7 +24,7 @@ froze nothing in models whose blocks were slices of banks, which is why the diag
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,6 @@ from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
 from birdie.score.ledger import Ledger, Range
 from birdie.score.mode import Scoring, TrainingReport
-from birdie.score.ttt.state import identity, loaded_state, save_state
 from birdie.score.windows import Windows, score_windows
 
 if TYPE_CHECKING:
@@ -61,53 +60,26 @@ def score_chunks(
         settings: of chunks and steps.
         restore: give the model its weights back, however this ends.
     """
-    world, device, state, sink = scoring.world, scoring.device, scoring.state, scoring.sink
+    world, device, ledger = scoring.world, scoring.device, scoring.sink.ledger
     trainer = SGDTrainer(scoring.model, settings, world)
     chunks = list(split_windows(windows, settings.chunk_tokens))
     last = max((number for number, (_, part) in enumerate(chunks) if len(part)), default=0)
-    temperature = scoring.settings.temperature
-    identifiers: dict[str, str] = {}
-    if state is not None:
-        state.check()
-        if sink is not scoring.accumulator:
-            raise ConfigError("the state of the n-gram bias cannot be saved; leave out --state, or the bias")
-        identifiers = identity(scoring, windows, settings, length=scoring.length, temperature=temperature)
     targets = [part.share(world.rank, world.size).scored for _, part in chunks]
-    chunk, score_seconds, train_seconds = 0, 0.0, 0.0
+    score_seconds = train_seconds = 0.0
     try:
-        if state is not None and state.resume:
-            with loaded_state(scoring, identifiers) as (tensors, progress):
-                trainer.load_state(tensors)
-                trainer.steps, trainer.tokens = progress["steps"], progress["tokens"]
-                chunk = progress["chunk"]
-                score_seconds, train_seconds = progress["seconds"]
-        earlier = score_seconds + train_seconds
-        while chunk < len(chunks):
-            own_range, part = chunks[chunk]
-            chunk_progress = _shifted(scoring.progress, sum(targets[:chunk]), sum(targets))
+        for number, (own_range, part) in enumerate(chunks):
+            chunk_progress = _shifted(scoring.progress, sum(targets[:number]), sum(targets))
             score_seconds += score_windows(scoring, part, chunk_progress)
             began = time.perf_counter()
             if len(part):  # every rank must know what the others have scored before it learns from it
-                sink.ledger.all_reduce(int(part.firsts.min()), int(part.stops.max()), world, device)
-            if chunk < last:
-                factor = cosine(chunk, len(chunks))
-                trainer.train(scoring.tokens, [own_range], sink.ledger, length=scoring.length, factor=factor)
+                ledger.all_reduce(int(part.firsts.min()), int(part.stops.max()), world, device)
+            if number < last:
+                factor = cosine(number, len(chunks))
+                trainer.train(scoring.tokens, [own_range], ledger, length=scoring.length, factor=factor)
                 synchronize(device)
             train_seconds += time.perf_counter() - began
-            chunk += 1
-            if chunk == len(chunks):
-                break
-            stopping = world.any(scoring.stop(), device)
-            if state is not None and (stopping or (state.every and chunk % state.every == 0)):
-                progress = {"chunk": chunk, "steps": trainer.steps, "tokens": trainer.tokens}
-                progress["seconds"] = [score_seconds, train_seconds]
-                save_state(scoring, identifiers, trainer.state(), progress)
-            if stopping:
-                raise KeyboardInterrupt
         diagnostics = trainer.diagnostics()
-        return TrainingReport(
-            score_seconds, train_seconds, len(chunks), trainer.steps, trainer.tokens, diagnostics, earlier
-        )
+        return TrainingReport(score_seconds, train_seconds, len(chunks), trainer.steps, trainer.tokens, diagnostics)
     finally:
         if restore:
             trainer.restore()
@@ -208,22 +180,6 @@ class SGDTrainer:
         """Give the model the weights it had when the trainer was constructed."""
         for name, p in self._named.items():
             p.copy_(self._initial[name])
-
-    def state(self) -> dict[str, Tensor]:
-        """Return copies of weights and momenta, as "weight/NAME" and "momentum/NAME"."""
-        state = {f"weight/{name}": p.detach().clone() for name, p in self._named.items()}
-        state.update({f"momentum/{name}": momentum.clone() for name, momentum in self._momenta.items()})
-        return state
-
-    @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` returned for the same model and settings."""
-        for name, p in self._named.items():
-            p.copy_(state[f"weight/{name}"])
-        momenta = {name: state.get(f"momentum/{name}") for name in self._trained}
-        self._momenta = {
-            name: tensor.to(self._device, copy=True) for name, tensor in momenta.items() if tensor is not None
-        }
 
     def _step(self, tokens: NDArray[np.uint16], positions: NDArray[np.int64], length: int, lr: float) -> None:
         """Take one step on the mean loss of `positions`."""

@@ -263,8 +263,6 @@ def test_batches_are_shared_out_once_and_evenly(costs: list[int], size: int) -> 
         ({"parts": ()}, "parts are"),
         ({"parts": ("q", "gate")}, "q, gate"),
         ({"chunk": 48, "context": 32}, "48 tokens .* 32"),
-        ({"order": "sorted"}, "order is 'sorted'"),
-        ({"order": "claimed", "warm_a": True}, "warm_a"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Multi-phase TTT: it equals scoring and training in turns by hand, on any ranks, interrupted or not."""
+"""Multi-phase TTT: it equals scoring and training in turns by hand, on any ranks."""
 
 import dataclasses
 import json
@@ -12,15 +12,14 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from birdie.errors import ConfigError, RuleError, WeightsError
+from birdie.errors import ConfigError, RuleError
 from birdie.golf.audit import probes
 from birdie.golf.audit.rules import CAUSAL
 from birdie.model.gpt import GPT
-from birdie.runtime.distributed import SharedCounter, World
+from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring, TrainingReport
 from birdie.score.modes import LoRAMode, MultiPhaseMode
-from birdie.score.request import StateFile
 from birdie.score.ttt.lora import DocumentTrainer, document_queue, score_documents
 from birdie.score.ttt.multi_phase import SGDPhases
 from birdie.score.ttt.sgd import train_on_ranges
@@ -44,7 +43,6 @@ PHASES = MultiPhaseMode(prefix_docs=7, phases=2, lr=0.05, chunk_tokens=16, batch
 CASES: dict[str, tuple[LoRAMode, MultiPhaseMode | None]] = {
     "documents": (SETTINGS, None),
     "phases": (SETTINGS, PHASES),
-    "claimed, phases": (dataclasses.replace(SETTINGS, order="claimed"), PHASES),
 }
 
 
@@ -86,7 +84,6 @@ def test_without_phases_it_is_the_batches() -> None:
     assert report.tokens == accumulator.ledger.learned
     assert report.chunks == 3
     assert f" {len(DOCUMENTS)} documents" in report.diagnostics
-    assert by_documents(dataclasses.replace(SETTINGS, order="claimed"))[0].tobytes() == nats.tobytes()
 
 
 def test_phases_are_score_train_score() -> None:
@@ -137,57 +134,17 @@ def test_a_phase_on_unscored_documents_is_refused(monkeypatch: pytest.MonkeyPatc
         by_documents(SETTINGS, PHASES)
 
 
-class StopAfter:
-    """Asks to stop after so many rounds."""
+def test_an_interruption_gives_the_model_its_weights_back() -> None:
+    model = tiny_gpt()
 
-    def __init__(self, rounds: int) -> None:
-        self.left = rounds
+    def interrupt(done: float, total: float | None) -> None:
+        if done == total:
+            assert not all(torch.equal(p, q) for p, q in zip(model.parameters(), tiny_gpt().parameters(), strict=True))
+            raise KeyboardInterrupt
 
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left == 0
-
-
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize(
-    ("settings", "phases"),
-    [(SETTINGS, None), (SETTINGS, PHASES), (dataclasses.replace(SETTINGS, warm_a=True), PHASES)],
-    ids=["documents", "phases", "warm A"],
-)
-def test_an_interrupted_evaluation_resumes_to_the_same_result(
-    settings: LoRAMode, phases: MultiPhaseMode | None, rounds: int, tmp_path: Path
-) -> None:
-    expected, report, uninterrupted = by_documents(settings, phases)
-    model, file = tiny_gpt(), tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        by_documents(settings, phases, model=model, state=StateFile(file, every=0), stop=StopAfter(rounds))
+        by_documents(SETTINGS, PHASES, model=model, progress=interrupt)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), tiny_gpt().parameters(), strict=True))
-    state = StateFile(file, every=0, resume=True)
-    nats, resumed, accumulator = by_documents(settings, phases, model=model, state=state)
-    assert nats.tobytes() == expected.tobytes()
-    assert (resumed.steps, resumed.tokens) == (report.steps, report.tokens)
-    assert resumed.diagnostics.split(";")[0] == report.diagnostics.split(";")[0]
-    assert accumulator.score(len(nats), 1.0) == uninterrupted.score(len(nats), 1.0)
-    accumulator.ledger.close()
-
-
-def test_only_the_same_evaluation_resumes_from_a_state(tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    by_documents(state=StateFile(file, every=1))
-    expected = by_documents()[0]
-    resuming = StateFile(file, resume=True)
-    assert by_documents(state=resuming)[0].tobytes() == expected.tobytes()
-    for change, reason in (
-        ({"lr": 0.1}, "lr 0.02 and not 0.1"),
-        ({"parts": ("q",)}, "parts"),
-        ({"warm_a": True}, "warm_a"),
-    ):
-        with pytest.raises(WeightsError, match=reason):
-            by_documents(dataclasses.replace(SETTINGS, **change), state=resuming)
-    with pytest.raises(WeightsError, match="phases"):
-        by_documents(SETTINGS, PHASES, state=resuming)
-    with pytest.raises(ConfigError, match="warm_a"):
-        by_documents(dataclasses.replace(SETTINGS, warm_a=True), state=resuming, world=World(0, 2))
 
 
 def losses(kind: type[DocumentTrainer], phases: MultiPhaseMode | None) -> Callable[[NDArray[np.int64]], Any]:
@@ -224,11 +181,6 @@ def test_the_audit_passes_documents_and_reports_what_phases_do(
     assert result == "fail" or set(results.values()) == {"pass"}
 
 
-def test_claims_are_counted_without_ranks() -> None:
-    claims = SharedCounter(World())
-    assert [claims.next() for _ in range(3)] == [0, 1, 2]
-
-
 def as_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -238,14 +190,6 @@ def as_rank(rank: int, folder: str) -> None:
         score = accumulator.score(len(nats), 1.0, world, DEVICE)
         tokens = report.tokens if phases is None else None
         results[name] = {"nats": nats.tolist(), "bpb": score.bpb, "tokens": tokens}
-    state = Path(folder) / "state"
-    settings = dataclasses.replace(SETTINGS, batch_docs=1)
-    try:
-        by_documents(settings, PHASES, world=world, state=StateFile(state, every=0), stop=StopAfter(1))
-    except KeyboardInterrupt:
-        dist.barrier()
-        nats = by_documents(settings, PHASES, world=world, state=StateFile(state, resume=True))[0]
-        results["interrupted"] = {"nats": nats.tolist()}
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
@@ -263,6 +207,3 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
         for rank in ranks:
             assert rank[name]["bpb"] == pytest.approx(accumulator.score(len(nats), 1.0).bpb, rel=1e-4)
             assert rank[name]["tokens"] in (None, report.tokens)
-    expected = by_documents(dataclasses.replace(SETTINGS, batch_docs=1), PHASES)[0]
-    interrupted = np.nansum([rank["interrupted"]["nats"] for rank in ranks], 0)
-    np.testing.assert_allclose(interrupted, expected, rtol=5e-4, atol=5e-4)
