@@ -184,6 +184,8 @@ def check_bytes(
         progress: reports tokens.
     """
     counts = tokenizer.byte_table() if counts is None else counts
+    if not len(tokens):
+        return ByteCheck(0, 0, 0, 0)
     begins = np.flatnonzero(tokens == tokenizer.bos_id).tolist()
     if not begins or begins[0] > 0:
         begins.insert(0, 0)

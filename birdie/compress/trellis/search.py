@@ -48,7 +48,7 @@ def search(
         short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
         if (along or short) and density.even and bool(row.all()):
             return -states, lanes.quantize(matrix, density, row, column, -states, price)
-        if weight.device.type == "cuda":
+        if _is_on_gpu(weight):
             from birdie.compress.device import encoding as device
 
             if device.searches(weight):
@@ -58,3 +58,7 @@ def search(
     options = {signed: viterbi.quantize(matrix, factors, row, column, signed, price) for signed in (states, -states)}
     cheapest = min(options, key=lambda signed: viterbi.cost(matrix, options[signed], row, column, signed, price))
     return cheapest, options[cheapest]
+
+
+def _is_on_gpu(weight: Tensor) -> bool:
+    return weight.device.type == "cuda"

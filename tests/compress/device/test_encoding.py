@@ -8,6 +8,7 @@ import torch
 
 from birdie.compress.device import encoding
 from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.trellis import search
 from birdie.compress.trellis.lanes import Factors
 
 CPU = torch.device("cpu")
@@ -29,6 +30,7 @@ def test_a_weight_on_a_gpu_is_quantized_there(monkeypatch: pytest.MonkeyPatch) -
         assert factors.code[0] == 8
         return torch.ones(part.shape, dtype=torch.int16)
 
+    monkeypatch.setattr(search, "_is_on_gpu", lambda _: True)
     monkeypatch.setattr(encoding, "searches", lambda _: True)
     monkeypatch.setattr(encoding, "quantize", quantize)
     encoded = Trellis(8, along=False).encode("w", weight)
