@@ -20,7 +20,7 @@ import lzma
 import sys
 import textwrap
 from abc import ABC
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -48,6 +48,7 @@ READ = {"SEED", "DATA_PATH", "TOKENIZER_PATH"}
 MAX_SCRIPT, MAX_SOURCES = 500_000, 2_000_000
 """Most bytes of a script that is read, and of its sources."""
 
+_KEPT = 2000  # texts of modules in the cache: minifying all of them takes seconds
 _SHELL = tuple(f"{PACKAGE.name}.{name}" for name in ("cli", "golf", "lab"))
 _EXPORT = "globals().update({name: getattr(entry, name) for name in entry.__all__})"
 # Kind → entry module, and what runs with it as `entry`.
@@ -93,7 +94,7 @@ def pack(kind: Kind, recipe: Recipe | None = None) -> Packed:
         raise ConfigError("qat.budget trains in a run folder, which a script has not; run the recipe with birdie train")
     optional = frozenset(_optional_modules(recipe)) if kind in ("train", "score") else None
     sources = _sources(path, optional)
-    needed = _needed(path, optional)
+    needed = _needed(path, optional, sources)
     values: dict[str, Any] = {}
     if kind == "train":
         values = {"SETTINGS": changed_settings(recipe), "FIXED": " ".join(sorted(fixed_variables()))}
@@ -186,7 +187,7 @@ def _variables(kind: type) -> Iterator[str]:
 
 
 def _sources(entry: Path, optional: Collection[str] | None) -> dict[str, str]:
-    """Return path → short text of `entry` and the modules that it imports; minifying takes seconds, so it is kept.
+    """Return path → short text of `entry` and the modules that it imports.
 
     Args:
         entry: where the program begins.
@@ -197,21 +198,29 @@ def _sources(entry: Path, optional: Collection[str] | None) -> dict[str, str]:
     else:
         files = source_files(entry, follow=optional.__contains__, listed=optional.__contains__)
     names = [path.relative_to(PACKAGE.parent).as_posix() for path in files]
-    digest = hashlib.sha256(repr((names, sys.version, _minifies() and metadata.version("python_minifier"))).encode())
-    for path in (*files, Path(__file__)):
-        digest.update(path.read_bytes())
-    kept = user_cache() / "packed" / f"{digest.hexdigest()[:16]}.json"
+    return dict(zip(names, _short_texts(files), strict=True))
+
+
+def _short_texts(files: Sequence[Path]) -> list[str]:
+    """Return the short text of each module, those that were made before from a file in the user's cache."""
+    how = hashlib.sha256(Path(__file__).read_bytes())
+    how.update(repr((sys.version, _minifies() and metadata.version("python_minifier"))).encode())
+    keys = [hashlib.sha256(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes()).hexdigest() for path in files]
+    path = user_cache() / "packed" / f"{how.hexdigest()[:16]}.json"
+    texts: dict[str, str] = {}
     try:
-        check, _, content = read_trusted(kept).partition(b"\n")
-        if check != hashlib.sha256(digest.digest() + content).hexdigest().encode():
-            raise ValueError  # damaged, or under another's name
-        texts: list[str] = json.loads(content)
+        check, _, content = read_trusted(path).partition(b"\n")
+        if check == hashlib.sha256(how.digest() + content).hexdigest().encode():  # else damaged, or another's
+            texts = json.loads(content)
     except (OSError, ValueError):
-        texts = [_short(_bare(path)) for path in files]
+        pass
+    new = {key: _short(_bare(file)) for key, file in zip(keys, files, strict=True) if key not in texts}
+    if new:
+        texts = dict([*texts.items(), *new.items()][-_KEPT:])
         content = json.dumps(texts).encode()
         with suppress(OSError):
-            write_trusted(kept, hashlib.sha256(digest.digest() + content).hexdigest().encode() + b"\n" + content)
-    return dict(zip(names, texts, strict=True))
+            write_trusted(path, hashlib.sha256(how.digest() + content).hexdigest().encode() + b"\n" + content)
+    return [texts[key] for key in keys]
 
 
 def _bare(path: Path) -> str:
@@ -285,11 +294,11 @@ def _short(source: str) -> str:
     return minify(source, rename_globals=False, hoist_literals=False, remove_annotations=False)
 
 
-def _needed(entry: Path, optional: Collection[str] | None) -> dict[str, str]:
+def _needed(entry: Path, optional: Collection[str] | None, sources: Mapping[str, str]) -> dict[str, str]:
     """Return the packages that `entry` cannot be imported without: name → distribution, sorted."""
     imported: set[str] = set()
     for path in source_files(entry, follow=lambda _: False, listed=lambda name: optional is None or name in optional):
-        for node in ast.parse(_bare(path)).body:
+        for node in ast.parse(sources[path.relative_to(PACKAGE.parent).as_posix()]).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
             imported |= {name.partition(".")[0] for name in names}
