@@ -45,9 +45,9 @@ def command(
 ) -> None:
     """Write one .py file that carries the modules of birdie which it needs, for machines without birdie.
 
-    A training script takes the challenge's environment variables and writes its log, as train_gpt.py of a checkout
-    does; its bytes are what the challenge counts as code. Under torchrun: `torchrun --nproc_per_node=8 train_gpt.py`.
-    A scoring script: `python score_gpt.py model.birdie`, with DATA_PATH and TOKENIZER_PATH as for training.
+    A training script has the settings of the recipe, reads SEED, DATA_PATH, TOKENIZER_PATH and RUN_ID, and writes the
+    challenge's log; its bytes are what the challenge counts as code. Under torchrun: `torchrun --nproc_per_node=8
+    train_gpt.py`. A scoring script: `python score_gpt.py model.birdie`, with the same variables of data.
 
     The pair is export(state, budget, path) and load(path); the budget is for code and model together. The decoder is
     load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone.
