@@ -37,9 +37,9 @@ def command(
         raise ConfigError(f"--seed is {seed}; it must be from 0 to 2^63 - 1")
     import torch
 
-    from birdie.data.tokenizer import load_tokenizer
+    from birdie.data.tokenizer import check_same_tokenizer, load_tokenizer
     from birdie.model.sample import generate
-    from birdie.run.evaluation import check_same_tokenizer, load_gpt
+    from birdie.run.evaluation import load_gpt
     from birdie.runtime.device import choose_device
 
     torch_device = choose_device(device)

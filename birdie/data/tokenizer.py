@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from birdie.data import caseops
 from birdie.data.byte_accounting import ByteTable, Escape, Tokens
 from birdie.data.shards import MAX_VOCAB
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.runtime.files import write_bytes
 from birdie.runtime.regular import regular_file
 
@@ -395,3 +395,28 @@ def _sample_lines(documents: Iterable[str], limit: int) -> list[str]:
                 sample = [(number, line) for number, line in sample if number < threshold]
                 size = sum(len(line.encode()) for _, line in sample)
     return [line for _, line in sample]
+
+
+def require_tokenizer(tokenizer: Any, path: Path | str) -> None:
+    """Refuse metadata of a tokenizer that are neither None nor its kind and digest."""
+    if tokenizer is not None and not (
+        isinstance(tokenizer, dict) and all(isinstance(tokenizer.get(key), str) for key in ("kind", "sha256"))
+    ):
+        raise ArtifactError(
+            f"{path} names its tokenizer as {repr(tokenizer)[:80]}; the file is damaged: export it again"
+        )
+
+
+def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] | None, name: str) -> None:
+    """Refuse a tokenizer other than the one in the artifact's metadata: its ids would mean other text.
+
+    Args:
+        tokenizer: to be used.
+        trained_with: the artifact's metadata of its tokenizer; None: unknown.
+        name: of the tokenizer, for the message.
+    """
+    if trained_with is not None and tokenizer.digest != trained_with["sha256"]:
+        raise DataError(
+            f"the model was trained with tokenizer {trained_with['kind']} {trained_with['sha256'][:12]}, "
+            f"but {name} is {tokenizer.kind} {tokenizer.digest[:12]}; use the one it was trained with (--tokenizer)"
+        )

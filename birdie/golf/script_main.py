@@ -52,6 +52,7 @@ from birdie.runtime import provenance
 from birdie.runtime.callbacks import StepHook
 from birdie.runtime.device import choose_device, choose_dtype, make_current
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
+from birdie.runtime.files import write_bytes
 from birdie.runtime.torch_compile import CompiledOrEager
 from birdie.score.accumulator import Score
 from birdie.train.average import Average
@@ -80,7 +81,10 @@ def resolved(settings: Mapping[str, Any], fixed: str) -> Recipe:
     if ignored := sorted(set(fixed.split()) & os.environ.keys()):
         raise ConfigError(f"{ignored[0]} is set, and this script has its settings; unset it, or pack another recipe")
     recipe = with_data(Recipe.from_dict(settings))
-    return replace(recipe, train=replace(recipe.train, seed=int(os.environ.get("SEED", recipe.train.seed))))
+    seed = os.environ.get("SEED", str(recipe.train.seed)).strip()
+    if not seed.isdecimal():
+        raise ConfigError(f"SEED is {seed[:80]!r}; give a whole number from 0")
+    return replace(recipe, train=replace(recipe.train, seed=int(seed)))
 
 
 def run(recipe: Recipe, script: Path, sources: Path) -> None:
@@ -97,13 +101,14 @@ def run(recipe: Recipe, script: Path, sources: Path) -> None:
         if path := os.environ.get("EVAL_ONLY_PATH"):
             roundtrip(log, recipe, data, Path(path), device, world, code)
             return
-        if world.is_main:
+        restored = os.environ.get("RESTORE") == "1"
+        if world.is_main and not restored:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+            write_bytes(folder / "recipe.toml", recipe.to_toml().encode())
             card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
             machine = {"device": card, "ranks": world.size, "versions": provenance.versions()}
-            (folder / "environment.json").write_text(json.dumps(machine) + "\n", encoding="utf-8")
-        if os.environ.get("RESTORE") == "1":
+            write_bytes(folder / "environment.json", json.dumps(machine).encode() + b"\n")
+        if restored:
             state, steps, weights, train_ms, _ = load_float(folder)
             model.load_state_dict(state)
             trained = validated(recipe, data, model, device, world)
@@ -131,7 +136,7 @@ def run(recipe: Recipe, script: Path, sources: Path) -> None:
                 "evaluation": asdict(plain),
                 "evaluation_asked": asdict(scored),
             }
-            (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+            write_bytes(folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
 
 
 def train(

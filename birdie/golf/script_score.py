@@ -19,10 +19,12 @@ import torch
 
 from birdie.artifact.file import File
 from birdie.compress import registry
+from birdie.data.tokenizer import check_same_tokenizer, require_tokenizer
 from birdie.errors import BirdieError
 from birdie.golf.record_log import score_lines
 from birdie.model.attention_kernels import best_kernels
 from birdie.model.gpt import GPT
+from birdie.model.stored_shape import require_shape
 from birdie.run.dataset import RunData, open_run_data
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import choose_device, choose_dtype
@@ -138,6 +140,11 @@ def roundtrip(
 ) -> tuple[Score, Score]:
     """Decode the artifact and score what comes out, by plain windows and by the recipe's evaluation."""
     with File(path, registry.decoder) as file:
+        file.require()
+        about = file.fields.get("metadata", {})
+        require_tokenizer(about.get("tokenizer"), path)
+        check_same_tokenizer(data.tokenizer, about.get("tokenizer"), recipe.data.tokenizer)
+        require_shape(recipe.model, {name: file.entry(name).shape for name in file.names}, path)
         state = file.decode_all()
     model = new_model(recipe, device)
     model.load_state_dict(state)
@@ -188,7 +195,14 @@ def evaluated(
         batch_tokens=recipe.validation.batch_tokens,
         world=world,
     )
+    began = time.perf_counter()
     score, report = evaluator.score(mode, scoring)
+    seconds, limit = time.perf_counter() - began, settings.budget_seconds
+    log.note(f"evaluation: {mode.describe(scoring)}; score:{seconds:.1f}s")
+    if 0 < limit < seconds:
+        log.note(f"the evaluation took {seconds:,.0f} s, more than its budget of {limit:,.0f} s")
     if report is not None:
         log.note(report.diagnostics)
+        if not report.steps:
+            log.note(f"{mode.name} trained on nothing: all of the text is in one chunk; use smaller chunks")
     return score

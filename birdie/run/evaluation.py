@@ -8,7 +8,7 @@ read off its tensors, and the other settings are the challenge's defaults.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from birdie.artifact.repack import load_object
 from birdie.compress.filling import fill
 from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.tokenizer import Tokenizer, load_tokenizer
+from birdie.data.tokenizer import check_same_tokenizer, load_tokenizer, require_tokenizer
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.model.attention_kernels import best_kernels
-from birdie.model.config import GPTConfig
 from birdie.model.gpt import GPT
 from birdie.model.infer_config import infer_config
+from birdie.model.stored_shape import require_shape
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.callbacks import Notify, Progress, no_message
 from birdie.runtime.device import choose_device, choose_dtype, dtype_name
@@ -40,9 +40,6 @@ from birdie.score.mode import ScoringMode
 from birdie.score.package import PackagedModel
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
-
-MAX_PASSES = 4096
-"""Most passes through layers in a model, with depth recurrence: a hundred times what any has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,44 +91,11 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
         recipe, _ = _recipe_of(metadata)
     except ConfigError as error:
         raise ArtifactError(f"{path} describes its model in a way this version does not know: {error}") from error
-    _require_tokenizer(metadata.get("tokenizer"), path)
-    _require_shape(recipe.model, {row.name: row.shape for row in summary.tensors}, path)
+    require_tokenizer(metadata.get("tokenizer"), path)
+    require_shape(recipe.model, {row.name: row.shape for row in summary.tensors}, path)
     model = GPT(recipe.model)
     load(path, into=model)
     return model.to(device).eval(), recipe, metadata
-
-
-def _require_tokenizer(tokenizer: Any, path: Path | str) -> None:
-    """Refuse metadata of a tokenizer that are neither None nor its kind and digest."""
-    if tokenizer is not None and not (
-        isinstance(tokenizer, dict) and all(isinstance(tokenizer.get(key), str) for key in ("kind", "sha256"))
-    ):
-        raise ArtifactError(
-            f"{path} names its tokenizer as {repr(tokenizer)[:80]}; the file is damaged: export it again"
-        )
-
-
-def _require_shape(config: GPTConfig, shapes: Mapping[str, tuple[int, ...]], path: Path | str) -> None:
-    """Compare the model that `config` describes with the shapes of a file's tensors, before it takes memory."""
-    layers = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-    passes = config.num_layers + config.num_loops * (config.loop_end - config.loop_start + 1)
-    if config.num_layers != layers or passes > MAX_PASSES:
-        raise ArtifactError(
-            f"{path} has tensors of {layers:,} layers, but its recipe says {config.num_layers:,} (num_layers), run as "
-            f"{passes:,}; export the model again"
-        )
-    try:
-        with torch.device("meta"):
-            model = GPT(replace(config, orthogonal_init=False, overtone_init=False))
-    except (RuntimeError, TypeError, OverflowError) as error:  # torch has a number of elements in 64 bits
-        raise ArtifactError(f"{path} describes a model that is too large to build; export it again") from error
-    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    for name in sorted(expected.keys() | shapes.keys()):
-        if expected.get(name) != shapes.get(name):
-            raise ArtifactError(
-                f"{path} has {name[:80]!r} of shape {shapes.get(name)}, but its recipe describes {expected.get(name)}; "
-                "export the model again"
-            )
 
 
 def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
@@ -155,7 +119,7 @@ def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
     """Return the GPT in an int8 export of the challenge that was compressed as a file, and a recipe of its shape."""
     state = int8_export.dequantize(load_object(path))
     recipe = Recipe(model=infer_config(state))
-    _require_shape(recipe.model, {name: tuple(weight.shape) for name, weight in state.items()}, path)
+    require_shape(recipe.model, {name: tuple(weight.shape) for name, weight in state.items()}, path)
     model = GPT(recipe.model)
     fill(model, state, str(path))
     return model.to(device).eval(), recipe
@@ -288,18 +252,3 @@ def _model_warnings(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     if metadata.get("model") == "gpt":
         return _recipe_of(metadata)[1]
     return ("the export does not say how its model computes: it is scored as the challenge's baseline GPT",)
-
-
-def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] | None, name: str) -> None:
-    """Refuse a tokenizer other than the one in the artifact's metadata: its ids would mean other text.
-
-    Args:
-        tokenizer: to be used.
-        trained_with: the artifact's metadata of its tokenizer; None: unknown.
-        name: of the tokenizer, for the message.
-    """
-    if trained_with is not None and tokenizer.digest != trained_with["sha256"]:
-        raise DataError(
-            f"the model was trained with tokenizer {trained_with['kind']} {trained_with['sha256'][:12]}, "
-            f"but {name} is {tokenizer.kind} {tokenizer.digest[:12]}; use the one it was trained with (--tokenizer)"
-        )

@@ -271,6 +271,12 @@ def test_a_script_makes_the_model_that_birdie_makes(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_a_seed_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEED", "seven")
+    with pytest.raises(SystemExit, match=r"^error: SEED is 'seven'; give a whole number"):
+        script_main.main(tmp_path / "train_gpt.py", tmp_path, {}, "")
+
+
 def test_a_variable_of_a_setting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of a script are those it was packed with: a variable that did nothing would be a silent error."""
     monkeypatch.setenv("MODEL_DIM", "31")

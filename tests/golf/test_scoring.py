@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,40 @@ def test_the_entry_point_scores_as_birdie_does(
     assert [*lines] == ["final_birdie_roundtrip_exact", "ttt_phased_exact"][: 1 + (name == "sota")]
     assert [*lines.values()] == expected(path, data)[: len(lines)]
     assert lines_of((tmp_path / "logs" / "tiny.txt").read_text()) == lines
+
+
+def cut(recipe: Recipe, path: Path) -> None:
+    path.write_bytes(saved(recipe, path).read_bytes()[:-9])
+
+
+def of_another_tokenizer(recipe: Recipe, path: Path) -> None:
+    about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": {"kind": "bpe", "sha256": "0" * 64}}
+    birdie.save(GPT(recipe.model), path, coder="fast", metadata=about)
+
+
+def of_another_model(recipe: Recipe, path: Path) -> None:
+    about = {"model": "gpt", "recipe": {**recipe.to_dict(), "model": {"num_layers": 10**6}}}
+    birdie.save(GPT(recipe.model), path, coder="fast", metadata=about)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(cut, "model.birdie"), (of_another_tokenizer, "trained with tokenizer bpe"), (of_another_model, "tensors of")],
+)
+def test_what_would_be_a_false_score_is_refused_in_one_sentence(
+    make: Callable[[Recipe, Path], None], message: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tiny("baseline"), tmp_path / "model.birdie")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["score_gpt.py"])
+    for variable, value in {"DATA_PATH": str(data), "TOKENIZER_PATH": "bytes"}.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit) as end:
+        script_score.main()
+    error = str(end.value.code)
+    assert error.startswith("error: ")
+    assert message in error
+    assert "\n" not in error
 
 
 @pytest.mark.nightly

@@ -23,7 +23,7 @@ from birdie.artifact.load import load
 from birdie.data.byte_accounting import Tokens
 from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.tokenizer import Tokenizer, load_tokenizer
+from birdie.data.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
 from birdie.golf.audit import rules
 from birdie.golf.audit.byte_counts import check_counts, check_table
@@ -33,7 +33,7 @@ from birdie.golf.audit.rules import CAP_SECONDS, Finding, Result, size_result
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of, token_losses, window_length
 from birdie.golf.audit.splits import SPLITS, complete_split
 from birdie.model.gpt import GPT
-from birdie.run.evaluation import check_same_tokenizer, evaluate, load_gpt
+from birdie.run.evaluation import evaluate, load_gpt
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
 from birdie.score.request import EvaluationRequest
