@@ -105,13 +105,6 @@ class Windows:
         return Windows(self.begins[index], self.firsts[index], self.stops[index], self.length)
 
 
-def non_overlapping(targets: int, length: int) -> Windows:
-    """Return adjacent windows of `length`; a remainder of up to length − 1 targets is in none."""
-    _check_stride(length, length)
-    begins = np.arange(targets // length, dtype=np.int64) * length
-    return Windows(begins, begins, begins + length, length)
-
-
 def sliding(targets: int, length: int, stride: int) -> Windows:
     """Return windows of `length` every `stride` tokens that score all targets once.
 
