@@ -29,7 +29,7 @@ from birdie.score.windows import LanguageModel
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What an evaluation found.
+    """Result of a scoring mode on a text.
 
     Attributes:
         score: the same on all ranks.

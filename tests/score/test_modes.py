@@ -73,8 +73,8 @@ def of_stream(chunk: int, **more: Any) -> Reference:
 def of_sgd(settings: SGDMode, stride: int = LENGTH, isolated: bool = False) -> Reference:
     def reference(model: GPT, tokens: NDArray[np.uint16], ledger: Ledger) -> Scorer:
         targets, begins = len(tokens) - 1, document_begins(tokens, BOS)
-        whole = per_document(begins, targets, LENGTH, stride) if isolated else sliding(targets, LENGTH, stride)
-        return SGDScorer(copy.deepcopy(model), whole, settings, ledger)
+        windows = per_document(begins, targets, LENGTH, stride) if isolated else sliding(targets, LENGTH, stride)
+        return SGDScorer(copy.deepcopy(model), windows, settings, ledger)
 
     return reference
 
@@ -205,7 +205,7 @@ def test_the_law_catches_a_mode_that_trains_first() -> None:
 
 @rows
 def test_it_scores_the_targets_of_all_modes_each_once(row: Row) -> None:
-    """Those of non-overlapping windows; all of a text that is shorter than one; none is one error."""
+    """They are those of non-overlapping windows; all of a text that is shorter than one; none is one error."""
     model, longest = tiny_gpt(**row.model), max(LENGTH, row.settings.get("seq_len", 0))
     for count in (1, LENGTH - 1, 3 * LENGTH - 1):
         expected = count // longest * longest or count

@@ -70,10 +70,10 @@ def test_steps_learn_from_scored_targets_alone() -> None:
     with pytest.raises(RuleError, match="target 30 "):
         train_on_ranges(model, tokens, [(0, 40)], dataclasses.replace(SGD, chunk_tokens=40), half, length=LENGTH)
     trainer = SGDTrainer(model, dataclasses.replace(SGD, batch_seqs=100))
-    before = weights(model)
+    legal = weights(model)
     with pytest.raises(RuleError, match="target 30 "):
         trainer.train(tokens, [(0, 31)], half, length=LENGTH)
-    assert same_weights(model, before)
+    assert same_weights(model, legal)
     assert not same_weights(model, initial)
     assert model.training is False
 
