@@ -75,7 +75,7 @@ def _run(run: "SweepRun", parallel: int) -> None:
             log(f"trial {trial.number}: {_outcome(trial)} ({done} of {total}), {_values(trial)}")
 
         try:
-            run.run(parallel, show)
+            run.work(parallel, show)
         except KeyboardInterrupt:
             log("the same command continues the sweep")
             raise

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Scheme
@@ -35,7 +35,8 @@ from birdie.errors import ConfigError, DataError
 from birdie.golf import start
 from birdie.golf.code_size import PACKAGE, for_types, source_files
 from birdie.golf.script_main import has_features
-from birdie.run.environment import IGNORED, RULES
+from birdie.run.environment import IGNORED
+from birdie.run.loading import setting_variables
 from birdie.run.recipe import Recipe
 from birdie.runtime.files import read_trusted, user_cache, write_trusted
 from birdie.runtime.provenance import versions
@@ -175,16 +176,7 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
 
 def fixed_variables() -> set[str]:
     """Return the environment variables that set recipes, but for those that a packed script reads."""
-    joint = {name for rule in RULES for name in rule.variables}
-    return ({*_variables(Recipe), *joint} - READ) - set(IGNORED)
-
-
-def _variables(kind: type) -> Iterator[str]:
-    for hint in get_type_hints(kind, include_extras=True).values():
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _variables(hint)
-        for parameter in getattr(hint, "__metadata__", ()):
-            yield from parameter.env_var or ()
+    return (setting_variables() - READ) - set(IGNORED)
 
 
 def _sources(entry: Path, optional: Collection[str] | None) -> dict[str, str]:
@@ -265,13 +257,19 @@ class _Bare(ast.NodeTransformer):
 
     Args:
         level: folders between the module and the package.
-        absent: modules after whose import a function ends.
+        absent: modules after whose import a block ends.
     """
 
     def __init__(self, level: int, absent: Collection[str]) -> None:
         self.level, self.absent = level, absent
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
+        lines = getattr(node, "body", None)
+        for i, line in enumerate(lines if isinstance(lines, list) else ()):
+            names = [f"{line.module}.{alias.name}" for alias in line.names] if isinstance(line, ast.ImportFrom) else []
+            if isinstance(line, ast.ImportFrom) and {line.module, *names} & {*self.absent}:
+                del node.body[i + 1 :]  # type: ignore[attr-defined]
+                break
         super().generic_visit(node)
         if not isinstance(node, ast.Module) and getattr(node, "body", None) == []:
             node.body = [ast.Pass()]  # type: ignore[attr-defined]
@@ -279,14 +277,6 @@ class _Bare(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        for i, line in enumerate(node.body):
-            names = [f"{line.module}.{alias.name}" for alias in line.names] if isinstance(line, ast.ImportFrom) else []
-            if isinstance(line, ast.ImportFrom) and {line.module, *names} & {*self.absent}:
-                del node.body[i + 1 :]
-                break
-        return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         return [self.visit(part) for part in node.orelse] if for_types(node) else self.generic_visit(node)

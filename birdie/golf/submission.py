@@ -8,20 +8,17 @@ seed and the tokenizer, if it is a file. It appears complete or not at all. What
 which a second call takes finished seeds; one that was interrupted begins again.
 """
 
-import dataclasses
 import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, get_type_hints
+from typing import Any
 
 from birdie.data.tokenizer import BYTES
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
@@ -29,18 +26,19 @@ from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
 from birdie.golf.packed import Packed, pack
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
 from birdie.lab.significance import MARGIN_NATS, P, Test, compare
-from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
+from birdie.run.environment import CHOICES, IGNORED, UNAVAILABLE
 from birdie.run.float_weights import FLOAT
 from birdie.run.history import NAME as HISTORY
+from birdie.run.loading import setting_variables
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.run.registry import changes
 from birdie.run.run_folder import METRICS
 from birdie.runtime.callbacks import Notify, no_message
+from birdie.runtime.child import run_child
 from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
 from birdie.runtime.locks import HOLDER, LOCK, locked_folder
 from birdie.runtime.outputs import require_folder, require_output_folder, require_own_folder, require_writable
 from birdie.runtime.parsing import parse_object
-from birdie.runtime.platform import OWN_GROUP, interrupt, kill
 from birdie.runtime.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
@@ -49,6 +47,35 @@ AFTER_TRAINING = ("data", "validation", "calibration", "export", "evaluation", "
 """Tables of a recipe that may differ from those a run was trained with, when it is exported again."""
 
 _SHOWN = ("step:", "stopping_early", "interrupted", "Stopping", "Serialized model birdie", "final_birdie", "error:")
+_README_TEXT = """\
+# {name}
+
+{blurb}
+
+| seed | steps | ms/step | float bpb | artifact bpb | nats/token | artifact bytes | total bytes |
+|---|---|---|---|---|---|---|---|
+{rows}
+| mean | | | {float_bpb:.6f} | {done.val_bpb:.6f} | {done.val_loss:.6f} | | |
+
+Float weights are scored by non-overlapping windows, the artifact by the recipe's evaluation ({mode}).
+`model.birdie` is that of seed {chosen.seed}, the median by bpb. Code {chosen.code_bytes:,} bytes + model \
+{chosen.model_bytes:,} bytes = {chosen.total_bytes:,} of {cap:,}.
+
+## Significance
+
+{significance}
+
+## Reproduce
+
+```sh
+pip install -r requirements.txt
+export DATA_PATH=… TOKENIZER_PATH={tokenizer}
+EVAL_ONLY_PATH=model.birdie python train_gpt.py   # score the artifact
+SEED={chosen.seed} torchrun --standalone --nproc_per_node={ranks} train_gpt.py   # train, export and score
+```
+
+The script carries the modules of birdie that it needs, and unpacks them into your cache folder.
+"""
 _LEFT_OUT = {"EVAL_ONLY_PATH", "RESUME", "RESTORE", "CAP_BYTES", "RUN_ID", "PROFILE"}
 
 
@@ -284,32 +311,35 @@ class _Runner:
         if result := _finished(run, log, seed):
             self.notify(f"seed {seed}: taken from {run}")
             return result
-        command = [sys.executable, SCRIPT]
-        changes = {"SEED": str(seed), "RUN_ID": name, "CAP_BYTES": str(self.cap)}
+        arguments, variables = [SCRIPT], {"SEED": str(seed), "RUN_ID": name, "CAP_BYTES": str(self.cap)}
         if source is not None:
             self.notify(f"seed {seed}: exporting {source.folder} again")
             _copy_run(source, run, log)
-            changes["RESTORE"] = "1"
+            variables["RESTORE"] = "1"
         else:
             self.notify(f"seed {seed}: training in {run}")
             if self.ranks > 1:
-                torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
-                command = [sys.executable, "-m", *torchrun, SCRIPT]
-        environment = self._environment(changes)
+                arguments = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}", SCRIPT]
+
+        def show(line: str) -> None:
+            if line.startswith(_SHOWN):
+                self.notify(f"seed {seed}: {line}")
+
         try:
-            error = _follow(command, self.work, environment, lambda line: self.notify(f"seed {seed}: {line}"))
+            code, lines = run_child(arguments, folder=self.work, environment=self._environment(variables), on_line=show)
         except KeyboardInterrupt:
             self.notify(f"seed {seed}: stopped; the same command begins it again, and keeps the finished ones")
             raise
-        if error is None and (result := _finished(run, log, seed)):
+        reason = _failure(code, lines)
+        if not reason and (result := _finished(run, log, seed)):
             return result
-        reason = error or "it left no score"
-        raise ConfigError(f"seed {seed} did not finish: {reason}; the same command begins it again")
+        raise ConfigError(
+            f"seed {seed} did not finish: {reason or 'it left no score'}; the same command begins it again"
+        )
 
     def _environment(self, changes: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a run: settings are in the script, so their variables are left out."""
-        left_out = {*_variables(Recipe), *CHOICES, *IGNORED, *_LEFT_OUT}
-        left_out |= {name for rule in RULES for name in rule.variables}
+        left_out = {*setting_variables(), *CHOICES, *IGNORED, *_LEFT_OUT}
         left_out |= {name for entry in UNAVAILABLE for name in (*entry.variables, *entry.details)}
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
         data = self.recipe.data
@@ -317,56 +347,12 @@ class _Runner:
         return {**kept, **changes}
 
 
-def _variables(kind: type) -> Iterator[str]:
-    """Yield the environment variables that set the fields of a recipe's dataclass."""
-    for hint in get_type_hints(kind, include_extras=True).values():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from _variables(hint)
-        for parameter in getattr(hint, "__metadata__", ()):
-            yield from parameter.env_var or ()
-
-
-def _follow(command: Sequence[str], folder: Path, environment: Mapping[str, str], notify: Notify) -> str | None:
-    """Run a command and send its telling lines to `notify`; return None, or the reason why it failed.
-
-    It has a process group of its own, which gets the signal that ends this process, and is waited for.
-    """
-    lines: list[str] = []
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        **OWN_GROUP,
-    )
-    assert process.stdout is not None
-
-    def read() -> int:
-        for line in process.stdout or ():
-            lines[:] = [*lines[-199:], line.rstrip()]
-            if line.startswith(_SHOWN):
-                notify(line.rstrip())
-        return process.wait()
-
-    try:
-        code = read()
-    except KeyboardInterrupt:
-        interrupt(process)
-        read()
-        raise
-    finally:
-        if process.poll() is None:
-            kill(process)
-            process.wait()
-        process.stdout.close()
+def _failure(code: int, lines: Sequence[str]) -> str:
+    """Return why a run failed; empty if it did not."""
     if code == 0:
-        return None
+        return ""
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return next(iter(errors), None) or next((line for line in reversed(lines) if line), f"exit code {code}")
+    return next(iter(errors), "") or next((line for line in reversed(lines) if line), f"exit code {code}")
 
 
 def _copy_run(source: RunRecord, run: Path, log: Path) -> None:
@@ -545,47 +531,25 @@ def _claim(done: Submission, recipe: Recipe, about: About, theirs: Sequence[floa
 
 def _readme(done: Submission, recipe: Recipe, about: About, theirs: Sequence[float], to_bits: float, cap: int) -> str:
     """Return the text of README.md: results, significance and commands."""
-    chosen, data = done.chosen, [] if recipe.data.tokenizer in BYTES else [Path(recipe.data.tokenizer).name]
+    chosen, tokenizer = done.chosen, recipe.data.tokenizer
     rows = [
         f"| {seed.seed} | {seed.steps:,} | {seed.step_ms:.2f} | {seed.float_bpb:.6f} | {seed.val_bpb:.6f} "
         f"| {seed.val_loss:.6f} | {seed.model_bytes:,} | {seed.total_bytes:,} |"
         for seed in done.seeds
     ]
-    means = f"| mean | | | {fmean(seed.float_bpb for seed in done.seeds):.6f} | {done.val_bpb:.6f} "
-    means += f"| {done.val_loss:.6f} | | |"
-    ranks = read_run(chosen.artifact.parent).environment.get("ranks", 1)
-    variables = "DATA_PATH=… " + (f"TOKENIZER_PATH={data[0]}" if data else "TOKENIZER_PATH=bytes")
-    lines = [
-        f"# {about.name}",
-        "",
-        about.blurb,
-        "",
-        "| seed | steps | ms/step | float bpb | artifact bpb | nats/token | artifact bytes | total bytes |",
-        "|---|---|---|---|---|---|---|---|",
-        *rows,
-        means,
-        "",
-        f"Float weights are scored by non-overlapping windows, the artifact by the recipe's evaluation "
-        f"({recipe.evaluation.mode}).",
-        f"`{ARTIFACT}` is that of seed {chosen.seed}, the median by bpb. Code {chosen.code_bytes:,} bytes + model "
-        f"{chosen.model_bytes:,} bytes = {chosen.total_bytes:,} of {cap:,}.",
-        "",
-        "## Significance",
-        "",
-        *_significance(done, theirs, to_bits),
-        "",
-        "## Reproduce",
-        "",
-        "```sh",
-        "pip install -r requirements.txt",
-        f"export {variables}",
-        f"EVAL_ONLY_PATH={ARTIFACT} python {SCRIPT}   # score the artifact",
-        f"SEED={chosen.seed} torchrun --standalone --nproc_per_node={ranks} {SCRIPT}   # train, export and score",
-        "```",
-        "",
-        "The script carries the modules of birdie that it needs, and unpacks them into your cache folder.",
-    ]
-    return "\n".join(lines) + "\n"
+    return _README_TEXT.format(
+        name=about.name,
+        blurb=about.blurb,
+        rows="\n".join(rows),
+        float_bpb=fmean(seed.float_bpb for seed in done.seeds),
+        done=done,
+        chosen=chosen,
+        cap=cap,
+        mode=recipe.evaluation.mode,
+        significance="\n".join(_significance(done, theirs, to_bits)),
+        tokenizer="bytes" if tokenizer in BYTES else Path(tokenizer).name,
+        ranks=read_run(chosen.artifact.parent).environment.get("ranks", 1),
+    )
 
 
 def _significance(done: Submission, theirs: Sequence[float], to_bits: float) -> Iterator[str]:

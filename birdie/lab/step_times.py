@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from birdie.errors import BirdieError, DataError
+from birdie.lab.experiment import OUTPUT, call
 from birdie.lab.ledger import RECIPE
-from birdie.lab.process import OUTPUT, call
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import choose_device
@@ -121,9 +121,7 @@ def _steps(recipe: Recipe, folder: Path, index: int) -> Generator[float, None, N
             train,
             iterations=STEPS + 1,
             force_stop_step=STEPS + 1,
-            warmdown_fraction=min(1.0, train.warmdown_iters / max(1, train.last_step))
-            if fraction is None
-            else fraction,
+            warmdown_fraction=fraction,
         ),
         calibration=dataclasses.replace(recipe.calibration, data="none"),
         validation=dataclasses.replace(recipe.validation, every=0),

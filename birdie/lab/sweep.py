@@ -1,6 +1,6 @@
 """Sweeps: many trials of a recipe, searched by Optuna, each a training in a process group of its own.
 
-    SweepRun(read_sweep(file), folder).run(parallel=2) ─► workers ─► claim a trial ─► train ─► report, prune ─► result
+    SweepRun(read_sweep(file), folder).work(parallel=2) ─► workers ─► claim a trial ─► train ─► report, prune ─► result
 
     FOLDER/sweep.toml      recipe, search space and method; another sweep is refused
     FOLDER/study.log       Optuna's journal of the trials, unless a storage is given
@@ -34,12 +34,13 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from birdie.errors import BirdieError, ConfigError, DataError, OutputError
+from birdie.errors import BirdieError, ConfigError, OutputError
+from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
-from birdie.lab.process import Watch, resolved, train
 from birdie.lab.space import Sweep
 from birdie.run.dataset import open_shards
 from birdie.runtime.callbacks import Notify, no_message
+from birdie.runtime.child import Watch
 from birdie.runtime.files import write_bytes
 from birdie.runtime.locks import open_locked
 from birdie.runtime.outputs import require_folder, require_own_folder, require_writable
@@ -86,7 +87,7 @@ class _StoppedError(Exception):
     """The sweep is being stopped; its trials continue when it is started again."""
 
 
-class SweepRun:
+class SweepRun(Experiment):
     """A sweep and its folder.
 
     Args:
@@ -99,7 +100,8 @@ class SweepRun:
     def __init__(self, sweep: Sweep, folder: Path, storage: str | None = None, notify: Notify = no_message) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", ExperimentalWarning)
-        self.folder, self.notify = Path(folder), notify
+        super().__init__(folder)
+        self.notify = notify
         self.recipe = resolved(sweep.recipe)
         self.sweep = sweep
         require_writable(require_own_folder(self.folder, SWEEP, folders=["runs"]))
@@ -129,11 +131,7 @@ class SweepRun:
         done = [trial for trial in self.results() if trial.state == "complete" and trial.score is not None]
         return min(done, key=lambda trial: (trial.score, trial.number), default=None)
 
-    def run_folder(self, number: int) -> Path:
-        """Return the run folder of a trial."""
-        return self.folder / "runs" / f"{number:04d}"
-
-    def run(self, parallel: int = 1, on_trial: Callable[[TrialResult], None] = lambda _: None) -> None:
+    def work(self, parallel: int = 1, on_trial: Callable[[TrialResult], None] = lambda _: None) -> None:
         """Work until no trial waits or lies abandoned; write the best recipe.
 
         Args:
@@ -156,7 +154,7 @@ class SweepRun:
         for worker in workers:
             with suppress(_StoppedError):
                 worker.result()
-        if (best := self.best) is not None and (path := self.run_folder(best.number) / RECIPE).is_file():
+        if (best := self.best) is not None and (path := self.run_folder(name_of(best.number)) / RECIPE).is_file():
             write_bytes(self.folder / "best.toml", path.read_bytes())
 
     def _work(self, slot: int, parallel: int, stop: threading.Event, on_trial: Callable[[TrialResult], None]) -> None:
@@ -170,14 +168,11 @@ class SweepRun:
     def _run_trial(self, number: int, environment: dict[str, str], stop: threading.Event) -> TrialResult:
         study = self._study(_pruner(self.sweep), _sampler(self.sweep, number))
         trial = Trial(study, self._id(number))
-        folder = self.run_folder(number)
+        folder = self.run_folder(name_of(number))
         try:
-            recipe = resolved(self.sweep.suggest(trial))
-            record = train(recipe, folder, watch=self._watch(trial, folder, stop), environment=environment)
-            score = record.columns[self.sweep.score]
-            if score is None or not math.isfinite(score):
-                raise DataError(f"the run in {folder} has no finite {self.sweep.score}: {score}")
-            study.tell(trial, score)
+            recipe, watch = resolved(self.sweep.suggest(trial)), self._watch(trial, folder, stop)
+            record = self.run(recipe, folder.name, score=self.sweep.score, watch=watch, environment=environment)
+            study.tell(trial, record.columns[self.sweep.score])
         except _PrunedError:
             study.tell(trial, state=TrialState.PRUNED)
         except OutputError:  # a full disk is no property of the trial
@@ -215,7 +210,7 @@ class SweepRun:
         trials = self._study(NopPruner(), RandomSampler()).get_trials(deepcopy=False)
         unfinished = [one for one in trials if not one.state.is_finished() and one.number < self.sweep.trials]
         for trial in sorted(unfinished, key=lambda one: (one.state == TrialState.WAITING, one.number)):
-            folder = self.run_folder(trial.number)
+            folder = self.run_folder(name_of(trial.number))
             if trial.state == TrialState.RUNNING and not (self._in_folder or (folder / RECIPE).is_file()):
                 continue  # it belongs to a machine with another folder
             lock = self._lock(folder)
@@ -228,7 +223,7 @@ class SweepRun:
             yield number
         finally:
             if number is not None:
-                self._release(self.run_folder(number), lock)
+                self._release(self.run_folder(name_of(number)), lock)
 
     def _take(self, trial: FrozenTrial) -> bool:
         """Make a waiting trial running; return whether this worker has it, given that it holds the lock."""
@@ -330,7 +325,12 @@ def _result(trial: FrozenTrial) -> TrialResult:
     return TrialResult(trial.number, _STATES[trial.state], score, step, dict(trial.params), reason)
 
 
+def name_of(number: int) -> str:
+    """Return the name of the run of a trial."""
+    return f"{number:04d}"
+
+
 def record_of(run: SweepRun, result: TrialResult) -> RunRecord | None:
     """Return the run of a trial, if this machine has its folder."""
-    folder = run.run_folder(result.number)
+    folder = run.run_folder(name_of(result.number))
     return read_run(folder) if (folder / RECIPE).is_file() else None

@@ -28,8 +28,8 @@ from typing import Any, Literal
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.lab.assignments import parse, with_settings
+from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RunRecord, flat
-from birdie.lab.process import resolved, train
 from birdie.lab.significance import LEVEL, Test, compare
 from birdie.lab.step_times import Cost, measure
 from birdie.run.estimate import artifact
@@ -175,7 +175,7 @@ class Incumbent:
     origin: str
 
 
-class Lab:
+class Lab(Experiment):
     """A folder of trials.
 
     Args:
@@ -184,7 +184,8 @@ class Lab:
     """
 
     def __init__(self, folder: Path, notify: Notify = no_message) -> None:
-        self.folder, self.notify = Path(folder), notify
+        super().__init__(folder)
+        self.notify = notify
 
     @property
     def recipe_path(self) -> Path:
@@ -309,13 +310,11 @@ class Lab:
 
     def _train(self, recipe: Recipe, steps: int, seed: int, head: str) -> RunRecord:
         recipe = of_length(recipe, steps, seed)
-        folder = self.folder / "runs" / recipe.digest
+        folder = self.run_folder(recipe.digest)
         known = (folder / "summary.json").is_file()
         self.notify(f"{head}: {'known, ' if known else ''}{steps:,} steps in {folder}")
-        record = train(recipe, folder)
+        record = self.run(recipe, recipe.digest)
         values, commit = record.columns, record.environment.get("commit")
-        if not math.isfinite(values["bpb_artifact"]):
-            raise DataError(f"the run in {folder} has no finite score: {values['bpb_artifact']}")
         self.notify(f"{head}: {values['bpb_artifact']:.4f} bpb, {values['bytes']:,} bytes")
         if known and commit != provenance.commit():
             self.notify(f"warning: {folder} was trained by commit {commit}, not by this one; delete it to train again")

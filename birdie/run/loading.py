@@ -7,13 +7,14 @@ An unknown key in a file or flag is an error that names the nearest known one.
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from cyclopts import App, CycloptsError, Parameter
 
 from birdie.errors import BirdieError, ConfigError
+from birdie.run.environment import RULES
 from birdie.run.recipe import Recipe, is_removed, setting_names, typed_setting
 from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
 
@@ -84,6 +85,19 @@ def load_recipe(
     except CycloptsError as error:
         raise ConfigError(explain(error)) from error
     return recipe
+
+
+def setting_variables() -> set[str]:
+    """Return the names of the environment variables that set a recipe, each by itself or together."""
+    return {*_variables(Recipe), *(name for rule in RULES for name in rule.variables)}
+
+
+def _variables(kind: type) -> Iterator[str]:
+    for hint in get_type_hints(kind, include_extras=True).values():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _variables(hint)
+        for parameter in getattr(hint, "__metadata__", ()):
+            yield from parameter.env_var or ()
 
 
 def load_run_recipe(path: str | os.PathLike[str]) -> Recipe:

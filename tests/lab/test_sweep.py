@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError, DataError, OutputError
 from birdie.lab import sweep as module
+from birdie.lab.experiment import Experiment
 from birdie.lab.ledger import RunRecord, read_run
-from birdie.lab.process import Watch
 from birdie.lab.space import Sweep, read_sweep
 from birdie.lab.sweep import SweepRun
 from birdie.run.recipe import Recipe
+from birdie.runtime.child import Watch
 from tests.forked import Program, run_python
 
 SPEC = """recipe = "laptop"
@@ -46,7 +47,7 @@ def spec(folder: Path, trials: int = 6, sampler: str = "tpe", pruner: str = "non
 
 
 class Trainer:
-    """Stands for `train`: bits per byte that depend on the learning rate, with validations on the way."""
+    """Stands for training: bits per byte that depend on the learning rate, with validations on the way."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -54,7 +55,12 @@ class Trainer:
         self.die_at, self.fail_at = math.inf, math.inf
         self._lock = threading.Lock()
 
-    def __call__(self, recipe: Recipe, folder: Path, *, watch: Watch, **_: object) -> RunRecord:
+    @property
+    def as_run(self) -> Callable[..., RunRecord]:
+        """`Experiment.run` that calls `train`."""
+        return lambda work, recipe, name, *, watch, **_: self.train(recipe, work.run_folder(name), watch)
+
+    def train(self, recipe: Recipe, folder: Path, watch: Watch) -> RunRecord:
         with self._lock:
             self.started.append(folder.name)
             number = len(self.started)
@@ -77,7 +83,7 @@ class Trainer:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     stub = Trainer()
-    monkeypatch.setattr(module, "train", stub)
+    monkeypatch.setattr(Experiment, "run", stub.as_run)
     monkeypatch.setattr(module, "open_shards", lambda _: None)
     return stub
 
@@ -85,30 +91,30 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_every_trial_runs_once_and_the_best_recipe_is_kept(trainer: Trainer, parallel: int, tmp_path: Path) -> None:
     work = SweepRun(spec(tmp_path), tmp_path / "s")
-    work.run(parallel)
+    work.work(parallel)
     assert sorted(trainer.started) == [f"{number:04d}" for number in range(6)]
     assert {trial.state for trial in work.results()} == {"complete"}
     assert work.best is not None
     assert work.best.score == min(trial.score for trial in work.results() if trial.score is not None)
     assert (tmp_path / "s" / "best.toml").read_bytes() == (
-        work.run_folder(work.best.number) / "recipe.toml"
+        work.run_folder(module.name_of(work.best.number)) / "recipe.toml"
     ).read_bytes()
-    work.run(parallel)
+    work.work(parallel)
     assert len(trainer.started) == 6
     assert not list(tmp_path.rglob("checkpoints"))
 
 
 def test_an_interrupted_sweep_continues_with_the_same_values(trainer: Trainer, tmp_path: Path) -> None:
     steady = SweepRun(spec(tmp_path), tmp_path / "a")
-    steady.run()
+    steady.work()
     trainer.started.clear()
     trainer.die_at = 4
     with pytest.raises(KeyboardInterrupt):
-        SweepRun(spec(tmp_path), tmp_path / "b").run()
+        SweepRun(spec(tmp_path), tmp_path / "b").work()
     again = SweepRun(spec(tmp_path), tmp_path / "b")
     assert Counter(trial.state for trial in again.results()) == {"complete": 3, "running": 1, "waiting": 2}
     trainer.die_at = math.inf
-    again.run()
+    again.work()
     assert Counter(trainer.ended[6:]) == dict.fromkeys((f"{number:04d}" for number in range(6)), 1)
     assert [trial.values for trial in again.results()] == [trial.values for trial in steady.results()]
 
@@ -118,17 +124,17 @@ def test_a_trial_of_a_living_worker_is_left_alone(trainer: Trainer, tmp_path: Pa
     seen = []
 
     def join(*_: object, **__: object) -> RunRecord:
-        second.run()  # while the first worker trains
+        second.work()  # while the first worker trains
         seen.append(list(trainer.started))
         raise DataError("enough")
 
-    first.run()  # enters the trial and ends it
+    first.work()  # enters the trial and ends it
     assert len(trainer.started) == 1
     more = spec(tmp_path, trials=2)
     first, second = SweepRun(more, tmp_path / "s"), SweepRun(more, tmp_path / "s")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "train", join)
-        first.run()
+        patch.setattr(Experiment, "run", join)
+        first.work()
     assert seen == [["0000"]]
     assert [trial.state for trial in first.results()] == ["complete", "failed"]
 
@@ -136,7 +142,7 @@ def test_a_trial_of_a_living_worker_is_left_alone(trainer: Trainer, tmp_path: Pa
 def test_a_crash_costs_one_trial(trainer: Trainer, tmp_path: Path) -> None:
     trainer.fail_at = 3
     work = SweepRun(spec(tmp_path), tmp_path / "s")
-    work.run()
+    work.work()
     failed = [trial for trial in work.results() if trial.state == "failed"]
     assert [(trial.number, trial.reason) for trial in failed] == [(2, "the loss is no longer finite")]
     assert Counter(trial.state for trial in work.results())["complete"] == 5
@@ -145,7 +151,7 @@ def test_a_crash_costs_one_trial(trainer: Trainer, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("trainer")
 def test_a_grid_covers_its_values(tmp_path: Path) -> None:
     work = SweepRun(spec(tmp_path, 99, "grid", rates="choices = [0.1, 0.2, 0.4]"), tmp_path / "s")
-    work.run(2)
+    work.work(2)
     assert [trial.values for trial in work.results()] == [{"optimizer.matrix_lr": rate} for rate in (0.1, 0.2, 0.4)]
 
 
@@ -153,7 +159,7 @@ def test_a_grid_covers_its_values(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("trainer")
 def test_poor_trials_are_pruned_and_the_best_is_not(pruner: str, tmp_path: Path) -> None:
     work = SweepRun(spec(tmp_path, 14, "random", pruner), tmp_path / "s")
-    work.run()
+    work.work()
     pruned = [trial for trial in work.results() if trial.state == "pruned"]
     assert pruned
     assert all(0 < (trial.step or 0) < 40 for trial in pruned)
@@ -166,7 +172,7 @@ def test_two_workers_share_a_database(trainer: Trainer, tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     url = f"sqlite:///{tmp_path / 'study.db'}"
     workers = [SweepRun(spec(tmp_path), tmp_path / disk / "s", url) for disk in ("one", "two")]
-    threads = [threading.Thread(target=worker.run) for worker in workers]
+    threads = [threading.Thread(target=worker.work) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -192,11 +198,11 @@ def test_a_full_disk_ends_the_sweep_and_not_the_trial(tmp_path: Path) -> None:
         raise OutputError("the disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "train", full)
+        patch.setattr(Experiment, "run", full)
         with pytest.raises(OutputError):
-            work.run()
+            work.work()
     assert work.results()[0].state == "running"
-    work.run()
+    work.work()
     assert {trial.state for trial in work.results()} == {"complete"}
 
 
@@ -207,7 +213,7 @@ def test_missing_data_costs_no_trial(tmp_path: Path) -> None:
     )
     work = SweepRun(read_sweep(path), tmp_path / "s")
     with pytest.raises(DataError, match="nowhere"):
-        work.run()
+        work.work()
     assert work.results() == []
 
 
@@ -215,10 +221,12 @@ WORKER = """
 import json, os, sys, time
 from pathlib import Path
 from birdie.lab import sweep
+from birdie.lab.experiment import Experiment
 from birdie.lab.ledger import read_run
 from birdie.lab.space import read_sweep
 
-def train(recipe, folder, *, watch, environment):
+def train(work, recipe, name, *, watch, **_):
+    folder = work.run_folder(name)
     if (folder / "summary.json").is_file():  # killed before the study knew
         return read_run(folder)
     (folder / "recipe.toml").write_text(recipe.to_toml())
@@ -236,8 +244,8 @@ def train(recipe, folder, *, watch, environment):
         file.write("x")
     return read_run(folder)
 
-sweep.train, sweep.open_shards = train, lambda _: None
-sweep.SweepRun(read_sweep(Path(sys.argv[1])), Path(sys.argv[2])).run(2)
+Experiment.run, sweep.open_shards = train, lambda _: None
+sweep.SweepRun(read_sweep(Path(sys.argv[1])), Path(sys.argv[2])).work(2)
 """
 
 

@@ -12,8 +12,8 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BirdieError, ConfigError, DataError
 from birdie.lab import trial
+from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RunRecord, read_run
-from birdie.lab.process import resolved, train
 from birdie.lab.step_times import Cost, by_turns
 from birdie.lab.trial import FIXED, Lab, Result, changed, decide, equal_time_steps
 from birdie.run.loading import load_recipe
@@ -39,7 +39,7 @@ class Trainer:
         self.calls: list[Path] = []
         self.stop_at = math.inf
 
-    def __call__(self, recipe: Recipe, folder: Path) -> RunRecord:
+    def run(self, recipe: Recipe, folder: Path) -> RunRecord:
         if not (folder / "summary.json").is_file():
             self.calls.append(folder)
             if len(self.calls) == self.stop_at:
@@ -59,7 +59,7 @@ class Trainer:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     stub = Trainer()
-    monkeypatch.setattr(trial, "train", stub)
+    monkeypatch.setattr(Experiment, "run", lambda lab, recipe, name: stub.run(recipe, lab.run_folder(name)))
     monkeypatch.setattr(trial, "measure", lambda recipes: [Cost(10.0 * r.model.num_layers, 0.0) for r in recipes])
     return stub
 
@@ -344,7 +344,7 @@ def test_a_trial_in_processes_of_its_own(tiny: Path, tmp_path: Path, monkeypatch
     result = lab.trial("a higher rate", ["matrix_lr=0.04"], seeds=1, by="steps")
     assert result.difference < -0.1
     assert max(*result.incumbent.bytes, *result.candidate.bytes) <= 16_000
-    monkeypatch.setattr("birdie.lab.process.call", None)  # the repetition starts no process
+    monkeypatch.setattr("birdie.lab.experiment.call", None)  # the repetition starts no process
     assert lab.trial("a higher rate", ["matrix_lr=0.04"], seeds=1, by="steps").candidate == result.candidate
 
 
@@ -362,13 +362,13 @@ def test_three_hypotheses_with_known_outcomes(
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("birdie.lab.process.call", lambda *_, **__: (1, '{"error": {"message": "no shards"}}\n'))
+    monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (1, ['{"error": {"message": "no shards"}}']))
     with pytest.raises(BirdieError, match="no shards"):
-        train(small_recipe(), tmp_path / "run")
-    (tmp_path / "run" / "stderr.txt").write_text("Traceback\nValueError: odd\n")
-    monkeypatch.setattr("birdie.lab.process.call", lambda *_, **__: (1, ""))
+        Experiment(tmp_path).run(small_recipe(), "run")
+    (tmp_path / "runs" / "run" / "stderr.txt").write_text("Traceback\nValueError: odd\n")
+    monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (1, []))
     with pytest.raises(BirdieError, match="odd"):
-        train(small_recipe(), tmp_path / "run")
-    monkeypatch.setattr("birdie.lab.process.call", lambda *_, **__: (-9, ""))
+        Experiment(tmp_path).run(small_recipe(), "run")
+    monkeypatch.setattr("birdie.lab.experiment.call", lambda *_, **__: (-9, []))
     with pytest.raises(BirdieError, match="SIGKILL"):
-        train(small_recipe(), tmp_path / "run")
+        Experiment(tmp_path).run(small_recipe(), "run")
