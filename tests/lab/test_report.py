@@ -31,7 +31,7 @@ def add_artifact(folder: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     names = "blocks.0.mlp.fc.weight", "blocks.1.mlp.fc.weight", "tok_emb.weight"
     state = {name: torch.randn(64, 96, generator=generator) for name in names} | {"gain": torch.ones(64)}
-    birdie.save(state, folder / "model.birdie", budget=12_000)
+    birdie.save(state, folder / "model.birdie", budget=12_000, coder="fast")
     return folder / "model.birdie"
 
 
@@ -42,16 +42,32 @@ def add_curves(folder: Path) -> None:
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    """Two recipes, two seeds each; one run has an artifact."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two recipes, two seeds each; one run has an artifact. Tests change a copy."""
+    root = tmp_path_factory.mktemp("report") / "runs"
     for layers, bpb in ((2, 1.5), (3, 1.4)):
         for seed in (1, 2):
-            folder = tmp_path / "runs" / f"layers{layers}" / f"seed{seed}"
+            folder = root / f"layers{layers}" / f"seed{seed}"
             write_run(folder, bpb + seed / 1000, seed=seed, num_layers=layers)
             add_curves(folder)
-    add_artifact(tmp_path / "runs" / "layers2" / "seed1")
-    return tmp_path / "runs"
+    add_artifact(root / "layers2" / "seed1")
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> tuple[str, list[str]]:
+    """The report of the runs, and the labels of its axes: letters are paths, so they are taken where they are set."""
+    from matplotlib.axes import Axes
+
+    labels: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("set_xlabel", "set_ylabel"):
+            original = getattr(Axes, name)
+            patch.setattr(
+                Axes, name, lambda self, label, _f=original, **rest: (labels.append(label), _f(self, label, **rest))
+            )
+        return report(runs), labels
 
 
 def report(*arguments: object) -> str:
@@ -89,44 +105,33 @@ def parsed(page: str) -> Sources:
     return sources
 
 
-def test_the_page_has_a_section_for_all_that_the_runs_have(runs: Path) -> None:
-    page = report(runs)
-    assert parsed(page).headings == [
+def test_the_page_has_a_section_for_all_that_the_runs_have(page: tuple[str, list[str]]) -> None:
+    html = page[0]
+    assert parsed(html).headings == [
         *("Runs", "Significance", "Curves", "Bytes and quality", "Where the bytes went", "Bits per weight", "Weights"),
         *("Time", "Samples, 160 tokens each at temperature 0.8", "Recipes", "Missing"),
     ]
-    assert "paired" in page
-    assert "model.num_layers" in page
-    assert "layers3/seed1 has no record of an artifact." in page
-    assert len(page) < 3_000_000
+    assert "paired" in html
+    assert "model.num_layers" in html
+    assert "layers3/seed1 has no record of an artifact." in html
+    assert len(html) < 3_000_000
 
 
-def test_the_page_loads_nothing(runs: Path) -> None:
-    page = report(runs)
-    assert parsed(page).loads == []
-    assert "url(http" not in page
-    assert "@import" not in page
+def test_the_page_loads_nothing(page: tuple[str, list[str]]) -> None:
+    assert parsed(page[0]).loads == []
+    assert "url(http" not in page[0]
+    assert "@import" not in page[0]
 
 
-def test_the_same_runs_give_the_same_figures(runs: Path) -> None:
-    first, second = (re.findall(r"<svg.*?</svg>", report(runs), re.DOTALL) for _ in range(2))
+def test_the_same_runs_give_the_same_figures(runs: Path, page: tuple[str, list[str]]) -> None:
+    first, second = (re.findall(r"<svg.*?</svg>", html, re.DOTALL) for html in (page[0], report(runs)))
     assert len(first) >= 7
     assert first == second
 
 
-def test_every_axis_has_a_label(runs: Path) -> None:
-    """Letters are paths, so the labels are counted where they are set."""
-    labels: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        from matplotlib.axes import Axes
-
-        for name in ("set_xlabel", "set_ylabel"):
-            original = getattr(Axes, name)
-            patch.setattr(
-                Axes, name, lambda self, label, _f=original, **rest: (labels.append(label), _f(self, label, **rest))
-            )
-        page = report(runs)
-    assert len(labels) == 2 * page.count("<svg")
+def test_every_axis_has_a_label(page: tuple[str, list[str]]) -> None:
+    html, labels = page
+    assert len(labels) == 2 * html.count("<svg")
     quantities = {"step", "layer", "stored integer", ""}  # counts and indices have no unit; bars are named on theirs
     assert all(", " in label or label in quantities or "per" in label for label in labels)
 
@@ -170,7 +175,8 @@ def test_only_a_stream_that_context_mixing_codes_has_its_probabilities(tmp_path:
     assert np.abs(mixed.probabilities - mixed.shares).max() < 0.05
 
 
-def test_a_damaged_artifact_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_artifact_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = shutil.copytree(runs, tmp_path / "runs")
     path = runs / "layers2" / "seed1" / "model.birdie"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ArtifactError):
@@ -223,8 +229,9 @@ document.getElementById("f").onload = () => {{
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.usefixtures("page")
 def test_nothing_is_clipped_in_a_browser(width: int, runs: Path, tmp_path: Path) -> None:
-    report(runs)
+    shutil.copy(runs.parent / "report.html", tmp_path)
     (tmp_path / "harness.html").write_text(HARNESS.format(page="report.html", width=width))
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
     flags += [

@@ -36,7 +36,6 @@ validation.every = 10
 [search]
 matrix_lr = {{ {rates} }}
 """
-TRIALS = 24  # of the test that kills three workers: so many that none has ended before it is killed
 RANGE = "low = 0.001, high = 1.0, log = true"
 
 
@@ -259,16 +258,22 @@ def workers() -> Iterator[list[Program]]:
 
 
 @pytest.mark.slow
-def test_killed_workers_lose_no_trial_and_run_none_twice(workers: list[Program], tmp_path: Path) -> None:
-    """`kill -9` of one of two processes on one study, at random times, and the same command again."""
-    spec(tmp_path, trials=TRIALS)
+@pytest.mark.parametrize(("kills", "trials"), [(1, 8), pytest.param(3, 24, marks=pytest.mark.nightly)])
+def test_killed_workers_lose_no_trial_and_run_none_twice(
+    kills: int, trials: int, workers: list[Program], tmp_path: Path
+) -> None:
+    """`kill -9` of one of two processes on one study, at random times, and the same command again.
+
+    There are so many trials that no worker has ended before it is killed.
+    """
+    spec(tmp_path, trials=trials)
     (tmp_path / "worker.py").write_text(WORKER)
     command = [str(tmp_path / "worker.py"), str(tmp_path / "lr.toml"), str(tmp_path / "s")]
     rng = random.Random(1)
     workers += [Program(*command) for _ in range(2)]
-    for _ in range(3):
+    for _ in range(kills):
         begun = len(list(tmp_path.rglob("steps")))
-        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, TRIALS):
+        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, trials):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 0.3))
         with workers.pop(rng.randrange(2)) as victim:
@@ -277,8 +282,8 @@ def test_killed_workers_lose_no_trial_and_run_none_twice(workers: list[Program],
         workers.append(Program(*command))
     assert [worker.wait() for worker in workers] == [0, 0]
     assert run_python(*command).returncode == 0  # takes over what the last one killed had
-    results = SweepRun(spec(tmp_path, trials=TRIALS), tmp_path / "s").results()
-    assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(TRIALS)]
+    results = SweepRun(spec(tmp_path, trials=trials), tmp_path / "s").results()
+    assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(trials)]
     for path in tmp_path.rglob("finished"):
         assert path.read_text() == "x"
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,9 +139,9 @@ def test_equal_time_gives_a_slower_candidate_fewer_steps(lab: Lab) -> None:
     assert (result.incumbent.steps, result.candidate.steps) == (40, 20)
     result = lab.trial("deeper", [f"num_layers={2 * layers}"], by="steps")
     assert (result.incumbent.steps, result.candidate.steps) == (40, 40)
-    folders = [Path(folder) / "recipe.toml" for folder in result.candidate.runs]
-    assert [load_recipe(folder).export.budget for folder in folders] == ["1MB"] * len(SEEDS)
-    assert [load_recipe(folder).train.seed for folder in folders] == list(SEEDS)
+    runs = [read_run(Path(folder)).settings for folder in result.candidate.runs]
+    assert [run["export.budget"] for run in runs] == ["1MB"] * len(SEEDS)
+    assert [run["train.seed"] for run in runs] == list(SEEDS)
 
 
 def test_steps_in_equal_time() -> None:
@@ -165,13 +166,14 @@ def test_the_clock_of_the_recipe_fixes_the_steps_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("trainer")
-def test_a_recipe_without_budget_gets_one(tmp_path: Path) -> None:
+def test_a_recipe_without_budget_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the estimated size of its artifact."""
+    monkeypatch.setattr(trial, "artifact", lambda _: SimpleNamespace(bytes=234_567))
     recipe = small_recipe()
-    model = dataclasses.replace(recipe.model, num_layers=2, model_dim=64, num_heads=2, num_kv_heads=1)
-    free = dataclasses.replace(recipe, model=model, export=dataclasses.replace(recipe.export, budget=None))
+    free = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, budget=None))
     for name, budget in (("a", None), ("b", 123_456)):
         Lab(tmp_path / name).start(free, budget)
-    assert int(str(Lab(tmp_path / "a").incumbent().recipe.export.budget)) > 1e5
+    assert Lab(tmp_path / "a").incumbent().recipe.export.budget == "234567"
     assert Lab(tmp_path / "b").incumbent().recipe.export.budget == "123456"
 
 
@@ -321,7 +323,7 @@ accumulation = 1
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe of a tiny model on the sources of birdie."""
     root = tmp_path_factory.mktemp("tiny")
-    sources = Path(__file__).resolve().parents[2] / "birdie" / "*" / "*.py"
+    sources = Path(__file__).resolve().parents[2] / "birdie" / "lab" / "*.py"
     assert run(build_app, ["prepare", str(sources), "--tokenizer", "bytes", "-o", str(root), "--json"]) == 0
     (data,) = (root / "datasets").iterdir()
     (root / "tiny.toml").write_text(TINY.format(data=data))
@@ -331,21 +333,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_step_times_are_measured_by_turns(tiny: Path, tmp_path: Path) -> None:
     recipe = resolved(load_recipe(tiny))
     deeper = changed(recipe, ["num_layers=6"])
-    first, second = by_turns([recipe, deeper], tmp_path, rounds=2)
+    first, second = by_turns([recipe, deeper], tmp_path, rounds=1)
     assert second.step_ms > 1.5 * first.step_ms  # six layers against one
     assert (first.calibration_s, list(tmp_path.iterdir())) == (0.0, [])
 
 
 @pytest.mark.slow
-def test_a_trial_in_processes_of_its_own(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_a_process_of_its_own_is_used_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    lab = Lab(tmp_path / "lab")
-    lab.start(load_recipe(tiny))
-    result = lab.trial("a higher rate", ["matrix_lr=0.04"], seeds=1, by="steps")
-    assert result.difference < -0.1
-    assert max(*result.incumbent.bytes, *result.candidate.bytes) <= 16_000
+    experiment, recipe = Experiment(tmp_path), resolved(load_recipe(tiny))
+    columns = experiment.run(recipe, "a").columns
+    assert columns["bytes"] <= 16_000
+    assert math.isfinite(columns["bpb_artifact"])
     monkeypatch.setattr("birdie.lab.experiment.call", None)  # the repetition starts no process
-    assert lab.trial("a higher rate", ["matrix_lr=0.04"], seeds=1, by="steps").candidate == result.candidate
+    assert experiment.run(recipe, "a").columns == columns
 
 
 @pytest.mark.nightly
