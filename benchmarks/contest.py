@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.ablation import Texts
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
 from benchmarks.seeds import mean_and_error
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
 from birdie.run.evaluation import evaluate
 from birdie.run.events import Started, Validated

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
-    from birdie.artifact.in_memory import compress_weights, load_weights
-    from birdie.artifact.inspect import inspect
+    from birdie.artifact.in_memory import compress_weights, load_weights, quantize_
+    from birdie.artifact.inspect import Summary, inspect
     from birdie.artifact.load import load
-    from birdie.artifact.quantize import quantize_
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
-    from birdie.artifact.summary import Summary
     from birdie.compress.calibration.calibrate import calibrate
     from birdie.compress.calibration.table import sensitivity
     from birdie.compress.qat.trained import plain
@@ -41,17 +39,15 @@ if TYPE_CHECKING:
     from birdie.train.muon import Muon
 
 _HOMES = {
-    "birdie.artifact.inspect": ("inspect",),
+    "birdie.artifact.in_memory": ("compress_weights", "load_weights", "quantize_"),
+    "birdie.artifact.inspect": ("Summary", "inspect"),
     "birdie.artifact.load": ("load",),
-    "birdie.artifact.quantize": ("quantize_",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
-    "birdie.artifact.summary": ("Summary",),
     "birdie.compress.calibration.calibrate": ("calibrate",),
     "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.qat.trained": ("plain",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
-    "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (
         "ArtifactError",
         "BirdieError",

@@ -23,14 +23,14 @@ from birdie.cli.console import (
     size,
 )
 from birdie.cli.inspect import grouped_table
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.outputs import require_output, require_writable
 
 if TYPE_CHECKING:
     from birdie.artifact.checkpoint import Checkpoint
-    from birdie.artifact.summary import Summary
+    from birdie.artifact.inspect import Summary
     from birdie.compress.calibration.result import CalibrationResult
 
 GROUP = "Compress"

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from birdie.compress.rate.assignment import match, parse_rules
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.compress.registry import decoder
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import Grid
