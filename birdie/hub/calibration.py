@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.calibrate import Where, calibrate_module
+from birdie.compress.calibration.module import Where, calibrate_module
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import LENGTHS
 from birdie.errors import ConfigError, DataError

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.calibrate import Where, calibrate_module
+from birdie.compress.calibration.module import Where, calibrate_module
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.data.dataset import Dataset
 from birdie.data.shards import read_shard

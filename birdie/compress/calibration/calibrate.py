@@ -1,15 +1,15 @@
 """Calibration of a module for `birdie.save`: on data, in memory or one block at a time, or on inputs without data."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from birdie.compress.calibration.blockwise import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, refit_error
-from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss
+from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.state import named_tensors
 from birdie.compress.wrappers import unwrapped
@@ -103,52 +103,3 @@ def calibrate(
             world=world,
             progress=report,
         )
-
-
-class Where(TypedDict, total=False):
-    """Means of a calibration, each of which may be absent or None.
-
-    Attributes:
-        device: to compute on; None is the CPU.
-        work: folder to calibrate in, one block of the model at a time; None: the complete model.
-        world: ranks that share the batches of a blockwise calibration.
-        progress: called with (done, total), in tokens, images or batches.
-    """
-
-    device: torch.device | None
-    work: Source | None
-    world: World | None
-    progress: Progress | None
-
-
-def calibrate_module(
-    state: Mapping[str, Tensor],
-    calibration: Calibration,
-    sizes: Sequence[int],
-    *,
-    symmetries: bool = True,
-    device: torch.device | None = None,
-    work: Source | None = None,
-    world: World | None = None,
-    progress: Progress | None = None,
-) -> CalibrationResult:
-    """Calibrate a module as a whole, or in a folder one block at a time.
-
-    Args:
-        state: tensors to compress, by the names of the module.
-        calibration: the module, a list of batches, and the loss.
-        sizes: of the batches, in units of the progress.
-        symmetries: whether units may be permuted, which saves bits.
-        device, work, world, progress: see `Where`.
-    """
-    module, batches, loss = calibration
-    used = sizes[: len(sizes) - held_out_batches(len(sizes))]
-
-    def report(done: int) -> None:
-        if progress is not None:
-            progress(sum(used[:done]), sum(used))
-
-    calibration = module.to(device), batches, loss
-    if work is None:
-        return CalibrationResult.of(dict(state), calibration, symmetries=symmetries, progress=report)
-    return calibrate_in_blocks(state, calibration, folder=work, symmetries=symmetries, world=world, progress=report)
