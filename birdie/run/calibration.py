@@ -62,7 +62,7 @@ def calibrate_gpt(
     Args:
         settings: source and number of tokens; the calibration settings of `recipe` are ignored.
         symmetries: whether units may be permuted, which saves bits.
-        where: see `birdie.compress.calibration.calibrate.Where`; the progress is in tokens sampled and calibrated.
+        where: see `birdie.compress.calibration.module.Where`; the progress is in tokens sampled and calibrated.
     """
     start = time.perf_counter()
     model = _model(recipe, state, where.get("work")).eval().to(where.get("device"))
