@@ -258,7 +258,8 @@ def _grow_tree(masses, nodes, sets):  # type: ignore[no-untyped-def]
     Columns of `nodes`: lowest symbol, last of the left side, highest, depth, left child, right child.
     """
     sums = np.zeros(masses.size + 1, np.int64)
-    sums[1:] = np.cumsum(masses)
+    for i in range(masses.size):
+        sums[i + 1] = sums[i] + masses[i]
     nodes[0, 0], nodes[0, 2], nodes[0, 3] = 0, masses.size - 1, 0
     filled = 1
     for node in range(nodes.shape[0]):
