@@ -1,4 +1,4 @@
-"""Every architecture through the command: `python -m benchmarks.architectures` compresses small models and loads them.
+"""Every architecture of other libraries through the commands, made small: `python -m benchmarks.architectures`.
 
     python -m benchmarks.architectures                     one class of each model type of transformers, and the rest
     python -m benchmarks.architectures --every             each class of each task

@@ -223,8 +223,9 @@ def benchmark_table() -> str:
     """Return the benchmarks that are commands, with what they measure, from the first sentence of their docstrings."""
     rows = []
     for path in sorted((ROOT / "benchmarks").glob("*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if path.stem != "__init__" and re.search(rf"python -m\s+benchmarks\.{path.stem}\b", text):
+        source = path.read_text(encoding="utf-8")
+        text = ast.get_docstring(ast.parse(source)) or ""
+        if re.search(r"parser\(", source, re.I) and re.search(rf"python -m\s+benchmarks\.{path.stem}\b", text):
             first = " ".join(text.split("\n\n")[0].split())
             what = re.split(r":? `python -m|\. ", first)[0].rstrip(".").replace("|", "/")
             rows.append((f"`{path.stem}`", what))
