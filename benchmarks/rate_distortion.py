@@ -7,7 +7,7 @@
 Every row is a file that was written, decoded from its bytes and then measured; the entire file counts. Equal quality
 means equal mean KL(float ‖ decoded) on held-out data, interpolated on birdie's curve at the rival's KL. Over several
 networks, the worst and the median ratio to each rival are printed last. The rows of rivals are cached in runs/rd-cache,
-keyed by everything they depend on. docs/rate-distortion.md explains the rows.
+keyed by everything they depend on. docs/benchmarks.md explains the rows.
 """
 
 import argparse

@@ -52,8 +52,8 @@ def from_pretrained(
 
     Args:
         path: a .birdie file, a folder with model.birdie, or the name of a repository on the Hub, "user/name".
-        lazy: decode each weight when it is used (docs/lazy.md); for transformers, where the names of the weights in the
-            file are those of the module.
+        lazy: decode each weight when it is used (docs/huggingface.md); for transformers, where the names of the
+            weights in the file are those of the module.
         base: for an adapter of peft, the model that it adapts; default: the one that its configuration names.
         device, dtype: of the model; default: the CPU, and the dtypes of the file.
         revision: of the repository.

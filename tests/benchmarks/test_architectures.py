@@ -125,19 +125,23 @@ def test_classes_are_chosen_by_name_and_spread_evenly() -> None:
     assert (len(spread), spread[0], spread[-1]) == (4, every[0], every[-1])
 
 
-def test_the_page_names_each_class_that_falls_short_with_its_reason() -> None:
+def test_the_page_counts_the_classes_that_fall_short_by_reason() -> None:
     outcomes = [
         Outcome("transformers", "a", "AModel", True, True, True, True, 1000, 3.0),
-        Outcome("transformers", "b", "BModel", True, True, False, False, 1000, 9.0, "not calibrated: no | inputs"),
+        Outcome(
+            "transformers", "b", "BModel", True, True, False, False, 1000, 9.0, "not calibrated: nothing is known of x"
+        ),
         Outcome("peft", "c", "CConfig", True, False, False, False, 1000, 1.0, "compress fails: reason"),
-        Outcome("diffusers", "d", "DModel", reason="cannot be made small: needs another library"),
+        Outcome("diffusers", "d", "DModel", reason="ImportError: it requires the timm library"),
     ]
     text = page(outcomes)
     assert "| transformers | 2 | 100.0% | 1 | 50.0% | 9 s |" in text
     assert "| all | 3 | 66.7% | 1 | 33.3% | 9 s |" in text
-    assert "| CConfig | compress fails: reason |" in text
-    assert "| BModel | not calibrated: no   inputs |" in text
-    assert "| DModel | needs another library |" in text
+    assert "| not back | other errors | 1 | CConfig |" in text
+    assert (
+        "| back, not calibrated | its forward function has arguments of which nothing is known | 1 | BModel |" in text
+    )
+    assert "| it needs timm, which was not installed | 1 | DModel |" in text
     assert "AModel" not in text
 
 
