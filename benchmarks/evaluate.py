@@ -31,9 +31,9 @@ from birdie.data.tokenizer import load_tokenizer
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import load_gpt
 from birdie.runtime.device import dtype_name
-from birdie.score.accumulator import Accumulator
+from birdie.score.accumulator import Accumulator, Text
 from birdie.score.mode import Scoring
-from birdie.score.modes import StreamingMode
+from birdie.score.modes.streaming import StreamingMode
 from birdie.score.windows import score_windows, sliding
 
 CPU = torch.device("cpu")
@@ -99,8 +99,10 @@ def measure(
     """Return a row for each mode; the model is on `device`."""
     cover = sliding(len(tokens) - 1, length, stride)
 
+    text = Text(tokens, table, bos_id)
+
     def scoring(accumulator: Accumulator) -> Scoring:
-        return Scoring(model, tokens, accumulator, length, bos_id, device, batch_tokens=len(tokens))
+        return Scoring(model, text, accumulator.ledger, length, device, batch_tokens=len(tokens))
 
     def plain_loop(accumulator: Accumulator) -> None:
         with torch.inference_mode():
@@ -110,10 +112,12 @@ def measure(
                 accumulator.add(np.array([first]), nats[:, first - begin :].float().cpu().numpy())
 
     def windows(accumulator: Accumulator) -> None:
-        score_windows(scoring(accumulator), cover)
+        for part in score_windows(scoring(accumulator), cover):
+            accumulator.add(part.firsts, part.nats)
 
     def stream(chunk: int, accumulator: Accumulator) -> None:
-        StreamingMode(chunk=chunk).score(scoring(accumulator))
+        for part in StreamingMode(chunk=chunk).score(scoring(accumulator)):
+            accumulator.add(part.firsts, part.nats)
 
     float32, bfloat16 = torch.float32, torch.bfloat16
     modes: dict[str, tuple[torch.dtype, Callable[[Accumulator], None]]] = {
@@ -127,7 +131,7 @@ def measure(
 
     def score(name: str) -> None:
         model.compute_dtype, mode = modes[name]
-        accumulators[name] = Accumulator(tokens, table, bos_id, keep_losses=True)
+        accumulators[name] = Accumulator(text, keep_losses=True)
         mode(accumulators[name])
 
     seconds = take_turns(

@@ -8,7 +8,6 @@ for each number of bits (0: not quantized). Bytes are those of one token's keys 
 entire cache of one stream. Error bars of differences are over blocks of 512 tokens.
 """
 
-import time
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,11 @@ from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_text
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from birdie.score.accumulator import LN2, Accumulator
-from birdie.score.mode import Scoring
-from birdie.score.modes import StreamingMode
-from birdie.score.streaming import segments_of
+from birdie.score.accumulator import LN2, Text
+from birdie.score.evaluator import score
+from birdie.score.modes.streaming import StreamingMode
+from birdie.score.settings import EvaluationSettings
+from birdie.score.windows import segments
 
 _BLOCK = 512
 _CPU = torch.device("cpu")
@@ -49,32 +49,28 @@ def measure(
     model: GPT, tokens: Tokens, tokenizer: Tokenizer, bits: list[int], context: int, chunk: int, streams: int
 ) -> list[dict[str, Any]]:
     """Return a row for each number of bits; differences are to the first."""
-    table = tokenizer.byte_table(model.config.vocab_size)
-    bytes_ = int(table.count(tokens[:-1], tokens[1:]).sum())
-    targets, rows = len(tokens) - 1, list[dict[str, Any]]()
+    text = Text(tokens, tokenizer.byte_table(model.config.vocab_size), tokenizer.bos_id)
+    rows: list[dict[str, Any]] = []
     reference: NDArray[np.float64] | None = None
     for kv_bits in bits:
-        accumulator = Accumulator(tokens, table, tokenizer.bos_id, keep_losses=True)
-        mode = StreamingMode(chunk=chunk, segments=streams, kv_bits=kv_bits)
-        scoring = Scoring(model, tokens, accumulator, context, tokenizer.bos_id, _CPU)
-        start = time.perf_counter()
-        mode.score(scoring)
-        seconds = time.perf_counter() - start
-        nats = accumulator.losses
+        streaming = StreamingMode(chunk=chunk, segments=streams, kv_bits=kv_bits)
+        settings = EvaluationSettings(mode=streaming.name, streaming=streaming)
+        scored = score(model, text, settings, train_seq_len=context, device=_CPU, keep_losses=True)
+        nats = scored.losses
         assert nats is not None
         reference = nats if reference is None else reference
         difference = (nats - reference) / LN2
-        blocks = np.add.reduceat(difference, np.arange(0, targets, _BLOCK))
+        blocks = np.add.reduceat(difference, np.arange(0, len(nats), _BLOCK))
         cache = Cache(model, 1, context, chunk=chunk, kv_bits=kv_bits)
         rows.append(
             {
                 "bits": kv_bits or "all",
                 "bytes a token": cache.token_bytes,
                 "bytes of the cache": cache.nbytes,
-                "bpb": float(nats.sum() / LN2 / bytes_),
-                "milli-bpb lost": 1000 * float(difference.sum()) / bytes_,
-                "±": 1000 * 1.96 * float(blocks.std()) * len(blocks) ** 0.5 / bytes_,
-                "tokens/s": segments_of(scoring, mode).inputs / seconds,
+                "bpb": scored.score.bpb,
+                "milli-bpb lost": 1000 * float(difference.sum()) / scored.score.bytes,
+                "±": 1000 * 1.96 * float(blocks.std()) * len(blocks) ** 0.5 / scored.score.bytes,
+                "tokens/s": segments(len(nats), streams, context).inputs / scored.score.seconds,
             }
         )
     return rows

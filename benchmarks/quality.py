@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer
 from birdie.model.gpt import GPT
 from birdie.model.infer_config import infer_config
-from birdie.score.bpb import bits_per_byte
+from birdie.score.accumulator import Accumulator, Text
 from birdie.score.divergence import divergence
 
 SEQ_LEN = 512  # what the benchmark model was trained with
@@ -233,23 +232,11 @@ def _image_batches(inputs: Tensor, labels: Tensor) -> list[Batch]:
     return list(zip(torch.split(inputs, IMAGES), torch.split(labels, IMAGES), strict=True))
 
 
-class _Replay:
-    """Language model that returns known losses in order, whatever batches the scorer makes."""
-
-    def __init__(self, nats: list[Tensor]) -> None:
-        self.nats, self.start = torch.cat([batch.flatten() for batch in nats]).cpu(), 0
-
-    def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:  # noqa: ARG002
-        losses = self.nats[self.start : self.start + targets.numel()].view_as(targets)
-        self.start += targets.numel()
-        return losses
-
-
 def _bits(nats: list[Tensor], tokens: NDArray[np.uint16], table: ByteTable, bos_id: int) -> float:
-    """Return the bits per byte that `bits_per_byte` computes, from known losses."""
-    batch, device = WINDOWS * SEQ_LEN, torch.device("cpu")
-    replay = _Replay(nats)
-    return bits_per_byte(replay, tokens, table, seq_len=SEQ_LEN, batch_tokens=batch, bos_id=bos_id, device=device).bpb
+    """Return the bits per byte of known losses."""
+    losses, accumulator = torch.cat([batch.flatten() for batch in nats]), Accumulator(Text(tokens, table, bos_id))
+    accumulator.add(np.zeros(1, int), losses[None].float().cpu().numpy())
+    return accumulator.score(len(losses), 0.0).bpb
 
 
 def digest(state: Mapping[str, Tensor], *arrays: NDArray[np.generic]) -> str:

@@ -23,7 +23,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,10 +35,10 @@ from benchmarks.timing import take_turns
 from benchmarks.train import CONFIG
 from birdie.model.gpt import GPT
 from birdie.runtime.device import choose_device, choose_dtype
-from birdie.score.accumulator import Accumulator
-from birdie.score.mode import Scoring
+from birdie.score.accumulator import Text
+from birdie.score.evaluator import score
 from birdie.score.package import Shape, load_or_compile
-from birdie.score.windows import LanguageModel, max_inputs, non_overlapping, score_windows
+from birdie.score.windows import LanguageModel, max_inputs
 
 WAYS = ("eager", "torch.compile", "package")
 
@@ -81,12 +81,10 @@ def shape_of(length: int, device: torch.device) -> Shape:
 
 def nats_of(model: LanguageModel, tokens: NDArray[np.uint16], length: int, device: torch.device) -> NDArray[np.float64]:
     """Return the nats of all complete non-overlapping windows."""
-    windows = non_overlapping(len(tokens) - 1, length)
-    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 0, keep_losses=True)
-    gpt = cast(GPT, model)  # windows need its losses alone
-    score_windows(Scoring(gpt, tokens, accumulator, length, 0, device, batch_tokens=len(tokens)), windows)
-    assert accumulator.losses is not None
-    return accumulator.losses[: windows.scored]
+    text = Text(tokens, np.ones(len(tokens), np.uint16), 0)
+    scored = score(model, text, train_seq_len=length, device=device, batch_tokens=len(tokens), keep_losses=True)
+    assert scored.losses is not None
+    return scored.losses
 
 
 def random_tokens(targets: int) -> NDArray[np.uint16]:

@@ -24,11 +24,12 @@ from benchmarks.overrides import parse_overrides
 from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_texts
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.accumulator import Accumulator
-from birdie.score.mode import Scoring
-from birdie.score.modes import LoRAMode, MultiPhaseMode
-from birdie.score.ttt.lora import DocumentQueue, document_queue, score_documents
-from birdie.score.ttt.multi_phase import SGDPhases
+from birdie.score.accumulator import Accumulator, Text
+from birdie.score.documents import DocumentQueue, document_queue
+from birdie.score.mode import Losses, Scoring
+from birdie.score.modes.ttt_lora import LoRAMode
+from birdie.score.modes.ttt_multi_phase import MultiPhaseMode
+from birdie.score.settings import EvaluationSettings
 from birdie.score.windows import Windows, score_windows
 
 DEFAULT_SETTINGS = ("rank=96,lr=0.001,chunk=64,batch_docs=8", "rank=8,lr=0.003,chunk=128,batch_docs=8")
@@ -74,34 +75,26 @@ def rows_of(
     phased: MultiPhaseMode | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield, for each of `settings`, a row of the model alone in the same windows, of adapters, and of phases."""
-    table, targets = tokenizer.byte_table(model.config.vocab_size), len(tokens) - 1
-    bos_id = tokenizer.bos_id
-
-    def scoring(accumulator: Accumulator) -> Scoring:
-        return Scoring(model, tokens, accumulator, context, bos_id, _CPU, batch_tokens=_BATCH_TOKENS)
-
-    def adapted(accumulator: Accumulator, settings: LoRAMode, phases: SGDPhases | None = None) -> None:
-        score_documents(scoring(accumulator), settings, context=context, phases=phases)
-
-    def plain(accumulator: Accumulator, windows: Windows) -> None:
-        score_windows(scoring(accumulator), windows)
-
+    scored_text = Text(tokens, tokenizer.byte_table(model.config.vocab_size), tokenizer.bos_id)
     for lora in settings:
-        lora_settings = parse_overrides(lora, LoRAMode())
-        windows = chunk_windows(document_queue(tokens, bos_id, 1), lora_settings.chunk, context)
-        runs: dict[str, Callable[[Accumulator], object]] = {
-            "": partial(plain, windows=windows),
-            "lora": partial(adapted, settings=lora_settings),
+        adapters = parse_overrides(lora, LoRAMode())
+        windows = chunk_windows(document_queue(tokens, tokenizer.bos_id, 1), adapters.chunk, context)
+        shared = EvaluationSettings(ttt_lora=adapters)
+        runs: dict[str, Callable[[Scoring], Iterator[Losses]]] = {
+            "": partial(score_windows, windows=windows),
+            "lora": adapters.score,
         }
         if phased is not None:
-            runs["phased"] = partial(adapted, settings=lora_settings, phases=SGDPhases(phased))
+            runs["phased"] = phased.score
         baseline: tuple[float, float] | None = None  # bits per byte and CPU seconds without adapters
         for adapt, run in runs.items():
-            accumulator = Accumulator(tokens, table, bos_id)
+            accumulator = Accumulator(scored_text)
+            scoring = Scoring(model, scored_text, accumulator.ledger, context, _CPU, shared, _BATCH_TOKENS)
             start = time.process_time()
-            run(accumulator)
+            for part in run(scoring):
+                accumulator.add(part.firsts, part.nats)
             seconds = time.process_time() - start
-            score = accumulator.score(targets, seconds)
+            score = accumulator.score(len(tokens) - 1, seconds)
             baseline = baseline or (score.bpb, seconds)
             yield {
                 "text": text,

@@ -19,11 +19,10 @@ from benchmarks.overrides import parse_overrides
 from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_texts
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.accumulator import Accumulator
-from birdie.score.mode import Scoring
-from birdie.score.modes import SGDSettings
-from birdie.score.ttt.sgd import score_chunks
-from birdie.score.windows import non_overlapping, score_windows, sliding
+from birdie.score.accumulator import Text
+from birdie.score.evaluator import score
+from birdie.score.modes.ttt_sgd import SGDMode
+from birdie.score.settings import EvaluationSettings
 
 DEFAULT_SETTINGS = (
     "lr=0.003,epochs=1,chunk_tokens=2048,batch_seqs=1",  # gains on texts by many authors
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def rows_of(
-    text: str,
+    name: str,
     model: GPT,
     tokens: Tokens,
     tokenizer: Tokenizer,
@@ -58,34 +57,27 @@ def rows_of(
     settings: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for the model alone, and one for each of `settings`."""
-    targets = len(tokens) - 1
-    windows = sliding(targets, context, stride) if stride else non_overlapping(targets, context)
-    table, cpu = tokenizer.byte_table(model.config.vocab_size), torch.device("cpu")
-
-    def row(sgd: str, accumulator: Accumulator, score_s: float, adapt_s: float) -> dict[str, Any]:
-        score = accumulator.score(windows.scored, score_s + adapt_s)
-        return {
-            "text": text,
+    text = Text(tokens, tokenizer.byte_table(model.config.vocab_size), tokenizer.bos_id)
+    chosen: dict[str, Any] = {"train_seq_len": context, "device": torch.device("cpu"), "batch_tokens": _BATCH_TOKENS}
+    plain = score(model, text, EvaluationSettings(stride=stride), **chosen).score
+    for sgd in ("", *settings):
+        result, adapt_s = plain, 0.0
+        if sgd:
+            mode = parse_overrides(sgd, SGDMode())
+            trained = score(model, text, EvaluationSettings(mode=mode.name, stride=stride, ttt_sgd=mode), **chosen)
+            assert trained.report is not None
+            result, adapt_s = trained.score, trained.report.train_seconds
+        yield {
+            "text": name,
             "stride": stride or context,
             "sgd": sgd,
-            "tokens": score.tokens,
-            "bpb": score.bpb,
-            "saved": plain_bpb - score.bpb if sgd else 0.0,
-            "score_s": score_s,
+            "tokens": result.tokens,
+            "bpb": result.bpb,
+            "saved": plain.bpb - result.bpb,
+            "score_s": result.seconds - adapt_s,
             "adapt_s": adapt_s,
-            "cost": score.seconds / score_s,
+            "cost": result.seconds / plain.seconds,
         }
-
-    plain = Accumulator(tokens, table, tokenizer.bos_id)
-    scoring = Scoring(model, tokens, plain, context, tokenizer.bos_id, cpu, batch_tokens=_BATCH_TOKENS)
-    plain_s = score_windows(scoring, windows)
-    plain_bpb = plain.score(windows.scored, plain_s).bpb
-    yield row("", plain, plain_s, 0.0)
-    for sgd in settings:
-        accumulator = Accumulator(tokens, table, tokenizer.bos_id)
-        scoring = Scoring(model, tokens, accumulator, context, tokenizer.bos_id, cpu, batch_tokens=_BATCH_TOKENS)
-        trained = score_chunks(scoring, windows, parse_overrides(sgd, SGDSettings()))
-        yield row(sgd, accumulator, trained.score_seconds, trained.train_seconds)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from cyclopts import Parameter
 
 from birdie.cli import main
-from birdie.score.mode import ScoringMode
+from birdie.score.mode import Losses, ScoringMode
 from birdie.score.settings import register
 from birdie.score.windows import hints_at, ids_and_targets, losses_of_logits, rotary_base_of, sliding
 
@@ -37,9 +37,10 @@ class OnlineTemperature(ScoringMode):
             ids, targets = ids_and_targets(scoring.tokens, window.begins, stop - first, scoring.device)
             with torch.inference_mode(), rotary_base_of(scoring.model, scoring.length):
                 logits = scoring.model(ids).float()
-            hints = hints_at(scoring.sink.hint_tokens, window.firsts, stop - first)
-            scoring.sink.add(window.firsts, *losses_of_logits(logits / candidates[nats.argmin()], targets, hints))
-            scoring.sink.ledger.learn((first, stop))  # raises RuleError unless these targets are scored
+            hints = hints_at(scoring.hint_tokens, window.firsts, stop - first)
+            losses = losses_of_logits(logits / candidates[nats.argmin()], targets, hints)
+            yield Losses(window.firsts, *losses)  # recorded when the next line runs
+            scoring.ledger.learn((first, stop))  # raises RuleError unless these targets are scored
             nats += [losses_of_logits(logits / t, targets)[0].sum() for t in candidates]
 
     def describe(self, scoring):

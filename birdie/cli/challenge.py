@@ -196,7 +196,7 @@ def _log_sources(log: Log, paths: Iterable[Path]) -> None:
 def _log_data(log: Log, run: Run) -> None:
     data, length, shards = run.recipe.data, run.recipe.train.train_seq_len, run.dataset.train
     pattern = data.val[0] if data.val else str(Path(data.path) / "fineweb_val_*.bin")
-    for line in data_lines(run.tokenizer.kind, data.tokenizer, shards, pattern, len(run.val_tokens), length):
+    for line in data_lines(run.tokenizer.kind, data.tokenizer, shards, pattern, len(run.val_text.tokens), length):
         log(line)
 
 

@@ -6,8 +6,8 @@
 
 The file counts as code by its own bytes. Of imports inside functions, a script of a recipe has those that the recipe
 asks for (`_optional_modules`); the pair and the decoder have all but those of the packages that talk to people
-(`_SHELL`). What is left out is a sentence where it is imported. Imports become relative, so that the package may have a
-name of its own beside an installed birdie.
+(`_SHELL`). What is left out is a sentence where it is imported, and nothing follows it. Imports become relative, so
+that the package may have a name of its own beside an installed birdie.
 """
 
 import ast
@@ -17,6 +17,7 @@ import hashlib
 import inspect
 import json
 import lzma
+import re
 import sys
 import textwrap
 from abc import ABC
@@ -205,7 +206,9 @@ def _short_texts(files: Sequence[Path]) -> list[str]:
     """Return the short text of each module, those that were made before from a file in the user's cache."""
     how = hashlib.sha256(Path(__file__).read_bytes())
     how.update(repr((sys.version, _minifies() and metadata.version("python_minifier"))).encode())
-    keys = [hashlib.sha256(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes()).hexdigest() for path in files]
+    absent = {file: _absent(file, files) for file in files}
+    names = [f"{file.relative_to(PACKAGE)}\0{absent[file]}\0".encode() for file in files]
+    keys = [hashlib.sha256(name + file.read_bytes()).hexdigest() for name, file in zip(names, files, strict=True)]
     path = user_cache() / "packed" / f"{how.hexdigest()[:16]}.json"
     texts: dict[str, str] = {}
     try:
@@ -214,7 +217,7 @@ def _short_texts(files: Sequence[Path]) -> list[str]:
             texts = json.loads(content)
     except (OSError, ValueError):
         pass
-    new = {key: _short(_bare(file)) for key, file in zip(keys, files, strict=True) if key not in texts}
+    new = {key: _short(_bare(file, absent[file])) for key, file in zip(keys, files, strict=True) if key not in texts}
     if new:
         texts = dict([*texts.items(), *new.items()][-_KEPT:])
         content = json.dumps(texts).encode()
@@ -223,10 +226,26 @@ def _short_texts(files: Sequence[Path]) -> list[str]:
     return [texts[key] for key in keys]
 
 
-def _bare(path: Path) -> str:
-    """Return the source of a module without comments, docstrings and what only type checkers read."""
+def _absent(path: Path, files: Collection[Path]) -> list[str]:
+    """Return the dotted names of the modules that functions of a module import and `files` leave out."""
+    imports = re.findall(rf"\n +from ({PACKAGE.name}[\w.]*) import (\w+)", path.read_text(encoding="utf-8"))
+    modules = {
+        name: PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
+        for package, imported in imports
+        for name in (package, f"{package}.{imported}")
+    }
+    return sorted(name for name, file in modules.items() if file.is_file() and file not in files)
+
+
+def _bare(path: Path, absent: Collection[str] = ()) -> str:
+    """Return the source of a module without comments, docstrings, what only type checkers read and what cannot run.
+
+    Args:
+        path: of the module.
+        absent: modules that the script leaves out: importing one raises an error, so nothing after it runs.
+    """
     level = len(path.relative_to(PACKAGE).parts)
-    tree = ast.fix_missing_locations(_Bare(level).visit(ast.parse(path.read_bytes())))
+    tree = ast.fix_missing_locations(_Bare(level, absent).visit(ast.parse(path.read_bytes())))
     return ast.unparse(_without_unused(tree))
 
 
@@ -246,10 +265,11 @@ class _Bare(ast.NodeTransformer):
 
     Args:
         level: folders between the module and the package.
+        absent: modules after whose import a function ends.
     """
 
-    def __init__(self, level: int) -> None:
-        self.level = level
+    def __init__(self, level: int, absent: Collection[str]) -> None:
+        self.level, self.absent = level, absent
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -259,6 +279,14 @@ class _Bare(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        for i, line in enumerate(node.body):
+            names = [f"{line.module}.{alias.name}" for alias in line.names] if isinstance(line, ast.ImportFrom) else []
+            if isinstance(line, ast.ImportFrom) and {line.module, *names} & {*self.absent}:
+                del node.body[i + 1 :]
+                break
+        return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         return [self.visit(part) for part in node.orelse] if for_types(node) else self.generic_visit(node)

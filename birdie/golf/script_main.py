@@ -164,7 +164,7 @@ def train(
     micro = micro_steps(settings, world.size, trainer.plan.micro_batch_tokens)
     tokenizer, parameters = recipe.data.tokenizer, sum(p.numel() for p in model.parameters())
     for line in data_lines(
-        data.tokenizer.kind, tokenizer, data.dataset.train, validation, len(data.val_tokens), length
+        data.tokenizer.kind, tokenizer, data.dataset.train, validation, len(data.text.tokens), length
     ):
         log(line)
     for line in settings_lines(parameters, world.size, micro, recipe.model, recipe.train, recipe.optimizer):

@@ -31,7 +31,6 @@ from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World, process_group, world_from_environment
 from birdie.score import evaluator
 from birdie.score.accumulator import Score
-from birdie.score.bpb import bits_per_byte
 from birdie.score.settings import EvaluationSettings
 
 
@@ -114,16 +113,14 @@ def validated(recipe: Recipe, data: RunData, model: GPT, device: torch.device, w
     """Return the score of `model` on non-overlapping windows, shared out to all ranks."""
     model.eval()  # in training mode, QAT would score quantized weights
     try:
-        return bits_per_byte(
+        return evaluator.score(
             model,
-            data.val_tokens,
-            data.byte_counts,
-            seq_len=recipe.train.train_seq_len,
+            data.text,
+            train_seq_len=recipe.train.train_seq_len,
             batch_tokens=recipe.validation.batch_tokens,
-            bos_id=data.tokenizer.bos_id,
             device=device,
             world=world,
-        )
+        ).score
     finally:
         model.train()
 
@@ -182,27 +179,22 @@ def evaluated(
     world: World,
 ) -> Score:
     """Return the score of the decoded model by a scoring mode, shared out to all ranks."""
-    mode = settings.scoring_mode
-    scoring = evaluator.prepare(
+    began = time.perf_counter()
+    scored = evaluator.score(
         model,
-        data.val_tokens,
-        data.byte_counts,
+        data.text,
         settings,
-        mode,
         train_seq_len=recipe.train.train_seq_len,
-        bos_id=data.tokenizer.bos_id,
         device=device,
         batch_tokens=recipe.validation.batch_tokens,
         world=world,
     )
-    began = time.perf_counter()
-    score, report = evaluator.score(mode, scoring)
     seconds, limit = time.perf_counter() - began, settings.budget_seconds
-    log.note(f"evaluation: {mode.describe(scoring)}; score:{seconds:.1f}s")
+    log.note(f"evaluation: {scored.method}; score:{seconds:.1f}s")
     if 0 < limit < seconds:
         log.note(f"the evaluation took {seconds:,.0f} s, more than its budget of {limit:,.0f} s")
-    if report is not None:
-        log.note(report.diagnostics)
-        if not report.steps:
-            log.note(f"{mode.name} trained on nothing: all of the text is in one chunk; use smaller chunks")
-    return score
+    if scored.report is not None:
+        log.note(scored.report.diagnostics)
+        if not scored.report.steps:
+            log.note(f"{settings.mode} trained on nothing: all of the text is in one chunk; use smaller chunks")
+    return scored.score

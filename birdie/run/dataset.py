@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from birdie.data.byte_accounting import ByteTable
 from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import INFO_NAME, Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from birdie.errors import ConfigError
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.callbacks import Notify
+from birdie.score.accumulator import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +21,12 @@ class RunData:
     Attributes:
         dataset: the shards.
         tokenizer: the tokenizer that made the shards.
-        val_tokens: tokens to score: the validation split, or its beginning.
-        byte_counts: of the validation tokens, as `birdie.score.bpb` takes them.
+        text: the validation split, or its beginning.
     """
 
     dataset: Dataset
     tokenizer: Tokenizer
-    val_tokens: NDArray[np.uint16]
-    byte_counts: ByteTable | NDArray[np.uint16]
+    text: Text
 
 
 def open_run_data(recipe: Recipe, notify: Notify) -> RunData:
@@ -45,7 +42,7 @@ def open_run_data(recipe: Recipe, notify: Notify) -> RunData:
     if isinstance(counts, np.ndarray):
         total = int(counts.sum(dtype=np.int64))
         notify(f"the byte sidecar counts {total:,} bytes of validation text, for {len(val_tokens):,} tokens")
-    return RunData(dataset, tokenizer, val_tokens, counts)
+    return RunData(dataset, tokenizer, Text(val_tokens, counts, tokenizer.bos_id))
 
 
 def open_shards(data: DataSettings) -> Dataset:

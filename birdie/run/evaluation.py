@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from birdie.artifact import int8_export
 from birdie.artifact.inspect import inspect
@@ -34,7 +33,7 @@ from birdie.runtime.callbacks import Notify, Progress, no_message
 from birdie.runtime.device import choose_device, choose_dtype, dtype_name
 from birdie.runtime.distributed import World
 from birdie.score import evaluator, package
-from birdie.score.accumulator import BytesPerToken, Score
+from birdie.score.accumulator import Score, Text
 from birdie.score.clock import EvaluationClock
 from birdie.score.mode import ScoringMode
 from birdie.score.package import PackagedModel
@@ -159,27 +158,35 @@ def evaluate(
     model.kernels = best_kernels(device, model.compute_dtype, model.config.head_dim)
     settings, mode = request.resolve(recipe.evaluation)
     clock.budget = settings.budget_seconds
-    text = _open_text(recipe, metadata, request)
-    warnings = list(text.warnings)
-    scoring = evaluator.prepare(
-        model,
-        text.tokens,
-        text.counts,
-        settings,
-        mode,
-        train_seq_len=recipe.train.train_seq_len,
-        bos_id=text.bos_id,
-        device=device,
-        batch_tokens=request.batch_tokens or recipe.validation.batch_tokens,
-        world=world,
-        progress=clock.watch(progress),
-    )
+    text, text_warnings = _open_text(recipe, metadata, request)
+    warnings = list(text_warnings)
+    batch_tokens, length = request.batch_tokens or recipe.validation.batch_tokens, recipe.train.train_seq_len
     packaged: PackagedModel | None = None
     if request.package is not None:
         with clock.part("compile"):
-            packaged = scoring.forward = package.for_scoring(scoring, mode, request.package, notify)
+            packaged = package.for_scoring(
+                model,
+                settings,
+                mode,
+                request.package,
+                length=settings.seq_len or length,
+                batch_tokens=batch_tokens,
+                world=world,
+                notify=notify,
+            )
     with clock.part("score"):
-        score, report = evaluator.score(mode, scoring)
+        scored = evaluator.score(
+            packaged or model,
+            text,
+            settings,
+            mode,
+            train_seq_len=length,
+            device=device,
+            batch_tokens=batch_tokens,
+            world=world,
+            progress=clock.watch(progress),
+        )
+    report = scored.report
     if report is not None:
         clock.reassign("score", "adapt", report.train_seconds)
         if not report.steps:
@@ -189,39 +196,22 @@ def evaluate(
     if not clock.within_budget:
         warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its budget of {clock.budget:,.0f} s")
     return Evaluation(
-        score,
+        scored.score,
         mode,
         settings,
-        mode.describe(scoring) + (", n-gram logit bias" if settings.ngram.enabled else ""),
+        scored.method + (", n-gram logit bias" if settings.ngram.enabled else ""),
         dtype_name(model.compute_dtype),
         device.type,
         "" if report is None else report.diagnostics,
         size,
-        isinstance(text.counts, np.ndarray),
+        isinstance(text.bytes, np.ndarray),
         clock.seconds,
         tuple(warnings),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """Validation text, and what counts its bytes.
-
-    Attributes:
-        tokens: (N + 1,).
-        counts: the tokenizer's byte table, or the bytes of every token (N + 1,).
-        bos_id: token that begins a document.
-        warnings: about shards and tokenizer.
-    """
-
-    tokens: NDArray[np.uint16]
-    counts: BytesPerToken | NDArray[np.uint16]
-    bos_id: int
-    warnings: tuple[str, ...]
-
-
-def _open_text(recipe: Recipe, metadata: Mapping[str, Any], request: EvaluationRequest) -> _Text:
-    """Return the validation split of the request, or of the recipe."""
+def _open_text(recipe: Recipe, metadata: Mapping[str, Any], request: EvaluationRequest) -> tuple[Text, tuple[str, ...]]:
+    """Return the validation split of the request, or of the recipe, and warnings about shards and tokenizer."""
     name = request.tokenizer or recipe.data.tokenizer
     tokenizer = load_tokenizer(name)
     check_same_tokenizer(tokenizer, metadata.get("tokenizer"), name)
@@ -236,7 +226,7 @@ def _open_text(recipe: Recipe, metadata: Mapping[str, Any], request: EvaluationR
             "shards made with the model's own tokenizer"
         )
     counts = byte_counts(dataset.val, tokenizer, tokens, recipe.model.vocab_size)
-    return _Text(tokens, counts, tokenizer.bos_id, warnings)
+    return Text(tokens, counts, tokenizer.bos_id), warnings
 
 
 def _open_validation(data: str | None, recipe: DataSettings) -> Dataset:

@@ -48,7 +48,8 @@ from birdie.runtime.locks import locked_folder
 from birdie.runtime.outputs import require_folder, require_writable
 from birdie.runtime.provenance import StartupTimer
 from birdie.runtime.structured import keep_damaged, read_toml
-from birdie.score.bpb import Score, bits_per_byte
+from birdie.score import evaluator
+from birdie.score.accumulator import Score
 from birdie.train.checkpoint import (
     Checkpoint,
     candidate_paths,
@@ -129,7 +130,7 @@ class Run:
         with self.startup.part("data"):
             data = open_run_data(recipe, notify)
         self.dataset, self.tokenizer = data.dataset, data.tokenizer
-        self.val_tokens, self.byte_counts = data.val_tokens, data.byte_counts
+        self.val_text = data.text
         if self.world.is_main:
             require_writable(self.folder)
             for name in FOLDERS:  # no link leads out of the run
@@ -535,7 +536,7 @@ class Run:
             dataset=self.dataset.train[0].parent.name,
             train_shards=len(self.dataset.train),
             train_tokens=self.dataset.train_tokens,
-            val_tokens=len(self.val_tokens),
+            val_tokens=len(self.val_text.tokens),
             device=str(self.device),
             attention_kernel=self.model.kernels.name,
             compute_dtype=loop.in_effect["compute_dtype"],
@@ -550,16 +551,14 @@ class Run:
         training = model.training
         model.eval()  # in training mode, QAT would score quantized weights
         try:
-            return bits_per_byte(
+            return evaluator.score(
                 model,
-                self.val_tokens,
-                self.byte_counts,
-                seq_len=self.recipe.train.train_seq_len,
+                self.val_text,
+                train_seq_len=self.recipe.train.train_seq_len,
                 batch_tokens=self.recipe.validation.batch_tokens,
-                bos_id=self.tokenizer.bos_id,
                 device=self.device,
                 world=self.world,
-            )
+            ).score
         finally:
             model.train(training)
 

@@ -32,23 +32,24 @@ class BytesPerToken(Protocol):
         ...
 
 
-class Sink(Protocol):
-    """Receiver of losses: an `Accumulator`, or a modifier of predictions such as the n-gram logit bias.
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens to score, and what counts their bytes.
 
     Attributes:
-        ledger: of the stream's targets.
-        hint_tokens: (N,) one token per position whose log-probability is needed beside the target's loss; None: no
-            log-probabilities are needed.
+        tokens: (N + 1,); the target at position i is token i + 1.
+        bytes: byte table of the tokenizer that made the tokens, or the bytes of every token (N + 1,).
+        bos_id: token that begins a document.
     """
 
-    ledger: Ledger
-    hint_tokens: NDArray[np.integer] | None
+    tokens: NDArray[np.uint16]
+    bytes: BytesPerToken | NDArray[np.uint16]
+    bos_id: int
 
-    def add(
-        self, firsts: NDArray[np.integer], nats: NDArray[np.floating], hint_logp: NDArray[np.floating] | None = None
-    ) -> None:
-        """Record the losses of positions firsts[i] …, (windows, n), and the log-probabilities of their hint tokens."""
-        ...
+    def head(self, tokens: int) -> "Text":
+        """Return the first `tokens` tokens."""
+        counts = self.bytes[:tokens] if isinstance(self.bytes, np.ndarray) else self.bytes
+        return Text(self.tokens[:tokens], counts, self.bos_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,46 +84,33 @@ class Accumulator:
     """Sums of losses and bytes over the targets of a stream, with the ledger of what was recorded.
 
     Args:
-        tokens: (N + 1,) of the stream; the target at position i is token i + 1.
-        table: byte table of the tokenizer the stream was made with, or the bytes of every token (N + 1,).
-        bos_id: token that begins a document.
+        text: of N targets.
         keep_losses: keep the loss of each target in `losses`.
 
     Attributes:
         ledger: of the N targets.
         losses: (N,) float64 nats, NaN where not recorded; None unless kept.
-        hint_tokens: None, as a `Sink` that needs losses alone.
 
     Raises:
         DataError: the byte counts are for another number of tokens.
     """
 
-    def __init__(
-        self,
-        tokens: NDArray[np.uint16],
-        table: BytesPerToken | NDArray[np.uint16],
-        bos_id: int,
-        *,
-        keep_losses: bool = False,
-    ) -> None:
+    def __init__(self, text: Text, *, keep_losses: bool = False) -> None:
+        tokens, table = text.tokens, text.bytes
         if isinstance(table, np.ndarray) and len(table) != len(tokens):
             raise DataError(f"byte counts are given for {len(table):,} tokens, but the stream has {len(tokens):,}")
         self._tokens, self._table = tokens, table
-        self._document_of = np.cumsum(np.asarray(tokens) == bos_id, dtype=np.int32)
+        self._document_of = np.cumsum(np.asarray(tokens) == text.bos_id, dtype=np.int32)
         self._sums = np.zeros((3, int(self._document_of[-1]) + 1 if len(tokens) else 1))  # nats, bytes, targets
         self.ledger = Ledger(max(0, len(tokens) - 1))
-        self.hint_tokens: NDArray[np.integer] | None = None
         self.losses = np.full(len(self.ledger), np.nan) if keep_losses else None
 
-    def add(
-        self, firsts: NDArray[np.integer], nats: NDArray[np.floating], hint_logp: NDArray[np.floating] | None = None
-    ) -> None:
+    def add(self, firsts: NDArray[np.integer], nats: NDArray[np.floating]) -> None:
         """Record the losses of positions firsts[i] …: nats (windows, n), final from now on.
 
         Raises:
             RuleError: one of the positions was recorded before.
         """
-        del hint_logp
         for first in firsts.tolist():
             self.ledger.score(first, first + nats.shape[1])
         positions = (firsts[:, None] + np.arange(nats.shape[1])).ravel()

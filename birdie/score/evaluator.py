@@ -1,97 +1,121 @@
-"""Evaluator: cut a stream to the common targets, run a scoring mode on it, apply the n-gram bias, return one score.
+"""Evaluator, the one door to a score: evaluation, validation in training and audit enter here.
 
-    tokens ─► common targets ─► Scoring ─► mode.score ─► (n-gram bias) ─► accumulator ─► Score
+    text ─► common targets ─► mode.score ─► losses ─► (n-gram bias) ─► accumulator, with its ledger ─► Score
 
 All modes score the same targets, those of non-overlapping windows as the challenge counts them, so that their scores
-are comparable; only windows longer than those of training leave out more. Evaluation and audit share this code.
+are comparable; only windows longer than those of training leave out more.
 """
 
 import time
-from dataclasses import replace
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from birdie.errors import DataError
 from birdie.model.gpt import GPT
-from birdie.score.accumulator import Accumulator, BytesPerToken, Score
-from birdie.score.mode import Scoring, ScoringMode, TrainingReport
+from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World
+from birdie.score.accumulator import Accumulator, Score, Text
+from birdie.score.ledger import Ledger
+from birdie.score.mode import Losses, Scoring, ScoringMode, TrainingReport
 from birdie.score.settings import EvaluationSettings
-from birdie.score.windows import non_overlapping, require_target
+from birdie.score.windows import LanguageModel
 
 
-def prepare(
-    model: GPT,
-    tokens: NDArray[np.uint16],
-    table: BytesPerToken | NDArray[np.uint16],
-    settings: EvaluationSettings,
-    mode: ScoringMode,
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Result of a scoring mode on a text.
+
+    Attributes:
+        score: the same on all ranks.
+        method: what the mode did, in a few words.
+        report: of a mode that trains.
+        losses: (N,) nats of this rank's targets, NaN for the others; None unless they were kept.
+    """
+
+    score: Score
+    method: str
+    report: TrainingReport | None
+    losses: NDArray[np.float64] | None
+
+
+def score(
+    model: LanguageModel,
+    text: Text,
+    settings: EvaluationSettings | None = None,
+    mode: ScoringMode | None = None,
     *,
     train_seq_len: int,
-    bos_id: int,
     device: torch.device,
+    batch_tokens: int = 65_536,
+    world: World | None = None,
+    progress: Progress | None = None,
     keep_losses: bool = False,
-    **more: Any,
-) -> Scoring:
-    """Return the scoring of the common targets of a stream.
+) -> Scored:
+    """Score the common targets of a text; the model, in evaluation mode, gets its weights back.
 
     Args:
-        model: in evaluation mode, on `device`.
-        tokens: of the stream.
-        table: bytes per token, or the bytes of every token of the stream.
-        settings: of the evaluation.
-        mode: that is going to score.
+        model: a `GPT`, but for windows at temperature 1, which need its losses alone.
+        settings: of the evaluation; None: non-overlapping windows.
+        mode: None: the one that the settings name.
         train_seq_len: sequence length of training.
-        bos_id, device, more: fields of `Scoring`.
-        keep_losses: keep the loss of each target in the accumulator.
-    """
-    require_target(len(tokens))
-    length = settings.seq_len or train_seq_len
-    settings.check(length, mode)
-    tokens = common_targets(tokens, length, train_seq_len)
-    counts = table[: len(tokens)] if isinstance(table, np.ndarray) else table
-    accumulator = Accumulator(tokens, counts, bos_id, keep_losses=keep_losses)
-    return Scoring(model, tokens, accumulator, length, bos_id, device, settings, **more)
-
-
-def common_targets(tokens: NDArray[np.uint16], length: int, train_seq_len: int) -> NDArray[np.uint16]:
-    """Return the tokens (N + 1,) whose N targets every mode scores; a text shorter than one window is kept entirely."""
-    targets = non_overlapping(len(tokens) - 1, max(length, train_seq_len)).scored
-    return tokens[: (targets or max(1, len(tokens) - 1)) + 1]
-
-
-def record(mode: ScoringMode, scoring: Scoring) -> tuple[float, TrainingReport | None]:
-    """Record this rank's losses in the accumulator; return seconds, and the report of a mode that trains.
-
-    The model gets its weights back.
-    """
-    ngram = scoring.settings.ngram
-    bias = None
-    if ngram.enabled:
-        from birdie.score.ngram import NgramBias
-
-        bias = NgramBias(scoring.tokens, ngram)
-    scoring.sink = bias or scoring.accumulator
-    began = time.perf_counter()
-    report = mode.score(scoring)
-    recorded = time.perf_counter()
-    if bias is not None:
-        bias.close(scoring.accumulator, scoring.world, scoring.device)
-    ended = time.perf_counter()
-    if report is None:
-        return ended - began, None
-    report = replace(report, score_seconds=report.score_seconds + ended - recorded)
-    return report.score_seconds + report.train_seconds, report
-
-
-def score(mode: ScoringMode, scoring: Scoring) -> tuple[Score, TrainingReport | None]:
-    """Return the score, the same on all ranks, and the report of a mode that trains.
+        device: of the model.
+        batch_tokens: inputs in a batch over all ranks; at least one window a rank.
+        world: ranks that share the work; all return the same score.
+        progress: called with (targets done, total) of this rank.
 
     Raises:
-        RuleError, ConfigError: as `record`; a target was never scored.
-        DataError: the loss is not finite.
+        ConfigError: the settings do not fit each other.
+        DataError: the text has no target or no bytes, or the loss is not finite.
+        RuleError: a target was scored twice or never, or learned from too early.
     """
-    seconds, report = record(mode, scoring)
-    targets = len(scoring.tokens) - 1
-    return scoring.accumulator.score(targets, seconds, scoring.world, scoring.device), report
+    settings, world = settings or EvaluationSettings(), world or World()
+    mode, length = mode or settings.scoring_mode, settings.seq_len or train_seq_len
+    count = len(text.tokens)
+    if count < 2:
+        raise DataError(f"the text has {count} token{'s' * (count != 1)}, and the first is not scored; give at least 2")
+    settings.check(length, mode)
+    text = common_targets(text, max(length, train_seq_len))
+    accumulator, targets = Accumulator(text, keep_losses=keep_losses), len(text.tokens) - 1
+    ledger, hints, hint_tokens = accumulator.ledger, None, None
+    if settings.ngram.enabled:
+        from birdie.score import ngram
+
+        hints, ledger = ngram.hints(np.asarray(text.tokens[:-1]), settings.ngram), Ledger(targets)
+        hint_tokens = np.maximum(hints.tokens, 0)  # any token where there is no hint
+    gpt = cast(GPT, model)
+    scoring = Scoring(gpt, text, ledger, length, device, settings, batch_tokens, world, hint_tokens)
+    report: TrainingReport | None = None
+
+    def all_losses() -> Generator[Losses]:
+        nonlocal report
+        report = yield from mode.score(scoring)
+
+    began = time.perf_counter()
+    with closing(all_losses()) as losses:  # however this ends, a mode that trains restores the weights
+        parts = _watched(losses, progress, targets / world.size)
+        for firsts, nats, _ in parts if hints is None else ngram.biased(parts, scoring, hints):
+            accumulator.add(firsts, nats)
+    result = accumulator.score(targets, time.perf_counter() - began, world, device)
+    return Scored(result, mode.describe(scoring), report, accumulator.losses)
+
+
+def common_targets(text: Text, length: int) -> Text:
+    """Return the head of a text whose targets every mode scores; all of it if it is shorter than one window."""
+    targets = len(text.tokens) - 1
+    return text.head((targets // length * length or targets) + 1)
+
+
+def _watched(losses: Iterable[Losses], progress: Progress | None, total: float) -> Iterator[Losses]:
+    """Yield `losses`, and report each once it is recorded; ranks have about `total` targets each."""
+    done = 0
+    for part in losses:
+        yield part
+        done += part.nats.size
+        if progress is not None:
+            progress(min(done, total), total)

@@ -1,23 +1,24 @@
-"""Contract of a scoring mode: a frozen dataclass of settings with a method that scores a token stream.
+"""Contract of a scoring mode: a frozen dataclass of settings with a generator of the losses of a token stream.
 
-    Scoring(model, tokens, accumulator, …) ──► mode.score(scoring) ──► scoring.sink.add(positions, losses)
-                                                       └──► TrainingReport, if the mode trains the model
+    Scoring(model, text, …) ──► mode.score(scoring) ──► Losses(firsts, nats), …  ──► the evaluator records them
+                                        └──► at the end, TrainingReport, if the mode trains the model
 
 The dataclass of a mode is all there is to it: its fields are a table of recipes, command-line flags and JSON, its name
 and docstring are the help. A mode that ships is one field of `settings.EvaluationSettings`; one of another package is
-passed to `evaluate` in a request, or registered under its name (`settings.register`). A mode must record every target
-of `scoring.tokens` exactly once, and may use only tokens up to position i for the loss at position i.
+passed to `evaluate` in a request, or registered under its name (`settings.register`). A mode must yield the loss of
+every target exactly once, and may use only tokens up to position i for the loss at position i. What it has yielded is
+recorded, and final, when it goes on: then it may learn from it.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from birdie.model.gpt import GPT
     from birdie.runtime.distributed import World
-    from birdie.score.accumulator import Accumulator, Sink
-    from birdie.score.windows import LanguageModel
+    from birdie.score.accumulator import Text
+    from birdie.score.ledger import Ledger
 
 M = TypeVar("M", bound="ScoringMode")
 
@@ -142,40 +143,41 @@ def _one_rank() -> "World":
     return World()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Scoring:
-    """One evaluation of one model on one stream: what a mode works with, and the sink it records losses in.
+    """One evaluation of one model on one stream: what a mode works with.
 
     Attributes:
         model: in evaluation mode; a mode that trains it restores the weights.
-        tokens: (N + 1,); the target at position i is token i + 1.
-        accumulator: of `tokens`, new.
+        text: tokens and what counts their bytes.
+        ledger: marks what was recorded; a mode declares to it what it learns from.
         length: tokens of a window, or of the context.
-        bos_id: token that begins a document.
         device: of the model.
         settings: shared by the modes.
         batch_tokens: inputs in a batch over all ranks, unless the settings say how many windows.
         world: ranks that share the work.
-        progress: called with (targets done, total) of this rank.
-        forward: module that computes the losses of windows in place of the model, such as its ahead-of-time package.
-        sink: takes the losses; the accumulator, unless predictions are modified.
+        hint_tokens: (N,) token at each position whose log-probability is needed beside the target's loss; None: none.
     """
 
     model: "GPT"
-    tokens: "NDArray[np.uint16]"
-    accumulator: "Accumulator"
+    text: "Text"
+    ledger: "Ledger"
     length: int
-    bos_id: int
     device: "torch.device"
     settings: ScoringSettings = field(default_factory=ScoringSettings)
     batch_tokens: int = 65_536
     world: "World" = field(default_factory=_one_rank)
-    progress: Progress | None = None
-    forward: "LanguageModel | None" = None
-    sink: "Sink" = field(init=False)
+    hint_tokens: "NDArray[np.integer[Any]] | None" = None
 
-    def __post_init__(self) -> None:
-        self.sink = self.accumulator
+    @property
+    def tokens(self) -> "NDArray[np.uint16]":
+        """Tokens of the stream, (N + 1,); the target at position i is token i + 1."""
+        return self.text.tokens
+
+    @property
+    def bos_id(self) -> int:
+        """Token that begins a document."""
+        return self.text.bos_id
 
     @property
     def window_batch_tokens(self) -> int:
@@ -183,19 +185,32 @@ class Scoring:
         return self.settings.batch_seqs * self.length or self.batch_tokens
 
 
+class Losses(NamedTuple):
+    """Losses of targets at positions firsts[i] …, a row each.
+
+    Attributes:
+        firsts: (rows,) positions.
+        nats: (rows, n) float64.
+        hint_logp: (rows, n) log-probabilities of `Scoring.hint_tokens`, if there are any.
+    """
+
+    firsts: "NDArray[np.integer[Any]]"
+    nats: "NDArray[np.float64]"
+    hint_logp: "NDArray[np.float64] | None" = None
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
     """Work of a mode that trains the model on what it has scored (test-time training).
 
     Attributes:
-        score_seconds, train_seconds: of scoring and of training.
+        train_seconds: of training.
         chunks: units of work of the stream.
         steps: optimizer steps.
         tokens: targets in all steps, counted once for each step they are in.
         diagnostics: one line for the log: how much was trained, and that weights changed.
     """
 
-    score_seconds: float
     train_seconds: float
     chunks: int
     steps: int
@@ -210,8 +225,8 @@ class ScoringMode(ABC):
         name: value of `--mode`; with _ for -, the name of its table in recipes.
         shared: settings of `ScoringSettings` that the mode reads, beside seq_len and budget_seconds.
         tables: other modes whose settings it reads.
-        ngram_bias: it gives the sink the log-probabilities of `sink.hint_tokens`, which the n-gram bias needs.
-        packaged: it can compute the losses of windows with `Scoring.forward`.
+        ngram_bias: it yields the log-probabilities of `Scoring.hint_tokens`, which the n-gram bias needs.
+        packaged: it needs no more of the model than the losses of windows, which a package computes.
         trains: it trains the model, or adapters, on what it has scored, and returns a report.
         log_name: beginning of the result's line in the log of `train_gpt.py`.
     """
@@ -227,8 +242,8 @@ class ScoringMode(ABC):
     log_name: ClassVar[str] = "final_eval"
 
     @abstractmethod
-    def score(self, scoring: Scoring) -> TrainingReport | None:
-        """Record the loss of every target of `scoring.tokens` in `scoring.sink`; this rank's share of them."""
+    def score(self, scoring: Scoring) -> Generator[Losses, None, TrainingReport | None]:
+        """Yield the losses of this rank's share of the targets of `scoring.tokens`."""
 
     @abstractmethod
     def describe(self, scoring: Scoring) -> str:

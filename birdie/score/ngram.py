@@ -29,6 +29,7 @@ from one token on they gained 0.001 bits per byte, and they are where hints came
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,11 +38,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.errors import DataError, RuleError
-from birdie.runtime.distributed import World
 from birdie.runtime.kernels import njit
-from birdie.score.accumulator import Accumulator, reduce_device
+from birdie.score.accumulator import reduce_device
 from birdie.score.ledger import Ledger
-from birdie.score.mode import COUNTS, MAX_BETA, NgramSettings
+from birdie.score.mode import COUNTS, MAX_BETA, Losses, NgramSettings, Scoring
 from birdie.score.reference import Scorer
 
 _PRIOR_HIT_RATE, _PRIOR_HINTS = 0.3, 2.0  # of a bucket without any, and how many hints that is worth
@@ -256,52 +256,32 @@ def apply_bias(
     return biased_losses(nats, hint_logp, hints.tokens, targets, beta)
 
 
-class NgramBias:
-    """Sink that applies the bias: it keeps the losses until all are there, then biases them in one causal pass.
+def biased(losses: Iterable[Losses], scoring: Scoring, hints: Hints) -> Iterator[Losses]:
+    """Yield the losses of a stream under p', once those under p are all there, in one causal pass on rank 0.
 
-    Hints need the tokens alone, so they are computed first. The strength is learned from target to target, so it comes
-    last, on rank 0 with the losses of all ranks. `NgramScorer` is the reference.
-
-    Args:
-        tokens: (N + 1,) of the stream.
-        settings: of hints and strength.
-
-    Attributes:
-        ledger: of the N targets.
-        hint_tokens: the hint after each input; any token where there is none.
+    The hints, of the tokens alone, are those of `scoring.hint_tokens`; the strength is learned from target to target,
+    so it comes last, with the losses of all ranks. `NgramScorer` is the reference.
     """
-
-    def __init__(self, tokens: NDArray[np.uint16], settings: NgramSettings) -> None:
-        self._targets, self._settings = np.asarray(tokens[1:]).astype(np.int64), settings
-        self._hints = hints(np.asarray(tokens[:-1]), settings)
-        self.hint_tokens: NDArray[np.integer] | None = np.maximum(self._hints.tokens, 0)
-        self._losses = np.zeros((2, len(self._targets)), dtype=np.float32)  # nats, log p(hint)
-        self.ledger = Ledger(len(self._targets))
-
-    def add(
-        self, firsts: NDArray[np.integer], nats: NDArray[np.floating], hint_logp: NDArray[np.floating] | None = None
-    ) -> None:
-        """Keep the losses of positions firsts[i] …, (windows, n), and the log-probabilities of their hints."""
+    ledger, world = scoring.ledger, scoring.world
+    kept = np.zeros((2, len(ledger)), dtype=np.float32)  # nats, log p(hint)
+    for firsts, nats, hint_logp in losses:
         assert hint_logp is not None
         for row, first in enumerate(firsts.tolist()):
             stop = first + nats.shape[1]
-            self.ledger.score(first, stop)
-            self._losses[0, first:stop], self._losses[1, first:stop] = nats[row], hint_logp[row]
-
-    def close(self, accumulator: Accumulator, world: World, device: torch.device) -> None:
-        """Record the biased losses of all ranks in rank 0's accumulator."""
-        counts = self.ledger.local_mask.astype(np.int32)
-        if world.size > 1:
-            reduced = reduce_device(device)
-            self._losses = world.sum_(torch.from_numpy(self._losses).to(reduced)).cpu().numpy()
-            counts = world.sum_(torch.from_numpy(counts).to(reduced)).cpu().numpy()
-        wrong = np.flatnonzero(counts != 1)
-        if len(wrong):
-            raise RuleError(f"target {int(wrong[0]):,} was scored {counts[wrong[0]]} times; each is scored once (C4)")
-        if world.is_main:
-            nats, hint_logp = self._losses.astype(np.float64)
-            losses = apply_bias(nats, hint_logp, self._hints, self._targets, self._settings)
-            accumulator.add(np.array([0]), losses[None])
+            ledger.score(first, stop)
+            kept[0, first:stop], kept[1, first:stop] = nats[row], hint_logp[row]
+    counts = ledger.local_mask.astype(np.int32)
+    if world.size > 1:
+        device = reduce_device(scoring.device)
+        kept = world.sum_(torch.from_numpy(kept).to(device)).cpu().numpy()
+        counts = world.sum_(torch.from_numpy(counts).to(device)).cpu().numpy()
+    wrong = np.flatnonzero(counts != 1)
+    if len(wrong):
+        raise RuleError(f"target {int(wrong[0]):,} was scored {counts[wrong[0]]} times; each is scored once (C4)")
+    if world.is_main:
+        targets = np.asarray(scoring.tokens[1:]).astype(np.int64)
+        nats, hint_logp = kept.astype(np.float64)
+        yield Losses(np.array([0]), apply_bias(nats, hint_logp, hints, targets, scoring.settings.ngram)[None])
 
 
 class NgramScorer:

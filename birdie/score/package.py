@@ -39,10 +39,11 @@ from birdie.model.gpt import GPT
 from birdie.model.rotary import Rotary
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.device import dtype_name
+from birdie.runtime.distributed import World
 from birdie.runtime.files import read_trusted, user_cache, write_bytes
 from birdie.runtime.outputs import require_file, require_writable
 from birdie.runtime.regular import regular_file
-from birdie.score.mode import Scoring, ScoringMode
+from birdie.score.mode import ScoringMode, ScoringSettings
 from birdie.score.windows import max_inputs
 
 _MAGIC = b"birdie scoring package 1\n"
@@ -119,9 +120,25 @@ class PackagedModel:
         return f"ahead-of-time package: {self.windows:,} windows of {self.windows + self.others:,} computed by it"
 
 
-def for_scoring(scoring: Scoring, mode: ScoringMode, path: Path, notify: Notify = no_message) -> PackagedModel:
-    """Return the scoring's model with the package at `path`, for most of the windows of its batches."""
-    settings, world = scoring.settings, scoring.world
+def for_scoring(
+    model: GPT,
+    settings: ScoringSettings,
+    mode: ScoringMode,
+    path: Path,
+    *,
+    length: int,
+    batch_tokens: int,
+    world: World,
+    notify: Notify = no_message,
+) -> PackagedModel:
+    """Return `model` with the package at `path`, for most of the windows of an evaluation.
+
+    Args:
+        model, settings, mode, batch_tokens, world: as in `evaluator.score`.
+        path: of the package, which is compiled if it is missing.
+        length: of the windows.
+        notify: called before a package is compiled.
+    """
     needs = {
         f"scoring mode {mode.name}": not mode.packaged,
         f"temperature {settings.temperature:g}": settings.temperature != 1.0,
@@ -136,9 +153,10 @@ def for_scoring(scoring: Scoring, mode: ScoringMode, path: Path, notify: Notify 
         raise ConfigError(
             f"there is no package {path} yet, and several ranks do not compile one; run once with one rank"
         )
-    inputs = min(scoring.window_batch_tokens // world.size, max_inputs(scoring.device))
-    shape = Shape(max(1, inputs // scoring.length), scoring.length, settings.stride or scoring.length)
-    return load_or_compile(scoring.model, path, shape, notify)
+    batch = (settings.batch_seqs * length or batch_tokens) // world.size
+    inputs = min(batch, max_inputs(model.tok_emb.weight.device))
+    shape = Shape(max(1, inputs // length), length, settings.stride or length)
+    return load_or_compile(model, path, shape, notify)
 
 
 def load_or_compile(model: GPT, path: Path, shape: Shape, notify: Notify = no_message) -> PackagedModel:

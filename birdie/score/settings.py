@@ -19,7 +19,11 @@ from cyclopts import Parameter
 
 from birdie.errors import ConfigError
 from birdie.score.mode import ScoringMode, ScoringSettings
-from birdie.score.modes import LoRAMode, MultiPhaseMode, SGDMode, StreamingMode, WindowMode
+from birdie.score.modes.streaming import StreamingMode
+from birdie.score.modes.ttt_lora import LoRAMode
+from birdie.score.modes.ttt_multi_phase import MultiPhaseMode
+from birdie.score.modes.ttt_sgd import SGDMode
+from birdie.score.modes.windows import WindowMode
 
 S = TypeVar("S")
 

@@ -1,4 +1,4 @@
-"""Scoring by windows: non-overlapping or sliding, over the whole stream or within each document.
+"""Windows over a stream, and their losses: non-overlapping or sliding, over the whole stream or within each document.
 
     tokens   0 1 2 3 4 5 6 7 8 9        position i: input token i, target token i + 1
     non-overlapping [─────)[─────)      length T, every target is scored; a remainder shorter than T is left out
@@ -11,14 +11,13 @@ Sliding windows start at 0, S, 2S, …. A window is kept if it is the first or h
 scored ranges are disjoint and complete (the record of 2026-03-19, corrected by parameter-golf#1218,
 github.com/openai/parameter-golf/pull/1218).
 
-    windows ─► this rank's share ─► batches of one shape ─► model ─► losses ─► sink
+    windows ─► this rank's share ─► batches of one shape ─► model ─► losses
 
 Where only the last positions of a window are scored, the last layer and the head compute those alone: the other
 positions contribute only keys and values. Sums are float64 whatever the model computes in, so batches and ranks change
 a score only by the rounding of the model's arithmetic. `reference.WindowScorer` is the reference.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -29,11 +28,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ConfigError
 from birdie.model.rotary import Rotary
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.device import synchronize
-from birdie.score.mode import Scoring
+from birdie.score.mode import Losses, Scoring
 
 Positions = NDArray[np.int64]
 Nats = NDArray[np.float64]
@@ -108,13 +105,6 @@ class Windows:
         return Windows(self.begins[index], self.firsts[index], self.stops[index], self.length)
 
 
-def non_overlapping(targets: int, length: int) -> Windows:
-    """Return adjacent windows of `length`; a remainder of up to length − 1 targets is in none."""
-    _check_stride(length, length)
-    begins = np.arange(targets // length, dtype=np.int64) * length
-    return Windows(begins, begins, begins + length, length)
-
-
 def sliding(targets: int, length: int, stride: int) -> Windows:
     """Return windows of `length` every `stride` tokens that score all targets once.
 
@@ -136,6 +126,16 @@ def per_document(begins: NDArray[np.integer], targets: int, length: int, stride:
     inside = np.asarray(begins, dtype=np.int64)
     starts = np.union1d([0], inside[inside < targets])
     return _sliding_within(starts, np.append(starts[1:], targets), length, stride)
+
+
+def segments(targets: int, count: int, context: int) -> Windows:
+    """Return `count` (or a few fewer) segments of one length, but for the last, that score all targets once.
+
+    The first scores all its targets; the others have `context` inputs that are not scored, or all there are before.
+    """
+    context = min(context, max(0, targets - 1))
+    stride = max(1, -(-(targets - context) // count))
+    return sliding(targets, context + stride, stride)
 
 
 def document_begins(tokens: NDArray[np.integer], bos_id: int) -> Positions:
@@ -165,14 +165,6 @@ def _check_stride(length: int, stride: int) -> None:
         raise ConfigError(f"stride {stride} does not fit windows of {length} tokens; give 1 to {length}")
 
 
-def require_target(tokens: int) -> None:
-    """Raise DataError unless a stream of `tokens` has one to score; a text may be shorter than a window."""
-    if tokens < 2:
-        raise DataError(
-            f"the text has {tokens} token{'s' * (tokens != 1)}, and the first is not scored; give at least 2"
-        )
-
-
 class LanguageModel(Protocol):
     """Module that returns the loss of each target."""
 
@@ -191,40 +183,32 @@ def windows_of(scoring: Scoring) -> Windows:
     return sliding(targets, scoring.length, stride)
 
 
-def score_windows(scoring: Scoring, windows: Windows, progress: Progress | None = None) -> float:
-    """Record the losses of this rank's share of `windows` in the sink; return the seconds it took.
+def score_windows(scoring: Scoring, windows: Windows) -> Iterator[Losses]:
+    """Yield the losses of this rank's share of `windows`, batch by batch.
 
     Args:
         scoring: a temperature other than 1 needs a model whose call returns logits, as a `GPT`'s does.
         windows: over the positions of the stream; a rank has at least one in a batch.
-        progress: in place of that of `scoring`.
     """
-    world, device, progress = scoring.world, scoring.device, progress or scoring.progress
-    started = time.perf_counter()
-    share = windows.share(world.rank, world.size)
-    done, total = 0, share.scored
-    for batch in share.by_shape().batches(min(scoring.window_batch_tokens // world.size, max_inputs(device))):
-        scoring.sink.add(batch.firsts, *window_losses(scoring, batch))
-        done += batch.scored
-        if progress is not None:
-            progress(done, total)
-    synchronize(device)
-    return time.perf_counter() - started
+    world, inputs = scoring.world, scoring.window_batch_tokens // scoring.world.size
+    share = windows.share(world.rank, world.size).by_shape()
+    for batch in share.batches(min(inputs, max_inputs(scoring.device))):
+        yield window_losses(scoring, batch)
 
 
-def window_losses(scoring: Scoring, batch: Windows) -> tuple[Nats, Nats | None]:
-    """Return nats of the scored targets of windows of one shape, (windows, scored), and log p of their hint tokens."""
-    model: LanguageModel = scoring.model if scoring.forward is None else scoring.forward
-    temperature, hint_tokens = scoring.settings.temperature, scoring.sink.hint_tokens
+def window_losses(scoring: Scoring, batch: Windows) -> Losses:
+    """Return the losses of the scored targets of windows of one shape."""
+    model, temperature = scoring.model, scoring.settings.temperature
     length, scored = int(batch.stops[0] - batch.begins[0]), int(batch.stops[0] - batch.firsts[0])
     ids, targets = ids_and_targets(scoring.tokens, batch.begins, length, scoring.device)
     targets = targets[:, length - scored :]
     with torch.inference_mode(), rotary_base_of(model, batch.length):
-        if temperature == 1.0 and hint_tokens is None:
+        if temperature == 1.0 and scoring.hint_tokens is None:
             nats = model.loss(ids, targets, reduction="none")
-            return nats.float().cpu().numpy().astype(np.float64), None
-        logits = model(ids, last_n=scored) / temperature  # type: ignore[operator]
-        return losses_of_logits(logits, targets, hints_at(hint_tokens, batch.firsts, scored))
+            return Losses(batch.firsts, nats.float().cpu().numpy().astype(np.float64))
+        logits = model(ids, last_n=scored) / temperature
+        hints = hints_at(scoring.hint_tokens, batch.firsts, scored)
+        return Losses(batch.firsts, *losses_of_logits(logits, targets, hints))
 
 
 def ids_and_targets(

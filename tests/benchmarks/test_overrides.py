@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.overrides import parse_overrides
 from birdie.errors import ConfigError
-from birdie.score.modes import LoRAMode, SGDSettings
+from birdie.score.modes.ttt_lora import LoRAMode
+from birdie.score.modes.ttt_sgd import SGDSettings
 
 
 def test_values_have_the_type_of_the_setting() -> None:

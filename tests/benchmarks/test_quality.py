@@ -12,7 +12,8 @@ from benchmarks.quality import Subject
 from birdie.data.byte_accounting import ByteTable
 from birdie.data.tokenizer import load_tokenizer
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.bpb import bits_per_byte
+from birdie.score.accumulator import Text
+from birdie.score.evaluator import score
 from tests.benchmarks.small_gpt import subject
 
 
@@ -45,9 +46,8 @@ def test_bits_per_byte_equal_those_of_the_scorer(count: int) -> None:
         lambda nats: quality._bits(nats, tokens, table, tokenizer.bos_id),
     )  # fmt: skip
     device = torch.device("cpu")
-    expected = bits_per_byte(
-        model, tokens, table, seq_len=quality.SEQ_LEN, batch_tokens=8192, bos_id=tokenizer.bos_id, device=device
-    )
+    text = Text(tokens, table, tokenizer.bos_id)
+    expected = score(model, text, train_seq_len=quality.SEQ_LEN, batch_tokens=8192, device=device).score
     assert one_layer.measure(model.state_dict()).bpb == pytest.approx(expected.bpb, rel=1e-6)
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks.overrides import parse_overrides
 from benchmarks.ttt_lora import DEFAULT_SETTINGS, rows_of
-from birdie.score.modes import LoRAMode, MultiPhaseMode
+from birdie.score.modes.ttt_lora import LoRAMode
+from birdie.score.modes.ttt_multi_phase import MultiPhaseMode
 from tests.benchmarks.byte_gpt import TOKENIZER, byte_gpt, byte_tokens
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.overrides import parse_overrides
 from benchmarks.ttt_sgd import DEFAULT_SETTINGS, rows_of
-from birdie.score.modes import SGDSettings
+from birdie.score.modes.ttt_sgd import SGDMode
 from tests.benchmarks.byte_gpt import TOKENIZER, byte_gpt, byte_tokens
 
 
@@ -21,4 +21,4 @@ def test_rows_are_of_the_model_and_of_each_setting() -> None:
 
 @pytest.mark.parametrize("sgd", DEFAULT_SETTINGS)
 def test_the_default_settings_are_valid(sgd: str) -> None:
-    assert parse_overrides(sgd, SGDSettings()).epochs == 1
+    assert parse_overrides(sgd, SGDMode()).epochs == 1

@@ -342,7 +342,7 @@ def test_evaluate_trains_by_sgd_and_ctrl_c_ends_it(
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-    monkeypatch.setattr("birdie.score.ttt.sgd.SGDTrainer.train", interrupted)
+    monkeypatch.setattr("birdie.score.sgd.SGDTrainer.train", interrupted)
     code, answer, _ = ask("evaluate", trained / "model.birdie", *SGD)
     assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
 

@@ -20,7 +20,7 @@ from birdie.errors import ConfigError, RuleError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import evaluate
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.score.accumulator import Accumulator
+from birdie.score.accumulator import Text
 from birdie.score.evaluator import score
 from birdie.score.ledger import Ledger
 from birdie.score.mode import NgramSettings, Scoring, ScoringMode
@@ -63,11 +63,10 @@ def random_text(length: int = 61) -> np.ndarray:
 
 def score_text(mode: ScoringMode, tokens: np.ndarray, **settings: Any) -> np.ndarray:
     """Return the loss of each target, after the evaluator checked that each was scored once."""
-    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 1, keep_losses=True)
-    device, shared = DEVICE, EvaluationSettings(**settings)
-    score(mode, Scoring(tiny_gpt(), tokens, accumulator, LENGTH, 1, device, shared))
-    assert accumulator.losses is not None
-    return accumulator.losses
+    text, shared = Text(tokens, np.ones(len(tokens), np.uint16), 1), EvaluationSettings(seq_len=LENGTH, **settings)
+    losses = score(tiny_gpt(), text, shared, mode, train_seq_len=len(tokens), device=DEVICE, keep_losses=True).losses
+    assert losses is not None
+    return losses
 
 
 class OnlineTemperatureScorer:
@@ -125,9 +124,9 @@ def test_later_tokens_change_no_loss(mode_class: Any) -> None:
 
 def test_a_version_that_learns_before_it_scores_is_refused(mode_class: Any) -> None:
     class TooEarly(mode_class):  # type: ignore[misc]
-        def score(self, scoring: Scoring) -> None:
-            scoring.sink.ledger.learn((0, LENGTH))
-            super().score(scoring)
+        def score(self, scoring: Scoring) -> Any:
+            scoring.ledger.learn((0, LENGTH))
+            return super().score(scoring)
 
     with pytest.raises(RuleError, match="target 0 "):
         score_text(TooEarly(), random_text())

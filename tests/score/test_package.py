@@ -19,7 +19,8 @@ from birdie.run.evaluation import evaluate
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.distributed import World
 from birdie.score import package
-from birdie.score.accumulator import Accumulator
+from birdie.score.accumulator import Text
+from birdie.score.ledger import Ledger
 from birdie.score.mode import Scoring
 from birdie.score.package import (
     PackagedModel,
@@ -239,9 +240,8 @@ class RecordingPackage:
         return self.model.loss(ids, targets, "none")
 
 
-def scoring_of(model: GPT, tokens: np.ndarray, forward: PackagedModel | None) -> Scoring:
-    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 1)
-    return Scoring(model, tokens, accumulator, 16, 1, CPU, forward=forward)
+def scoring_of(model: Any, tokens: np.ndarray) -> Scoring:
+    return Scoring(model, Text(tokens, np.ones(len(tokens), np.uint16), 1), Ledger(len(tokens) - 1), 16, CPU)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 20])
@@ -251,7 +251,7 @@ def test_windows_of_its_shape_are_computed_by_the_package_and_others_by_the_mode
     packaged = PackagedModel(model, recorder, Shape(rows, 16, 4))
     tokens = np.random.default_rng(0).integers(0, 40, 72, dtype=np.uint16)
     for batch in sliding(71, 16, 4).by_shape().batches(10_000):
-        compiled, eager = (window_losses(scoring_of(model, tokens, by), batch)[0] for by in (packaged, None))
+        compiled, eager = (window_losses(scoring_of(by, tokens), batch).nats for by in (packaged, model))
         np.testing.assert_allclose(compiled, eager, atol=1e-5)
     assert set(recorder.shapes) == {(rows, 16, rows, 4)}
     windows = len(sliding(71, 16, 4))

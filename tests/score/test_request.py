@@ -8,7 +8,9 @@ import pytest
 
 from birdie.errors import ConfigError
 from birdie.score.mode import NgramSettings
-from birdie.score.modes import LoRAMode, SGDMode, StreamingMode
+from birdie.score.modes.streaming import StreamingMode
+from birdie.score.modes.ttt_lora import LoRAMode
+from birdie.score.modes.ttt_sgd import SGDMode
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings
 

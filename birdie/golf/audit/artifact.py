@@ -168,15 +168,13 @@ def _check_scoring(model: GPT, recipe: Recipe, tokens: Tokens, shown: str, progr
     with _one_thread():
         findings = probe(new_scorer, model.config.vocab_size, tokens, progress=progress)
     yield from (replace(finding, path=shown) for finding in findings)
-    mode, accumulator = batched_losses(model, recipe, tokens, progress)
-    targets = np.flatnonzero(accumulator.ledger.scored_mask)
-    evidence = f"{len(targets):,} targets were entered in the ledger, each once ({mode})"
+    mode, batched = batched_losses(model, recipe, tokens, progress)
+    evidence = f"{len(batched):,} targets were entered in the ledger, each once ({mode})"
     yield Finding(rules.ONE_PASS, "pass", evidence, "ledger", shown)
-    chosen = np.unique(np.linspace(0, len(targets) - 1, COMPARED).astype(int))
-    assert accumulator.losses is not None  # it keeps them
+    chosen = np.unique(np.linspace(0, len(batched) - 1, COMPARED).astype(int))
     with _one_thread():
-        losses = token_losses(new_scorer(), tokens, targets[chosen])
-        difference = max(abs(nats - float(accumulator.losses[target])) for target, nats in losses)
+        losses = token_losses(new_scorer(), tokens, chosen)
+        difference = max(abs(nats - float(batched[target])) for target, nats in losses)
     evidence = f"{len(chosen)} losses, batched and token by token, differ by {difference:.1e} nats at most ({mode})"
     yield Finding(rules.CAUSAL, "pass" if difference <= AGREE else "fail", evidence, "batch", shown)
     trains = recipe.evaluation.scoring_mode.trains

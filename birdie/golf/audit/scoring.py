@@ -24,10 +24,11 @@ from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
-from birdie.score.accumulator import Accumulator
-from birdie.score.evaluator import prepare, record
+from birdie.score.accumulator import Text
+from birdie.score.evaluator import Scored, score
 from birdie.score.mode import TrainingReport
-from birdie.score.modes import StreamingMode, WindowMode
+from birdie.score.modes.streaming import StreamingMode
+from birdie.score.modes.windows import WindowMode
 from birdie.score.ngram import NgramScorer
 from birdie.score.reference import Scorer, StreamScorer, WindowScorer
 
@@ -117,8 +118,8 @@ def token_losses(scorer: Scorer, tokens: Tokens, targets: NDArray[np.integer[Any
 
 def batched_losses(
     model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress = no_progress
-) -> tuple[str, Accumulator]:
-    """Return the evaluation mode in words, and the losses of `tokens` (N + 1,) by it, on the CPU, unadapted."""
+) -> tuple[str, NDArray[np.float64]]:
+    """Return the evaluation mode in words, and the nats of the targets of `tokens` by it, on the CPU, unadapted."""
     settings = recipe.evaluation
     mode = settings.scoring_mode
     if isinstance(mode, StreamingMode):
@@ -127,32 +128,27 @@ def batched_losses(
         settings = replace(settings, mode=WindowMode.name)
         if not (settings.stride or settings.documents):  # non-overlapping windows need room for one
             settings = replace(settings, seq_len=min(window_length(recipe), len(tokens) - 1))
-    length = recipe.train.train_seq_len
-    method, accumulator, _ = _scored(model, replace(recipe, evaluation=settings), tokens, length, progress)
-    return method, accumulator
+    scored = _scored(model, replace(recipe, evaluation=settings), tokens, recipe.train.train_seq_len, progress)
+    return scored.method, _kept(scored)
 
 
-def _scored(
-    model: GPT, recipe: Recipe, tokens: Tokens, length: int, progress: Progress
-) -> tuple[str, Accumulator, TrainingReport | None]:
-    """Score `tokens` on the CPU; return the method in words, the losses and what was trained."""
-    mode = recipe.evaluation.scoring_mode
-    scoring = prepare(
+def _scored(model: GPT, recipe: Recipe, tokens: Tokens, length: int, progress: Progress) -> Scored:
+    """Score `tokens` on the CPU, and keep the losses."""
+    return score(
         model,
-        tokens,
-        np.ones(len(tokens), np.uint16),  # bytes do not matter for losses
+        Text(tokens, np.ones(len(tokens), np.uint16), recipe.model.bos_id),  # bytes do not matter for losses
         recipe.evaluation,
-        mode,
         train_seq_len=length,
-        bos_id=recipe.model.bos_id,
         device=_CPU,
         batch_tokens=recipe.validation.batch_tokens,
         keep_losses=True,
         progress=progress,
     )
-    _, adapted = record(mode, scoring)
-    scoring.accumulator.ledger.close()
-    return mode.describe(scoring), scoring.accumulator, adapted
+
+
+def _kept(scored: Scored) -> NDArray[np.float64]:
+    assert scored.losses is not None
+    return scored.losses
 
 
 def check_adaptation(
@@ -215,7 +211,6 @@ def _adapted_losses(
         ttt_lora=replace(lora, chunk=min(lora.chunk, max(1, length // 2)), context=min(lora.context, length)),
         ttt_multi_phase=replace(phases, prefix_docs=min(phases.prefix_docs, prefix)),
     )
-    _, accumulator, adapted = _scored(model, replace(recipe, evaluation=settings), tokens, length, progress)
-    assert adapted is not None  # the recipe adapts,
-    assert accumulator.losses is not None  # and the accumulator keeps losses
-    return accumulator.losses, adapted
+    scored = _scored(model, replace(recipe, evaluation=settings), tokens, length, progress)
+    assert scored.report is not None  # the recipe adapts
+    return _kept(scored), scored.report

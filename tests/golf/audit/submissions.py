@@ -10,7 +10,7 @@ import birdie.artifact.save
 from birdie.data.tokenizer import ByteTokenizer, Tokenizer
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.score.modes import LoRAMode
+from birdie.score.modes.ttt_lora import LoRAMode
 from birdie.score.settings import EvaluationSettings
 from birdie.train.settings import TrainSettings
 from tests.golf.audit.audited_logs import baseline

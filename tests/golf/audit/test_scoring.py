@@ -15,11 +15,11 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import DataSettings
 from birdie.score.ledger import Ledger
 from birdie.score.mode import NgramSettings, Scoring, TrainingReport
-from birdie.score.modes import SGDSettings, StreamingMode
+from birdie.score.modes.streaming import StreamingMode
+from birdie.score.modes.ttt_sgd import SGDMode
 from birdie.score.reference import WindowScorer
-from birdie.score.ttt import sgd
-from birdie.score.ttt.sgd import SGDTrainer
-from birdie.score.windows import Windows, score_windows
+from birdie.score.sgd import SGDTrainer
+from birdie.score.windows import score_windows, windows_of
 from tests.golf.audit.submissions import save_artifact
 
 
@@ -90,16 +90,16 @@ def test_learning_after_scoring_passes(text: DataSettings, tmp_path: Path, mode:
 def test_learning_before_scoring_fails(text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scorer that learns from each chunk before it scores it, and hides that from the ledger."""
 
-    def cheat(scoring: Scoring, windows: Windows, settings: SGDSettings) -> TrainingReport:
+    def cheat(settings: SGDMode, scoring: Scoring) -> Any:
         tokens, trainer = scoring.tokens, SGDTrainer(scoring.model, settings)
         hidden = Ledger(len(tokens) - 1)
         hidden.score(0, len(tokens) - 1)
         trainer.train(tokens, [(0, len(tokens) - 1)], hidden, length=scoring.length, factor=50.0)
-        score_windows(scoring, windows)
+        yield from score_windows(scoring, windows_of(scoring))
         trainer.restore()
-        return TrainingReport(0.0, 0.0, 1, trainer.steps, trainer.tokens, "")
+        return TrainingReport(0.0, 1, trainer.steps, trainer.tokens, "")
 
-    monkeypatch.setattr(sgd, "score_chunks", cheat)
+    monkeypatch.setattr(SGDMode, "score", cheat)
     report = audit(save_artifact(tmp_path / "model.birdie", text, mode="ttt-sgd"), tokens=120)
     assert [finding.check for finding in report.of(CAUSAL) if finding.result == "fail"] == ["perturbation"]
 
@@ -107,9 +107,9 @@ def test_learning_before_scoring_fails(text: DataSettings, tmp_path: Path, monke
 def test_learning_that_the_ledger_refuses_fails(
     text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def early(scoring: Scoring, _windows: Windows, _settings: SGDSettings) -> None:
-        scoring.sink.ledger.learn((0, len(scoring.tokens) - 1))
+    def early(_settings: SGDMode, scoring: Scoring) -> None:
+        scoring.ledger.learn((0, len(scoring.tokens) - 1))
 
-    monkeypatch.setattr(sgd, "score_chunks", early)
+    monkeypatch.setattr(SGDMode, "score", early)
     report = audit(save_artifact(tmp_path / "model.birdie", text, mode="ttt-sgd"), tokens=60)
     assert report.result(SCORE_FIRST) == "fail"

@@ -1,27 +1,4 @@
-"""TTT by LoRA: each document trains low-rank adapters of its own while it is scored; the model's weights stay fixed.
-
-    document   [ chunk 0 ][ chunk 1 ][ chunk 2 ][ …        one forward pass: the losses of the chunk are recorded,
-               window of chunk 2:                          their mean is differentiated, the adapters take a step;
-               ═════════════════════════►                  the next chunk is predicted with the updated adapters
-
-A chunk is predicted in a window that ends with it and has up to `context` inputs, recomputed each time. Loss and
-gradient are of one forward pass, and the loss is in the ledger before the step: score first. The window of the last
-chunk begins where that of a full chunk would, so nothing depends on where a document ends before it does. The last
-chunk is not trained on: nothing comes after it.
-
-Adapters start anew with each document, from one draw (`birdie.model.adapters`), so neither the batch nor the rank
-changes a score beyond rounding. With `warm_a` A continues from the document before in the same row: that document was
-scored, so it is legal, but then the order matters.
-
-    stream ─► documents, each with the BOS after it as its last target ─► longest first ─► batches ─► ranks
-
-Documents of about one length waste no padding, and with the longest batches first the short ones fill the gaps between
-ranks at the end. A rank's batches are settled in advance (`balanced_batches`).
-
-Sources: the challenge's first record of LoRA at test time (rank 8 on head, q and v; chunks of 256), parameter-golf#1530
-(github.com/openai/parameter-golf/pull/1530: batches, longest first, more parts, chunks of 48), parameter-golf#1767 (α,
-warm A).
-"""
+"""Documents of a stream, and the adapters that each trains while it is scored; what the modes of TTT by LoRA share."""
 
 import math
 import time
@@ -37,13 +14,11 @@ from torch import Tensor
 from birdie.model.adapters import Adapters
 from birdie.model.gpt import GPT
 from birdie.runtime.device import synchronize
-from birdie.score.accumulator import Sink
-from birdie.score.mode import Scoring, TrainingReport
+from birdie.score.mode import Losses, Scoring, TrainingReport
 from birdie.score.windows import Positions, document_begins
 
 if TYPE_CHECKING:
-    from birdie.score.modes import LoRAMode
-    from birdie.score.ttt.multi_phase import SGDPhases
+    from birdie.score.modes.ttt_lora import LoRAMode
 
 _MAX_INPUTS = {"cpu": 8192}  # of a pass with gradients: beyond, a CPU gains nothing and needs memory
 _MAX_INPUTS_GPU = 65_536
@@ -107,17 +82,20 @@ class DocumentQueue:
         part = slice(number * self.size, (number + 1) * self.size)
         return self.begins[part], self.stops[part]
 
-    def targets(self, number: int) -> int:
-        """Return the number of targets of a batch."""
-        begins, stops = self.batch(number)
-        return int((stops - begins).sum())
-
     def cost(self, number: int, chunk: int, context: int) -> int:
         """Return the inputs of all forward passes of a batch, in windows of up to `context` that end with a chunk."""
         begins, stops = self.batch(number)
         firsts = np.arange(0, int((stops - begins)[0]), chunk)
         active = ((stops - begins)[None] > firsts[:, None]).sum(1)
         return int((active * np.minimum(firsts + chunk, context)).sum())
+
+    def rounds(self, ends: Sequence[int]) -> Iterator[range]:
+        """Yield the batches, cut after those that hold the documents at which all ranks meet."""
+        first = 0
+        for edge in sorted({-(-end // self.size) for end in ends} | {len(self)}):
+            if edge > first:
+                yield range(first, edge)
+                first = edge
 
 
 def document_queue(tokens: NDArray[np.integer], bos_id: int, size: int) -> DocumentQueue:
@@ -148,35 +126,36 @@ class DocumentTrainer:
     """Scorer of batches of documents that trains adapters on each.
 
     Args:
-        model: in evaluation mode; frozen and adapted inside `score` only.
-        tokens: (N + 1,) of the stream.
-        sink: of the stream.
+        scoring: its model is in evaluation mode; frozen and adapted inside `score` only.
         settings: of adapters and steps.
-        context: most inputs of a window.
-        rows: most documents of a batch.
+        queue: of the documents.
 
     Attributes:
-        model, tokens, sink, settings, context: the arguments.
-        device: of the model.
         adapters: as the last batch has left them.
         counts: (5,) float64: documents scored; steps, one for each chunk after which documents of a batch continue;
             targets trained on; sum of squares of B at the end of documents, and the number of its entries.
-        score_seconds, train_seconds: of forward passes, and of gradients and steps.
+        seconds: of gradients and steps.
     """
 
-    def __init__(
-        self, model: GPT, tokens: NDArray[np.integer], sink: Sink, settings: "LoRAMode", context: int, rows: int
-    ) -> None:
-        settings.check_chunk(context)
-        self.model, self.sink, self.settings, self.context = model, sink, settings, context
-        self.adapters = new_adapters(model, max(1, rows), settings)
+    def __init__(self, scoring: Scoring, settings: "LoRAMode", queue: DocumentQueue) -> None:
+        self.model, self.settings, self.queue = scoring.model, settings, queue
+        self.context = settings.context_of(scoring.length)
+        settings.check_chunk(self.context)
+        self.tokens, self.ledger = np.asarray(scoring.tokens), scoring.ledger
+        self.device, self.world = scoring.device, scoring.world
+        self.adapters = new_adapters(self.model, max(1, min(queue.size, len(queue.begins))), settings)
         self._optimizer = RowAdamW(self.adapters.tensors(), settings)
         self.counts = torch.zeros(5, dtype=torch.float64)
-        self.score_seconds = self.train_seconds = 0.0
-        self.tokens, self.device = np.asarray(tokens), model.tok_emb.weight.device
+        self.seconds = 0.0
 
-    def score(self, begins: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Record the losses of the documents with these positions, longest first, training on each chunk."""
+    def share(self, batches: range) -> list[int]:
+        """Return this rank's share of consecutive batches."""
+        costs = [self.queue.cost(batch, self.settings.chunk, self.context) for batch in batches]
+        return [batches[i] for i in balanced_batches(costs, self.world.rank, self.world.size)]
+
+    def score(self, batch: int) -> Iterator[Losses]:
+        """Yield the losses of the documents of a batch, longest first, and train on each chunk once it is recorded."""
+        begins, stops = self.queue.batch(batch)
         chunk, lengths = self.settings.chunk, stops - begins
         self.adapters.reset(warm=self.settings.warm_a)
         self._optimizer.reset()
@@ -185,34 +164,27 @@ class DocumentTrainer:
                 # documents for which this chunk is the last need no gradient
                 continuing, active = (int((lengths > position).sum()) for position in (first + chunk, first))
                 for rows in self._row_groups(0, continuing, first):
-                    self._score_and_train(begins[rows] + first, first, rows)
+                    yield from self._score_and_train(begins[rows] + first, first, rows)
                 for rows in self._row_groups(continuing, active, first):
-                    self._score_last(begins[rows], lengths[rows], first, rows)
+                    yield from self._score_last(begins[rows], lengths[rows], first, rows)
                 self.counts[1] += continuing > 0
         self.counts[0] += len(begins)
         for b in self.adapters.up.values():
             self.counts[3] += float(torch.linalg.vector_norm(b[: len(begins)])) ** 2
             self.counts[4] += b[: len(begins)].numel()
 
-    @property
-    def steps(self) -> int:
-        """Number of steps so far."""
-        return int(self.counts[1])
-
-    @property
-    def targets_trained(self) -> int:
-        """Number of targets trained on."""
-        return int(self.counts[2])
-
-    def diagnostics(self) -> str:
-        """Return one line for the log, with the size that B has reached."""
-        documents, _, _, squares, count = self.counts.tolist()
+    def report(self) -> TrainingReport:
+        """Return what all ranks did; every rank must call it, once."""
+        if self.world.size > 1:
+            self.counts = self.world.sum_(self.counts.to(self.device)).cpu()
+        documents, steps, tokens, squares, count = self.counts.tolist()
         rms = math.sqrt(squares / count) if count else 0.0
-        return (
+        diagnostics = (
             f"TTT by LoRA of rank {self.settings.rank} on {', '.join(self.settings.parts)}: {documents:,.0f} "
-            f"documents, {self.steps:,} steps, {self.targets_trained:,} tokens trained on after they were scored; "
+            f"documents, {steps:,.0f} steps, {tokens:,.0f} tokens trained on after they were scored; "
             f"B at the end of documents: rms {rms:.3g}"
         )
+        return TrainingReport(self.seconds, len(self.queue), int(steps), int(tokens), diagnostics)
 
     def _row_groups(self, low: int, high: int, first: int) -> Iterator[slice]:
         """Yield rows low … high − 1 in as few groups as memory allows."""
@@ -221,27 +193,24 @@ class DocumentTrainer:
         for begin in range(low, high, rows):
             yield slice(begin, min(begin + rows, high))
 
-    def _score_and_train(self, positions: NDArray[np.int64], first: int, rows: slice) -> None:
-        """Score a full chunk of documents that continue, at these positions, then train on it."""
-        began = time.perf_counter()
+    def _score_and_train(self, positions: Positions, first: int, rows: slice) -> Iterator[Losses]:
+        """Yield a full chunk of documents that continue, at these positions, then train on it."""
         chunk = self.settings.chunk
         leaves = self.adapters.take(rows.start, rows.stop)
         inputs = positions[:, None] + np.arange(max(-first, chunk - self.context), chunk)
         with torch.inference_mode(False), torch.enable_grad():
             nats = self._nats(inputs, chunk)
-        self.sink.add(positions, _array(nats))
-        scored = time.perf_counter()
-        self.score_seconds += scored - began
-        self.sink.ledger.learn(*((int(position), int(position) + chunk) for position in positions))
+        yield Losses(positions, _array(nats))
+        began = time.perf_counter()
+        self.ledger.learn(*((int(position), int(position) + chunk) for position in positions))
         gradients = torch.autograd.grad(nats.mean(1).sum(), leaves)
         self._optimizer.step(first // chunk + 1, rows, leaves, gradients)
         synchronize(self.device)
         self.counts[2] += nats.numel()
-        self.train_seconds += time.perf_counter() - scored
+        self.seconds += time.perf_counter() - began
 
-    def _score_last(self, begins: NDArray[np.int64], lengths: NDArray[np.int64], first: int, rows: slice) -> None:
-        """Score the last chunk of documents, longest first."""
-        began = time.perf_counter()
+    def _score_last(self, begins: Positions, lengths: Positions, first: int, rows: slice) -> Iterator[Losses]:
+        """Yield the last chunk of each of these documents, longest first."""
         self.adapters.take(rows.start, rows.stop)
         full = first + self.settings.chunk
         end = int(lengths[0])  # the padding of shorter rows comes after all that is scored
@@ -249,8 +218,7 @@ class DocumentTrainer:
         with torch.no_grad():
             nats = _array(self._nats(begins[:, None] + np.minimum(inside, lengths[:, None] - 1), end - first))
         for row, (position, length) in enumerate(zip(begins + first, lengths - first, strict=True)):
-            self.sink.add(position[None], nats[row : row + 1, :length])
-        self.score_seconds += time.perf_counter() - began
+            yield Losses(position[None], nats[row : row + 1, :length])
 
     def _nats(self, inputs: NDArray[np.int64], last_n: int) -> Tensor:
         """Return the losses at the last positions of `inputs` (rows, length): (rows, last_n)."""
@@ -264,64 +232,3 @@ class DocumentTrainer:
 
 def _array(nats: Tensor) -> NDArray[np.float64]:
     return nats.detach().float().cpu().numpy().astype(np.float64)
-
-
-def score_documents(
-    scoring: Scoring, settings: "LoRAMode", *, context: int, phases: "SGDPhases | None" = None, restore: bool = True
-) -> TrainingReport:
-    """Record the losses of all targets, training adapters on each document, and the model in phases if there are any.
-
-    Args:
-        scoring: its model is in evaluation mode, with equal weights on all ranks; its accumulator is new.
-        settings: of adapters and their steps.
-        context: most inputs of a window.
-        phases: of training the model itself; None: it stays fixed.
-        restore: give the model its weights back after phases, however this ends.
-    """
-    model, world = scoring.model, scoring.world
-    queue = document_queue(scoring.tokens, scoring.bos_id, settings.batch_docs)
-    rows = min(settings.batch_docs, len(queue.begins))
-    trainer = DocumentTrainer(model, scoring.tokens, scoring.sink, settings, context, rows)
-    ends = [] if phases is None else phases.ends(len(queue.begins))
-    initial = [p.detach().clone() for p in model.parameters()] if ends else []
-    costs = [queue.cost(batch, settings.chunk, context) for batch in range(len(queue))]
-    rounds = [
-        (batches, [batches[i] for i in balanced_batches(costs[batches.start : batches.stop], world.rank, world.size)])
-        for batches in _rounds(queue, ends)
-    ]
-    done, total = 0, sum(queue.targets(batch) for _, share in rounds for batch in share)
-    try:
-        for batches, share in rounds:
-            for batch in share:
-                trainer.score(*queue.batch(batch))
-                done += queue.targets(batch)
-                if scoring.progress is not None:
-                    scoring.progress(done, total)
-            if batches.stop == len(queue):
-                break
-            while phases and phases.completed < len(ends) and ends[phases.completed] <= batches.stop * queue.size:
-                phases.run(ends[phases.completed], queue, trainer, world)
-        if world.size > 1:
-            trainer.counts = world.sum_(trainer.counts.to(scoring.device)).cpu()
-        return TrainingReport(
-            trainer.score_seconds,
-            trainer.train_seconds + (phases.seconds if phases else 0.0),
-            len(queue),
-            trainer.steps + (phases.steps if phases else 0),
-            trainer.targets_trained + (phases.tokens if phases else 0),
-            trainer.diagnostics() + (phases.diagnostics() if phases else ""),
-        )
-    finally:
-        if restore and initial:
-            with torch.no_grad():
-                for p, weight in zip(model.parameters(), initial, strict=True):
-                    p.copy_(weight)
-
-
-def _rounds(queue: DocumentQueue, ends: Sequence[int]) -> Iterator[range]:
-    """Yield the batches, cut where all ranks meet for a phase."""
-    first = 0
-    for edge in sorted({-(-end // queue.size) for end in ends} | {len(queue)}):
-        if edge > first:
-            yield range(first, edge)
-            first = edge

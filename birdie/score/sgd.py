@@ -1,12 +1,4 @@
-"""TTT by SGD: the stream is scored chunk by chunk, and after each chunk the whole model trains on it.
-
-    chunk 0      score ─► train ─┐
-    chunk 1                      └─► score ─► train ─┐
-    …                                                └─► …
-    last chunk                                             score
-
-A window belongs to the chunk that holds its first scored position, and is scored completely with it, so all of a
-chunk's own positions are scored when it ends. The last chunk is not trained on: nothing comes after it.
+"""Momentum SGD on targets that were scored, shared out over all ranks; what TTT by SGD and its phases have in common.
 
     positions ─► sequences of T ─► batch_seqs a step ─► ledger.learn ─► this rank's part ─► mean gradient of all ranks
                                                                                                 └─► clip ─► momentum
@@ -18,12 +10,11 @@ as its kernels do; embedding gradients are summed there in no fixed order).
 Weights are float32 masters, products run in the model's `compute_dtype` as in training and scoring. Gradients are
 summed over all ranks before they are clipped, so ranks change results by rounding alone, and their weights stay equal.
 
-Sources: parameter-golf#461, parameter-golf#549 (github.com/openai/parameter-golf/pull/549). Freezing parameters by name
-froze nothing in models whose blocks were slices of banks, which is why the diagnostics count changed weights.
+Freezing parameters by name froze nothing in the records' models whose blocks were slices of banks, which is why the
+diagnostics count changed weights.
 """
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -35,54 +26,15 @@ from torch import Tensor, nn
 
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
 from birdie.score.ledger import Ledger, Range
-from birdie.score.mode import Scoring, TrainingReport
-from birdie.score.windows import Windows, score_windows
+from birdie.score.windows import Windows
 
 if TYPE_CHECKING:
-    from birdie.score.modes import SGDSettings
+    from birdie.score.modes.ttt_sgd import SGDSettings
 
 _MAX_TOKENS = {"cpu": 4096}  # of a forward and backward pass: beyond, a CPU gains nothing and needs memory
 _MAX_TOKENS_GPU = 32_768
-
-
-def score_chunks(
-    scoring: Scoring, windows: Windows, settings: "SGDSettings", *, restore: bool = True
-) -> TrainingReport:
-    """Record the losses of `windows` in the sink, and train on each chunk after it was scored.
-
-    Args:
-        scoring: its model is in evaluation mode, with equal weights on all ranks; its sink is new.
-        windows: over the stream's positions, without gaps up to the last that is scored.
-        settings: of chunks and steps.
-        restore: give the model its weights back, however this ends.
-    """
-    world, device, ledger = scoring.world, scoring.device, scoring.sink.ledger
-    trainer = SGDTrainer(scoring.model, settings, world)
-    chunks = list(split_windows(windows, settings.chunk_tokens))
-    last = max((number for number, (_, part) in enumerate(chunks) if len(part)), default=0)
-    targets = [part.share(world.rank, world.size).scored for _, part in chunks]
-    score_seconds = train_seconds = 0.0
-    try:
-        for number, (own_range, part) in enumerate(chunks):
-            chunk_progress = _shifted(scoring.progress, sum(targets[:number]), sum(targets))
-            score_seconds += score_windows(scoring, part, chunk_progress)
-            began = time.perf_counter()
-            if len(part):  # every rank must know what the others have scored before it learns from it
-                ledger.all_reduce(int(part.firsts.min()), int(part.stops.max()), world, device)
-            if number < last:
-                factor = cosine(number, len(chunks))
-                trainer.train(scoring.tokens, [own_range], ledger, length=scoring.length, factor=factor)
-                synchronize(device)
-            train_seconds += time.perf_counter() - began
-        diagnostics = trainer.diagnostics()
-        return TrainingReport(score_seconds, train_seconds, len(chunks), trainer.steps, trainer.tokens, diagnostics)
-    finally:
-        if restore:
-            trainer.restore()
 
 
 def split_windows(windows: Windows, tokens: int) -> Iterator[tuple[Range, Windows]]:
@@ -95,13 +47,6 @@ def split_windows(windows: Windows, tokens: int) -> Iterator[tuple[Range, Window
     edges = np.searchsorted(ordered.firsts, np.arange(0, end + tokens, tokens))
     for number, first in enumerate(range(0, end, tokens)):
         yield (first, min(first + tokens, end)), ordered.select(int(edges[number]), int(edges[number + 1]))
-
-
-def _shifted(progress: Progress | None, done_before: int, total: int) -> Progress | None:
-    """Return a callback that reports the progress of one chunk as that of all."""
-    if progress is None:
-        return None
-    return lambda done, _: progress(done_before + done, total)
 
 
 def cosine(number: int, count: int) -> float:
