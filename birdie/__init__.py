@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from birdie import schemes as schemes
     from birdie.artifact.in_memory import compress_weights, load_weights, quantize_
-    from birdie.artifact.inspect import Summary, inspect
+    from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
+    from birdie.artifact.summary import Summary
     from birdie.compress.calibration.calibrate import calibrate
     from birdie.compress.calibration.table import sensitivity
     from birdie.compress.qat.trained import plain
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "birdie.artifact.in_memory": ("compress_weights", "load_weights", "quantize_"),
-    "birdie.artifact.inspect": ("Summary", "inspect"),
+    "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
+    "birdie.artifact.summary": ("Summary",),
     "birdie.compress.calibration.calibrate": ("calibrate",),
     "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.qat.trained": ("plain",),

@@ -25,10 +25,10 @@ from birdie.artifact.checkpoints import (
 )
 from birdie.artifact.folder_scan import Group, scan
 from birdie.artifact.folders import component_of
-from birdie.artifact.inspect import Summary
 from birdie.artifact.layouts import Choice, tensor_bytes
 from birdie.artifact.repack import write_object
 from birdie.artifact.save import write_model
+from birdie.artifact.summary import Summary
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.wrappers import without_prefixes
 from birdie.entropy.hints import Effort

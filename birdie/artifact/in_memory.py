@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact import container
-from birdie.artifact.inspect import Summary
 from birdie.artifact.load import load
 from birdie.artifact.options import QuantizeOptions
 from birdie.artifact.save import save
+from birdie.artifact.summary import Summary
 from birdie.artifact.write import Beside
 from birdie.compress.filling import fill
 from birdie.compress.rate.assignment import Schemes, assign

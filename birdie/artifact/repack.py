@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from birdie.artifact import pytree
-from birdie.artifact.inspect import Summary, inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.load import Limits, load
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
+from birdie.artifact.summary import Summary
 from birdie.entropy.hints import Effort
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress

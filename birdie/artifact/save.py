@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import KIND
-from birdie.artifact.inspect import Summary, inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.options import CalibrationOption, SaveOptions, SaveRequest
 from birdie.artifact.resume import Resume
 from birdie.artifact.state_dict import kept_beside
+from birdie.artifact.summary import Summary
 from birdie.artifact.write import Beside, lossless_entries
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration

@@ -30,7 +30,7 @@ from birdie.runtime.outputs import require_output, require_writable
 
 if TYPE_CHECKING:
     from birdie.artifact.checkpoint import Checkpoint
-    from birdie.artifact.inspect import Summary
+    from birdie.artifact.summary import Summary
     from birdie.compress.calibration.result import CalibrationResult
 
 GROUP = "Compress"

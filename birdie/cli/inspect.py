@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from birdie.artifact.inspect import Summary, TensorSummary
+from birdie.artifact.summary import Summary, TensorSummary
 from birdie.cli.console import Json, plain, print_json, print_line, print_table, size
 
 GROUP = "Compress"

@@ -14,7 +14,8 @@ from typing import Any
 from birdie.artifact import kept_files
 from birdie.artifact.container import Reader
 from birdie.artifact.folder_scan import PIPELINE
-from birdie.artifact.inspect import Summary, inspect
+from birdie.artifact.inspect import inspect
+from birdie.artifact.summary import Summary
 from birdie.errors import ArtifactError, ConfigError
 from birdie.hub.pretrained import WEIGHTS
 from birdie.runtime.files import atomic_folder

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.inspect import Summary
 from birdie.artifact.save import save
+from birdie.artifact.summary import Summary
 from birdie.compress.qat.fake_quantization import FakeQuantization, storage_rules
 from birdie.compress.rate.target import parse_size
 from birdie.data.batches import Batches

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from birdie.artifact.inspect import Summary, inspect
+from birdie.artifact.inspect import inspect
+from birdie.artifact.summary import Summary
 from birdie.cli import build_app, challenge
 from birdie.cli.challenge import main
 from birdie.cli.challenge_log import Log

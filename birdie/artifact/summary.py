@@ -1,0 +1,68 @@
+"""Summary of a file, as `inspect` and `save` return it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """A tensor of a file; `scheme` is fp16, bf16, alias (a second name without bytes) or the name of a scheme."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scheme: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Size, tensors and metadata of a .birdie file.
+
+    Attributes:
+        path: of the file; "the data" of one in memory.
+        bytes: size of the complete file.
+        budget: byte budget of the file, or None.
+        weights: number of elements of all tensors, tied ones counted once and complex ones as two.
+        tensors: sorted by name.
+        metadata: JSON of the caller of `save`.
+        files: name → bytes of the files kept beside the tensors, unpacked; `file_bytes`: what they take together.
+        tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
+        error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
+            in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
+        uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
+    """
+
+    path: str
+    bytes: int
+    budget: int | None
+    weights: int
+    tensors: tuple[TensorSummary, ...]
+    metadata: Mapping[str, Any]
+    tree: Any = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    file_bytes: int = 0
+    error: float | None = None
+    uncalibrated: tuple[str, ...] = ()
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the file per weight; 0 if there are no weights."""
+        return 8 * self.bytes / self.weights if self.weights else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that `--json` prints: everything but metadata, and what is known of a calibration."""
+        rows = [
+            {"name": row.name, "shape": list(row.shape), "dtype": row.dtype, "scheme": row.scheme, "bytes": row.bytes}
+            for row in self.tensors
+        ]
+        return {
+            "path": self.path,
+            "bytes": self.bytes,
+            "budget": self.budget,
+            "weights": self.weights,
+            "bits_per_weight": self.bits_per_weight,
+            "tensors": rows,
+            "files": dict(self.files),
+        }
