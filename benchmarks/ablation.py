@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=BASE["train"]["iterations"], help="(default: 240)")
     parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each (default: 2)")
     parser.add_argument("--folder", type=Path, default=Path("runs/ablation"), help="(default: runs/ablation)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     parts = [part for part in options.only.lower().split(",") if part]
     names = [name for name in CHANGES if not parts or any(part in name.lower() for part in parts)]
     with errors_as_exit():

@@ -579,7 +579,7 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="every class of each model type (default: one)")
     parser.add_argument("--page", type=Path, help="write docs/ecosystem.md here")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"limit of one class (default: {SECONDS})")
-    options: argparse.Namespace = parser.parse_args()
+    options: argparse.Namespace = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: nothing is downloaded
     outcomes = []
     some = chosen(subjects(every=options.every), options.only, options.count)

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--coder", choices=("max", "fast"), default="max", help="(default: max)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument("--seed", type=int, default=0, help="of the budgets (default: 0)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with errors_as_exit():
         state = small_state() if options.small else read_state_dict(options.weights or bench_model(options.runs))

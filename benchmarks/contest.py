@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many (default: 1)")
     parser.add_argument("--sizes", type=comma_separated(str), default=[OWN], help=f"{OWN}, 450kB, … (default: {OWN})")
     parser.add_argument("--folder", type=Path, default=Path("runs/contest"), help="folder of the prepared text")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     with errors_as_exit():
         if options.seeds < 1:

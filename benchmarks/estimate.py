@@ -274,7 +274,7 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--part", choices=("records", "memory", "cpu"), default="records")
     parser.add_argument("--steps", type=int, default=8, help="training steps of each small shape (default: 8)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     work: dict[str, Callable[[], list[Row]]] = {
         "records": records,
         "memory": peaks,

@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--bits", type=float, default=4.0, help="bits per weight of birdie (default: 4)")
     parser.add_argument("--beside", type=Path, help="another checkout whose birdie is measured as well")
     parser.add_argument("--folder", type=Path, help="where the models are kept (default: a temporary folder)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments)
     with errors_as_exit(OSError), tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         rows = list(measured(folder, arguments.weights, arguments.methods, arguments.bits, arguments.beside))
