@@ -571,7 +571,7 @@ def chosen(every: Sequence[Subject], pattern: str | None, count: int | None) -> 
     return [some[round(index * (len(some) - 1) / max(1, count - 1))] for index in range(count)]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Examine, print the table; exit code 1 if less than 97 % come back."""
     parser = command_parser(__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="of libraries, model types or classes, with * and ?")

@@ -39,7 +39,7 @@ BENCH_SETS = ("uniform", "sdclip6", "rowmax6", "bf16", "fp32")
 
 
 def birdie(effort: Effort, *, threads: int = 1, repeat: int = 1) -> Measure:
-    """Return the measurement of whole files by `birdie.save(lossless=True)`: kernels warm, best decoding of `repeat`."""
+    """Return the measurement of whole lossless files: kernels are warm, the best decoding of `repeat` counts."""
 
     def measure(symbols: SymbolSet) -> Measured:
         with tempfile.TemporaryDirectory() as folder:

@@ -34,14 +34,14 @@ State = dict[str, Tensor]
 ROWS, COLUMNS = 1024, 2048
 
 
-def arrays(seed: int) -> dict[str, Integers]:
+def arrays(rows: int, seed: int) -> dict[str, Integers]:
     """Return the arrays by name."""
     rng = np.random.default_rng(seed)
-    scales = 3 * np.exp(0.5 * rng.normal(size=(1024, 1)) + 0.3 * rng.normal(size=512))
+    scales = 3 * np.exp(0.5 * rng.normal(size=(rows, 1)) + 0.3 * rng.normal(size=512))
     return {
-        "weights": np.rint(rng.normal(size=(1024, 512)) * scales).clip(-127, 127).astype(np.int32),
-        "scales": np.cumsum(np.rint(rng.normal(0, 2, (1024, 1))), 0).astype(np.int32),
-        "noise": rng.integers(0, 256, (1024, 512)).astype(np.int32),
+        "weights": np.rint(rng.normal(size=(rows, 512)) * scales).clip(-127, 127).astype(np.int32),
+        "scales": np.cumsum(np.rint(rng.normal(0, 2, (rows, 1))), 0).astype(np.int32),
+        "noise": rng.integers(0, 256, (rows, 512)).astype(np.int32),
     }
 
 
@@ -63,9 +63,9 @@ def best(work: Callable[[], object], seconds: float) -> float:
     return min(take_turns({"": work}, seconds=seconds)[""])
 
 
-def coder_rows(seed: int, seconds: float) -> Iterator[Row]:
+def coder_rows(rows: int, seed: int, seconds: float) -> Iterator[Row]:
     """Yield a row for each coder and array that it takes."""
-    for name, values in arrays(seed).items():
+    for name, values in arrays(rows, seed).items():
         for code, encode in encoders(values).items():
             if (payload := encode()) is None:
                 continue
@@ -138,12 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each measurement (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of the arrays (default: 0)")
+    parser.add_argument("--rows", type=int, default=1024, help="of the arrays (default: 1,024)")
     parser.add_argument("--files", type=int, metavar="WEIGHTS", help="load files of so many weights, 10_000_000")
     parser.add_argument("--weights", type=Path, help="a .safetensors or .ptz file with int8 tensors")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.files is None:
-        report(list(coder_rows(options.seed, options.seconds)), as_json=options.json)
+        report(list(coder_rows(options.rows, options.seed, options.seconds)), as_json=options.json)
         return
     sets = {f"{bits} bits": gaussian(bits, options.files, options.seed) for bits in (3.3, 5.0)}
     with errors_as_exit():

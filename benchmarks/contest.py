@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation import Texts
-from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
-from benchmarks.seeds import mean_and_error
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, mean_and_error, report
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.run.evaluation import evaluate
@@ -147,7 +146,7 @@ def _mean(key: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None
     return {key: mean, f"{key} ±": error}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train by turns for each seed, export at each size, and print the tables."""
     parser = command_parser(__doc__)
     parser.add_argument("recipes", nargs="*", default=["baseline:cpu", "cpu_best"])

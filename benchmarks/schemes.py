@@ -157,7 +157,7 @@ def _predicted_nats(difference: Tensor, sensitivity: Sensitivity) -> float:
 
 @torch.no_grad()
 def rows(case: Case, specs: Sequence[str] | None) -> list[Row]:
-    """Return the rows of the grid's curve, then of `specs` (None: those of layers), with their bytes over the grid's."""
+    """Return the rows of the grid's curve, then of `specs` (None: of layers), each with its bytes over the grid's."""
     curve = [row(case, spec) for spec in case.grid]
     lines = [*curve]
     for spec in layer_specs(curve) if specs is None else specs:

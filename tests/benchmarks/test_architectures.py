@@ -141,6 +141,7 @@ def test_the_page_names_each_class_that_falls_short_with_its_reason() -> None:
     assert "AModel" not in text
 
 
+@pytest.mark.nightly  # imports transformers
 def test_a_class_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     outcome = examine(Subject("transformers", "bert", "NoSuchModel"), tmp_path)
