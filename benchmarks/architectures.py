@@ -302,7 +302,7 @@ def _of_timm(subject: Subject) -> Iterable[Build]:
 
 def examine(subject: Subject, folder: Path) -> Outcome:
     """Return what becomes of a class: made, compressed, decompressed, loaded, compared. All files are in `folder`."""
-    outcome = Outcome(subject.library, subject.kind, subject.name)
+    outcome = Outcome(**asdict(subject))
     first: tuple[nn.Module, Path] | None = None
     last, tries = "", 0
     try:
@@ -472,7 +472,7 @@ def _child(subject: Subject, folder: str, result: str, seconds: int) -> None:
         try:
             outcome = examine(subject, Path(folder))
         except BaseException as error:
-            outcome = Outcome(subject.library, subject.kind, subject.name, buildable=True, reason=_line(error))
+            outcome = Outcome(**asdict(subject), buildable=True, reason=_line(error))
     with atomic_path(Path(result)) as temporary:
         temporary.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 
@@ -489,23 +489,11 @@ def examine_apart(subject: Subject, seconds: int = SECONDS) -> Outcome:
         if process.is_alive():
             process.kill()
             process.join()
+        outcome = Outcome(**asdict(subject), buildable=True)
         if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
-            return Outcome(
-                subject.library,
-                subject.kind,
-                subject.name,
-                buildable=True,
-                seconds=seconds,
-                reason=f"takes over {seconds} s",
-            )
+            return replace(outcome, seconds=seconds, reason=f"takes over {seconds} s")
         if not result.exists():
-            return Outcome(
-                subject.library,
-                subject.kind,
-                subject.name,
-                buildable=True,
-                reason=f"the process ends with {process.exitcode}",
-            )
+            return replace(outcome, reason=f"the process ends with {process.exitcode}")
         return Outcome(**json.loads(result.read_text(encoding="utf-8")))
 
 

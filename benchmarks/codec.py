@@ -138,9 +138,9 @@ def suite(data: Path, runs: Path) -> Iterator[tuple[str, Callable[[], SymbolSet]
         yield f"{path.name.partition('-')[0]} resnet", maker("resnet", path)
         yield f"{path.name.partition('-')[0]} bf16", maker("bf16", path)
         yield f"{path.name.partition('-')[0]} fp32", maker("fp32", path)
-    for path in (weights / "silero_vad" / "silero_vad_16k.safetensors", weights / "llama2c" / "stories260K.bin"):
-        yield f"{path.stem} bf16", maker("bf16", path)
-        yield f"{path.stem} fp32", maker("fp32", path)
+    silero = weights / "silero_vad" / "silero_vad_16k.safetensors"
+    for name in ("bf16", "fp32"):
+        yield f"{silero.stem} {name}", maker(name, silero)
     model = bench_model(runs, data, train=False)
     for name in BENCH_SETS:
         yield f"bench {name}", maker(name, model)

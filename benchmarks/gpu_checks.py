@@ -521,16 +521,6 @@ def decoding(setup: Setup) -> Iterator[Row]:
             yield line(f"coder {coder}", rate, "M weights/s", note=f"{path.stat().st_size:,} bytes")
 
 
-def tensors_on_device(setup: Setup) -> Iterator[Row]:
-    """Decoding and encoding of one matrix on the device, beside the CPU and a copy in bfloat16."""
-    yield from on_device.tensor(setup.device, small=setup.small)
-
-
-def model_in_device_memory(setup: Setup) -> Iterator[Row]:
-    """A Llama-like model whose weights stay compressed in the memory of the device, beside bfloat16."""
-    yield from on_device.model(setup.device, small=setup.small)
-
-
 def byte_budget(setup: Setup) -> Iterator[Row]:
     """Training on what a file of a byte budget stores: its steps against plain ones, and the file."""
     config = GPTConfig(vocab_size=260, num_layers=2, model_dim=64, num_heads=2, num_kv_heads=1)
@@ -587,6 +577,10 @@ def _nccl() -> str:
         return "no NCCL"
 
 
+def _on_device(check: Callable[..., Iterator[Row]]) -> Callable[[Setup], Iterator[Row]]:
+    return lambda setup: check(setup.device, small=setup.small)
+
+
 CHECKS: dict[str, Check] = {
     "machine": Check("what is this GPU, and how fast are products and copies?", machine, 60),
     "attention": Check("does every attention kernel equal softmax in float64, and how fast is it?", attention, 90),
@@ -603,9 +597,11 @@ CHECKS: dict[str, Check] = {
     "loader": Check("does the loader keep up?", loader, 45),
     "profile": Check("where does the time of a step go?", profiles, 90),
     "decoding": Check("how fast is decoding?", decoding, 45),
-    "decoding on the device": Check("do kernels decode to the CPU's bits, and how fast?", tensors_on_device, 90),
+    "decoding on the device": Check(
+        "do kernels decode to the CPU's bits, and how fast?", _on_device(on_device.tensor), 90
+    ),
     "compressed in device memory": Check(
-        "what do weights cost that stay compressed in memory?", model_in_device_memory, 120
+        "what do weights cost that stay compressed in memory?", _on_device(on_device.model), 120
     ),
 }
 """The checks by name, the most valuable first."""

@@ -80,19 +80,6 @@ def test_stored_integers_are_read_from_every_kind_of_file(tmp_path: Path) -> Non
         symbols.make("stored", tmp_path / "floats.pt")
 
 
-def test_llama2c_files_are_divided_into_layers(tmp_path: Path) -> None:
-    dim, hidden, layers, heads, kv_heads, vocabulary, length = 8, 16, 2, 4, 2, 10, 6
-    sizes = vocabulary * dim + 2 * layers * dim + 2 * layers * dim * dim + 2 * layers * dim * dim // 2
-    sizes += 3 * layers * dim * hidden + dim + 2 * length * (dim // heads // 2)
-    header = np.array([dim, hidden, layers, heads, kv_heads, vocabulary, length], "<i4").tobytes()
-    values = np.arange(sizes, dtype="<f4")
-    (tmp_path / "model.bin").write_bytes(header + values.tobytes())
-    floats = symbols.floats(tmp_path / "model.bin")
-    assert torch.cat([tensor.reshape(-1) for tensor in floats.values()]).sort().values.tolist() == values.tolist()
-    (tmp_path / "truncated.bin").write_bytes(header + values[:-1].tobytes())
-    assert symbols.read_llama2c(tmp_path / "truncated.bin") is None
-
-
 # Lossless rivals
 
 

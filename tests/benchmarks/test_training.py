@@ -104,9 +104,9 @@ def test_the_fit_of_estimates_has_no_negative_constant_and_finds_those_of_synthe
     matrix = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     assert estimate._nonnegative(matrix, matrix @ [2.0, 3.0]) == pytest.approx([2, 3])
     assert estimate._nonnegative(matrix, matrix @ [2.0, -1.0]) == pytest.approx([1.5, 0])
-    looping = Recipe(model=GPTConfig(num_loops=1, loop_start=1, loop_end=2, enable_looping_at=0.25))
+    recurrent = Recipe(model=GPTConfig(num_loops=1, loop_start=1, loop_end=2, enable_looping_at=0.25))
     entries = [np.array([1.0, 0.0, 0.0, 1.0]), np.array([3.0, 0.0, 0.0, 1.0])]
-    mean = estimate.mean_ms(looping, entries, np.array([1.0, 0.0, 0.0]))
+    mean = estimate.mean_ms(recurrent, entries, np.array([1.0, 0.0, 0.0]))
     assert mean == pytest.approx(1 / (0.25 / 2 + 0.75 / 4)), "the harmonic mean of its phases"
     constants = np.array([2.0, 5.0, 10.0])
     parts = np.random.default_rng(0).uniform(1, 9, (5, 4))
