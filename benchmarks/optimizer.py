@@ -161,7 +161,7 @@ def one_process(
     """Return the rows of one process."""
     members = {name: matrices(seed, device, layers, dim) for name in ("torch", "matrices", "banks", "single")}
     banks = bank_muon(members["banks"])
-    turns = {
+    turns: dict[str, Turn] = {
         # torch's momentum is a running mean, birdie's a sum: of equal direction, and Newton–Schulz normalizes
         "torch.optim.Muon": torch.optim.Muon(members["torch"].values(), RATE, momentum=MOMENTUM, weight_decay=0.0).step,
         "birdie.Muon, matrices": Muon(members["matrices"].values(), RATE, momentum=MOMENTUM, dtype=DTYPE).step,

@@ -35,9 +35,9 @@ _LIBRARIES: list[Any] = []  # see `import_nncodec`
 
 def main() -> None:
     """Do what the first argument says with the others."""
-    verb, *rest = sys.argv[1:]
+    verbs: dict[str, Any] = {"lossless": lossless, "encode": encode, "decode": decode, "images": images}
     with contextlib.redirect_stdout(sys.stderr):
-        result = {"lossless": lossless, "encode": encode, "decode": decode, "images": images}[verb](*rest)
+        result = verbs[sys.argv[1]](*sys.argv[2:])
     if result is not None:
         print(json.dumps(result))
 
