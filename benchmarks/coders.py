@@ -71,7 +71,7 @@ def coder_rows(rows: int, seed: int, seconds: float) -> Iterator[Row]:
                 continue
 
             def decode(code: int = code, payload: bytes = payload, values: Integers = values) -> Integers:
-                return coder.decode(code, payload, *values.shape, threads=1)
+                return coder.decode(code, payload, values.shape[0], values.shape[1], threads=1)
 
             yield {
                 "array": name,

@@ -19,7 +19,7 @@ from rich.table import Table
 from birdie.errors import BirdieError, ConfigError
 from birdie.runtime import provenance
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -79,7 +79,7 @@ def errors_as_exit(*types: type[Exception]) -> Iterator[None]:
         raise SystemExit(str(error)) from error
 
 
-def report(rows: Sequence[Row], *, as_json: bool) -> None:
+def report(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     """Print `rows` on stdout: a table, or one JSON object with versions, machine and commit."""
     if as_json:
         head = {"versions": provenance.versions(), "machine": provenance.machine(), "commit": provenance.commit()}

@@ -101,7 +101,8 @@ def machine(setup: Setup) -> Iterator[Row]:
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         yield line("device", note=f"{facts.name}, {facts.total_memory / 1e9:.0f} GB, sm_{facts.major}{facts.minor}")
-        yield line("CUDA, cuDNN, NCCL", note=f"{torch.version.cuda}, {torch.backends.cudnn.version()}, {_nccl()}")
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        yield line("CUDA, cuDNN, NCCL", note=f"{torch.version.cuda}, {cudnn}, {_nccl()}")
     for module in ("triton", "flash_attn_interface", "torchao"):
         yield line(module, note=_version(module))
     dtype = choose_dtype("auto", device)
@@ -378,9 +379,9 @@ def tests(setup: Setup) -> Iterator[Row]:
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:  # as they come: the check may be stopped
-            last = line.strip() or last
-            if result := _RESULT.match(line):
+        for text in process.stdout:  # as they come: the check may be stopped
+            last = text.strip() or last
+            if result := _RESULT.match(text):
                 counts[result[1]] += 1
                 if result[1] in ("FAILED", "ERROR"):
                     yield line("failed", met=False, note=result[2][:300])

@@ -35,7 +35,7 @@ from birdie.artifact.save import save
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.registry import parse_spec
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.scheme import Scheme, Sensitivity
 from birdie.compress.small_tensors import is_matrix
 
 TOKENS, CALIBRATION_TOKENS = 8_192, 8_192
@@ -124,7 +124,7 @@ def row(case: Case, spec: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.birdie"
         start = time.perf_counter()
-        rules = [*((name, scheme) for name in names), ("*emb*", "lossless")]
+        rules: list[tuple[str, str | Scheme]] = [*((name, scheme) for name in names), ("*emb*", "lossless")]
         summary = save(case.state, path, scheme=rules[: len(names)] if not case.subject else rules, calibration=known)
         encoded = time.perf_counter()
         state = load(path)

@@ -117,7 +117,7 @@ def parse_row(text: str) -> tuple[EvaluationSettings, ScoringMode, torch.dtype]:
         if key == "dtype":
             dtype = getattr(torch, value)
             continue
-        of_mode = any(field.name == key for field in dataclasses.fields(settings.scoring_mode))
+        of_mode = key in settings.scoring_mode.values()
         *path, last = (table, key) if of_mode else key.split(".")
         owner: Any = getattr(settings, path[0], None) if path else settings
         if last not in (hints := get_type_hints(type(owner))):

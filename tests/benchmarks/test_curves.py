@@ -58,9 +58,9 @@ def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points()
     kl = [line for line in lines if line["equal"] == "kl"]
     assert [(line["rival"], line["value"]) for line in kl] == [("record stack", 0.01), ("NNCodec", 0.004)]
     assert kl[0]["rival_bytes"] == pytest.approx(890, abs=1)
+    networks: dict[str, list[float | None]] = {"a": [0.6, 0.8, None], "b": [0.75], "c": [0.3]}
     compared: dict[str, list[dict[str, Any]]] = {
-        name: [{"rival": "r", "equal": "kl", "ratio": ratio} for ratio in values]
-        for name, values in {"a": [0.6, 0.8, None], "b": [0.75], "c": [0.3]}.items()
+        name: [{"rival": "r", "equal": "kl", "ratio": ratio} for ratio in values] for name, values in networks.items()
     }
     compared["b"].append({"rival": "r", "equal": "disagreement", "ratio": 0.1})
     assert rate_distortion.overview(compared) == [

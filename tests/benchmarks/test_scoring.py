@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.scoring import QUESTIONS, Row, measure, parse_row, random_gpt
+from benchmarks.command import Row
+from benchmarks.scoring import QUESTIONS, measure, parse_row, random_gpt
 from birdie.data.tokenizer import ByteTokenizer
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig

@@ -1,5 +1,6 @@
 """Benchmarks of training: alternatives start equal, changes change one setting, turns and fits are right."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def test_equal_time_is_the_number_of_steps_times_their_cost(monkeypatch: pytest.
     scores = {"": {100: [2.5, 2.6], 120: [2.45, 2.55]}, "XSA, all": {100: [2.4, 2.5]}}
     monkeypatch.setattr(ablation.Bench, "bpb", lambda _self, change, steps: scores[change][steps])
     monkeypatch.setattr(ablation.Bench, "ratio", lambda _self, _change: 1.21)
-    options = ablation.argparse.Namespace(seeds=2, steps=100)
+    options = argparse.Namespace(seeds=2, steps=100)
     base, changed = ablation.Bench(NoTexts(), options).rows(["XSA, all"])
     assert base["bpb, same steps"] == pytest.approx(2.55)
     assert changed["base's steps"] == 120
