@@ -23,7 +23,17 @@ from birdie.train.settings import TrainSettings
 CPU = Setup(torch.device("cpu"), small=True)
 
 
-LONG = ("training", "muon", "sota", "byte budget", "loader", "profile", "compression", "compressed in device memory")
+LONG = (
+    "training",
+    "muon",
+    "fused",
+    "sota",
+    "byte budget",
+    "loader",
+    "profile",
+    "compression",
+    "compressed in device memory",
+)
 
 
 @pytest.mark.parametrize(
