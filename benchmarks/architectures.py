@@ -28,6 +28,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
@@ -465,6 +466,7 @@ def _child(subject: Subject, folder: str, result: str, seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # those of the libraries, which a test would take for errors
     for library in ("transformers", "diffusers"):
         with suppress(Exception):
             importlib.import_module(f"{library}.utils.logging").set_verbosity_error()
