@@ -28,6 +28,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
@@ -302,7 +303,7 @@ def _of_timm(subject: Subject) -> Iterable[Build]:
 
 def examine(subject: Subject, folder: Path) -> Outcome:
     """Return what becomes of a class: made, compressed, decompressed, loaded, compared. All files are in `folder`."""
-    outcome = Outcome(subject.library, subject.kind, subject.name)
+    outcome = Outcome(**asdict(subject))
     first: tuple[nn.Module, Path] | None = None
     last, tries = "", 0
     try:
@@ -465,6 +466,7 @@ def _child(subject: Subject, folder: str, result: str, seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # those of the libraries, which a test would take for errors
     for library in ("transformers", "diffusers"):
         with suppress(Exception):
             importlib.import_module(f"{library}.utils.logging").set_verbosity_error()
@@ -472,7 +474,7 @@ def _child(subject: Subject, folder: str, result: str, seconds: int) -> None:
         try:
             outcome = examine(subject, Path(folder))
         except BaseException as error:
-            outcome = Outcome(subject.library, subject.kind, subject.name, buildable=True, reason=_line(error))
+            outcome = Outcome(**asdict(subject), buildable=True, reason=_line(error))
     with atomic_path(Path(result)) as temporary:
         temporary.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 
@@ -489,23 +491,11 @@ def examine_apart(subject: Subject, seconds: int = SECONDS) -> Outcome:
         if process.is_alive():
             process.kill()
             process.join()
+        outcome = Outcome(**asdict(subject), buildable=True)
         if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
-            return Outcome(
-                subject.library,
-                subject.kind,
-                subject.name,
-                buildable=True,
-                seconds=seconds,
-                reason=f"takes over {seconds} s",
-            )
+            return replace(outcome, seconds=seconds, reason=f"takes over {seconds} s")
         if not result.exists():
-            return Outcome(
-                subject.library,
-                subject.kind,
-                subject.name,
-                buildable=True,
-                reason=f"the process ends with {process.exitcode}",
-            )
+            return replace(outcome, reason=f"the process ends with {process.exitcode}")
         return Outcome(**json.loads(result.read_text(encoding="utf-8")))
 
 
@@ -584,7 +574,7 @@ def chosen(every: Sequence[Subject], pattern: str | None, count: int | None) -> 
     return [some[round(index * (len(some) - 1) / max(1, count - 1))] for index in range(count)]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Examine, print the table; exit code 1 if less than 97 % come back."""
     parser = command_parser(__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="of libraries, model types or classes, with * and ?")
@@ -592,7 +582,7 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="every class of each model type (default: one)")
     parser.add_argument("--page", type=Path, help="write docs/ecosystem.md here")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"limit of one class (default: {SECONDS})")
-    options: argparse.Namespace = parser.parse_args()
+    options: argparse.Namespace = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: nothing is downloaded
     outcomes = []
     some = chosen(subjects(every=options.every), options.only, options.count)
