@@ -2,16 +2,13 @@
 
 Shared by several benchmarks:
 
-command          flags, progress lines on stderr, and the rows on stdout as a table or JSON
-timing           durations of alternatives that take turns in one process
-memory           peak memory of a command, and resident memory of this process
-shared_data      folder of the shared data, its texts, and its challenge export
+command          flags, the shared data, progress lines on stderr, and the rows on stdout as a table or JSON
+processes        durations of alternatives that take turns, memory, and functions in processes of their own
+subjects         float models with held-out data: KL, agreement, bits per byte and accuracy of their decoded forms
+networks         the CIFAR ResNets and the voice detector of the shared data
 bench_model      the GPT that several benchmarks compress, trained once
-loaders          batches of synthetic tokens
-quality          KL, agreement, bits per byte and accuracy of a decoded model
-resnet           the CIFAR ResNets of the shared data
-symbols, streams tensors that coders are compared on, and their form as one byte string
-rivals, *_worker coders of other projects; workers run in the environment that `make rivals` builds
-seeds            mean and standard error over seeds
-plot, curves     charts as SVG, and interpolation on curves of bytes against quality
+symbols          tensors that lossless coders are compared on
+rivals           lossless coders of other projects; rival_worker runs in the environment that `make rivals` builds
+lossy_rivals     lossy ones; record_stack is the compression of the challenge's records
+curves           interpolation on curves of bytes against quality, and charts
 """

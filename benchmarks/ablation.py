@@ -8,44 +8,31 @@ are comparable. A seed determines initial weights and data order, the same for b
 their standard error is over the seeds.
 
 *Equal time* compares with a base that was trained for as many steps as take the same time. The cost of a step is
-measured by turns in one process with one thread: the median ratio, rounded to a twentieth. No run is ended by a clock,
-so other load on the machine cannot change a score.
+measured by turns (`birdie.lab.step_times`), and the ratio is rounded to a twentieth. No run is ended by a clock, so
+other load on the machine cannot change a score.
 
-Results are kept in `runs/ablation/results.jsonl`, and finished runs are not repeated.
+Runs are kept in the folder by the digest of their recipe, and finished ones are not repeated.
 """
 
 import argparse
-import dataclasses
-import hashlib
 import json
-import statistics
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.command import command_parser, errors_as_exit, log, report
-from benchmarks.seeds import mean_and_error
-from benchmarks.shared_data import shared_data
-from birdie.data.batches import Batches
+from benchmarks.command import Row, command_parser, errors_as_exit, log, mean_and_error, report, shared_data
 from birdie.data.corpus import file_corpus
-from birdie.data.dataset import open_dataset
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
-from birdie.model.gpt import GPT
-from birdie.run.events import Validated
-from birdie.run.pipeline import Run
+from birdie.lab.process import train
+from birdie.lab.step_times import measure
 from birdie.run.recipe import Recipe
-from birdie.runtime.device import choose_device
-from birdie.train.training import Training
+from birdie.runtime.files import write_bytes
 
 VALIDATION_BYTES = 125_000
 TOKENIZERS = {1024: "fineweb_1024_bpe.model", 4096: "fineweb_4096_bpe.coder2011.model", 8192: "fineweb_8192_bpe.model"}
 RATIO_STEP = 0.05  # the ratio of step times is rounded to a multiple of this
-TIMED_STEPS = 15
 
 BASE: Mapping[str, Any] = {
     "model": {"num_layers": 4, "model_dim": 96, "num_heads": 4, "num_kv_heads": 2},
@@ -61,6 +48,7 @@ BASE: Mapping[str, Any] = {
     "optimizer": {"muon_momentum_warmup_steps": 50},
     "data": {"order": "shuffled"},
     "validation": {"every": 0},
+    "export": {"scheme": "int8", "coder": "fast"},  # it is not what is compared
     "run": {"checkpoint_every": 0, "log_every": 0},
     "device": "cpu",
 }
@@ -101,23 +89,15 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "twice the steps": {"train.iterations": 2.0},
     "no warmdown": {"train.warmdown_fraction": 0.0},
     "no warmdown, twice the steps": {"train.warmdown_fraction": 0.0, "train.iterations": 2.0},
+    "floor 0.1": {"train.min_lr": 0.1},
+    "EMA 0.97": {"average.kind": "ema", "average.ema_decay": 0.97},
+    "no warmdown, EMA 0.97": {"train.warmdown_fraction": 0.0, "average.kind": "ema", "average.ema_decay": 0.97},
+    "SWA, every 5 below 0.5": {"average.kind": "swa", "average.swa_every": 5},
+    "LAWA, 10 × 5": {"average.kind": "lawa", "average.lawa_every": 5},
+    "bandit, each step": {"bandit.every": 1},
+    "bandit, 8 steps": {"bandit.every": 8},
 }
 """Changes of a recipe: key of `[model]`, or of another table as `table.key`; `iterations` is a factor."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trial:
-    """One training run.
-
-    Attributes:
-        change: name in `CHANGES`; empty: the base.
-        seed: of initial weights and data order.
-        steps: training steps.
-    """
-
-    change: str
-    seed: int
-    steps: int
 
 
 class Texts:
@@ -159,179 +139,91 @@ class Texts:
             pass
 
 
-def recipe_of(trial: Trial, texts: Texts) -> Recipe:
-    """Return the recipe of the base with the change of `trial`."""
+def recipe_of(change: str, seed: int, steps: int, texts: Texts) -> Recipe:
+    """Return the recipe of the base with a change (empty: none), for so many steps."""
     values: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
-    for name, value in CHANGES[trial.change].items() if trial.change else ():
+    for name, value in CHANGES[change].items() if change else ():
         table, _, key = name.rpartition(".")
-        values[table or "model"][key] = value
-    values["train"] |= {"iterations": trial.steps, "seed": trial.seed}
+        values.setdefault(table or "model", {})[key] = value
+    values["train"] |= {"iterations": steps, "seed": seed}
     values["data"] |= texts.settings(values["model"].get("vocab_size", 1024))
     return Recipe.from_dict(values)
 
 
-def run_trial(trial: Trial, folder: Path) -> dict[str, Any]:
-    """Train and score, and return the row to keep."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as run_folder:
-        run = Run(recipe_of(trial, Texts(folder)), Path(run_folder))
-        score = [event.score for event in run.train() if isinstance(event, Validated)][-1]
-    parameters = sum(p.numel() for p in run.model.parameters())
-    return {**dataclasses.asdict(trial), "bpb": score.bpb, "parameters": parameters, "bytes": score.bytes}
+class Bench:
+    """Runs of the base and of its changes, kept in a folder."""
+
+    def __init__(self, texts: Texts, options: argparse.Namespace) -> None:
+        self.texts, self.options, self.seeds = texts, options, range(options.seeds)
+
+    def bpb(self, change: str, steps: int) -> list[float]:
+        """Return the bits per byte of each seed."""
+
+        def run(seed: int) -> float:
+            recipe = recipe_of(change, seed, steps, self.texts)
+            score: float = train(recipe, self.options.folder / "runs" / recipe.digest).columns["bpb_float"]
+            log(f"{change or 'base'}, seed {seed}, {steps} steps: {score:.4f}")
+            return score
+
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            return list(pool.map(run, self.seeds))
+
+    def ratio(self, change: str) -> float:
+        """Return the time of a step over that of the base, measured once."""
+        recipes = [recipe_of(name, 0, self.options.steps, self.texts) for name in ("", change)]
+        path = self.options.folder / "ratios" / f"{recipes[1].digest}.json"
+        if not path.is_file():
+            base, changed = measure(recipes)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, json.dumps(changed.step_ms / base.step_ms).encode())
+        return float(json.loads(path.read_text()))
+
+    def rows(self, names: Iterable[str]) -> Iterable[Row]:
+        """Yield the row of the base, then that of each change: differences after equal steps and after equal time."""
+        steps = self.options.steps
+        base = {steps: self.bpb("", steps)}
+        mean, error = mean_and_error(base[steps])
+        yield row("none", 1.0, steps, (mean, error), steps, (mean, error))
+        for name in names:
+            ratio, taken = self.ratio(name), round(steps * float(CHANGES[name].get("train.iterations", 1.0)))
+            length = round(taken * RATIO_STEP * round(ratio / RATIO_STEP))
+            changed = self.bpb(name, taken)
+            if length not in base:
+                base[length] = self.bpb("", length)
+            differences = {count: [b - a for a, b in zip(base[count], changed, strict=True)] for count in base}
+            same = [mean_and_error(differences[count]) for count in (steps, length)]
+            yield row(name, ratio, taken, same[0], length, same[1])
 
 
-def step_ratio(change: str, folder: Path) -> float:
-    """Return the time of a step over that of the base, measured by turns.
-
-    Depth recurrence that starts late counts with its share of the run.
-    """
-    torch.set_num_threads(1)
-    texts = Texts(folder)
-    iterations = 4 * TIMED_STEPS
-    base, changed = (_fit(recipe_of(Trial(name, 0, iterations), texts)) for name in ("", change))
-    ratios = []
-    for base_ms, changed_ms in zip(_durations(base), _durations(changed), strict=False):
-        ratios.append(changed_ms / base_ms)
-        if len(ratios) == TIMED_STEPS + 3:
-            break
-    share = 1 - float(CHANGES[change].get("enable_looping_at", 0.0))  # the timed run loops from its first step on
-    return 1 + (statistics.median(ratios[3:]) - 1) * share
+def row(
+    change: str,
+    ratio: float,
+    steps: int,
+    same_steps: tuple[float, float | None],
+    length: int,
+    same_time: tuple[float, float | None],
+) -> Row:
+    """Return one row."""
+    first = {"change": change, "step": ratio, "steps": steps, "bpb, same steps": same_steps[0], "± ": same_steps[1]}
+    return first | {"base's steps": length, "bpb, same time": same_time[0], " ±": same_time[1]}
 
 
-def _fit(recipe: Recipe) -> Training:
-    torch.manual_seed(recipe.train.seed)
-    model, settings = GPT(recipe.model), recipe.train
-    batches = Batches(
-        open_dataset(recipe.data.path).train,
-        batch_tokens=settings.train_batch_tokens,
-        seq_len=settings.train_seq_len,
-        accumulation=settings.accumulation,
-        order=recipe.data.order,
-        seed=settings.seed,
-    )
-    return Training(model, batches, settings, recipe.optimizer, device=choose_device("cpu"))
-
-
-def _durations(run: Training) -> Iterator[float]:
-    start = 0.0
-    for step in run:
-        yield step.train_ms - start
-        start = step.train_ms
-
-
-class Results:
-    """Measured results, one JSON object per line; a different base or change has another key, so is measured again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.is_file() else []
-        self.known = {row["key"]: row for row in map(json.loads, lines)}
-
-    @staticmethod
-    def key(kind: str, change: str, *numbers: int) -> str:
-        """Return the key of a result ("run" or "time"), a hash of all settings it depends on."""
-        settings = json.dumps([BASE, CHANGES.get(change), kind, change, numbers, VALIDATION_BYTES], sort_keys=True)
-        return hashlib.sha256(settings.encode()).hexdigest()[:16]
-
-    def add(self, key: str, row: Mapping[str, Any]) -> None:
-        """Store a result."""
-        self.known[key] = {"key": key, **row}
-        with self.path.open("a") as file:
-            file.write(json.dumps(self.known[key]) + "\n")
-
-
-def run_trials(trials: Iterable[Trial], results: Results, folder: Path, jobs: int) -> None:
-    """Run the trials that have no result yet, `jobs` at a time."""
-    wanted = {results.key("run", t.change, t.seed, t.steps): t for t in trials}
-    missing = {key: trial for key, trial in wanted.items() if key not in results.known}
-    with ProcessPoolExecutor(jobs) as pool:
-        keys = {pool.submit(run_trial, trial, folder): key for key, trial in missing.items()}
-        for count, future in enumerate(as_completed(keys), 1):
-            row = future.result()
-            results.add(keys[future], row)
-            trial = f"{row['change'] or 'base'}, seed {row['seed']}, {row['steps']} steps"
-            log(f"{count} of {len(missing)}: {trial}: {row['bpb']:.4f}")
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, and print the table."""
     parser = command_parser(__doc__)
     parser.add_argument("--only", default="", help="parts of names of changes, comma-separated (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--steps", type=int, default=BASE["train"]["iterations"], help="(default: 240)")
-    parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each (default: 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs (default: 2)")
     parser.add_argument("--folder", type=Path, default=Path("runs/ablation"), help="(default: runs/ablation)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     parts = [part for part in options.only.lower().split(",") if part]
     names = [name for name in CHANGES if not parts or any(part in name.lower() for part in parts)]
     with errors_as_exit():
-        report(_measure(names, options), as_json=options.json)
-
-
-def _measure(names: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    texts, results = Texts(options.folder), Results(options.folder / "results.jsonl")
-    for vocabulary in sorted({CHANGES[name].get("vocab_size", 1024) for name in names} | {1024}):
-        texts.settings(vocabulary)  # prepared here, because several processes would prepare it at the same time
-
-    def run_all(trials: Iterable[Trial]) -> None:
-        run_trials(trials, results, options.folder, options.jobs)
-
-    seeds = range(options.seeds)
-    run_all(Trial("", seed, options.steps) for seed in seeds)
-    run_all(Trial(name, seed, _steps(name, options.steps)) for seed in seeds for name in names)
-    ratios = {name: _ratio(name, results, options.folder) for name in names}
-    lengths = {name: _equal_time_steps(name, ratios[name], options.steps) for name in names}
-    run_all(Trial("", seed, steps) for seed in seeds for steps in sorted(set(lengths.values())))
-    rows = [_row(name, ratios[name], lengths[name], options, results) for name in names]
-    return [_base_row(options, results), *rows]
-
-
-def _steps(name: str, steps: int) -> int:
-    return round(steps * float(CHANGES[name].get("train.iterations", 1.0)))
-
-
-def _equal_time_steps(name: str, ratio: float, steps: int) -> int:
-    """Return the steps of the base that take the same time as the change's."""
-    return round(_steps(name, steps) * RATIO_STEP * round(ratio / RATIO_STEP))
-
-
-def _ratio(name: str, results: Results, folder: Path) -> float:
-    key = results.key("time", name)
-    if key not in results.known:
-        results.add(key, {"change": name, "ratio": step_ratio(name, folder)})
-    return float(results.known[key]["ratio"])
-
-
-def _bpb(results: Results, name: str, seeds: int, steps: int) -> list[float]:
-    return [results.known[results.key("run", name, seed, steps)]["bpb"] for seed in range(seeds)]
-
-
-def _base_row(options: argparse.Namespace, results: Results) -> dict[str, Any]:
-    mean, error = mean_and_error(_bpb(results, "", options.seeds, options.steps))
-    parameters = results.known[results.key("run", "", 0, options.steps)]["parameters"]
-    row = {"change": "none", "parameters": parameters, "step": 1.0, "steps": options.steps}
-    return row | {
-        "bpb, same steps": mean,
-        "± ": error,
-        "base's steps": options.steps,
-        "bpb, same time": mean,
-        " ±": error,
-    }
-
-
-def _row(name: str, ratio: float, length: int, options: argparse.Namespace, results: Results) -> dict[str, Any]:
-    """Return the differences to the base after equal steps and after equal time."""
-    steps = _steps(name, options.steps)
-    changed = _bpb(results, name, options.seeds, steps)
-    same_steps, same_time = (
-        mean_and_error([new - old for new, old in zip(changed, _bpb(results, "", options.seeds, count), strict=True)])
-        for count in (options.steps, length)
-    )
-    parameters = results.known[results.key("run", name, 0, steps)]["parameters"]
-    row = {"change": name, "parameters": parameters, "step": ratio, "steps": steps}
-    row |= {"bpb, same steps": same_steps[0], "± ": same_steps[1]}
-    return row | {"base's steps": length, "bpb, same time": same_time[0], " ±": same_time[1]}
+        texts = Texts(options.folder)
+        for vocabulary in sorted({CHANGES[name].get("vocab_size", 1024) for name in names} | {1024}):
+            texts.settings(vocabulary)  # prepared here, because runs would prepare it at the same time
+        report(list(Bench(texts, options).rows(names)), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every architecture through the command: `python -m benchmarks.architectures` compresses small models and loads them.
+"""Every architecture of other libraries through the commands, made small: `python -m benchmarks.architectures`.
 
     python -m benchmarks.architectures                     one class of each model type of transformers, and the rest
     python -m benchmarks.architectures --every             each class of each task
@@ -28,6 +28,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
@@ -302,7 +303,7 @@ def _of_timm(subject: Subject) -> Iterable[Build]:
 
 def examine(subject: Subject, folder: Path) -> Outcome:
     """Return what becomes of a class: made, compressed, decompressed, loaded, compared. All files are in `folder`."""
-    outcome = Outcome(subject.library, subject.kind, subject.name)
+    outcome = Outcome(**asdict(subject))
     first: tuple[nn.Module, Path] | None = None
     last, tries = "", 0
     try:
@@ -465,6 +466,7 @@ def _child(subject: Subject, folder: str, result: str, seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # those of the libraries, which a test would take for errors
     for library in ("transformers", "diffusers"):
         with suppress(Exception):
             importlib.import_module(f"{library}.utils.logging").set_verbosity_error()
@@ -472,7 +474,7 @@ def _child(subject: Subject, folder: str, result: str, seconds: int) -> None:
         try:
             outcome = examine(subject, Path(folder))
         except BaseException as error:
-            outcome = Outcome(subject.library, subject.kind, subject.name, buildable=True, reason=_line(error))
+            outcome = Outcome(**asdict(subject), buildable=True, reason=_line(error))
     with atomic_path(Path(result)) as temporary:
         temporary.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 
@@ -489,47 +491,46 @@ def examine_apart(subject: Subject, seconds: int = SECONDS) -> Outcome:
         if process.is_alive():
             process.kill()
             process.join()
+        outcome = Outcome(**asdict(subject), buildable=True)
         if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
-            return Outcome(
-                subject.library,
-                subject.kind,
-                subject.name,
-                buildable=True,
-                seconds=seconds,
-                reason=f"takes over {seconds} s",
-            )
+            return replace(outcome, seconds=seconds, reason=f"takes over {seconds} s")
         if not result.exists():
-            return Outcome(
-                subject.library,
-                subject.kind,
-                subject.name,
-                buildable=True,
-                reason=f"the process ends with {process.exitcode}",
-            )
+            return replace(outcome, reason=f"the process ends with {process.exitcode}")
         return Outcome(**json.loads(result.read_text(encoding="utf-8")))
 
 
 _INTRODUCTION = """# Ecosystem
 
-Which models of other libraries go through birdie? `python -m benchmarks.architectures --page docs/ecosystem.md`
-writes this page. It takes one class of each model type in the auto mappings of `transformers` (`--every` takes each
-class of each task), the models of `diffusers` and two pipelines, adapters of `peft`, and `timm` if it is installed. Its
-configuration is made small by rule: widths divided by one number, two layers, 256 words, images of 32 × 32. Weights are
-random. Each model is saved and goes through `birdie compress FOLDER --bits 6 --coder fast` (without `--bits` where
-headers and vectors alone take more, as in small adapters), with made-up inputs, through `birdie decompress` and
-`from_pretrained`, in a process of its own with 120 s of processor time.
+Which models of other libraries go through birdie? `python -m benchmarks.architectures --page docs/ecosystem.md` writes
+this page. It takes one class of each model type in the auto mappings of `transformers` (`--every`: each class of each
+task), the models of `diffusers` and two pipelines, adapters of `peft`, and `timm` if it is installed. Configurations
+are made small by rule (two layers, 256 words, images of 32 × 32), and weights are random. Each model goes through
+`birdie compress FOLDER --bits 6 --coder fast` with made-up inputs, `birdie decompress` and `from_pretrained`, in a
+process of its own with a limit of 120 s of processor time.
 
 A model *comes back* if every tensor that `from_pretrained` loads is the decoded one to the bit, if its outputs are
 those of the first model with the decoded weights (where inputs can be made up), and if every file of the folder is in
-the result or named as left out. It is *calibrated* if the command says so. Seconds are processor time of the
-compression.
+the result or named as left out. It is *calibrated* if the command says so. A model that is not calibrated comes back
+all the same; give `example_inputs`, or a text, to calibrate it ([Hugging Face](huggingface.md)).
 """
+
+_REASONS = {
+    r"takes over": "it takes more processor time than the limit",
+    r"nothing is known of": "its forward function has arguments of which nothing is known",
+    r"cannot be made up|does not accept inputs": "it does not accept the inputs that were made up",
+    r"nothing is made up": "nothing is made up for its kind of model, such as an adapter",
+    r"returns no floating": "its output has no floating tensor to compare",
+    r"needs .* of memory": "it needs more memory than is free",
+    r"not finite": "a sensitivity is not finite",
+    r"requires the timm": "it needs timm, which was not installed",
+    r"missing \d+ required": "its constructor has arguments without a default",
+    r"^[\d,]+ weights": "it has too many weights",
+}
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
     """Return the text of docs/ecosystem.md."""
     tried = [one for one in outcomes if one.buildable]
-    slowest = max(tried, key=lambda one: one.seconds)
     lines = [_INTRODUCTION]
     lines += [
         "| library | classes | come back | outputs compared | calibrated | slowest |",
@@ -540,23 +541,25 @@ def page(outcomes: Sequence[Outcome]) -> str:
         back, data, outputs = (sum(getattr(one, key) for one in rows) for key in ("back", "calibrated", "outputs"))
         shares = f"{back / len(rows):.1%} | {outputs} | {data / len(rows):.1%}"
         lines.append(f"| {library} | {len(rows)} | {shares} | {max(one.seconds for one in rows):.0f} s |")
-    lines += ["", f"Slowest: {slowest.name}, {slowest.seconds:.0f} s.", ""]
-    for title, some in (
-        ("Not back", [one for one in tried if not one.back]),
-        ("Back, not calibrated", [one for one in tried if one.back and not one.calibrated]),
-        ("Not tried: no small model can be made", [one for one in outcomes if not one.buildable]),
-    ):
-        if some:
-            lines += [f"## {title} ({len(some)})", "", "| class | reason |", "|---|---|"]
-            lines += [f"| {one.name} | {_cell(one.reason)} |" for one in some]
-            lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    groups = (
+        ("not back", [one for one in tried if not one.back]),
+        ("back, not calibrated", [one for one in tried if one.back and not one.calibrated]),
+        ("not tried: no small model can be made", [one for one in outcomes if not one.buildable]),
+    )
+    lines += ["", "| outcome | reason | classes | for example |", "|---|---|--:|---|"]
+    for title, some in groups:
+        reasons: dict[str, list[str]] = {}
+        for one in some:
+            reasons.setdefault(_summary(one.reason), []).append(one.name)
+        for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+            lines.append(f"| {title} | {reason} | {len(names)} | {', '.join(list(dict.fromkeys(names))[:2])} |")
+    lines += ["", "The reason of each class is in the log of the command, and in its `--json`."]
+    return "\n".join(lines) + "\n"
 
 
-def _cell(reason: str) -> str:
-    """Return a reason in a table of Markdown: one line that is no link or code and names no folder of this machine."""
-    text = re.sub(r"/\S*/birdie-architectures-[^/\s]*/\d+/", "", reason.removeprefix(_MADE))
-    return re.sub(r"[|`<>\[\]]", " ", text).strip()
+def _summary(reason: str) -> str:
+    """Return what a reason has in common with those of other classes."""
+    return next((text for pattern, text in _REASONS.items() if re.search(pattern, reason)), "other errors")
 
 
 def chosen(every: Sequence[Subject], pattern: str | None, count: int | None) -> list[Subject]:
@@ -571,7 +574,7 @@ def chosen(every: Sequence[Subject], pattern: str | None, count: int | None) -> 
     return [some[round(index * (len(some) - 1) / max(1, count - 1))] for index in range(count)]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Examine, print the table; exit code 1 if less than 97 % come back."""
     parser = command_parser(__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="of libraries, model types or classes, with * and ?")
@@ -579,7 +582,7 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="every class of each model type (default: one)")
     parser.add_argument("--page", type=Path, help="write docs/ecosystem.md here")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"limit of one class (default: {SECONDS})")
-    options: argparse.Namespace = parser.parse_args()
+    options: argparse.Namespace = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: nothing is downloaded
     outcomes = []
     some = chosen(subjects(every=options.every), options.only, options.count)

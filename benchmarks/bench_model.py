@@ -11,15 +11,14 @@ import hashlib
 import json
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
-from benchmarks.command import command_parser, errors_as_exit, log
-from benchmarks.shared_data import shared_data
+from benchmarks.command import command_parser, errors_as_exit, log, shared_data
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
@@ -163,13 +162,13 @@ def _shards(sources: Sources, folder: Path) -> Path:
     return shards
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train the model if necessary, and print the path of its weights."""
     parser = command_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument("--data", type=Path, help="folder of the shared data (default: BIRDIE_DATA)")
     parser.add_argument("--longer", type=int, default=1, help="factor on the steps of training (default: 1)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with errors_as_exit():
         print(bench_model(options.runs, options.data, longer=options.longer))
 

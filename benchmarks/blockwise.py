@@ -6,21 +6,14 @@
 
 A GPT whose random weights are mapped from a file is calibrated on random tokens, or goes through all of `birdie.save`.
 Every row is a process of its own on one thread: processor seconds, and the most memory above that of the process after
-it has done the same for a small model. Pages of the mapped weights count as long as they are resident. `disk_mb` is the
-most that the folder of the calibration takes, and `fisher` the mean of all row Fishers times 10^9, the same both ways.
+it has done the same for a small model. Pages of the mapped weights count as long as they are resident. `fisher` is the
+mean of all row Fishers times 10^9, the same both ways.
 """
 
-import argparse
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,7 +23,7 @@ from torch import Tensor
 
 import birdie
 from benchmarks.command import Row, comma_separated, command_parser, errors_as_exit, log, one_of, report
-from benchmarks.memory import can_measure, reset_peak, resident
+from benchmarks.processes import apart, can_measure, reset_peak, resident
 from birdie.compress.calibration.blockwise import calibrate_blockwise
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.scheme import Sensitivity
@@ -40,7 +33,6 @@ from birdie.runtime.mapped import releasing
 
 METHODS = ("complete", "blockwise")
 VOCABULARY, LENGTH, BITS = 1024, 256, 4.0
-_INTERVAL = 0.05  # seconds between two looks at the size of the folder
 Batch = tuple[Tensor, Tensor]
 
 
@@ -64,59 +56,17 @@ class Job:
     save: bool
 
 
-def main() -> None:
-    """Print a row for each depth and method; with --job, the result of one process."""
-    parser = command_parser(__doc__)
-    parser.add_argument("--depths", type=comma_separated(int), default=[8, 16, 32], help="numbers of blocks")
-    parser.add_argument("--width", type=int, default=512, help="of the model (default: 512)")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a batch (default: 2048)")
-    parser.add_argument("--batches", type=int, default=4, help="how many (default: 4)")
-    parser.add_argument("--methods", type=comma_separated(one_of(METHODS, "method")), default=list(METHODS))
-    parser.add_argument("--save", action="store_true", help=f"compress to {BITS:g} bits a weight as well")
-    parser.add_argument("--folder", type=Path, help="for models and calibrations (default: a temporary folder)")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not can_measure():
-        raise SystemExit("the peak of memory is read from /proc, which this system does not have")
-    with errors_as_exit(OSError), tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        if options.job:
-            sys.stdout.write(json.dumps(measured(Job(**json.loads(options.job)), folder)) + "\n")
-            return
-        rows = [
-            row(Job(method, depth, options.width, options.tokens, options.batches, options.save), folder)
-            for depth in options.depths
-            for method in options.methods
-        ]
-        report(rows, as_json=options.json)
-
-
-def row(job: Job, folder: Path) -> Row:
-    """Return the row of a job, which a new process does."""
-    log(f"{job.depth} blocks, {job.method}")
-    command = [sys.executable, "-m", "benchmarks.blockwise", "--folder", str(folder), "--job", json.dumps(asdict(job))]
-    process = subprocess.run(command, check=False, capture_output=True, text=True)
-    if process.returncode:
-        raise OSError(f"{job.method} with {job.depth} blocks failed: {process.stderr.strip()[-400:]}")
-    result: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
-    return {"blocks": job.depth, "method": job.method} | result
-
-
-def measured(job: Job, folder: Path) -> dict[str, float]:
-    """Return what a job takes in this process: seconds, memory and disk in 10^6 bytes."""
-    torch.set_num_threads(1)
+def measured(values: Mapping[str, object], folder: str) -> dict[str, float]:
+    """Return what a job takes in this process: seconds, and memory in 10^6 bytes."""
+    job = Job(**values)  # type: ignore[arg-type]
     small = replace(job, depth=2, width=min(64, job.width), tokens=LENGTH, batches=2)
-    done(small, folder)  # loads libraries and kernels
-    path = model_file(job, folder)
+    done(small, Path(folder))  # loads libraries and kernels
+    weights = model_file(job, Path(folder)).stat().st_size / 1e6
     reset_peak()
     idle, start = resident("VmRSS"), time.process_time()
-    with watched(folder) as most:
-        result = done(job, folder)
+    result = done(job, Path(folder))
     seconds = time.process_time() - start
-    weights = path.stat().st_size / 1e6
-    sizes = {"weights_mb": weights, "cpu_s": seconds, "peak_mb": resident("VmHWM") - idle, "disk_mb": most() / 1e6}
-    return sizes | result
+    return {"weights_mb": weights, "cpu_s": seconds, "peak_mb": resident("VmHWM") - idle} | result
 
 
 def done(job: Job, folder: Path) -> dict[str, float]:
@@ -189,32 +139,26 @@ def random_batches(job: Job) -> list[Batch]:
     return [(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) for batch in rows]
 
 
-@contextmanager
-def watched(folder: Path) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the most bytes that `folder / "work"` took in the body of the context."""
-    most, stop = [0], threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(_INTERVAL):
-            most[0] = max(most[0], size(folder / "work"))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield lambda: most[0]
-    finally:
-        stop.set()
-        thread.join()
-
-
-def size(folder: Path) -> int:
-    """Return the bytes of all files below a folder, which may vanish meanwhile."""
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for file in files:
-            with suppress(OSError):
-                total += Path(parent, file).stat().st_size
-    return total
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a row for each depth and method."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--depths", type=comma_separated(int), default=[8, 16, 32], help="numbers of blocks")
+    parser.add_argument("--width", type=int, default=512, help="of the model (default: 512)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a batch (default: 2048)")
+    parser.add_argument("--batches", type=int, default=4, help="how many (default: 4)")
+    parser.add_argument("--methods", type=comma_separated(one_of(METHODS, "method")), default=list(METHODS))
+    parser.add_argument("--save", action="store_true", help=f"compress to {BITS:g} bits a weight as well")
+    options = parser.parse_args(arguments)
+    if not can_measure():
+        raise SystemExit("the peak of memory is read from /proc, which this system does not have")
+    rows: list[Row] = []
+    with errors_as_exit(RuntimeError), tempfile.TemporaryDirectory() as folder:
+        for depth in options.depths:
+            for method in options.methods:
+                log(f"{depth} blocks, {method}")
+                job = Job(method, depth, options.width, options.tokens, options.batches, options.save)
+                rows.append({"blocks": depth, "method": method} | apart(measured, asdict(job), folder))
+    report(rows, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
-"""Command line that all benchmarks share: flags in, progress on stderr, rows on stdout as a table or as JSON."""
+"""Command line that all benchmarks share: flags in, progress on stderr, rows on stdout as a table or as JSON.
+
+main(arguments) ──► parser ──► rows ──► report: the table, or --json with versions, machine and commit
+"""
 
 import argparse
 import json
+import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from birdie.errors import BirdieError
+from birdie.errors import BirdieError, ConfigError
 from birdie.runtime import provenance
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -52,6 +58,17 @@ def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def shared_data() -> Path:
+    """Return the folder of the shared data.
+
+    Raises:
+        ConfigError: BIRDIE_DATA is unset.
+    """
+    if not os.environ.get("BIRDIE_DATA"):
+        raise ConfigError("this benchmark needs the shared data; set BIRDIE_DATA to its folder")
+    return Path(os.environ["BIRDIE_DATA"])
+
+
 @contextmanager
 def errors_as_exit(*types: type[Exception]) -> Iterator[None]:
     """Turn birdie's errors, and further `types`, inside the block into one line on stderr and exit code 1."""
@@ -62,19 +79,27 @@ def errors_as_exit(*types: type[Exception]) -> Iterator[None]:
         raise SystemExit(str(error)) from error
 
 
-def report(rows: Sequence[Row], *, as_json: bool) -> None:
+def report(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     """Print `rows` on stdout: a table, or one JSON object with versions, machine and commit."""
     if as_json:
         head = {"versions": provenance.versions(), "machine": provenance.machine(), "commit": provenance.commit()}
         sys.stdout.write(json.dumps({**head, "rows": list(rows)}, indent=1) + "\n")
         return
     table = Table()
-    for key in rows[0]:
-        is_text = isinstance(rows[0][key], str)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    for key in keys:
+        is_text = isinstance(rows[0].get(key), str)
         table.add_column(key, justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table)
+        table.add_row(*(_cell(row.get(key)) for key in keys))
+    console = Console()
+    Console(width=None if console.is_terminal else 160).print(table)
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and its standard error; None of a single value."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return statistics.fmean(values), error
 
 
 def _cell(value: Any) -> str:

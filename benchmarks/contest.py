@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation import Texts
-from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
-from benchmarks.seeds import mean_and_error
-from birdie.compress.rate.size import parse_size
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, mean_and_error, report
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
 from birdie.run.evaluation import evaluate
 from birdie.run.events import Started, Validated
@@ -147,7 +146,7 @@ def _mean(key: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None
     return {key: mean, f"{key} ±": error}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train by turns for each seed, export at each size, and print the tables."""
     parser = command_parser(__doc__)
     parser.add_argument("recipes", nargs="*", default=["baseline:cpu", "cpu_best"])
@@ -156,7 +155,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many (default: 1)")
     parser.add_argument("--sizes", type=comma_separated(str), default=[OWN], help=f"{OWN}, 450kB, … (default: {OWN})")
     parser.add_argument("--folder", type=Path, default=Path("runs/contest"), help="folder of the prepared text")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     with errors_as_exit():
         if options.seeds < 1:

@@ -1,19 +1,17 @@
-"""Curves of bytes against KL: the bytes of a coder at another coder's quality, and their chart.
+"""Curves of bytes against quality: the bytes of a coder at another coder's quality, and charts.
 
 One more bit per weight divides the KL by four, so bytes are nearly linear in log KL: that is how a curve is
 interpolated between its points. It is not extrapolated.
 """
 
+import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.plot import BIRDIE_COLOR, LINE_HEIGHT, RIVAL_COLOR, grid_line, text, ticks
-
 Row = Mapping[str, Any]
-WIDTH, HEIGHT = 760, 460
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 190, 44, 56
+Curve = Sequence[tuple[float, float]]
 
 
 def frontier(rows: Sequence[Row], against: str = "kl") -> list[Row]:
@@ -78,59 +76,47 @@ def _with_disagreement(rows: Sequence[Row]) -> list[Row]:
     return [{**row, "disagreement": 1 - row["agreement"]} for row in rows if row["bytes"]]
 
 
-def svg(rows: Sequence[Row], title: str) -> str:
-    """Return the chart of bytes against KL of each `curve` in `rows`, the KL on a logarithmic axis.
+def quality_chart(rows: Sequence[Row], title: str) -> bytes:
+    """Return the chart of bytes against KL of each `curve` in `rows` as SVG."""
+    drawn = [row for row in rows if row["bytes"] and row["kl"] and row["kl"] > 0]
+    curves = {
+        name: sorted((row["kl"], row["bytes"] / 1e6) for row in drawn if row["curve"] == name)
+        for name in dict.fromkeys(row["curve"] for row in drawn)
+    }
+    return _chart(curves, title, "mean KL(float ‖ decoded), nats", "million bytes")
+
+
+def speed_chart(rows: Sequence[Row], title: str) -> bytes:
+    """Return the chart of bits against decoding speed of each `codec` in `rows` as SVG."""
+    points = {
+        row["codec"]: [(row["symbols"] / row["decode_s"] / 1e6, 8 * row["bytes"] / row["symbols"])]
+        for row in rows
+        if row["bytes"] and row["decode_s"]
+    }
+    return _chart(points, title, "decodes, million symbols a second", "bits a symbol")
+
+
+def _chart(curves: Mapping[str, Curve], title: str, across: str, up: str) -> bytes:
+    """Return a chart with a logarithmic axis across and a label at the last point of each curve.
 
     Raises:
-        ValueError: no row has bytes and a positive KL.
+        ValueError: there is no point to draw.
     """
-    drawn = [row for row in rows if row["bytes"] and row["kl"] and row["kl"] > 0]
-    if not drawn:
-        raise ValueError("no row has bytes and a KL to draw")
-    logs: list[float] = [math.log10(row["kl"]) for row in drawn]
-    sizes: list[float] = [row["bytes"] / 1e6 for row in drawn]
-    left, right = min(logs) - 0.1, max(logs) + 0.1
-    margin = 0.06 * (max(sizes) - min(sizes)) or 0.1
-    low, high = min(sizes) - margin, max(sizes) + margin
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    def to_x(kl: float) -> float:
-        return _LEFT + (math.log10(kl) - left) / (right - left) * (WIDTH - _LEFT - _RIGHT)
-
-    def to_y(size: float) -> float:
-        return _TOP + (high - size / 1e6) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        text(WIDTH / 2, 24, title, anchor="middle", size=14),
-        text((WIDTH - _RIGHT + _LEFT) / 2, HEIGHT - 14, "mean KL(float ‖ decoded), nats", anchor="middle"),
-        text(_LEFT, _TOP - 8, "million bytes"),
-    ]
-    for kl in _decades(left, right):
-        parts.append(grid_line(to_x(kl), _TOP, to_x(kl), HEIGHT - _BOTTOM))
-        parts.append(text(to_x(kl), HEIGHT - _BOTTOM + 18, f"{kl:g}", anchor="middle"))
-    for size in ticks(low, high):
-        y = to_y(size * 1e6)
-        parts.append(grid_line(_LEFT, y, WIDTH - _RIGHT, y))
-        parts.append(text(_LEFT - 8, y + 4, f"{size:g}", anchor="end"))
-    labels: list[float] = []
-    for curve in dict.fromkeys(row["curve"] for row in drawn):
-        points = sorted((row for row in drawn if row["curve"] == curve), key=lambda row: row["kl"])
-        color = BIRDIE_COLOR if curve.startswith("birdie") else RIVAL_COLOR
-        positions = [(to_x(row["kl"]), to_y(row["bytes"])) for row in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>' for x, y in positions]
-        x, y = positions[-1]
-        label = y + 4
-        while any(abs(label - other) < LINE_HEIGHT for other in labels):
-            label += 1
-        labels.append(label)
-        parts.append(text(x + 8, label, curve, color=color))
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _decades(left: float, right: float) -> list[float]:
-    """Return 1, 2 and 5 times the powers of ten between 10^left and 10^right."""
-    marks = [digit * 10.0**power for power in range(math.floor(left), math.ceil(right) + 1) for digit in (1, 2, 5)]
-    return [mark for mark in marks if left <= math.log10(mark) <= right]
+    if not any(curves.values()):
+        raise ValueError("no row has the numbers to draw")
+    figure = Figure((8, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for name, points in curves.items():
+        color = "#c2410c" if name.startswith("birdie") else "#475569"
+        axes.plot(*zip(*points, strict=True), "o-", color=color, gid=name)
+        axes.annotate(name, points[-1], (6, 0), textcoords="offset points", va="center", color=color)
+    axes.set(title=title, xlabel=across, ylabel=up, xscale="log")
+    axes.margins(x=0.2)
+    axes.grid(color="#e2e8f0")
+    text = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "birdie"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()

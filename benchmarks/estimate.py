@@ -1,37 +1,25 @@
-"""Estimates compared with measurements: `python -m benchmarks.estimate [--json] [--part records|memory|cpu]`.
+"""Estimates compared with recorded runs: `python -m benchmarks.estimate [--json] [--part records|memory]`.
 
 - records: milliseconds per step that `birdie estimate` predicts for the shipped recipes, with the three constants
   fitted to all of them and with those fitted to all others (leave-one-out), compared with the times that their authors
   recorded on eight H100s; then runs that are not in the fit.
 - memory: recorded peaks, and the two constants fitted to them.
-- cpu: small shapes trained for a few steps on this machine: parameters, step time, peak memory, and the bytes of the
-  file that `birdie.save` writes.
 """
 
-import dataclasses
 import itertools
-import statistics
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-import birdie
 from benchmarks.command import command_parser, log, report
-from benchmarks.loaders import StatelessLoader
-from benchmarks.memory import python_peak
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.estimate import PEAK, Machine, artifact, h100, load, memory, parameters, schedule, this_cpu
-from birdie.run.recipe import ExportSettings, Recipe
+from birdie.model.gpt import GPTConfig
+from birdie.run.estimate import PEAK, h100, load, memory, schedule
+from birdie.run.recipe import Recipe
 from birdie.run.registry import find, shipped_recipes
-from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
-from birdie.train.training import Training
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]
@@ -188,99 +176,12 @@ def peaks() -> list[Row]:
     return rows
 
 
-SHAPES = {
-    "2 × 128": (GPTConfig(num_layers=2, model_dim=128, num_heads=4, num_kv_heads=2), 2048, 256),
-    "4 × 192": (GPTConfig(num_layers=4, model_dim=192, num_heads=4, num_kv_heads=2, mlp_mult=3), 2048, 256),
-    "3 × 192, loops": (
-        GPTConfig(num_layers=3, model_dim=192, num_heads=4, num_kv_heads=2, num_loops=1, loop_start=1, loop_end=2),
-        2048, 256,
-    ),
-    "2 × 64, vocabulary 4,096": (
-        GPTConfig(vocab_size=4096, num_layers=2, model_dim=64, num_heads=2, num_kv_heads=2), 1024, 128,
-    ),
-}  # fmt: skip
-SCHEMES = ("int8", "int8:level_stride=4", "int6", "ternary")
-_TRAIN = "from benchmarks.estimate import SHAPES, train_steps; train_steps(*SHAPES[{name!r}], 3)"
-_IMPORT = "from benchmarks.estimate import SHAPES"
-
-
-class SuccessorTokens(StatelessLoader):
-    """Loader of sequences in which each token determines the next: data to learn from, without a file."""
-
-    def __init__(self, vocabulary: int, sequences: int, length: int) -> None:
-        self.generator = torch.Generator().manual_seed(0)
-        self.vocabulary, self.shape = vocabulary, (sequences, 1)
-        self.length = length
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets."""
-        first = torch.randint(self.vocabulary, self.shape, generator=self.generator)
-        rows = (first + 7 * torch.arange(self.length + 1)) % self.vocabulary
-        return rows[:, :-1], rows[:, 1:]
-
-
-def recipe_of(config: GPTConfig, tokens: int, length: int, steps: int) -> Recipe:
-    """Return a recipe of `steps` steps in float32."""
-    return Recipe(
-        model=config,
-        train=TrainSettings(
-            iterations=steps, warmdown_iters=0, warmup_steps=0, train_batch_tokens=tokens, train_seq_len=length,
-            accumulation=1, max_wallclock_seconds=0, compute_dtype="float32",
-        ),
-    )  # fmt: skip
-
-
-def train_steps(config: GPTConfig, tokens: int, length: int, steps: int) -> tuple[GPT, list[Step]]:
-    """Return a model after a few steps, and the steps."""
-    recipe = recipe_of(config, tokens, length, steps)
-    torch.manual_seed(0)
-    model = GPT(config)
-    return model, list(
-        Training(model, SuccessorTokens(config.vocab_size, tokens // length, length), recipe.train, recipe.optimizer)
-    )
-
-
-def on_cpu(steps: int) -> list[Row]:
-    """Return estimates and measurements of small shapes that are trained and saved on this machine."""
-    rows: list[Row] = []
-    idle = python_peak(_IMPORT)
-    for name, (config, tokens, length) in SHAPES.items():
-        recipe = recipe_of(config, tokens, length, steps)
-        machine: Machine = this_cpu(recipe)
-        plan = schedule(recipe, machine)
-        model, trained = train_steps(config, tokens, length, steps)
-        times = [b.train_ms - a.train_ms for a, b in itertools.pairwise(trained)]
-        peak = python_peak(_TRAIN.format(name=name)) - idle
-        rows.append(_row(name, "parameters", parameters(recipe), sum(p.numel() for p in model.parameters())))
-        rows.append(_row(name, "step, ms", 1e3 * plan.mean_s, statistics.median(times)))
-        rows.append(_row(name, "memory, MB", plan.memory.total / 1e6, peak))
-        for scheme in SCHEMES:
-            export = dataclasses.replace(recipe, export=ExportSettings(scheme=scheme))
-            with tempfile.TemporaryDirectory() as folder:
-                saved = birdie.save(model, Path(folder) / "m.birdie", scheme=export.export.schemes(), coder="fast")
-            rows.append(_row(name, f"{scheme}, bytes", artifact(export).bytes, saved.bytes))
-    return rows
-
-
-def _row(name: str, what: str, estimate: float, measured: float) -> Row:
-    return {
-        "shape": name, "what": what, "estimate": estimate, "measured": measured,
-        "error_%": 100 * (estimate / measured - 1),
-    }  # fmt: skip
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print the table."""
     parser = command_parser(__doc__)
-    parser.add_argument("--part", choices=("records", "memory", "cpu"), default="records")
-    parser.add_argument("--steps", type=int, default=8, help="training steps of each small shape (default: 8)")
-    options = parser.parse_args()
-    work: dict[str, Callable[[], list[Row]]] = {
-        "records": records,
-        "memory": peaks,
-        "cpu": lambda: on_cpu(options.steps),
-    }
-    report(work[options.part](), as_json=options.json)
+    parser.add_argument("--part", choices=("records", "memory"), default="records")
+    options = parser.parse_args(arguments)
+    report(records() if options.part == "records" else peaks(), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def _versions(versions: Any) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items()) if isinstance(versions, dict) else ""
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print the table, write the page, or run one check for the parent process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     names = list(CHECKS)
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write docs/gpu.md's figures from this file of rows; measure nothing")
     parser.add_argument("--worker", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.page is not None:
         write_bytes(PAGE, page(json.loads(options.page.read_text()), PAGE.read_text()).encode())
         return

@@ -4,13 +4,11 @@ Each yields rows with the keys what, figure, unit, target, met, note, as many as
 in seconds on a CPU.
 """
 
-import argparse
 import copy
 import dataclasses
 import gc
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -31,29 +29,35 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import birdie
-from benchmarks import evaluate, fused_loss, on_device, optimizer, scoring_package
-from benchmarks.fp8 import stdlib_dataset
-from benchmarks.loaders import RepeatedTokens
-from benchmarks.timing import duration, take_turns
+from benchmarks import on_device, optimizer, scoring
+from benchmarks.on_device import Row, line
+from benchmarks.processes import ROOT, duration, median_seconds, take_turns
+from benchmarks.train import RepeatedTokens
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.data.batches import Batches
 from birdie.data.corpus import stdlib_corpus
+from birdie.data.dataset import open_dataset
+from birdie.data.prepare import prepare
 from birdie.model.attention_functions import softmax
 from birdie.model.attention_kernels import best_kernels
 from birdie.model.cost import training_cost
 from birdie.model.documents import Bounds, DocumentFinder
+from birdie.model.fused_loss import LossBackend, capped_loss, choose_backend
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.estimate import PEAK
 from birdie.run.registry import find
 from birdie.runtime.device import choose_dtype, synchronize
+from birdie.score import evaluator
+from birdie.score.accumulator import Text
+from birdie.score.package import Shape, load_or_compile
+from birdie.score.windows import LanguageModel, max_inputs
 from birdie.train.profile import profile
 from birdie.train.settings import TrainSettings
 from birdie.train.training import Training
 
-Row = dict[str, Any]
-ROOT = Path(__file__).resolve().parent.parent
+CAP = 30.0  # of the logits
 LOSS_STEPS = 50  # after which the loss is compared with float32's
 MEASURED = 20  # last steps, whose median time counts
 TESTS = ("tests/train", "tests/model", "tests/score")
@@ -97,28 +101,23 @@ def machine(setup: Setup) -> Iterator[Row]:
     device, side = setup.device, 256 if setup.small else 8192
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
-        yield {
-            "what": "device",
-            "note": f"{facts.name}, {facts.total_memory / 1e9:.0f} GB, sm_{facts.major}{facts.minor}",
-        }
-        yield {
-            "what": "CUDA, cuDNN, NCCL",
-            "note": f"{torch.version.cuda}, {torch.backends.cudnn.version()}, {_nccl()}",  # type: ignore[no-untyped-call]
-        }
+        yield line("device", note=f"{facts.name}, {facts.total_memory / 1e9:.0f} GB, sm_{facts.major}{facts.minor}")
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        yield line("CUDA, cuDNN, NCCL", note=f"{torch.version.cuda}, {cudnn}, {_nccl()}")
     for module in ("triton", "flash_attn_interface", "torchao"):
-        yield {"what": module, "note": _version(module)}
+        yield line(module, note=_version(module))
     dtype = choose_dtype("auto", device)
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    seconds = _median(lambda: a @ b, device)
-    yield {"what": f"product of {side} × {side}, {dtype}", "figure": 2 * side**3 / seconds / 1e12, "unit": "TFLOP/s"}
+    seconds = median_seconds(lambda: a @ b, device)
+    yield line(f"product of {side} × {side}, {dtype}", 2 * side**3 / seconds / 1e12, "TFLOP/s")
     host = torch.empty(side, side, dtype=torch.float32)
     copies = {"device memory": torch.empty(side, side, device=device), "host": host}
     if device.type == "cuda":
         copies["pinned host"] = host.pin_memory()
     buffer = torch.empty(side, side, device=device)
     for name, source in copies.items():
-        seconds = _median(partial(buffer.copy_, source, non_blocking=True), device)
-        yield {"what": f"copy from {name}", "figure": 4 * side**2 / seconds / 1e9, "unit": "GB/s"}
+        seconds = median_seconds(partial(buffer.copy_, source, non_blocking=True), device)
+        yield line(f"copy from {name}", 4 * side**2 / seconds / 1e9, "GB/s")
 
 
 def attention(setup: Setup) -> Iterator[Row]:
@@ -145,26 +144,19 @@ def attention(setup: Setup) -> Iterator[Row]:
         ways[f"{kernels.name}, window"] = (lambda: plain(q, k, v, window)), windowed
     if (varlen := kernels.varlen) is not None:
         ways[f"{kernels.name}, documents"] = (lambda: varlen(q, k, v, bounds, 0)), documents
-    yield {"what": "kernels chosen", "note": kernels.name}
+    yield line("kernels chosen", note=kernels.name)
     for name, (way, mask) in ways.items():
         try:
             y = way()
             gradients = torch.autograd.grad(y.square().sum(), (q, k, v))
         except (RuntimeError, TypeError) as error:  # a kernel that does not take these tensors is a result
-            yield {"what": name, "note": f"failed: {' '.join(str(error).split())[:200]}", "met": False}
+            yield line(name, note=f"failed: {' '.join(str(error).split())[:200]}", met=False)
             continue
         worst = max(map(_distance, (y, *gradients), _exact(q, k, v, mask)))
         limit = 0.02 if dtype == torch.bfloat16 else 1e-4
-        milliseconds = 1e3 * _median(lambda way=way: torch.autograd.grad(way().sum(), (q, k, v)), device)  # type: ignore[misc]
+        milliseconds = 1e3 * median_seconds(lambda way=way: torch.autograd.grad(way().sum(), (q, k, v)), device)  # type: ignore[misc]
         target = f"error ≤ {limit:g}"
-        yield {
-            "what": name,
-            "figure": milliseconds,
-            "unit": "ms",
-            "target": target,
-            "met": worst <= limit,
-            "note": f"{worst:.2g}",
-        }
+        yield line(name, milliseconds, "ms", target=target, met=worst <= limit, note=f"{worst:.2g}")
 
 
 def _limits(window: int) -> tuple[tuple[int, bool], ...]:
@@ -235,17 +227,11 @@ def training(recipe: str, setup: Setup) -> Iterator[Row]:
             note.append(f"{share:.1%} of the peak FLOP/s")
         note += [line for line in notes if "graphs" in line or "fp8" in line]
         del run
-        yield {"what": name, "figure": round(rate), "unit": "tokens/s", "note": "; ".join(note)}
+        yield line(name, round(rate), "tokens/s", note="; ".join(note))
     for name, base, target in (("compiled, CUDA graphs", "compiled", 1.0), ("compiled, fp8", "compiled", 1.1)):
         if name in results:
             ratio = results[name][0] / results[base][0]
-            yield {
-                "what": f"{name}: speed over {base}",
-                "figure": ratio,
-                "unit": "×",
-                "target": f"≥ {target}",
-                "met": ratio >= target,
-            }
+            yield line(f"{name}: speed over {base}", ratio, "×", target=f"≥ {target}", met=ratio >= target)
 
 
 def _run(recipe: str, setup: Setup, notes: list[str], **changes: Any) -> tuple[Training, GPTConfig, TrainSettings]:
@@ -313,34 +299,45 @@ def muon(setup: Setup) -> Iterator[Row]:
         met = row["ratio"] >= 3.0 if row["step"] == "birdie, banks" and not setup.small else None
         target = "≥ 3 × torch" if row["step"] == "birdie, banks" else None
         note = "" if row["ratio"] is None else f"{row['ratio']:.2f} × torch's speed"
-        yield {
-            "what": row["step"],
-            "figure": row["median_ms"],
-            "unit": "ms",
-            "target": target,
-            "met": met,
-            "note": note,
-        }
+        yield line(row["step"], row["median_ms"], "ms", target=target, met=met, note=note)
 
 
 def fused(setup: Setup) -> Iterator[Row]:
     """Softcap and cross-entropy in one kernel, and the MLP in one kernel, against eager code."""
-    shapes = [(64, 64, 16)] if setup.small else [(65_536, 1024, 512), (32_768, 8192, 512)]
-    for shape in shapes:
-        eager, other = fused_loss.rows_of(shape, 3 if setup.small else 9, setup.device)
-        ratio, name = other["times_faster"], f"loss by {other['way']}, {' × '.join(map(str, shape))}"
-        note = f"{other['ms']} ms against {eager['ms']}; {other['peak_mb']} MB against {eager['peak_mb']}"
-        target = None if setup.small else "≥ 1"
-        yield {
-            "what": name,
-            "figure": ratio,
-            "unit": "×",
-            "target": target,
-            "met": ratio >= 1 if target else None,
-            "note": note,
-        }
-    if setup.device.type == "cuda":
-        yield from _fused_mlp(setup.device)
+    device, backend = setup.device, choose_backend(setup.device, compiled=False)
+    for shape in [(64, 64, 16)] if setup.small else [(65_536, 1024, 512), (32_768, 8192, 512)]:
+        rows, vocabulary, dim = shape
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(rows, dim, generator=generator).to(device).requires_grad_()
+        weight = (torch.randn(vocabulary, dim, generator=generator) * 0.3).to(device).requires_grad_()
+        targets = torch.randint(vocabulary, (rows,), generator=generator).to(device)
+
+        def passes(
+            backend: LossBackend, hidden: Tensor = hidden, weight: Tensor = weight, targets: Tensor = targets
+        ) -> None:
+            dtype = torch.bfloat16 if hidden.is_cuda else torch.float32
+            logits = F.linear(hidden.to(dtype), weight.to(dtype))
+            if backend == "eager":
+                loss = F.cross_entropy(CAP * torch.tanh(logits.float() / CAP), targets)
+            else:
+                loss = capped_loss(logits, targets, CAP, backend)
+            torch.autograd.grad(loss, (hidden, weight))
+
+        ways: dict[str, Callable[[], None]] = {name: partial(passes, name) for name in ("eager", backend)}
+        seconds, peaks = {}, {}
+        for name, way in ways.items():
+            _reset_peak(device)
+            way()
+            peaks[name] = "".join(_peak(device))
+        for name, times in take_turns(ways, turns=3 if setup.small else 9, device=device).items():
+            seconds[name] = min(times)
+        ratio = seconds["eager"] / seconds[backend]
+        note = f"{1e3 * seconds[backend]:.2f} ms against {1e3 * seconds['eager']:.2f}"
+        note += f"; {peaks[backend]} against {peaks['eager']}" if peaks["eager"] else ""
+        target, met = (None, None) if setup.small else ("≥ 1", ratio >= 1)
+        yield line(f"loss by {backend}, {' × '.join(map(str, shape))}", ratio, "×", target=target, met=met, note=note)
+    if device.type == "cuda":
+        yield from _fused_mlp(device)
 
 
 def _fused_mlp(device: torch.device) -> Iterator[Row]:
@@ -368,14 +365,7 @@ def _fused_mlp(device: torch.device) -> Iterator[Row]:
     seconds = {name: statistics.median(turns) for name, turns in take_turns(ways, turns=9, device=device).items()}
     ratio = seconds["eager"] / seconds["kernel"]
     note = f"error {worst:.2g}, at most 0.02"
-    yield {
-        "what": "MLP",
-        "figure": ratio,
-        "unit": "×",
-        "target": "≥ 1",
-        "met": ratio >= 1 and worst <= 0.02,
-        "note": note,
-    }
+    yield line("MLP", ratio, "×", target="≥ 1", met=ratio >= 1 and worst <= 0.02, note=note)
 
 
 def tests(setup: Setup) -> Iterator[Row]:
@@ -390,48 +380,50 @@ def tests(setup: Setup) -> Iterator[Row]:
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:  # as they come: the check may be stopped
-            last = line.strip() or last
-            if result := _RESULT.match(line):
+        for text in process.stdout:  # as they come: the check may be stopped
+            last = text.strip() or last
+            if result := _RESULT.match(text):
                 counts[result[1]] += 1
                 if result[1] in ("FAILED", "ERROR"):
-                    yield {"what": "failed", "met": False, "note": result[2][:300]}
+                    yield line("failed", met=False, note=result[2][:300])
     note = ", ".join(f"{count} {name.lower()}" for name, count in counts.items()) or last[:200]
-    yield {"what": "pytest", "met": process.returncode == 0, "note": note}
+    yield line("pytest", met=process.returncode == 0, note=note)
 
 
-def scoring(setup: Setup) -> Iterator[Row]:
+def scoring_modes(setup: Setup) -> Iterator[Row]:
     """Sliding windows and streaming, in float32 and bfloat16, against a plain loop; then the scoring package."""
     targets, length, stride, chunks = (256, 64, 16, [16]) if setup.small else (16_384, 1024, 64, [64, 256])
-    torch.manual_seed(0)
     config = GPTConfig(vocab_size=260, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1)
-    model = GPT(config if setup.small else GPTConfig()).eval().to(setup.device)
-    for p in model.parameters():
-        if p.ndim == 2 and not p.any():
-            torch.nn.init.normal_(p, std=0.02)
+    model = scoring.random_gpt(setup.device, config if setup.small else None)
     tokens = np.random.default_rng(0).integers(2, 256, targets + 1, dtype=np.uint16)
-    table = np.ones(len(tokens), np.uint16)
-    rows = evaluate.measure(model, tokens, table, 1, length, stride, chunks, 1 if setup.small else 3, setup.device)
-    for row in rows:
-        exact = row["dtype"] == "float32"
-        met = row["nats_off"] <= 1e-3 if exact else None
+    ways = [f"windows stride={stride}", *(f"streaming chunk={chunk}" for chunk in chunks)]
+    ways = [f"plain stride={stride}", *ways, *(f"{way} dtype=bfloat16" for way in ways)]
+    text = Text(tokens, np.ones(len(tokens), np.uint16), 1)
+    if not setup.small:  # compiles and allocates
+        list(scoring.measure(model, text, ways, context=length, device=setup.device))
+    for row in scoring.measure(model, text, ways, context=length, device=setup.device):
+        exact = "bfloat16" not in row["row"]
+        met = row["nats off"] <= 1e-3 if exact else None
+        note = f"{1 / row['cost']:.1f} × the plain loop, {row['nats off']:.2g} nats off"
         target = "≤ 0.001 nats off" if exact else None
-        note = f"{row['faster']:.1f} × the plain loop, {row['nats_off']:.2g} nats off"
-        rate = round(targets / row["seconds"])
-        yield {"what": row["way"], "figure": rate, "unit": "tokens/s", "target": target, "met": met, "note": note}
+        yield line(row["row"], round(row["tokens/s"]), "tokens/s", target=target, met=met, note=note)
     if not setup.small:
-        yield from _package(setup)
+        yield from _package(model, length, setup.device)
 
 
-def _package(setup: Setup) -> Iterator[Row]:
+def _package(model: GPT, length: int, device: torch.device) -> Iterator[Row]:
+    """Non-overlapping windows by the ahead-of-time package against eager mode."""
+    model.compute_dtype = choose_dtype("auto", device)
+    shape = Shape(max(1, max_inputs(device) // length), length, length)
+    count = (1 << 18) // (shape.rows * length) * shape.rows * length  # complete batches
+    tokens = np.random.default_rng(0).integers(0, 256, count + 1, dtype=np.uint16)
+    text = Text(tokens, np.ones(len(tokens), np.uint16), 0)
     with tempfile.TemporaryDirectory() as folder:
-        options = argparse.Namespace(
-            device=setup.device.type, dtype="auto", seed=0, length=1024, tokens=1 << 18, seconds=5.0
-        )
-        options.ways, options.way, options.folder = list(scoring_package.WAYS), "eager", Path(folder)
-        for way, result in scoring_package.speed(options).items():
-            note = f"{result.get('difference', 0):.2g} nats off"
-            yield {"what": f"windows, {way}", "figure": round(result["tokens_per_s"]), "unit": "tokens/s", "note": note}
+        package: LanguageModel = load_or_compile(model, Path(folder) / "x.pt2", shape)
+        ways: dict[str, LanguageModel] = {"eager": model, "package": package}
+        for way, losses in ways.items():
+            work = partial(evaluator.score, losses, text, train_seq_len=length, device=device)
+            yield line(f"windows, {way}", round(count / median_seconds(work, device)), "tokens/s")
 
 
 def compression(setup: Setup) -> Iterator[Row]:
@@ -452,23 +444,19 @@ def compression(setup: Setup) -> Iterator[Row]:
             start = time.perf_counter()
             save(moved_module, path, bits=bits, calibration=(moved_module, moved, _cross_entropy))
             synchronize(setup.device)
-            yield {
-                "what": f"calibrate and save, module on {device}",
-                "figure": time.perf_counter() - start,
-                "unit": "s",
-            }
+            yield line(f"calibrate and save, module on {device}", time.perf_counter() - start, "s")
             sizes[device] = path.stat().st_size
-            seconds = _median(lambda path=path: load(path, device=setup.device), setup.device, 3)  # type: ignore[misc]
+            seconds = median_seconds(lambda path=path: load(path, device=setup.device), setup.device, 3)  # type: ignore[misc]
             loaded[device] = load(path, device=setup.device)
-            yield {"what": "load to the device", "figure": 1e3 * seconds, "unit": "ms"}
+            yield line("load to the device", 1e3 * seconds, "ms")
             wrong = [name for name, tensor in loaded[device].items() if tensor.device.type != setup.device.type]
             if wrong:
-                yield {"what": "tensors on another device", "met": False, "note": wrong[0]}
+                yield line("tensors on another device", met=False, note=wrong[0])
     if len(loaded) == 2:
         measure = HeldOut(module, [(x.to(setup.device), y.to(setup.device)) for x, y in batches], _cross_entropy)
         errors = {device: measure(state) for device, state in loaded.items()}
         note = ", ".join(f"{device}: {sizes[device]:,} bytes, KL {errors[device]:.3g}" for device in loaded)
-        yield {"what": "files by CPU and device", "note": note}
+        yield line("files by CPU and device", note=note)
 
 
 def _cross_entropy(module: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -478,7 +466,8 @@ def _cross_entropy(module: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Ten
 def loader(setup: Setup) -> Iterator[Row]:
     """The prefetching loader: tokens per second to the device, and how long a training step waits for it."""
     with tempfile.TemporaryDirectory() as folder:
-        data = stdlib_dataset(Path(folder))
+        list(prepare(stdlib_corpus(), tokenizer="bytes", root=Path(folder)))
+        data = open_dataset(next((Path(folder) / "datasets").iterdir()))
         tokens, length = (1024, 64) if setup.small else (65_536, 1024)
         on_gpu = setup.device.type == "cuda"
         batches = Batches(
@@ -502,65 +491,20 @@ def loader(setup: Setup) -> Iterator[Row]:
             batches.close()
     median = statistics.median(waits)
     note = f"{1e3 * median:.2f} ms a batch" + ("" if pinned is None else f", pinned: {pinned}")
-    yield {
-        "what": f"batches of {tokens:,}",
-        "figure": round(tokens / median),
-        "unit": "tokens/s",
-        "note": note,
-        "met": pinned,
-    }
+    yield line(f"batches of {tokens:,}", round(tokens / median), "tokens/s", note=note, met=pinned)
 
 
 def profiles(setup: Setup) -> Iterator[Row]:
-    """The step by part, and whether Nsight Systems sees birdie's ranges."""
+    """The step by part."""
     run, _, _ = _run("baseline", setup, [], compile=False)
     run.warm_up()
     result = profile(run, setup.device, None)
     assert result is not None
     share = result.attributed
-    yield {
-        "what": "time in named parts",
-        "figure": share,
-        "target": "≥ 0.95",
-        "met": share >= 0.95,
-        "note": result.title,
-    }
+    yield line("time in named parts", share, target="≥ 0.95", met=share >= 0.95, note=result.title)
     for name, milliseconds in result.rows():
         if "/" not in name:
-            yield {"what": name, "figure": milliseconds, "unit": "ms"}
-    if setup.device.type == "cuda":
-        yield _nsight()
-
-
-def _nsight() -> Row:
-    if shutil.which("nsys") is None:
-        return {"what": "Nsight Systems", "note": "skipped: nsys is not installed"}
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report"
-        script = "from benchmarks.gpu_checks import few_steps; few_steps()"
-        command = [
-            "nsys",
-            "profile",
-            "-t",
-            "cuda,nvtx",
-            "--pytorch=autograd-nvtx",
-            "-o",
-            str(report),
-            sys.executable,
-            "-c",
-            script,
-        ]
-        subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-        stats = ["nsys", "stats", "--report", "nvtx_sum", f"{report}.nsys-rep"]
-        text = subprocess.run(stats, capture_output=True, text=True, check=False).stdout
-    missing = [name for name in ("forward", "backward", "optimizer") if name not in text]
-    return {"what": "Nsight Systems", "met": not missing, "note": f"missing: {missing}" if missing else "ranges found"}
-
-
-def few_steps() -> None:
-    """Train some steps for a profiler that watches this process."""
-    run, _, _ = _run("baseline", Setup(torch.device("cuda", 0), small=False), [], compile=False, iterations=5)
-    list(run)
+            yield line(name, milliseconds, "ms")
 
 
 def decoding(setup: Setup) -> Iterator[Row]:
@@ -571,24 +515,9 @@ def decoding(setup: Setup) -> Iterator[Row]:
         for coder in ("fast", "max"):
             path = Path(folder) / coder
             save(state, path, scheme="int6", coder=coder)
-            seconds = _median(lambda path=path: load(path, device=setup.device), setup.device, 3)  # type: ignore[misc]
+            seconds = median_seconds(lambda path=path: load(path, device=setup.device), setup.device, 3)  # type: ignore[misc]
             rate = 2 * side**2 / seconds / 1e6
-            yield {
-                "what": f"coder {coder}",
-                "figure": rate,
-                "unit": "M weights/s",
-                "note": f"{path.stat().st_size:,} bytes",
-            }
-
-
-def tensors_on_device(setup: Setup) -> Iterator[Row]:
-    """Decoding and encoding of one matrix on the device, beside the CPU and a copy in bfloat16."""
-    yield from on_device.tensor(setup.device, small=setup.small)
-
-
-def model_in_device_memory(setup: Setup) -> Iterator[Row]:
-    """A Llama-like model whose weights stay compressed in the memory of the device, beside bfloat16."""
-    yield from on_device.model(setup.device, small=setup.small)
+            yield line(f"coder {coder}", rate, "M weights/s", note=f"{path.stat().st_size:,} bytes")
 
 
 def byte_budget(setup: Setup) -> Iterator[Row]:
@@ -613,12 +542,12 @@ def byte_budget(setup: Setup) -> Iterator[Row]:
             last = step
     typical = {way: statistics.median(b - a for a, b in pairwise(clock)) for way, clock in clocks.items()}
     total = {way: clock[-2] - clock[0] for way, clock in clocks.items()}  # without the last calibration
-    yield {"what": "step, plain", "figure": 1e3 * typical["plain"], "unit": "ms", "note": f"{weights:,} weights"}
+    yield line("step, plain", 1e3 * typical["plain"], "ms", note=f"{weights:,} weights")
     for what, seconds in (("step on decoded weights", typical), ("the same with the encodings", total)):
         ratio = seconds["budget"] / seconds["plain"]
         met = None if setup.small else ratio <= 1.3
-        yield {"what": what, "figure": ratio, "unit": "× plain", "target": "≤ 1.3", "met": met}
-    yield {"what": "last calibration and encoding", "figure": clocks["budget"][-1] - clocks["budget"][-2], "unit": "s"}
+        yield line(what, ratio, "× plain", target="≤ 1.3", met=met)
+    yield line("last calibration and encoding", clocks["budget"][-1] - clocks["budget"][-2], "s")
     with tempfile.TemporaryDirectory() as folder:
         size = birdie.save(model, Path(folder) / "x.birdie").bytes
         decoded = load(Path(folder) / "x.birdie", device=setup.device)
@@ -626,16 +555,11 @@ def byte_budget(setup: Setup) -> Iterator[Row]:
     same = all(torch.equal(decoded[name].to(tensor), tensor) for name, tensor in held.items())
     assert budget is not None
     note = f"loss {last.loss:.4f}; at most {budget:,} bytes, and the file holds what was trained: {same}"
-    yield {"what": "file", "figure": size, "unit": "bytes", "met": same and size <= budget, "note": note}
+    yield line("file", size, "bytes", met=same and size <= budget, note=note)
 
 
 def _next_bytes(model: torch.nn.Module, ids: Tensor) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
-
-
-def _median(work: Callable[[], object], device: torch.device, turns: int = 9) -> float:
-    """Return the median of the seconds that `work` takes, after one run more."""
-    return statistics.median(take_turns({"": work}, turns=turns, device=device)[""])
 
 
 def _version(module: str) -> str:
@@ -652,6 +576,10 @@ def _nccl() -> str:
         return "no NCCL"
 
 
+def _on_device(check: Callable[..., Iterator[Row]]) -> Callable[[Setup], Iterator[Row]]:
+    return lambda setup: check(setup.device, small=setup.small)
+
+
 CHECKS: dict[str, Check] = {
     "machine": Check("what is this GPU, and how fast are products and copies?", machine, 60),
     "attention": Check("does every attention kernel equal softmax in float64, and how fast is it?", attention, 90),
@@ -662,15 +590,17 @@ CHECKS: dict[str, Check] = {
     "muon": Check("how long does the optimizer take?", muon, 60),
     "fused": Check("do the fused kernels pay?", fused, 90),
     "sota": Check("the same as training, for the model of the best record", partial(training, "sota"), 150),
-    "scoring": Check("how fast is scoring?", scoring, 120),
+    "scoring": Check("how fast is scoring?", scoring_modes, 120),
     "compression": Check("does calibration use the device, and does loading reach it?", compression, 60),
     "byte budget": Check("what does training on what a file stores cost?", byte_budget, 180),
     "loader": Check("does the loader keep up?", loader, 45),
     "profile": Check("where does the time of a step go?", profiles, 90),
     "decoding": Check("how fast is decoding?", decoding, 45),
-    "decoding on the device": Check("do kernels decode to the CPU's bits, and how fast?", tensors_on_device, 90),
+    "decoding on the device": Check(
+        "do kernels decode to the CPU's bits, and how fast?", _on_device(on_device.tensor), 90
+    ),
     "compressed in device memory": Check(
-        "what do weights cost that stay compressed in memory?", model_in_device_memory, 120
+        "what do weights cost that stay compressed in memory?", _on_device(on_device.model), 120
     ),
 }
 """The checks by name, the most valuable first."""

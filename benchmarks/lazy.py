@@ -8,12 +8,9 @@ and as a share of eager loading's; seconds to load and of each pass; whether the
 eager loading.
 """
 
-import argparse
 import hashlib
-import json
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,8 @@ import torch
 from torch import nn
 
 import birdie
-from benchmarks.command import command_parser, report
-from benchmarks.memory import reset_peak, resident
+from benchmarks.command import Row, command_parser, report
+from benchmarks.processes import apart, reset_peak, resident
 from birdie.artifact import container
 from birdie.artifact.container import Reader
 
@@ -59,17 +56,12 @@ def saved(folder: Path, layers: int, width: int, scheme: str) -> Path:
     return path
 
 
-def warm(folder: Path) -> None:
-    """Load the kernels of coder and scheme with a file of one small layer."""
-    small = saved(folder, 1, 512, "int4")
-    for lazy in (False, True):
-        birdie.load(small, into=build(1, 512), lazy=lazy)(torch.ones(1, 512))
-
-
-def measure_way(path: Path, layers: int, width: int, way: str, cache_mb: float | None) -> dict[str, Any]:
+def measure_way(file: str, layers: int, width: int, way: str) -> dict[str, Any]:
     """Load and run the model in this process, and return memory, seconds and the digest of the output."""
-    torch.set_num_threads(1)
-    warm(path.parent)
+    path = Path(file)
+    small = saved(path.parent, 1, 512, "int4")
+    for lazy in (False, True):  # loads the kernels
+        birdie.load(small, into=build(1, 512), lazy=lazy)(torch.ones(1, 512))
     x = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(1))
     reset_peak()
     idle_mb, start = resident("VmRSS"), time.perf_counter()
@@ -80,8 +72,8 @@ def measure_way(path: Path, layers: int, width: int, way: str, cache_mb: float |
     elif way == "eager, assigned":
         model.load_state_dict(birdie.load(path), assign=True)
     else:
-        cache_bytes = None if cache_mb is None else int(cache_mb * 1e6)
-        birdie.load(path, into=model, lazy=True, cache_bytes=cache_bytes)
+        half = layers * (width + 1) * width * 2
+        birdie.load(path, into=model, lazy=True, cache_bytes=half if way == "lazy, half cached" else None)
     times = [time.perf_counter()]
     with torch.inference_mode():
         for _ in range(2):
@@ -96,47 +88,27 @@ def measure_way(path: Path, layers: int, width: int, way: str, cache_mb: float |
     }
 
 
-def measure(path: Path, layers: int, width: int) -> list[dict[str, Any]]:
+def measure(path: Path, layers: int, width: int) -> list[Row]:
     """Return a row for each way of loading."""
-    decoded = layers * (width * width + width) * 4 / 1e6
-    ways: list[tuple[str, float | None]] = [
-        ("eager", None),
-        ("eager, assigned", None),
-        ("lazy", None),
-        ("lazy, half cached", decoded / 2),
-    ]
-    rows: list[dict[str, Any]] = []
-    for way, cache in ways:
-        command = [sys.executable, "-m", "benchmarks.lazy", "--one", way, "--file", str(path)]
-        size = ["--layers", str(layers), "--width", str(width), "--room", str(cache or 0)]
-        process = subprocess.run([*command, *size], check=True, capture_output=True, text=True)
-        result = json.loads(process.stdout)
+    rows: list[Row] = []
+    for way in ("eager", "eager, assigned", "lazy", "lazy, half cached"):
+        result = apart(measure_way, str(path), layers, width, way)
         eager = rows[0] if rows else result
-        output = result.pop("output")
-        row = {"way": way, "decoded_mb": decoded, "file_mb": path.stat().st_size / 1e6} | result
-        rows.append(row | {"of_eager": result["peak_mb"] / eager["peak_mb"], "output": output})
-    eager_output = rows[0]["output"]
-    for row in rows:
-        row["exact"] = row.pop("output") == eager_output
-    return rows
+        shares = {"of_eager": result["peak_mb"] / eager["peak_mb"], "exact": result["output"] == eager["output"]}
+        sizes = {"decoded_mb": layers * (width + 1) * width * 4 / 1e6, "file_mb": path.stat().st_size / 1e6}
+        rows.append({"way": way} | sizes | result | shares)
+    return [{key: value for key, value in row.items() if key != "output"} for row in rows]
 
 
-def main() -> None:
-    """Measure and print the table; with --one, print the result of one process."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print the table."""
     parser = command_parser(__doc__)
     parser.add_argument("--layers", type=int, default=64, help="(default: 64)")
     parser.add_argument("--width", type=int, default=2048, help="inputs and outputs of a layer (default: 2048)")
     parser.add_argument("--scheme", default="int4", help="(default: int4)")
     parser.add_argument("--cache", type=Path, default=Path("runs/lazy"), help="folder of the file (default: runs/lazy)")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--room", type=float, default=0.0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        result = measure_way(options.file, options.layers, options.width, options.one, options.room or None)
-        sys.stdout.write(json.dumps(result) + "\n")
-        return
-    path = saved(options.cache, options.layers, options.width, options.scheme)
+    options = parser.parse_args(arguments)
+    path = saved(options.cache.resolve(), options.layers, options.width, options.scheme)
     report(measure(path, options.layers, options.width), as_json=options.json)
 
 

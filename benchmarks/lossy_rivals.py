@@ -1,6 +1,6 @@
 """Lossy coders of weights that birdie is compared with: each turns a state dict into a file and back.
 
-The record stack is in `record_stack`, its tuning in `record_search`. A coder that is not installed raises
+The record stack is in `record_stack`. A coder that is not installed raises
 `NotInstalledError`.
 """
 
@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.compressors import COMPRESSORS
-from benchmarks.rivals import HERE, run_in_environment
+from benchmarks.rivals import COMPRESSORS, HERE, run_in_environment
 from birdie.golf import int8_zlib as baseline
 
 State = Mapping[str, Tensor]
@@ -180,7 +179,7 @@ def entropack(bits: float) -> LossyCoder:
 
 def _in_environment(package: str, name: str, label: str, setting: float) -> LossyCoder:
     def run(*arguments: str | Path) -> None:
-        run_in_environment([str(HERE / "lossy_worker.py"), *map(str, arguments)], name)
+        run_in_environment([str(HERE / "rival_worker.py"), *map(str, arguments)], name)
 
     def encode(state: State) -> bytes:
         with tempfile.TemporaryDirectory() as folder:

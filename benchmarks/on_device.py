@@ -10,7 +10,7 @@ GPU) is measured beside it where it is installed.
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.timing import take_turns
+from benchmarks.processes import median_seconds, take_turns
 from birdie.artifact import container
 from birdie.artifact.container import Reader
 from birdie.artifact.device import compressed_entry
@@ -37,6 +37,13 @@ from birdie.entropy import static
 from birdie.runtime.device import synchronize
 
 Row = dict[str, Any]
+
+
+def line(what: str, figure: float | None = None, unit: str | None = None, **more: Any) -> Row:
+    """Return a row of a check; `more` has target, met and note, as many as apply."""
+    return {"what": what, "figure": figure, "unit": unit, **more}
+
+
 SCHEME = Trellis(32, 0.26, along=False)  # about four bits a weight, with paths down the columns
 NO_KERNELS = "skipped: no CUDA, or no kernels for it"
 
@@ -144,13 +151,13 @@ def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
                 compressed = compressed_entry(file, block)
                 assert compressed is not None
                 blocks.append((compressed, part))
-            yield {"what": "bits a weight", "figure": 8 * path.stat().st_size / count, "unit": "bits"}
+            yield line("bits a weight", 8 * path.stat().st_size / count, "bits")
             decode = partial(file.decode, "weight", os.cpu_count())
             expected = decode()
-            yield speed("decode, CPU", count, median(decode, turns), f"{os.cpu_count()} threads")
+            yield speed("decode, CPU", count, median_seconds(decode, turns=turns), f"{os.cpu_count()} threads")
     yield from encoded_on_cpu(weight)
     if not works(device):
-        yield {"what": "decode and encode on the device", "note": NO_KERNELS}
+        yield line("decode and encode on the device", note=NO_KERNELS)
         return
     on_device = [(compressed.to(device), part) for compressed, part in blocks]
     out = torch.empty(weight.shape, dtype=weight.dtype, device=device)
@@ -167,19 +174,14 @@ def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
     note = f"decoding takes {seconds['decode'] / seconds['copy']:.1f} × as long"
     yield speed("copy in bfloat16, device", count, seconds["copy"], note)
     share = sum(compressed.nbytes for compressed, _ in on_device) / (2 * count)
-    yield {"what": "device memory", "figure": share, "unit": "of bfloat16", "target": "≤ 0.3", "met": share <= 0.3}
+    yield line("device memory", share, "of bfloat16", target="≤ 0.3", met=share <= 0.3)
     yield from encoded_on_device(weight.to(device), turns)
     yield from entropack(weight.to(device), turns)
 
 
 def speed(what: str, count: int, seconds: float, note: str | None = None) -> Row:
     """Return the row of a speed."""
-    return {"what": what, "figure": count / seconds / 1e9, "unit": "G weights/s", "note": note}
-
-
-def median(work: Callable[[], object], turns: int, device: torch.device | None = None) -> float:
-    """Return the median of the seconds that `work` takes, after one run more."""
-    return statistics.median(take_turns({"": work}, turns=turns, device=device or torch.device("cpu"))[""])
+    return line(what, count / seconds / 1e9, "G weights/s", note=note)
 
 
 def factors_of(weight: Tensor) -> tuple[lanes.WeightDensity, lanes.Factors, np.ndarray[Any, np.dtype[np.float32]]]:
@@ -197,15 +199,15 @@ def encoded_on_cpu(weight: Tensor) -> Iterator[Row]:
     ones = np.ones(some.shape[1], np.float32)
     matrix = some.float().numpy()
     numbers = lanes.quantize(matrix, shape, scale, ones, 32, 0.05)
-    search = median(lambda: lanes.quantize(matrix, shape, scale, ones, 32, 0.05), 1)
-    code = median(lambda: static.encode_fastest(numbers, (1, 1), 32), 1)
+    search = median_seconds(lambda: lanes.quantize(matrix, shape, scale, ones, 32, 0.05), turns=1)
+    code = median_seconds(lambda: static.encode_fastest(numbers, (1, 1), 32), turns=1)
     yield speed("encode, CPU", some.numel(), search + code, f"one thread; search {search / (search + code):.0%} of it")
 
 
 def encoded_on_device(weight: Tensor, turns: int) -> Iterator[Row]:
     """Quantize a matrix on the device."""
     _, factors, _ = factors_of(weight)
-    seconds = median(lambda: encoding.quantize(weight, factors), turns, weight.device)
+    seconds = median_seconds(lambda: encoding.quantize(weight, factors), weight.device, turns)
     yield speed("encode, device: search of 32 states", weight.numel(), seconds)
 
 
@@ -214,16 +216,16 @@ def entropack(weight: Tensor, turns: int) -> Iterator[Row]:
     try:
         import entropack as peer  # type: ignore[import-not-found]
     except ImportError:
-        yield {"what": "EntroPack", "note": "not installed (pip install entropack)"}
+        yield line("EntroPack", note="not installed (pip install entropack)")
         return
     config = peer.EntroPackLossyConfig(target_bpp=4.0)
     try:
         packed = peer.compress(weight, config)
-        decode = median(lambda: peer.decompress(packed, config), turns, weight.device)
-        encode = median(lambda: peer.compress(weight, config), 1, weight.device)
+        decode = median_seconds(lambda: peer.decompress(packed, config), weight.device, turns)
+        encode = median_seconds(lambda: peer.compress(weight, config), weight.device, 1)
         note = f"{packed.actual_bpp:.3f} bits a weight"
     except Exception as error:  # another version, or a driver that it does not know
-        yield {"what": "EntroPack", "note": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+        yield line("EntroPack", note=" ".join(f"{type(error).__name__}: {error}".split())[:200])
         return
     yield speed("EntroPack, decode", weight.numel(), decode, note)
     yield speed("EntroPack, encode", weight.numel(), encode)
@@ -236,7 +238,7 @@ def model(device: torch.device, *, small: bool) -> Iterator[Row]:
         path = Path(folder) / "model.birdie"
         count = saved(path, size, device)
         bits = 8 * path.stat().st_size / count
-        yield {"what": "weights", "figure": count, "note": f"{bits:.2f} bits a weight in the file"}
+        yield line("weights", count, note=f"{bits:.2f} bits a weight in the file")
         ways: dict[str, dict[str, Any]] = {"bfloat16": {}, "compressed": {"lazy": True}}
         outputs: dict[str, list[Tensor]] = {}
         for way, settings in ways.items():
@@ -244,9 +246,9 @@ def model(device: torch.device, *, small: bool) -> Iterator[Row]:
             same = all(map(torch.equal, outputs[way], outputs["bfloat16"]))
             for row in rows:
                 yield row | {"what": f"{way}: {row['what']}"}
-            yield {"what": f"{way}: outputs", "target": "those of bfloat16", "met": same}
+            yield line(f"{way}: outputs", target="those of bfloat16", met=same)
     if not works(device):
-        yield {"what": "decoding on the device", "note": NO_KERNELS}
+        yield line("decoding on the device", note=NO_KERNELS)
 
 
 def run(
@@ -272,9 +274,9 @@ def run(
                 output = module(batch)
             outputs.append(output.cpu())
             synchronize(device)
-            seconds = median(lambda batch=batch: module(batch), steps, device)  # type: ignore[misc]
-            rows.append({"what": what, "figure": round(batch.numel() / seconds, 1), "unit": "tokens/s"})
+            seconds = median_seconds(lambda batch=batch: module(batch), device, steps)  # type: ignore[misc]
+            rows.append(line(what, round(batch.numel() / seconds, 1), "tokens/s"))
     if on_gpu:
         peak = (torch.cuda.max_memory_allocated(device) - idle) / 1e6
-        rows.append({"what": "peak memory", "figure": round(peak), "unit": "MB"})
+        rows.append(line("peak memory", round(peak), "MB"))
     return rows, outputs

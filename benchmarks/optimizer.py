@@ -1,14 +1,12 @@
 """Step time of the Muon optimizer alone, on 66 matrices: eleven layers of width 512 with an MLP of 1536, as the
 records.
 
-    python -m benchmarks.optimizer --json [--seconds 60] [--ranks 2] [--device auto] [--seed 0]
+    python -m benchmarks.optimizer --json [--seconds 60] [--ranks 2] [--device auto] [--seed 0] [--layers 11]
 
-In one process, with the same gradients, by turns, iterating in bfloat16 as `torch.optim.Muon` does:
-
-- torch.optim.Muon, the loop over matrices that ships with torch;
-- birdie.Muon on the same 66 matrices, and on four banks (stacks of matrices of equal shape);
-- banks, one Newton–Schulz step at a time: shows what two steps on one Gram matrix save;
-- products alone: the matrix products of the classic iteration (314 GFLOP), one call per bank.
+In one process, with the same gradients, by turns, iterating in bfloat16 as `torch.optim.Muon` does: the loop over
+matrices that ships with torch; birdie's Muon on the same matrices, on four banks (stacks of matrices of equal shape),
+and on banks one Newton–Schulz step at a time, which shows what two steps on one Gram matrix save; and the matrix
+products of the classic iteration alone (314 GFLOP), one call per bank.
 
 On `--ranks` processes with one thread each and gloo or NCCL between them, from the end of backward to updated weights:
 replicated (gradients all-reduced in bfloat16, every rank updates all matrices) compared with Parallel Muon;
@@ -24,9 +22,8 @@ import datetime
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 
 from benchmarks.command import command_parser, report
-from benchmarks.timing import duration, take_turns
+from benchmarks.processes import duration, take_turns
 from birdie.runtime.device import choose_device, synchronize
 from birdie.runtime.distributed import World
 from birdie.train import muon as muon_module
@@ -63,18 +60,6 @@ def matrices(seed: int, device: torch.device, layers: int = LAYERS, dim: int = D
             p.grad = torch.randn(shape, device=device)
             members[f"blocks.{layer}.{name}"] = p
     return members
-
-
-def torch_muon(members: dict[str, nn.Parameter]) -> Turn:
-    """Return a step of torch.optim.Muon."""
-    optimizer = torch.optim.Muon(members.values(), lr=RATE, momentum=MOMENTUM, weight_decay=0.0)
-    # torch's momentum is a running mean, birdie's a sum. Both have the same direction, and Newton–Schulz normalizes.
-    return optimizer.step
-
-
-def matrix_muon(members: dict[str, nn.Parameter]) -> Turn:
-    """Return a step of birdie.Muon on single matrices."""
-    return Muon(members.values(), RATE, momentum=MOMENTUM, dtype=DTYPE).step
 
 
 def bank_muon(members: dict[str, nn.Parameter]) -> Turn:
@@ -151,21 +136,17 @@ class RangeTimer:
             self.seconds[name] = self.seconds.get(name, 0.0) + (end - begin) / 1000
 
 
-def rows_of(durations: dict[str, list[float]], baseline: str, ranks: int) -> list[dict[str, Any]]:
+def rows_of(durations: Mapping[str, Sequence[float]], baseline: str, ranks: int) -> list[dict[str, Any]]:
     """Return a row for each name, whose ratio is to `baseline`."""
-    median = {name: statistics.median(turns) for name, turns in durations.items()}
-    return [
-        {
-            "step": name,
-            "ranks": ranks,
-            "median_ms": round(1e3 * median[name], 2),
-            "best_ms": round(1e3 * min(turns), 2),
-            "ratio": round(median[baseline] / median[name], 3),
-            "turns": len(turns),
-            "difference": None,
-        }
-        for name, turns in durations.items()
-    ]
+    base = statistics.median(durations[baseline])
+    rows = []
+    for name, turns in durations.items():
+        median = statistics.median(turns)
+        row = bare_row(name, ranks, round(1e3 * median, 2))
+        rows.append(
+            row | {"best_ms": round(1e3 * min(turns), 2), "ratio": round(base / median, 3), "turns": len(turns)}
+        )
+    return rows
 
 
 def bare_row(step: str, ranks: int = 1, median_ms: float | None = None) -> dict[str, Any]:
@@ -180,9 +161,10 @@ def one_process(
     """Return the rows of one process."""
     members = {name: matrices(seed, device, layers, dim) for name in ("torch", "matrices", "banks", "single")}
     banks = bank_muon(members["banks"])
-    turns = {
-        "torch.optim.Muon": torch_muon(members["torch"]),
-        "birdie.Muon, matrices": matrix_muon(members["matrices"]),
+    turns: dict[str, Turn] = {
+        # torch's momentum is a running mean, birdie's a sum: of equal direction, and Newton–Schulz normalizes
+        "torch.optim.Muon": torch.optim.Muon(members["torch"].values(), RATE, momentum=MOMENTUM, weight_decay=0.0).step,
+        "birdie.Muon, matrices": Muon(members["matrices"].values(), RATE, momentum=MOMENTUM, dtype=DTYPE).step,
         "birdie, banks": banks,
         "birdie, banks, one step at a time": single_steps(bank_muon(members["single"])),
     }
@@ -253,7 +235,7 @@ def communication(parallel: ParallelMuon, world: World) -> Turn:
 
 
 def run_rank(
-    rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, layers: int, results: Any
+    rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, layers: int, dim: int, results: Any
 ) -> None:
     """Measure as one of several ranks; rank 0 puts (durations by name, seconds of waiting) into `results`."""
     torch.set_num_threads(1)
@@ -267,8 +249,8 @@ def run_rank(
         backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout, device_id=on_gpu
     )
     world = World(rank, size, rank)
-    shared = make_banks(matrices(seed, device, layers))
-    full = [bank.parameter for bank in make_banks(matrices(seed, device, layers))]
+    shared = make_banks(matrices(seed, device, layers, dim))
+    full = [bank.parameter for bank in make_banks(matrices(seed, device, layers, dim))]
     for p, bank in zip(full, shared, strict=True):
         assert p.grad is not None
         p.grad.copy_(torch.randn_like(p, generator=None))
@@ -305,7 +287,7 @@ def run_rank(
 
 
 def several_processes(
-    seconds: float, seed: int, device: torch.device, size: int, layers: int = LAYERS
+    seconds: float, seed: int, device: torch.device, size: int, layers: int, dim: int
 ) -> list[dict[str, Any]]:
     """Return the rows of `size` processes."""
     if device.type == "cuda" and torch.cuda.device_count() < size:
@@ -313,7 +295,7 @@ def several_processes(
     results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-            run_rank, (size, str(Path(folder)), seconds, seed, device.type, layers, results), nprocs=size, join=True
+            run_rank, (size, folder, seconds, seed, device.type, layers, dim, results), nprocs=size, join=True
         )
         durations, waits = results.get()
     steps = {name: durations[name] for name in ("replicated", "parallel", "communication alone")}
@@ -325,20 +307,20 @@ def several_processes(
     ]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print the table."""
     parser = command_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds for each half (default: 60)")
     parser.add_argument("--ranks", type=int, default=2, help="processes of the second half; 1: none (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and gradients (default: 0)")
     parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: auto)")
-    options = parser.parse_args()
+    parser.add_argument("--layers", type=int, default=LAYERS, help=f"(default: {LAYERS})")
+    parser.add_argument("--dim", type=int, default=DIM, help=f"width (default: {DIM})")
+    options = parser.parse_args(arguments)
     device = choose_device(options.device)
-    rows = one_process(options.seconds, options.seed, device)
+    rows = one_process(options.seconds, options.seed, device, options.layers, options.dim)
     if options.ranks > 1:
-        rows += several_processes(options.seconds, options.seed, device, options.ranks)
-    if device.type != "cuda":
-        rows.append(bare_row("on a GPU: skipped, no CUDA"))
+        rows += several_processes(options.seconds, options.seed, device, options.ranks, options.layers, options.dim)
     report(rows, as_json=options.json)
 
 

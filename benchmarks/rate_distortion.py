@@ -1,13 +1,13 @@
 """Bytes against quality of lossy coders of weights: `python -m benchmarks.rate_distortion [--json] [--plot FILE.svg]`.
 
-    python -m benchmarks.rate_distortion                                every network of benchmarks.quality
+    python -m benchmarks.rate_distortion                                every network of benchmarks.subjects
     python -m benchmarks.rate_distortion --subjects bench,resnet20      some of them
     python -m benchmarks.rate_distortion --rivals record,nncodec --targets 0.005,0.01,0.02
 
 Every row is a file that was written, decoded from its bytes and then measured; the entire file counts. Equal quality
 means equal mean KL(float ‖ decoded) on held-out data, interpolated on birdie's curve at the rival's KL. Over several
 networks, the worst and the median ratio to each rival are printed last. The rows of rivals are cached in runs/rd-cache,
-keyed by everything they depend on. docs/rate-distortion.md explains the rows.
+keyed by everything they depend on. docs/benchmarks.md explains the rows.
 """
 
 import argparse
@@ -24,13 +24,21 @@ import torch
 
 from benchmarks import lossy_rivals, record_stack
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
-from benchmarks.curves import ratios, svg
+from benchmarks.curves import quality_chart, ratios
 from benchmarks.lossy_rivals import LossyCoder
-from benchmarks.quality import HELD_OUT_TOKENS, SUBJECTS, TEST_IMAGES, Amounts, Folders, Quality, Subject, load_subject
-from benchmarks.record_search import Tuner, measure_files
-from benchmarks.resnet import augmented
+from benchmarks.networks import augmented
+from benchmarks.record_stack import Tuner, measure_files
 from benchmarks.rivals import HERE, NotInstalledError
-from benchmarks.shared_data import shared_data
+from benchmarks.subjects import (
+    CHOICES,
+    HELD_OUT_TOKENS,
+    SUBJECTS,
+    TEST_IMAGES,
+    Amounts,
+    Quality,
+    Subject,
+    load_subject,
+)
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.result import CalibrationResult
@@ -124,7 +132,7 @@ def coder_rows(subject: Subject, cache: Cache, curve: str, coders: Sequence[Loss
 
     rows: list[Row] = []
     for coder in coders:
-        sources = ("lossy_rivals.py", "lossy_worker.py", "quality.py")
+        sources = ("lossy_rivals.py", "rival_worker.py", "subjects.py")
         rows += cache.rows(coder.scheme, coder.version, sources, lambda coder=coder: make(coder))  # type: ignore[misc]
     return rows
 
@@ -138,26 +146,19 @@ def record_rows(subject: Subject, cache: Cache, targets: Sequence[float]) -> lis
         if not tuner:
             tuner.append(Tuner(subject, record_hessians(subject, cache.folder), log))
         return [
-            row(
-                "record stack",
-                f"record stack {file.a:g} σ{_embedding(file.b)}",
-                file.bytes,
-                file.quality,
-                file.encode_s,
-                version,
-            )
+            row("record stack", f"record stack {_factors(file)}", file.bytes, file.quality, file.encode_s, version)
             for file in measure_files(tuner[0], target)
         ]
 
     rows: list[Row] = []
     for target in targets:
-        sources = ("record_stack.py", "record_search.py", "quality.py")
+        sources = ("record_stack.py", "subjects.py")
         rows += cache.rows(f"record {target}", version, sources, lambda target=target: make(target))  # type: ignore[misc]
     return rows
 
 
-def _embedding(step: float | None) -> str:
-    return "" if step is None else f", embedding {step:g} σ"
+def _factors(file: record_stack.Measured) -> str:
+    return f"{file.a:g} σ" + ("" if file.b is None else f", embedding {file.b:g} σ")
 
 
 def record_hessians(subject: Subject, folder: Path) -> dict[str, torch.Tensor]:
@@ -178,20 +179,19 @@ def record_hessians(subject: Subject, folder: Path) -> dict[str, torch.Tensor]:
 
 def rival_rows(subject: Subject, cache: Cache, keys: Sequence[str], targets: Sequence[float]) -> Iterator[Row]:
     """Yield the rows of the rivals named by `keys`; a rival that is not installed says so in its `version`."""
-    makers: dict[str, Callable[[], list[Row]]] = {
-        "record": lambda: record_rows(subject, cache, targets),
-        "int6": lambda: coder_rows(subject, cache, "int6 + zstd", [lossy_rivals.row_maximum(6, "zstd")]),
-        "int8": lambda: coder_rows(subject, cache, "int8 + zlib", [lossy_rivals.row_maximum(8, "zlib")]),
-        "challenge": lambda: coder_rows(
-            subject, cache, "int8 + zlib, the challenge's", [lossy_rivals.challenge_int8()]
-        ),
-        "nncodec": lambda: coder_rows(
-            subject, cache, "NNCodec", [lossy_rivals.nncodec(qp) for qp in lossy_rivals.TRELLIS_QPS]
-        ),
+    coders: dict[str, tuple[str, Callable[[], list[LossyCoder]]]] = {
+        "int6": ("int6 + zstd", lambda: [lossy_rivals.row_maximum(6, "zstd")]),
+        "int8": ("int8 + zlib", lambda: [lossy_rivals.row_maximum(8, "zlib")]),
+        "challenge": ("int8 + zlib, the challenge's", lambda: [lossy_rivals.challenge_int8()]),
+        "nncodec": ("NNCodec", lambda: [lossy_rivals.nncodec(qp) for qp in lossy_rivals.TRELLIS_QPS]),
     }
     for key in keys:
         try:
-            yield from makers[key]()
+            if key == "record":
+                yield from record_rows(subject, cache, targets)
+            else:
+                curve, make = coders[key]
+                yield from coder_rows(subject, cache, curve, make())
         except NotInstalledError as error:
             yield dict.fromkeys(row("", "", 0, Quality(0, 0, 0), 0, "")) | {
                 "curve": key,
@@ -210,24 +210,6 @@ def comparison(rows: Sequence[Row], targets: Sequence[float]) -> list[Row]:
         if rival_lines and rival_lines[0]["accuracy"] is not None:
             lines += ratios(birdie_lines, rival_lines, against="disagreement")
     return lines
-
-
-def parse() -> argparse.Namespace:
-    """Return the parsed command line."""
-    parser = command_parser(__doc__)
-    parser.add_argument(
-        "--subjects", type=comma_separated(one_of(SUBJECTS, "network")), default=list(SUBJECTS), help="networks"
-    )
-    parser.add_argument("--rivals", type=rival_keys, default=list(RIVALS), help=f"of {','.join(RIVALS)}; or none")
-    parser.add_argument(
-        "--targets", type=comma_separated(float), default=list(TARGETS), help="KL that the record stack is tuned for"
-    )
-    parser.add_argument("--tokens", type=int, default=HELD_OUT_TOKENS, help="held-out tokens (default: 65,536)")
-    parser.add_argument("--images", type=int, default=TEST_IMAGES, help="held-out images (default: 10,000)")
-    parser.add_argument("--no-birdie", action="store_true", help="rivals only")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached rows")
-    parser.add_argument("--plot", type=Path, help="also draw bytes against KL of one network, .svg")
-    return parser.parse_args()
 
 
 def rival_keys(text: str) -> list[str]:
@@ -253,17 +235,9 @@ def overview(compared: Mapping[str, Sequence[Row]]) -> list[Row]:
     rows: list[Row] = []
     for rival, networks in by_rival.items():
         means = {name: statistics.fmean(values) for name, values in networks.items()}
-        worst = max(means, key=means.__getitem__)
-        median = statistics.median(means.values())
-        rows.append(
-            {
-                "rival": rival,
-                "networks": len(means),
-                "worst": round(means[worst], 4),
-                "of": worst,
-                "median": round(median, 4),
-            }
-        )
+        name = max(means, key=means.__getitem__)
+        worst, median = round(means[name], 4), round(statistics.median(means.values()), 4)
+        rows.append({"rival": rival, "networks": len(means), "worst": worst, "of": name, "median": median})
     return rows
 
 
@@ -275,16 +249,28 @@ def _table_row(line: Row) -> Row:
 
 def measured(name: str, options: argparse.Namespace) -> list[Row]:
     """Return the rows of one network."""
-    folders = Folders(options.runs, shared_data())
-    known = load_subject(name, folders, Amounts(options.tokens, options.images))
-    cache = Cache(folders.cache, known)
+    known = load_subject(name, options.runs, Amounts(options.tokens, options.images))
+    cache = Cache(options.runs / "rd-cache", known)
     rows = list(rival_rows(known, cache, options.rivals, options.targets))
     return rows if options.no_birdie else rows + list(birdie_rows(known))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print the tables."""
-    options = parse()
+    parser = command_parser(__doc__)
+    parser.add_argument(
+        "--subjects", type=comma_separated(one_of(CHOICES, "network")), default=list(SUBJECTS), help="networks"
+    )
+    parser.add_argument("--rivals", type=rival_keys, default=list(RIVALS), help=f"of {','.join(RIVALS)}; or none")
+    parser.add_argument(
+        "--targets", type=comma_separated(float), default=list(TARGETS), help="KL that the record stack is tuned for"
+    )
+    parser.add_argument("--tokens", type=int, default=HELD_OUT_TOKENS, help="held-out tokens (default: 65,536)")
+    parser.add_argument("--images", type=int, default=TEST_IMAGES, help="held-out images (default: 10,000)")
+    parser.add_argument("--no-birdie", action="store_true", help="rivals only")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached rows")
+    parser.add_argument("--plot", type=Path, help="also draw bytes against KL of one network, .svg")
+    options = parser.parse_args(arguments)
     if options.plot and len(options.subjects) > 1:
         raise SystemExit("--plot draws one network; name it by --subjects")
     torch.set_num_threads(1)
@@ -296,24 +282,18 @@ def main() -> None:
         compared[name] = comparison(lines, options.targets)
         rows += [{"network": name, **line} for line in lines]
         if options.plot:
-            write_bytes(options.plot, svg(lines, f"{name}: bytes of the file").encode())
+            write_bytes(options.plot, quality_chart(lines, f"{name}: bytes of the file"))
         if not options.json:
-            _print(name, lines, [] if options.no_birdie else compared[name])
+            for version in dict.fromkeys(f"{name}, {line['curve']}: {line['version']}" for line in lines):
+                log(version)
+            for table in ([_table_row(line) for line in lines], compared[name]):
+                report(table, as_json=False)
     summary = overview(compared)
     if options.json:
         lines = [{"network": name, "comparison": True, **line} for name in compared for line in compared[name]]
         report([*rows, *lines, *({"overview": True, **line} for line in summary)], as_json=True)
     elif summary:
         report(summary, as_json=False)
-
-
-def _print(name: str, rows: Sequence[Row], compared: Sequence[Row]) -> None:
-    log(name)
-    for version in dict.fromkeys(f"{line['curve']}: {line['version']}" for line in rows):
-        log(version)
-    report([_table_row(line) for line in rows], as_json=False)
-    if compared:
-        report(compared, as_json=False)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,69 @@
-"""NNCodec or ZipNN on tensors, in the environment that `make rivals` builds; imports nothing of birdie.
+"""Coders of other projects, in the environment that `make rivals` builds; imports nothing of birdie.
 
-    .venv-rivals/bin/python rival_worker.py nncodec|zipnn TENSORS.npz    →    one JSON object on stdout
+    .venv-rivals/bin/python rival_worker.py lossless nncodec|zipnn TENSORS.npz        →  one JSON object on stdout
+    .venv-rivals/bin/python rival_worker.py encode nncodec|entropack TENSORS.npz OUT QP|BITS     weights → one file
+    .venv-rivals/bin/python rival_worker.py decode nncodec|entropack FILE OUT.npz                file → weights
+    .venv-rivals/bin/python rival_worker.py images FOLDER OUT.npz                     CIFAR-10's pixels, by Pillow
 
-The arrays of the .npz are int8, int16, float32, or bfloat16 as 16-bit words (names then end in "|bf16"). Each coder is
-tried in several forms; the smallest is reported, and the decoded values are compared.
+Lossless: arrays are int8, int16, float32, or bfloat16 as 16-bit words (names then end in "|bf16"); the smallest of
+several forms is reported, and the decoded values are compared. Lossy: NNCodec has its trellis on, else the defaults of
+nncodec.nn.encode; the smaller of short and long unary codes counts. EntroPack gives matrices of at least 1,024 elements
+the target rate, with its refinement of rows; other tensors are float16, and zstd -22 compresses its JSON headers.
 """
 
 import contextlib
 import importlib
+import io
 import json
+import struct
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 BF16 = "|bf16"
+NONWEIGHT_QP = -75
+SWEEPS = 8  # of EntroPack's refinement, the most it takes
+LEAST = 1024  # elements
 _LIBRARIES: list[Any] = []  # see `import_nncodec`
 
 
 def main() -> None:
-    """Measure the coder of the first argument on the arrays of the second."""
-    with np.load(sys.argv[2]) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    """Do what the first argument says with the others."""
+    verbs: dict[str, Any] = {"lossless": lossless, "encode": encode, "decode": decode, "images": images}
     with contextlib.redirect_stdout(sys.stderr):
-        forms = list({"nncodec": nncodec_forms, "zipnn": zipnn_forms}[sys.argv[1]](arrays))
-    best = min(forms, key=lambda row: row["bytes"])
-    exact = all(row["exact"] for row in forms)
-    print(json.dumps({**best, "exact": exact, "version": metadata.version(sys.argv[1])}))
+        result = verbs[sys.argv[1]](*sys.argv[2:])
+    if result is not None:
+        print(json.dumps(result))
+
+
+def lossless(package: str, source: str) -> dict[str, Any]:
+    """Return the row of a coder on the arrays of a .npz."""
+    with np.load(source) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    forms = list({"nncodec": nncodec_forms, "zipnn": zipnn_forms}[package](arrays))
+    best, exact = min(forms, key=lambda row: row["bytes"]), all(row["exact"] for row in forms)
+    return {**best, "exact": exact, "version": metadata.version(package)}
+
+
+def encode(package: str, source: str, out: str, setting: str) -> None:
+    """Write the weights of a .npz as one file."""
+    with np.load(source) as archive:
+        weights = {name: archive[name].astype(np.float32) for name in archive.files}
+    coder = {"nncodec": nncodec_encode, "entropack": entropack_encode}[package]
+    Path(out).write_bytes(coder(weights, float(setting)))
+
+
+def decode(package: str, source: str, out: str) -> None:
+    """Write the weights of a file as a .npz."""
+    coder = {"nncodec": nncodec_decode, "entropack": entropack_decode}[package]
+    with Path(out).open("wb") as file:
+        np.savez(file, **coder(Path(source).read_bytes()))  # type: ignore[arg-type, unused-ignore]
 
 
 def nncodec_forms(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -110,6 +144,101 @@ def _bytes(data: Any) -> bytes:
 
 def _row(size: int, encode_s: float, decode_s: float, exact: bool, form: str) -> dict[str, Any]:
     return {"bytes": size, "encode_s": encode_s, "decode_s": decode_s, "exact": bool(exact), "form": form}
+
+
+def nncodec_encode(weights: "dict[str, np.ndarray]", qp: float) -> bytes:
+    """Return the smaller of two bitstreams at one step size."""
+    compression = import_nncodec()
+    streams = [
+        bytes(
+            compression.compress(
+                {name: array.copy() for name, array in weights.items()},
+                bitstream_path=None,
+                qp=int(qp),
+                nonweight_qp=NONWEIGHT_QP,
+                use_dq=True,
+                param_opt=True,
+                row_skipping=True,
+                cabac_unary_length_minus1=unary,
+                return_bitstream=True,
+            )
+        )
+        for unary in (10, 30)
+    ]
+    return min(streams, key=len)
+
+
+def nncodec_decode(data: bytes) -> "dict[str, np.ndarray]":
+    """Return the weights of a bitstream."""
+    return dict(import_nncodec().decompress(bytearray(data)))
+
+
+def entropack_encode(weights: "dict[str, np.ndarray]", bits: float) -> bytes:
+    """Return a header of names, shapes and lengths, and the tensors after it."""
+    import entropack  # type: ignore[import-not-found, unused-ignore]
+    import torch
+    import zstandard  # type: ignore[import-not-found, unused-ignore]
+
+    config = entropack.EntroPackLossyConfig(target_bpp=bits, row_rdo_iterations=SWEEPS)
+    header: list[tuple[str, list[int], int]] = []
+    parts = []
+    for name, array in weights.items():
+        if array.ndim >= 2 and array.size >= LEAST:
+            rows = torch.from_numpy(array.reshape(len(array), -1))
+            part = entropack.compress(rows, config).entropack_quant_state.numpy().tobytes()
+        else:
+            part = array.astype(np.float16).tobytes()
+        header.append((name, list(array.shape), len(part)))
+        parts.append(part)
+    text = json.dumps(header).encode()
+    plain = struct.pack("<I", len(text)) + text + b"".join(parts)
+    return bytes(zstandard.ZstdCompressor(level=22).compress(plain))
+
+
+def entropack_decode(data: bytes) -> "dict[str, np.ndarray]":
+    """Return the weights of such a file."""
+    import entropack  # type: ignore[import-not-found, unused-ignore]
+    import torch
+    import zstandard  # type: ignore[import-not-found, unused-ignore]
+
+    config = entropack.EntroPackLossyConfig()
+    plain = zstandard.ZstdDecompressor().decompress(data)
+    (length,) = struct.unpack_from("<I", plain)
+    start = 4 + length
+    weights: dict[str, Any] = {}
+    for name, shape, size in json.loads(plain[4:start]):
+        part = plain[start : start + size]
+        start += size
+        if len(shape) >= 2 and np.prod(shape) >= LEAST:
+            state = torch.from_numpy(np.frombuffer(part, np.uint8).copy())
+            rows = entropack.decompress(entropack.CompressedTensor.unpack(state), config)
+            weights[name] = rows.numpy().reshape(shape)
+        else:
+            weights[name] = np.frombuffer(part, np.float16).astype(np.float32).reshape(shape)
+    return weights
+
+
+def images(source: str, out: str) -> None:
+    """Write test, test_labels and train of a folder.
+
+    The test images are the JPEGs of a zip, labeled by their folder. They alternate between the classes, so the first N
+    are balanced for any N. The two training batches are lossless PNGs with one image per row.
+    """
+    folder = Path(source)
+    with zipfile.ZipFile(folder / "cifar10_test_jpeg.zip") as archive:
+        names = sorted(archive.namelist(), key=lambda name: (name.split("/")[2], name.split("/")[1]))
+        classes = sorted({name.split("/")[1] for name in names})
+        test = np.stack([_pixels(io.BytesIO(archive.read(name))) for name in names])
+        labels = np.array([classes.index(name.split("/")[1]) for name in names])
+    batches = [_pixels(path) for path in sorted(folder.glob("cifar10_train_batch_*.png"))]
+    train = np.concatenate([batch.reshape(-1, 32, 32, 3) for batch in batches])
+    with Path(out).open("wb") as file:
+        np.savez(file, test=test, test_labels=labels, train=train)
+
+
+def _pixels(source: io.BytesIO | Path) -> "np.ndarray":
+    with importlib.import_module("PIL.Image").open(source) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,42 @@
 """Lossless coders that birdie is compared with, each in its best form, as functions from a set of tensors to
 `Measured`.
 
-General compressors get the tensors as one byte string (`streams`), by rows and by columns, and the smaller result
-counts; "torch.save + …" is the form that the Parameter Golf challenge ships. A coder that is not installed raises
+General compressors get the tensors as one byte string (`join`), by rows and by columns, and the smaller result counts;
+"torch.save + …" is the form that the Parameter Golf challenge ships. A coder that is not installed raises
 `NotInstalledError`, whose text says how to install it. The output of every coder is decoded and compared.
 """
 
+import importlib
 import io
 import json
+import lzma
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from benchmarks import row_class_ans, streams
-from benchmarks.compressors import COMPRESSORS
-from benchmarks.memory import run_command
+from benchmarks.processes import run_command
 from benchmarks.symbols import SymbolSet
+from birdie.artifact import unpacking
 
 HERE = Path(__file__).resolve().parent
 RIVALS = HERE.parent / ".venv-rivals" / "bin" / "python"
 TIMEOUT_S = 3600
+Order = Literal["rows", "columns"]
+ORDERS: tuple[Order, ...] = ("rows", "columns")
+ESCAPE = -128
 
 
 class NotInstalledError(Exception):
@@ -37,6 +45,96 @@ class NotInstalledError(Exception):
 
 class NotApplicableError(Exception):
     """A coder cannot code such tensors; the text says why."""
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+_PACK: dict[str, Callable[[bytes], bytes]] = {
+    "zlib": lambda data: zlib.compress(data, 9),
+    "lzma": lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME),
+    "zstd": lambda data: bytes(_module("zstandard").ZstdCompressor(level=22).compress(data)),
+    "brotli": lambda data: bytes(_module("brotli").compress(data, quality=11, lgwin=24)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor(unpacking.Compressor):
+    """A general-purpose compressor at its strongest setting: it sees bytes.
+
+    Attributes:
+        compress: undoes `decompress`.
+    """
+
+    compress: Callable[[bytes], bytes]
+
+    @property
+    def version(self) -> str:
+        """Version of the library behind it, or "not installed"."""
+        if self.package is None:
+            return zlib.ZLIB_RUNTIME_VERSION if self.name.startswith("zlib") else "liblzma of Python"
+        return metadata.version(self.package) if self.installed else "not installed"
+
+
+COMPRESSORS = {
+    name: Compressor(one.name, one.package, one.unpack, one.errors, _PACK[name])
+    for name, one in unpacking.COMPRESSORS.items()
+}
+
+
+def join(tensors: Mapping[str, Tensor], order: Order) -> bytes:
+    """Return `tensors`, all integers of at most 16 bits or all floats, as one byte string without names and shapes.
+
+    Values are scanned by rows or by columns. Symbols beyond int8 are written as the escape -128 and follow in 16 bits
+    after all tensors; without int16 tensors -128 is an ordinary value.
+    """
+    parts: list[bytes] = []
+    escaped: list[NDArray[np.int16]] = []
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            parts.append(_scan(tensor, order).view(torch.uint8).numpy().tobytes())
+        elif tensor.dtype == torch.int8:
+            parts.append(_scan(tensor, order).numpy().tobytes())
+        else:
+            values = _scan(tensor, order).numpy()
+            wide = (values <= ESCAPE) | (values > 127)
+            parts.append(np.where(wide, ESCAPE, values).astype(np.int8).tobytes())
+            escaped.append(values[wide])
+    return b"".join(parts) + b"".join(values.astype("<i2").tobytes() for values in escaped)
+
+
+def separate(stream: bytes, like: Mapping[str, Tensor], order: Order) -> dict[str, Tensor]:
+    """Invert `join`; `like` has tensors of the same names, shapes and dtypes."""
+    sizes = {name: tensor.numel() * _width(tensor) for name, tensor in like.items()}
+    rest = np.frombuffer(stream, "<i2", offset=sum(sizes.values()))
+    tensors: dict[str, Tensor] = {}
+    offset = 0
+    for name, tensor in like.items():
+        data = np.frombuffer(stream, np.int8, sizes[name], offset).copy()
+        offset += sizes[name]
+        if tensor.dtype == torch.int16:
+            values = data.astype(np.int16)
+            wide = values == ESCAPE
+            count = int(wide.sum())
+            values[wide], rest = rest[:count], rest[count:]
+            flat = torch.from_numpy(values)
+        else:
+            flat = torch.from_numpy(data).view(tensor.dtype)
+        rows = tensor.shape[0] if tensor.ndim > 1 else 1
+        columns = tensor.numel() // rows
+        grid = flat.reshape(rows, columns) if order == "rows" else flat.reshape(columns, rows).T
+        tensors[name] = grid.reshape(tensor.shape).contiguous()
+    return tensors
+
+
+def _width(tensor: Tensor) -> int:
+    return tensor.element_size() if tensor.is_floating_point() else 1
+
+
+def _scan(tensor: Tensor, order: Order) -> Tensor:
+    grid = tensor.reshape(tensor.shape[0] if tensor.ndim > 1 else 1, -1)
+    return (grid if order == "rows" else grid.T).contiguous().reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +182,12 @@ def saved(name: str) -> Measure:
 
 
 def streamed(name: str) -> Measure:
-    """Return the measurement of the byte string under the general compressor `name` of benchmarks.compressors."""
+    """Return the measurement of the byte string under the general compressor `name`."""
 
     def measure(symbols: SymbolSet) -> Measured:
         _require(name)
         return smallest(
-            [
-                _general(name, streams.join(symbols.tensors, order), order, _restores(symbols, order))
-                for order in streams.ORDERS
-            ]
+            [_general(name, join(symbols.tensors, order), order, _restores(symbols, order)) for order in ORDERS]
         )
 
     return measure
@@ -113,19 +208,20 @@ def _general(name: str, data: bytes, form: str, is_exact: Callable[[bytes], bool
     return Measured(len(packed), middle - start, end - middle, is_exact(unpacked), compressor.version, form)
 
 
-def _restores(symbols: SymbolSet, order: streams.Order) -> Callable[[bytes], bool]:
+def _restores(symbols: SymbolSet, order: Order) -> Callable[[bytes], bool]:
     """Return the check that a byte string has exactly these tensors."""
 
     def check(stream: bytes) -> bool:
-        if stream != streams.join(symbols.tensors, order):
+        if stream != join(symbols.tensors, order):
             return False
-        parts = streams.part(stream, symbols.tensors, order)
-        return all(torch.equal(_bits(parts[name]), _bits(tensor)) for name, tensor in symbols.tensors.items())
+        parts = separate(stream, symbols.tensors, order)
+        return all(torch.equal(bits_of(parts[name]), bits_of(tensor)) for name, tensor in symbols.tensors.items())
 
     return check
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, flat."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -153,12 +249,12 @@ class Program:
         """Measure the program on a set of tensors."""
         if shutil.which(self.name) is None:
             raise NotInstalledError(f"not installed: apt install {self.name}")
-        return smallest([self._measure(symbols, order) for order in streams.ORDERS])
+        return smallest([self._measure(symbols, order) for order in ORDERS])
 
-    def _measure(self, symbols: SymbolSet, order: streams.Order) -> Measured:
+    def _measure(self, symbols: SymbolSet, order: Order) -> Measured:
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
-            (work / "x").write_bytes(streams.join(symbols.tensors, order))
+            (work / "x").write_bytes(join(symbols.tensors, order))
             encode_s, _ = run_command([self.name, *self.encode], work, TIMEOUT_S)
             (work / "x").rename(work / "original")
             decode_s, peak = run_command([self.name, *self.decode], work, TIMEOUT_S)
@@ -184,26 +280,6 @@ LRZIP = Program(
 )
 
 
-def row_class(symbols: SymbolSet) -> Measured:
-    """Measure the row-class ANS format on all tensors together, with classes of rows and with classes of columns."""
-    if not symbols.is_integer:
-        raise NotApplicableError("codes integers only")
-    grids = [array.reshape(array.shape[0] if array.ndim > 1 else 1, -1) for array in symbols.arrays.values()]
-    small = [np.arange(64, dtype=np.int16).reshape(8, 8)]
-    row_class_ans.decode(row_class_ans.encode(small), [(8, 8)])  # compiles the kernels
-    forms = []
-    for order in streams.ORDERS:
-        turned = grids if order == "rows" else [np.ascontiguousarray(grid.T) for grid in grids]
-        start = time.perf_counter()
-        coded = row_class_ans.encode(turned)
-        middle = time.perf_counter()
-        decoded = row_class_ans.decode(coded, [grid.shape for grid in turned])
-        end = time.perf_counter()
-        exact = all(np.array_equal(restored, grid) for restored, grid in zip(decoded, turned, strict=True))
-        forms.append(Measured(coded.size, middle - start, end - middle, exact, "of this repository", order))
-    return smallest(forms)
-
-
 def in_environment(package: str) -> Measure:
     """Return the measurement of a package of the rivals' environment, by `rival_worker`."""
 
@@ -214,7 +290,9 @@ def in_environment(package: str) -> Measure:
             path = Path(folder) / "tensors.npz"
             arrays = _worker_arrays(symbols, as_bytes=package == "zipnn" and symbols.is_integer)
             np.savez(path, allow_pickle=False, **arrays)
-            output = run_in_environment([str(HERE / "rival_worker.py"), package, str(path)], package, Path(folder))
+            output = run_in_environment(
+                [str(HERE / "rival_worker.py"), "lossless", package, str(path)], package, Path(folder)
+            )
         return Measured(**json.loads(output.strip().splitlines()[-1]))
 
     return measure
@@ -250,7 +328,7 @@ def run_in_environment(arguments: list[str], package: str, folder: Path | None =
 def _worker_arrays(symbols: SymbolSet, *, as_bytes: bool) -> dict[str, Words]:
     """Return the arrays for the worker; bfloat16, which numpy lacks, as int16 words under a marked name."""
     if as_bytes:
-        return {"stream": np.frombuffer(streams.join(symbols.tensors, "rows"), np.int8)}
+        return {"stream": np.frombuffer(join(symbols.tensors, "rows"), np.int8)}
     arrays: dict[str, Words] = {}
     for name, tensor in symbols.tensors.items():
         if tensor.dtype == torch.bfloat16:
@@ -268,7 +346,6 @@ MEASURES: dict[str, tuple[str, Measure]] = {
     "brotli": ("brotli -11", streamed("brotli")),
     "zpaq": ("zpaq -m5", ZPAQ),
     "lrzip": ("lrzip -z -L 9", LRZIP),
-    "row-class": ("row-class ANS", row_class),
     "nncodec": ("NNCodec", in_environment("nncodec")),
     "zipnn": ("ZipNN", in_environment("zipnn")),
 }

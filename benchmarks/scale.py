@@ -18,7 +18,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,25 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
-from benchmarks.shared_data import shared_data
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report, shared_data
+from benchmarks.processes import ROOT
+from benchmarks.rivals import RIVALS
 from birdie.artifact.checkpoints import read_state_dict
 from birdie.errors import ConfigError
 
-SIZES = {"10M": (3, 512, 2048), "50M": (6, 768, 16_384), "200M": (15, 1024, 32_000), "1B": (21, 2048, 32_000)}
+SIZES = {
+    "1M": (1, 256, 1024),
+    "10M": (3, 512, 2048),
+    "50M": (6, 768, 16_384),
+    "200M": (15, 1024, 32_000),
+    "1B": (21, 2048, 32_000),
+}
 """Layers, width and vocabulary of a model of about so many weights."""
 SOURCE = "weights/parameter_golf/nolanvild_128d_fp32.pt"
 OURS = ("birdie fast", "birdie max", "birdie lossless")
-RIVALS = ("zipnn", "torch_ans", "entropack")  # in an environment of their own
+APART = ("zipnn", "torch_ans", "entropack")  # in an environment of their own
 METHODS = (*OURS, "gguf Q4_0", "torchao int4", "zstd -19", "zipnn", "torch_ans", "entropack")
 MOST = {"zstd -19": 60_000_000, "entropack": 60_000_000}  # weights: they take a second or two for a million
-ROOT = Path(__file__).resolve().parents[1]
 
 # Runs with the working directory in a checkout. Arguments: method, small model, model, file, bits.
 _WORKER = """
@@ -201,7 +207,7 @@ print(json.dumps([seconds, loading, compress_peak, os.path.getsize(file), (error
 """
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and print a row for each size and method."""
     parser = command_parser(__doc__)
     parser.add_argument("--weights", type=comma_separated(one_of(tuple(SIZES), "size")), default=["10M", "50M", "200M"])
@@ -209,11 +215,11 @@ def main() -> None:
     parser.add_argument("--bits", type=float, default=4.0, help="bits per weight of birdie (default: 4)")
     parser.add_argument("--beside", type=Path, help="another checkout whose birdie is measured as well")
     parser.add_argument("--folder", type=Path, help="where the models are kept (default: a temporary folder)")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     with errors_as_exit(OSError), tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.folder or Path(temporary)
-        rows = list(measured(folder, arguments.weights, arguments.methods, arguments.bits, arguments.beside))
-        report(rows, as_json=arguments.json)
+        folder = options.folder or Path(temporary)
+        rows = list(measured(folder, options.weights, options.methods, options.bits, options.beside))
+        report(rows, as_json=options.json)
 
 
 def measured(
@@ -254,10 +260,10 @@ def run_worker(checkout: Path, method: str, small: Path, model: Path, out: Path,
     package, python = method.split()[0], sys.executable
     if package in ("gguf", "torchao") and not installed(package):
         return "not installed"
-    if package in RIVALS:
-        python = str(ROOT / ".venv-rivals/bin/python")
-        if not Path(python).exists():
+    if package in APART:
+        if not RIVALS.exists():
             return "not installed (make rivals)"
+        python = str(RIVALS)
     command = [python, "-c", _WORKER, method, str(small), str(model), str(out), str(bits)]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     if done.returncode:

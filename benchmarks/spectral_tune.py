@@ -33,14 +33,21 @@ from torch import Tensor, nn
 
 import birdie
 from benchmarks.bench_model import Sources
-from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
+from benchmarks.command import (
+    comma_separated,
+    command_parser,
+    errors_as_exit,
+    log,
+    mean_and_error,
+    one_of,
+    report,
+    shared_data,
+)
 from benchmarks.curves import bytes_at
-from benchmarks.quality import SUBJECTS, Amounts, Batch, Folders, Subject, load_subject, windows
+from benchmarks.networks import Block, augmented
 from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row
-from benchmarks.resnet import Block, augmented
 from benchmarks.rivals import NotInstalledError
-from benchmarks.seeds import mean_and_error
-from benchmarks.shared_data import shared_data
+from benchmarks.subjects import CHOICES, Amounts, Batch, Subject, load_subject, windows
 from birdie.artifact.load import load
 from birdie.data.shards import read_shard
 from birdie.errors import ConfigError
@@ -99,9 +106,12 @@ def _varied(images: Tensor, classes: Tensor, generator: torch.Generator) -> Batc
 class Text:
     """Windows of the training tokens, in a new order in each epoch."""
 
-    def __init__(self, batch: int, seed: int) -> None:
-        tokens = read_shard(Sources.under(shared_data()).train)
-        pairs = windows(tokens[: (len(tokens) - 1) // 512 * 512 + 1])
+    def __init__(self, subject: Subject, batch: int, seed: int) -> None:
+        if subject.name == "tiny":
+            pairs = list(subject.calibration)
+        else:
+            tokens = read_shard(Sources.under(shared_data()).train)
+            pairs = windows(tokens[: (len(tokens) - 1) // 512 * 512 + 1])
         self.ids, self.targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         self.batch, self.generator = batch, torch.Generator().manual_seed(seed)
 
@@ -113,15 +123,14 @@ class Text:
 
 
 class Moved:
-    """Batches on a device."""
+    """Batches on a device, as often as they are read."""
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
         self.batches, self.device = batches, device
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches."""
-        for inputs, targets in self.batches:
-            yield inputs.to(self.device), targets.to(self.device)
+        return ((inputs.to(self.device), targets.to(self.device)) for inputs, targets in self.batches)
 
 
 def target_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -181,7 +190,9 @@ class Bench:
     def data(self) -> Iterable[Batch]:
         """Return the training batches, the same in each call."""
         batch, seed = self.options.batch, self.options.seed
-        return Moved(Text(batch, seed) if self.text else Images(self.subject, batch, seed), self.options.device)
+        return Moved(
+            Text(self.subject, batch, seed) if self.text else Images(self.subject, batch, seed), self.options.device
+        )
 
     def start(self) -> nn.Module:
         """Return a copy of the float network."""
@@ -271,18 +282,11 @@ def comparison(rows: Sequence[Row], against: str) -> list[Row]:
     curves = [name for name in dict.fromkeys(line["curve"] for line in lines) if name not in ("float", "spectral")]
     comparisons = []
     for trained in (line for line in lines if line["curve"] == "spectral"):
+        value, size = trained[against], trained["bytes"]
         for name in curves:
-            other_bytes = bytes_at([line for line in lines if line["curve"] == name], trained[against], against)
-            comparisons.append(
-                {
-                    "equal": against,
-                    "value": trained[against],
-                    "spectral_bytes": trained["bytes"],
-                    "other": name,
-                    "other_bytes": None if other_bytes is None else round(other_bytes),
-                    "ratio": None if other_bytes is None else trained["bytes"] / other_bytes,
-                }
-            )
+            other = bytes_at([line for line in lines if line["curve"] == name], value, against)
+            sizes = {"spectral_bytes": size, "other": name, "other_bytes": other and round(other)}
+            comparisons.append({"equal": against, "value": value, **sizes, "ratio": other and size / other})
     return comparisons
 
 
@@ -306,7 +310,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = command_parser(__doc__)
     parser.add_argument("--recipe", help="a recipe of this program (birdie recipe list), or its file")
-    parser.add_argument("--subject", choices=SUBJECTS, default="bench", help="network (default: the shared GPT)")
+    parser.add_argument("--subject", choices=CHOICES, default="bench", help="network (default: the shared GPT)")
     parser.add_argument("--smaller", type=comma_separated(float), default=[10, 14, 20], help="factors to float32")
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
     parser.add_argument("--steps", type=int, default=800, help="steps for each size (default: 800)")
@@ -349,15 +353,15 @@ def from_recipe(name: str) -> list[str]:
     return flags
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, and print the tables."""
     rows = []
     with errors_as_exit(NotInstalledError):
-        options = parse(sys.argv[1:])
+        options = parse(sys.argv[1:] if arguments is None else arguments)
         if options.seeds < 1:
             raise ConfigError(f"there is nothing to measure with {options.seeds} seeds; give at least 1")
         torch.set_num_threads(1)
-        subject = load_subject(options.subject, Folders(options.runs, shared_data()), Amounts()).on(options.device)
+        subject = load_subject(options.subject, options.runs, Amounts()).on(options.device)
         for seed in range(options.seed, options.seed + options.seeds):
             bench = Bench(subject, argparse.Namespace(**{**vars(options), "seed": seed}))
             for line in bench.rows():

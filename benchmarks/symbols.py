@@ -8,13 +8,13 @@
     bf16 fp32  all float tensors, cast or unchanged
     gaussian   no file: ten million normal values on the grid of uniform, for speed
 
-Each set has the steps that a decoder would need, but they do not count for any coder: only integers are compared.
+The steps that a decoder would need count for no coder: only integers are compared.
 """
 
 import io
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,6 @@ MAX_UNPACKED = 1 << 30
 UNIFORM_STEP = 0.41  # of the tensor's standard deviation
 MATRIX_CLIP, EMBEDDING_CLIP = 12.85, 20.0  # of the row's standard deviation
 NNC_QP, NNC_DENSITY = -32, 2
-_LLAMA2C_HEADER = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,10 @@ class SymbolSet:
     Attributes:
         name: name of the set.
         tensors: contiguous tensors of any shape.
-        steps: float steps by tensor name, one per row or one per tensor; empty if there are none.
     """
 
     name: str
     tensors: Mapping[str, Tensor]
-    steps: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def is_integer(self) -> bool:
@@ -105,7 +102,7 @@ def stored(path: Path) -> SymbolSet:
         content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
         state: Mapping[str, object] = content.get("quantized", content)
     else:
-        state = _state(path)
+        state = read_state_dict(path)
     integers = {
         name: tensor.contiguous()
         for name, tensor in state.items()
@@ -118,52 +115,10 @@ def floats(path: Path) -> dict[str, Tensor]:
     """Return the float tensors of a checkpoint as float32; tied tensors once."""
     state: dict[str, Tensor] = {}
     seen = set()
-    for name, tensor in _state(path).items():
+    for name, tensor in read_state_dict(path).items():
         if tensor.is_floating_point() and tensor.numel() and (tensor.data_ptr(), tensor.shape) not in seen:
             seen.add((tensor.data_ptr(), tensor.shape))
             state[name] = tensor.detach().float().contiguous()
-    return state
-
-
-def _state(path: Path) -> dict[str, Tensor]:
-    return (read_llama2c(path) if path.suffix == ".bin" else None) or read_state_dict(path)
-
-
-def read_llama2c(path: Path) -> dict[str, Tensor] | None:
-    """Return a checkpoint in llama2.c's first format (seven int32, float32 tensors in a fixed order), or None."""
-    words = np.fromfile(path, "<i4")
-    if words.size < _LLAMA2C_HEADER:
-        return None
-    dim, hidden, layers, heads, kv_heads, vocabulary, length = (int(word) for word in words[:_LLAMA2C_HEADER])
-    if min(dim, hidden, layers, heads, kv_heads, length) <= 0 or dim % heads:
-        return None
-    kv, half = dim // heads * kv_heads, dim // heads // 2
-    shapes = {
-        "tok_embeddings.weight": (abs(vocabulary), dim),
-        "attention_norm.weight": (layers, dim),
-        "wq.weight": (layers, dim, dim),
-        "wk.weight": (layers, kv, dim),
-        "wv.weight": (layers, kv, dim),
-        "wo.weight": (layers, dim, dim),
-        "ffn_norm.weight": (layers, dim),
-        "w1.weight": (layers, hidden, dim),
-        "w2.weight": (layers, dim, hidden),
-        "w3.weight": (layers, hidden, dim),
-        "norm.weight": (dim,),
-        "freq_cis_real": (length, half),
-        "freq_cis_imag": (length, half),
-    } | ({"output.weight": (vocabulary, dim)} if vocabulary < 0 else {})
-    sizes = [int(np.prod(shape)) for shape in shapes.values()]
-    if _LLAMA2C_HEADER + sum(sizes) != words.size:
-        return None
-    parts = np.split(words[_LLAMA2C_HEADER:].view("<f4"), np.cumsum(sizes)[:-1])
-    state: dict[str, Tensor] = {}
-    for (name, shape), part in zip(shapes.items(), parts, strict=True):
-        tensor = torch.from_numpy(part.reshape(shape).copy())
-        if len(shape) < 3:
-            state[name] = tensor
-        else:  # the file stacks all layers; models have one tensor per layer
-            state |= {f"layers.{index}.{name}": layer for index, layer in enumerate(tensor)}
     return state
 
 
@@ -174,12 +129,11 @@ def matrices(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def uniform(state: Mapping[str, Tensor]) -> SymbolSet:
     """Return the set with one step per tensor, rounded to nearest and clipped to int16."""
-    tensors, steps = {}, {}
+    tensors = {}
     for name, weight in matrices(state).items():
         step = UNIFORM_STEP * weight.std(correction=0)
-        steps[name] = torch.where(step > 0, step, torch.ones_like(step))
-        tensors[name] = _narrow(_quantize(weight, steps[name], (1 << 15) - 1))
-    return SymbolSet("uniform", tensors, steps)
+        tensors[name] = _narrow(_quantize(weight, step if step > 0 else torch.ones_like(step), (1 << 15) - 1))
+    return SymbolSet("uniform", tensors)
 
 
 def sdclip6(state: Mapping[str, Tensor]) -> SymbolSet:
@@ -200,14 +154,14 @@ def rowmax6(state: Mapping[str, Tensor]) -> SymbolSet:
 def _by_rows(
     set_name: str, state: Mapping[str, Tensor], step_of: Callable[[str, Tensor], tuple[Tensor, int]]
 ) -> SymbolSet:
-    tensors, steps = {}, {}
+    tensors = {}
     for name, weight in matrices(state).items():
         rows = weight.flatten(1)
         step, top = step_of(name, rows)
-        step16 = step.half()
-        steps[name] = torch.where(step16 > 0, step16, torch.ones_like(step16))  # a row of zeros, or nearly
-        tensors[name] = _quantize(rows, steps[name].float()[:, None], top).reshape(weight.shape).to(torch.int8)
-    return SymbolSet(set_name, tensors, steps)
+        step = step.half()
+        step[step == 0] = 1  # a row of zeros, or nearly
+        tensors[name] = _quantize(rows, step.float()[:, None], top).reshape(weight.shape).to(torch.int8)
+    return SymbolSet(set_name, tensors)
 
 
 def nnc_step(qp: int = NNC_QP, density: int = NNC_DENSITY) -> float:
@@ -219,7 +173,7 @@ def resnet(state: Mapping[str, Tensor]) -> SymbolSet:
     """Return the weights on NNCodec's grid, without its trellis."""
     step = torch.tensor(nnc_step())
     tensors = {name: _narrow(_quantize(weight, step, (1 << 15) - 1)) for name, weight in matrices(state).items()}
-    return SymbolSet("resnet", tensors, dict.fromkeys(tensors, step))
+    return SymbolSet("resnet", tensors)
 
 
 def bf16(state: Mapping[str, Tensor]) -> SymbolSet:
@@ -239,8 +193,7 @@ def gaussian(matrices: int = 10, side: int = 1024, seed: int = 0) -> SymbolSet:
     for index in range(matrices):
         scales = torch.exp(0.3 * torch.randn(side, 1, generator=generator))
         state[f"matrix.{index}"] = scales * torch.randn(side, side, generator=generator)
-    symbols = uniform(state)
-    return SymbolSet("gaussian", symbols.tensors, symbols.steps)
+    return SymbolSet("gaussian", uniform(state).tensors)
 
 
 def _quantize(weight: Tensor, step: Tensor, top: int) -> Tensor:

@@ -13,7 +13,7 @@ budget. Constants of the prior were chosen on resnet20, silero and g128.
 
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import lossy_rivals
-from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report, shared_data
 from benchmarks.curves import bytes_at
 from benchmarks.lossy_rivals import LossyCoder
-from benchmarks.quality import SEQ_LEN, SUBJECTS, Amounts, Folders, load_subject
+from benchmarks.networks import load_silero
 from benchmarks.rivals import NotInstalledError
-from benchmarks.shared_data import shared_data
-from benchmarks.silero import load_silero
+from benchmarks.subjects import SEQ_LEN, SUBJECTS, Amounts, load_subject
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.errors import BudgetError
@@ -65,11 +64,11 @@ def naive_coders() -> list[LossyCoder]:
     return [*by_row, *(lossy_rivals.naive(4, group) for group in GROUPS)]
 
 
-def network(name: str, folders: Folders) -> Network:
-    """Return one of `NETWORKS`."""
+def network(name: str, runs: Path) -> Network:
+    """Return one of `NETWORKS`, or the tiny subject."""
     if name == "silero":
-        return _silero(folders.data)
-    known = load_subject(name, folders, Amounts(TOKENS, IMAGES, calibration_tokens=SEQ_LEN))
+        return _silero(shared_data())
+    known = load_subject(name, runs, Amounts(TOKENS, IMAGES, calibration_tokens=SEQ_LEN))
 
     def measure(state: State) -> tuple[float, float]:
         quality = known.measure(state)
@@ -167,24 +166,25 @@ def summary(naive: list[Row], birdie: list[Row]) -> Row:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print the tables."""
     parser = command_parser(__doc__)
-    parser.add_argument("--subjects", type=comma_separated(one_of(NETWORKS, "network")), default=list(NETWORKS))
+    parser.add_argument(
+        "--subjects", type=comma_separated(one_of((*NETWORKS, "tiny"), "network")), default=list(NETWORKS)
+    )
     parser.add_argument("--budgets", type=int, default=20, help="from int3's bytes to int8's (default: 20)")
     parser.add_argument("--inputs", choices=("none", "synthetic"), default="none", help="what birdie gets besides")
     parser.add_argument(
         "--entropack", type=comma_separated(float), default=[], help="rates of EntroPack, which takes minutes each"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached images")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows: list[Row] = []
     compared: list[Row] = []
     summaries: list[Row] = []
     with errors_as_exit(NotInstalledError):
-        folders = Folders(options.runs, shared_data())
         for name in options.subjects:
-            measured = network(name, folders)
+            measured = network(name, options.runs)
             naive = rival_rows(measured, naive_coders())
             beside = rival_rows(measured, [lossy_rivals.entropack(bits) for bits in options.entropack])
             worst = max(row["error"] for row in naive)

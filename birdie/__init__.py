@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
-    from birdie.artifact.in_memory import compress_weights, load_weights
+    from birdie.artifact.in_memory import compress_weights, load_weights, quantize_
     from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
-    from birdie.artifact.quantize import quantize_
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
     from birdie.train.muon import Muon
 
 _HOMES = {
+    "birdie.artifact.in_memory": ("compress_weights", "load_weights", "quantize_"),
     "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
-    "birdie.artifact.quantize": ("quantize_",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
@@ -51,7 +50,6 @@ _HOMES = {
     "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.qat.trained": ("plain",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
-    "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (
         "ArtifactError",
         "BirdieError",

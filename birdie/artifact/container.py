@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from birdie.artifact import metadata as file_metadata
-from birdie.entropy.stream import Stream as Stream
+from birdie.entropy.hints import Stream as Stream
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files, outputs

@@ -1,12 +1,15 @@
-"""Compressed weights as a state dict of bytes: every tensor is a small .birdie file under its plain name.
+"""Files in memory: a module's weights as those of its file, and a state dict whose tensors are small files.
 
+    quantize_(model): module ──save──► bytes in memory ──load──► the same module
     compress_weights(model) ─► {"0.weight": uint8 bytes, …} ─► torch.save, safetensors ─► load_weights(…, into=model)
 
-One file of the complete model, as `birdie.save` writes it, is smaller: it has one header instead of one per tensor.
+One file of the complete model, as `birdie.save` writes it, is smaller than those of its tensors: it has one header.
 """
 
+import sys
 from collections.abc import Mapping
-from typing import overload
+from io import BytesIO
+from typing import Unpack, overload
 
 import numpy as np
 import torch
@@ -14,15 +17,18 @@ from torch import Tensor, nn
 
 from birdie.artifact import container
 from birdie.artifact.load import load
+from birdie.artifact.options import QuantizeOptions
+from birdie.artifact.save import save
+from birdie.artifact.summary import Summary
 from birdie.artifact.write import Beside
 from birdie.compress.filling import fill
-from birdie.compress.rate.assignment import assign
+from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState
 from birdie.entropy.hints import Effort
-from birdie.errors import ArtifactError
+from birdie.errors import ArtifactError, ConfigError
 
 _NAME = "tensor"
 
@@ -81,3 +87,34 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = N
                 raise ArtifactError(f"the bytes of {name!r} are corrupt ({error}); compress the model again") from error
         state[name] = decoded[key]
     return state if into is None else fill(into, state, "the compressed weights")
+
+
+def quantize_(model: nn.Module, scheme: Schemes | None = None, **options: Unpack[QuantizeOptions]) -> Summary:
+    """Quantize the weights of `model` in place: to the values that a file with these settings decodes to.
+
+    The result is that of `birdie.save` and `birdie.load` into the module, bit for bit, without a file: to try settings,
+    to evaluate, or to fine-tune what is left. Weights keep their dtypes and devices; memory holds the coded file once.
+    A calibration describes the float weights, so use its result for this module once, or quantize a copy. Units whose
+    order is arbitrary are sorted in the module as well, as they are in a file: the function is unchanged, but an
+    optimizer's averages then belong to other units; `birdie.calibrate(…, symmetries=False)` keeps the order.
+
+    Args:
+        model: a module, wrapped or not; its parameters and buffers are overwritten.
+        scheme: how to store the matrices, as for `birdie.save`.
+        options: budget, bits, quality, coder, calibration, progress and workers, as for `birdie.save`.
+
+    Returns:
+        Bytes and tensors of the file that `birdie.save` would write.
+
+    Raises:
+        ConfigError: `model` is not a module, or settings contradict one another; the module is unchanged.
+        WeightsError: a tensor holds NaN or infinite values, or cannot be stored at all; the module is unchanged.
+        BudgetError: nothing fits the budget; the module is unchanged.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a {type(model).__name__}, not a module; give a module, or use birdie.save")
+    file = BytesIO()
+    summary = save(model, file, scheme=scheme, **options)
+    limit = sys.maxsize  # limits are for files from elsewhere
+    load(file.getbuffer(), into=model, max_bytes=limit, max_operations=limit, workers=options.get("workers"))
+    return summary

@@ -29,7 +29,7 @@ import torch
 from birdie.cli.challenge_log import Log, is_set, log_roundtrip, score_as_recipe, score_roundtrip
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
 from birdie.compress.qat.settings import Qat
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.golf import int8_zlib as baseline
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.golf.record_log import (

@@ -23,7 +23,7 @@ from birdie.cli.console import (
     size,
 )
 from birdie.cli.inspect import grouped_table
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.outputs import require_output, require_writable

@@ -15,7 +15,7 @@ from birdie.cli.console import (
     print_written,
     size,
 )
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, OutputError
 from birdie.runtime.files import atomic_path
 from birdie.runtime.outputs import Kind, require_output, require_output_folder

@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Estimate parameters, bytes, time and memory of a recipe without running it.
 
-    Parameters and FLOPs are exact. Bytes, memory and times are estimates. docs/estimate.md explains each number and
+    Parameters and FLOPs are exact. Bytes, memory and times are estimates. docs/recipes.md explains each number and
     gives the measured errors.
     """
     from birdie.run.estimate import artifact, groups, h100, load, this_cpu

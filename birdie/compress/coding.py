@@ -15,8 +15,7 @@ from birdie.compress import registry
 from birdie.compress.scheme import Blocks, Encoded, Parameters, Shape
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
-from birdie.entropy.hints import Effort, Hints
-from birdie.entropy.stream import Stream
+from birdie.entropy.hints import Effort, Hints, Stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,14 @@
 """Blocks of rows: large tensors and stacks of matrices are encoded in parts.
 
-A block of a large tensor takes little memory. The matrices of a stack (`birdie.compress.stacks`) differ in the scales
-of their columns, so the coder learns those of each from the beginning.
+A block of a large tensor takes little memory. A stack is a tensor (matrices, rows, columns), such as the experts of a
+layer. It is encoded as one tall matrix, and its matrices differ in the scales of their columns, so the coder learns
+those of each from the beginning:
+
+    (experts, out, in) ──as_matrix──► (experts · out, in) ──► rows with scales of their own ──► file, with the shape
+
+Rows of a convolution are its output channels, with all inputs and taps of each. In a stack, that would make one row of
+a complete expert, with a single scale. Three dimensions can be either, so the sizes decide: a convolution has far fewer
+taps than `_LEAST`, and rarely more inputs than outputs. Calibration knows more: the rows of its sensitivity decide.
 """
 
 import math
@@ -12,9 +19,46 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress.scheme import Sensitivity
 from birdie.compress.tensors import finite_rows, row_sums, rows_columns
 from birdie.entropy.trellis import chunk_rows
 from birdie.runtime.mapped import release
+
+_LEAST = 64  # rows and columns of a matrix in a stack
+_LEAST_USED = 8  # columns of one that is known not to be a convolution
+
+
+def is_stack(shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor of `shape` is a stack of matrices; a table (1, positions, features) is a stack of one."""
+    if len(shape) != 3 or shape[2] < _LEAST:
+        return False
+    count, rows, _ = shape
+    return rows > 1 if count == 1 else rows >= max(_LEAST, 2 * count)
+
+
+def as_matrix(weight: Tensor) -> Tensor:
+    """Return a stack of matrices as the matrix of all their rows; any other tensor as it is."""
+    return weight.flatten(0, 1) if is_stack(tuple(weight.shape)) else weight
+
+
+def used_as_matrix(weight: Tensor) -> Tensor:
+    """Return a weight that no convolution uses as the matrix of all rows of its stack, or as it is.
+
+    Where the first dimension is long, it is that of inputs or outputs, and the two others belong together.
+    """
+    if weight.ndim != 3 or weight.shape[2] < _LEAST_USED:
+        return weight
+    count, rows, _ = weight.shape
+    return weight.flatten(0, 1) if (rows > 1 if count == 1 else rows >= 2 * count) else weight
+
+
+def with_rows(weight: Tensor, sensitivity: Sensitivity | None) -> Tensor:
+    """Return a weight as the matrix that its sensitivity is of."""
+    if weight.ndim != 3 or weight.shape[1] == 1 or sensitivity is None or sensitivity.row_fisher is None:
+        return weight
+    count, rows, _ = weight.shape
+    return weight.flatten(0, 1) if len(sensitivity.row_fisher) == count * rows else weight
+
 
 LARGE = 1 << 25  # elements of a tensor above which it is encoded in blocks
 _BLOCK = 1 << 24  # elements of a block, about
@@ -38,7 +82,7 @@ def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> 
     """Return the parts of the rows in which a tensor is encoded: the matrices of a stack, and parts of large ones.
 
     Args:
-        weight: the tensor; a stack as one matrix (`birdie.compress.stacks.as_matrix`).
+        weight: the tensor; a stack as one matrix (`as_matrix`).
         shape: of the tensor itself.
         by_rows: whether rows are encoded without regard to others, so that large tensors are cut; vectors likewise.
     """

@@ -233,8 +233,8 @@ class Scheme(ABC):
         specs: the words that begin its specs.
         quantizes: whether precision is traded for size. Such schemes are for matrices; tensors too small to gain
             (norms, biases) are kept in 16 bits or losslessly instead.
-        by_axes: whether every dimension counts. Other schemes encode a stack of matrices (compress/stacks.py) as one
-            matrix.
+        by_axes: whether every dimension counts. Other schemes encode a stack of matrices (compress/row_blocks.py) as
+            one matrix.
     """
 
     __slots__ = ()

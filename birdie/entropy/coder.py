@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from birdie.entropy import mixed, numbers, raw, static
-from birdie.entropy.hints import Effort, Hints
+from birdie.entropy.hints import Effort, Hints, Stream
 from birdie.entropy.raw import Bytes
-from birdie.entropy.stream import Stream
 from birdie.errors import ArtifactError, ConfigError
 
 CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED, LANES = range(7)

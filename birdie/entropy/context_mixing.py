@@ -23,6 +23,7 @@ of the file that the kernel is in, and of no other. Indices of the inner loop ar
 negative ones. A step that branches on every bit takes no array: reference counts would cost 5 % of the time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -104,7 +105,7 @@ def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
 
 def decode(words: Words, model: Model, out: NDArray[np.uint16]) -> None:
     """Undo `encode` into `out` (rows, columns)."""
-    length = _decode_chunk(words, *_initial_state(model, *out.shape), out)
+    length = _decode_chunk(out, *_initial_state(model, *out.shape), words)
     if words.size > length or (words.size and words[-1] == 0):
         raise ArtifactError("a chunk of a mixed stream ends too late or with a zero word; the file is damaged")
 
@@ -257,7 +258,8 @@ def _grow_tree(masses, nodes, sets):  # type: ignore[no-untyped-def]
     Columns of `nodes`: lowest symbol, last of the left side, highest, depth, left child, right child.
     """
     sums = np.zeros(masses.size + 1, np.int64)
-    sums[1:] = np.cumsum(masses)
+    for i in range(masses.size):
+        sums[i + 1] = sums[i] + masses[i]
     nodes[0, 0], nodes[0, 2], nodes[0, 3] = 0, masses.size - 1, 0
     filled = 1
     for node in range(nodes.shape[0]):
@@ -555,6 +557,16 @@ def _word(words, position):  # type: ignore[no-untyped-def]
     return np.uint64(words[position]) if position < words.size else np.uint64(0)
 
 
+@njit(inline="always")
+def _shift(low, words, position, decoding):  # type: ignore[no-untyped-def]
+    """Shift a word out of the interval, to `words`, or into the code of the decoder from there."""
+    if decoding:
+        return low << np.uint64(32) | _word(words, position)
+    if position < words.size:
+        words[position] = np.uint32(low >> np.uint64(32))
+    return low << np.uint64(32)
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _finish(low, words, position):  # type: ignore[no-untyped-def]
     """Write the multiple of 2**32 in [low, low + width): one word; the zeros after it need not be written."""
@@ -568,93 +580,70 @@ def _finish(low, words, position):  # type: ignore[no-untyped-def]
     return position + 1
 
 
-# The loops: encoder and decoder differ in the lines between `_predict` and `_learn_bit` ------------------------------
+# The loop over the symbols of a chunk ---------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _encode_chunk(symbols, tree, predictor, scales, paths, words):  # type: ignore[no-untyped-def]
-    """Fill `words`; return how many are needed, which may be more than there are."""
-    rows, columns = symbols.shape
-    low, width, position = np.uint64(0), ~np.uint64(0), 0
-    start, logits = np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.int32)
-    row_level = column_level = _start_scales(scales)
-    for i in range(rows):
-        row_sum, expected_sum = scales.row_pseudo_count * row_level, scales.row_pseudo_count * column_level
-        row_scale, band = _scale(row_level, scales.log2) - scales.base, 8 * i // rows
-        rate = _learning_rate(i * columns)
-        left = left2 = np.int64(0)
-        for j in range(columns):
-            path = np.uint64(j & paths.mask)
-            state = paths.state[path]
-            odd = np.int64(paths.odd[state])
-            scale_set = _set_contexts(start, scales, j, band, row_sum, expected_sum, row_scale, left, left2, odd)
-            symbol = np.int64(symbols[i, j])
-            node = np.uint64(0)
-            while True:
-                node_set = tree.sets[node]
-                probability, by_node, by_scale, mean = _predict(predictor, start, logits, node, node_set, scale_set)
-                bit = symbol > tree.split[node]
-                low_before = low
-                low, width = _encode_bit(low, width, bit, probability)
-                if low < low_before and position <= words.size:
-                    _carry(words, position)
-                if width < np.uint64(_RENORMALIZE):
-                    if position < words.size:
-                        words[position] = np.uint32(low >> np.uint64(32))
-                    low, width = low << np.uint64(32), width << np.uint64(32)
-                    position += 1
-                _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_scale, mean, rate, bit)
-                child = tree.children[node + node + np.uint64(bit)]
-                if child < 0:
-                    break
-                node = np.uint64(child)
-            left2, left = left, abs(2 * (symbol - scales.zero) + odd)
-            scales.magnitudes[j] = left
-            paths.state[path] = paths.next_state[state, paths.parity[np.uint64(symbol)]]
-            row_sum += _energy(left, scales.cap)
-            expected_sum += scales.slow[j & scales.mask]
-        if i < rows - 1:
-            row_level, column_level = _learn_row(scales, predictor.adaptation, i, row_sum, expected_sum, row_level)
-    return _finish(low, words, position)
+def _coder(*, decoding: bool) -> Callable[..., int]:
+    """Return the loop of the encoder or of the decoder; the compiler leaves the branches of the other out."""
+
+    @njit(nogil=True, cache=True, error_model="numpy")
+    def chunk(symbols, tree, predictor, scales, paths, words):  # type: ignore[no-untyped-def]
+        """Code `symbols` (rows, columns) to `words`, or decode them.
+
+        Returns:
+            how many words the encoder needs, which may be more than there are, or that it may have written at most.
+        """
+        rows, columns = symbols.shape
+        # The low end of the interval; in the decoder the code, counted from there.
+        low, width, position = np.uint64(0), ~np.uint64(0), 0
+        if decoding:
+            low, position = _word(words, 0) << np.uint64(32) | _word(words, 1), 2
+        start, logits = np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.int32)
+        row_level = column_level = _start_scales(scales)
+        for i in range(rows):
+            row_sum, expected_sum = scales.row_pseudo_count * row_level, scales.row_pseudo_count * column_level
+            row_scale, band = _scale(row_level, scales.log2) - scales.base, 8 * i // rows
+            rate = _learning_rate(i * columns)
+            left = left2 = np.int64(0)
+            for j in range(columns):
+                path = np.uint64(j & paths.mask)
+                state = paths.state[path]
+                odd = np.int64(paths.odd[state])
+                scale_set = _set_contexts(start, scales, j, band, row_sum, expected_sum, row_scale, left, left2, odd)
+                symbol = np.int64(0 if decoding else symbols[i, j])
+                node = np.uint64(0)
+                while True:
+                    node_set = tree.sets[node]
+                    probability, by_node, by_scale, mean = _predict(predictor, start, logits, node, node_set, scale_set)
+                    if decoding:
+                        bit, low, width = _decode_bit(low, width, probability)
+                    else:
+                        bit, low_before = symbol > tree.split[node], low
+                        low, width = _encode_bit(low, width, bit, probability)
+                        if low < low_before and position <= words.size:
+                            _carry(words, position)
+                    if width < np.uint64(_RENORMALIZE):
+                        low, width = _shift(low, words, position, decoding), width << np.uint64(32)
+                        position += 1
+                    _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_scale, mean, rate, bit)
+                    child = tree.children[node + node + np.uint64(bit)]
+                    if child < 0:
+                        break
+                    node = np.uint64(child)
+                if decoding:
+                    symbol = np.int64(-1 - child)
+                    symbols[i, j] = symbol
+                left2, left = left, abs(2 * (symbol - scales.zero) + odd)
+                scales.magnitudes[j] = left
+                paths.state[path] = paths.next_state[state, paths.parity[np.uint64(symbol)]]
+                row_sum += _energy(left, scales.cap)
+                expected_sum += scales.slow[j & scales.mask]
+            if i < rows - 1:
+                row_level, column_level = _learn_row(scales, predictor.adaptation, i, row_sum, expected_sum, row_level)
+        return position - 1 if decoding else _finish(low, words, position)
+
+    compiled: Callable[..., int] = chunk
+    return compiled
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _decode_chunk(words, tree, predictor, scales, paths, symbols):  # type: ignore[no-untyped-def]
-    """Fill `symbols` (rows, columns); return the number of words that the encoder may have written at most."""
-    rows, columns = symbols.shape
-    code, width, position = _word(words, 0) << np.uint64(32) | _word(words, 1), ~np.uint64(0), 2
-    start, logits = np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.int32)
-    row_level = column_level = _start_scales(scales)
-    for i in range(rows):
-        row_sum, expected_sum = scales.row_pseudo_count * row_level, scales.row_pseudo_count * column_level
-        row_scale, band = _scale(row_level, scales.log2) - scales.base, 8 * i // rows
-        rate = _learning_rate(i * columns)
-        left = left2 = np.int64(0)
-        for j in range(columns):
-            path = np.uint64(j & paths.mask)
-            state = paths.state[path]
-            odd = np.int64(paths.odd[state])
-            scale_set = _set_contexts(start, scales, j, band, row_sum, expected_sum, row_scale, left, left2, odd)
-            node = np.uint64(0)
-            while True:
-                node_set = tree.sets[node]
-                probability, by_node, by_scale, mean = _predict(predictor, start, logits, node, node_set, scale_set)
-                bit, code, width = _decode_bit(code, width, probability)
-                if width < np.uint64(_RENORMALIZE):
-                    code, width = code << np.uint64(32) | _word(words, position), width << np.uint64(32)
-                    position += 1
-                _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_scale, mean, rate, bit)
-                child = tree.children[node + node + np.uint64(bit)]
-                if child < 0:
-                    break
-                node = np.uint64(child)
-            symbol = np.int64(-1 - child)
-            symbols[i, j] = symbol
-            left2, left = left, abs(2 * (symbol - scales.zero) + odd)
-            scales.magnitudes[j] = left
-            paths.state[path] = paths.next_state[state, paths.parity[np.uint64(symbol)]]
-            row_sum += _energy(left, scales.cap)
-            expected_sum += scales.slow[j & scales.mask]
-        if i < rows - 1:
-            row_level, column_level = _learn_row(scales, predictor.adaptation, i, row_sum, expected_sum, row_level)
-    return position - 1
+_encode_chunk, _decode_chunk = _coder(decoding=False), _coder(decoding=True)

@@ -142,7 +142,8 @@ def least_bits(counts: Counts) -> NDArray[np.float64]:
 def _fit(counts, precision, newton, form, knots, spikes):  # type: ignore[no-untyped-def]
     """Fill form (stride, coarseness, knots, spikes), knots and spikes (index, height) of the cheapest description.
 
-    `counts` is the support of the histogram. Returned are the bits.
+    `counts` is the support of the histogram. Returned are the bits. Loops stand where numpy has an expression of two
+    arrays or a copy into a part of one: to compile those takes longer than all the rest of this kernel.
     """
     total, least_count = counts.sum(), counts.max()
     for count in counts:
@@ -150,8 +151,10 @@ def _fit(counts, precision, newton, form, knots, spikes):  # type: ignore[no-unt
             least_count = count
     least, none = np.inf, np.zeros((0, 2), np.int64)
     support = counts.astype(np.float64)
-    entropy = total * np.log2(np.float64(total)) - (support * np.log2(np.maximum(support, 1))).sum()
-    entropy *= 1 - _ROUNDING
+    entropy = 0.0
+    for count in support:
+        entropy += count * np.log2(max(count, 1.0))
+    entropy = (total * np.log2(np.float64(total)) - entropy) * (1 - _ROUNDING)
     # The more data, the finer the forms that win.
     coarsenesses = 1 if total > _MANY else 3
     for stride in range(2, 3 if total > _MANY else 4 if total > _SOME else _LAST_STRIDE + 1):
@@ -170,7 +173,7 @@ def _fit(counts, precision, newton, form, knots, spikes):  # type: ignore[no-unt
             for row in range(peaks.size):
                 index = peaks[row]
                 height = np.rint(16 * np.log2(max(support[index], 0.5) / expected[index]))
-                added[row] = index, min(np.int64(height), MAX_LOG - _HEADROOM)
+                added[row, 0], added[row, 1] = index, min(np.int64(height), MAX_LOG - _HEADROOM)
             for coarseness in range(coarsenesses):
                 tried = _quantized(below, coarseness)
                 least = _keep_cheapest(
@@ -184,9 +187,13 @@ def _fit(counts, precision, newton, form, knots, spikes):  # type: ignore[no-unt
     finest = 2 if total > _MANY else 3 if total > _SOME else MAX_COARSENESS + 1
     logs = 16 * np.log2(np.maximum(counts, 1) / least_count)
     for coarseness in range(finest):
-        tried = np.where(counts > 0, 1 + np.rint(logs / (1 << coarseness)).astype(np.int64), 0)
-        tried = np.minimum(tried, MAX_LOG >> coarseness)
-        least = _keep_cheapest(counts, 0, coarseness, tried, none, precision, entropy, least, form, knots, spikes)
+        tried = np.zeros(counts.size, np.int64)
+        for i in range(counts.size):
+            if counts[i]:
+                tried[i] = min(1 + np.int64(np.rint(logs[i] / (1 << coarseness))), MAX_LOG >> coarseness)
+        least = _keep_cheapest(
+            counts, np.int64(0), coarseness, tried, none, precision, entropy, least, form, knots, spikes
+        )
     return least
 
 
@@ -201,9 +208,11 @@ def _keep_cheapest(  # type: ignore[no-untyped-def]
     bits += _data_bits(counts, stride, coarseness, tried, added, precision)
     if bits >= least:
         return least
-    form[:] = stride, coarseness, tried.size, len(added)
-    knots[: tried.size] = tried
-    spikes[: len(added)] = added
+    form[0], form[1], form[2], form[3] = stride, coarseness, tried.size, len(added)
+    for knot in range(tried.size):
+        knots[knot] = tried[knot]
+    for spike in range(len(added)):
+        spikes[spike, 0], spikes[spike, 1] = added[spike, 0], added[spike, 1]
     return bits
 
 
@@ -213,7 +222,10 @@ def _spikes(support, expected):  # type: ignore[no-untyped-def]
 
     A spike pays where the share of a symbol in the divergence, in bits, is above 24 to name it.
     """
-    excess = support * np.log2(np.maximum(support, 1e-9) / expected) - (support - expected) * 1.4427
+    excess = np.empty(support.size)
+    for i in range(support.size):
+        surplus = support[i] - expected[i]
+        excess[i] = support[i] * np.log2(max(support[i], 1e-9) / expected[i]) - surplus * 1.4427
     peaks = np.zeros(support.size, np.bool_)
     for _ in range(_FITTED_SPIKES):
         index = np.argmax(excess)
@@ -319,7 +331,7 @@ def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped
     """
     knots, width, unit, total = logs.size, support.size, 1.0 / (1 << stride), support.sum()
     target, model = np.zeros(knots + 1), np.empty(knots + 1)
-    diagonal, beside = np.empty(knots + 1), np.empty(knots + 1)
+    diagonal, beside, gradient = np.empty(knots + 1), np.empty(knots + 1), np.empty(knots + 1)
     _add_hats(support, stride, target)
     for _ in range(_NEWTON_STEPS):
         highest, mass = logs.max(), 0.0
@@ -336,9 +348,10 @@ def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped
             diagonal[k + 1] += weight * second
             beside[k] = weight * (first - second)
         scale = total / mass
-        gradient = target[:knots] - model[:knots] * scale
-        diagonal[:] = diagonal * scale + 0.3
-        beside *= scale
+        for k in range(knots + 1):
+            gradient[k] = target[k] - model[k] * scale
+            diagonal[k] = diagonal[k] * scale + 0.3
+            beside[k] *= scale
         for k in range(1, knots):
             share = beside[k - 1] / diagonal[k - 1]
             diagonal[k] -= share * beside[k - 1]
@@ -349,7 +362,7 @@ def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped
             gradient[k] /= diagonal[k]
         for k in range(knots):
             gradient[k] = logs[k] + min(max(gradient[k] / np.log(2.0), -2.0), 2.0)
-        lowest, moved = gradient.max() - _HEADROOM / 16, 0.0
+        lowest, moved = gradient[:knots].max() - _HEADROOM / 16, 0.0
         for k in range(knots):
             moved = max(moved, abs(max(gradient[k], lowest) - logs[k]))
             logs[k] = max(gradient[k], lowest)
@@ -396,7 +409,7 @@ def _frequencies(low, high, stride, coarseness, knots, spikes, precision, out): 
 def _data_bits(counts, stride, coarseness, knots, spikes, precision):  # type: ignore[no-untyped-def]
     """Return the bits of symbols with these counts in a table; infinite if it lacks one of them."""
     frequencies = np.zeros(counts.size, np.int64)
-    if not _frequencies(0, counts.size - 1, stride, coarseness, knots, spikes, precision, frequencies):
+    if not _frequencies(np.int64(0), counts.size - 1, stride, coarseness, knots, spikes, precision, frequencies):
         return np.inf
     bits = 0.0
     for symbol in range(counts.size):

@@ -1,8 +1,9 @@
-"""Types of the coder's interface that need neither numpy nor numba: hints about an array, and how hard to try.
+"""Types of the coder's interface that need neither numpy nor numba: hints, how hard to try, and a coded array.
 
 Encoder and decoder derive the same hints from the tensor's scheme, so hints cost no bytes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,3 +27,25 @@ class Hints:
     role: Role = "symbols"
     kernel: tuple[int, int] = (1, 1)
     states: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A coded array.
+
+    Attributes:
+        coder: number of the coder in the file (0…255), a key of `birdie.entropy.coder.NAMES`.
+        payload: the bytes it wrote.
+    """
+
+    coder: int
+    payload: bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes of the payload."""
+        return len(self.payload)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the payload; a subclass may have it elsewhere than in memory."""
+        yield self.payload

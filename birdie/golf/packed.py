@@ -307,9 +307,16 @@ def _short(source: str) -> str:
     """Return shorter source text, if python-minifier is installed: `pip install 'birdie-compress[submit]'`."""
     if not _minifies():
         return source
-    from python_minifier import minify
+    from python_minifier import RemoveAnnotationsOptions, minify
 
-    return minify(source, rename_globals=False, hoist_literals=False, remove_annotations=False)
+    # Annotations of fields are what settings are read by; nothing reads those of functions and variables.
+    unread = RemoveAnnotationsOptions(
+        remove_variable_annotations=True,
+        remove_return_annotations=True,
+        remove_argument_annotations=True,
+        remove_class_attribute_annotations=False,
+    )
+    return minify(source, rename_globals=False, hoist_literals=False, remove_annotations=unread)
 
 
 def _needed(entry: Path, optional: Collection[str] | None, sources: Mapping[str, str]) -> dict[str, str]:

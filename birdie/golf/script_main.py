@@ -27,8 +27,7 @@ from birdie.compress.rate.copies import merged
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit as encode
 from birdie.compress.rate.groups import grouped
-from birdie.compress.rate.size import parse_size
-from birdie.compress.rate.target import Target
+from birdie.compress.rate.target import Target, parse_size
 from birdie.compress.state import ModelState
 from birdie.data.batches import Batches
 from birdie.errors import ConfigError

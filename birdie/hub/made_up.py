@@ -31,8 +31,8 @@ from birdie.compress.calibration.synthetic import (
     norms_with_statistics,
     with_statistics,
 )
+from birdie.compress.row_blocks import is_stack
 from birdie.compress.small_tensors import is_matrix
-from birdie.compress.stacks import is_stack
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.arguments import TRIED, arguments, first_accepted
 from birdie.hub.loading import load_model

@@ -9,15 +9,17 @@ is used, so names that it changed since, tied weights and buffers are right.
 import json
 import math
 import tempfile
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
@@ -26,7 +28,6 @@ from birdie.artifact.folder_scan import PIPELINE
 from birdie.artifact.folders import write_folder
 from birdie.artifact.load import load
 from birdie.errors import BirdieError, ConfigError
-from birdie.hub.meta import parameters_on_meta
 from birdie.runtime.outputs import Source, require_path
 
 WEIGHTS = "model.birdie"  # of a birdie folder
@@ -51,8 +52,8 @@ def from_pretrained(
 
     Args:
         path: a .birdie file, a folder with model.birdie, or the name of a repository on the Hub, "user/name".
-        lazy: decode each weight when it is used (docs/lazy.md); for transformers, where the names of the weights in the
-            file are those of the module.
+        lazy: decode each weight when it is used (docs/huggingface.md); for transformers, where the names of the
+            weights in the file are those of the module.
         base: for an adapter of peft, the model that it adapts; default: the one that its configuration names.
         device, dtype: of the model; default: the CPU, and the dtypes of the file.
         revision: of the repository.
@@ -233,3 +234,25 @@ def _lazy(
     with parameters_on_meta(getattr(settings, "dtype", None)):
         model = kind(settings)
     return load(file, into=model, lazy=True, device=device, dtype=dtype, max_bytes=max_bytes, schemes=schemes)
+
+
+@contextmanager
+def parameters_on_meta(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Build modules with parameters on the meta device, one of which is in memory at a time; buffers are real.
+
+    Args:
+        dtype: of parameters for which the module names none.
+    """
+    register, default = nn.Module.register_parameter, torch.get_default_dtype()
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.set_default_dtype(dtype or default)
+    try:
+        with patch.object(nn.Module, "register_parameter", register_on_meta):
+            yield
+    finally:
+        torch.set_default_dtype(default)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat, printable
 from birdie.lab.significance import Test, compare

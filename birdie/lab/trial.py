@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.lab.assignments import parse, with_settings
 from birdie.lab.experiment import Experiment, resolved

@@ -22,7 +22,7 @@ from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import decode, opened
 from birdie.compress.qat.fake_quantization import Reader, matrices_to_train, parameter, read_plainly, read_through
 from birdie.compress.rate.assignment import Schemes
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.compress.scheme import Encoded
 from birdie.compress.state import ModelState
 from birdie.errors import BirdieError, ConfigError

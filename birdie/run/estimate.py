@@ -4,7 +4,7 @@
                      └─► parameters ─► Gaussian samples through scheme and coder ─► bytes of the artifact
 
 Counts are exact, memory and bytes are derived, times need the speed of a machine: measured in half a second for this
-CPU, three constants fitted to recorded runs for H100s. docs/estimate.md compares all of them with measurements.
+CPU, three constants fitted to recorded runs for H100s. docs/recipes.md compares all of them with measurements.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from birdie.compress.rate.assignment import match, parse_rules
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.compress.registry import decoder
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import Grid
@@ -42,7 +42,7 @@ PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
 # Fractions of the kept bytes and of a float32 copy of the logits where torch.compile fuses and recomputes: least
 # squares over seven recorded peaks (`python -m benchmarks.estimate --part memory`).
 COMPILED_KEEPS, COMPILED_LOGITS = 0.80, 0.18
-GAUSSIAN_ERROR = (-0.2, 0.04)  # relative error of the coded bytes for fifteen of sixteen small files (docs/estimate.md)
+GAUSSIAN_ERROR = (-0.2, 0.04)  # relative error of the coded bytes for fifteen of sixteen small files (docs/recipes.md)
 _SAMPLE = 1 << 16  # weights of the Gaussian sample that is coded
 _ENTRY = 40  # bytes per tensor of a file besides its streams: name, shape, checksums
 

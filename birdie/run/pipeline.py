@@ -24,7 +24,7 @@ from torch import Tensor
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.qat.fake_quantization import FakeQuantization, storage_rules
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.data.batches import Batches
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError, WeightsError
 from birdie.model.attention_kernels import best_kernels

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
 from birdie.run.recipe import Recipe
 from birdie.train.settings import RATES

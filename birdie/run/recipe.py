@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 from cyclopts import Parameter
 
 from birdie.compress.qat.settings import Qat
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.data.order import Order, unknown_order
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.compressors import COMPRESSORS
+from benchmarks.rivals import COMPRESSORS
 from birdie.errors import ArtifactError
 
 DATA = bytes(range(256)) * 300

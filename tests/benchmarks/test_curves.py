@@ -1,47 +1,133 @@
-"""Curves of bytes against KL are interpolated on the logarithm, and the chart has every curve."""
+"""Curves of bytes against quality are interpolated on the logarithm; comparisons read them at equal quality."""
 
+import json
 import math
-import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.curves import bytes_at, frontier, ratios, svg
-from tests.benchmarks.small_gpt import row
+from benchmarks import rate_distortion, rivals, spectral_tune, without_data
+from benchmarks.curves import bytes_at, frontier, quality_chart, ratios, speed_chart
+from benchmarks.subjects import Quality, Subject, tiny_subject
 
 
-def test_bytes_are_interpolated_on_the_logarithm_of_kl() -> None:
+def row(curve: str, size: int | None, kl: float) -> dict[str, Any]:
+    return rate_distortion.row(curve, curve, cast(int, size), Quality(kl, 0.0, 1 - kl, accuracy=0.9), 1.0, "1")
+
+
+def test_bytes_are_interpolated_between_rows_that_no_other_beats() -> None:
     rows = [row("a", round(1000 - 100 * math.log2(kl / 0.01)), kl) for kl in (0.001, 0.01, 0.1)]
     assert bytes_at(rows, 0.02) == pytest.approx(900, abs=1)
     assert bytes_at(rows, 0.01) == 1000
-    assert bytes_at(rows, 0.0005) is None
-    assert bytes_at(rows, 0.2) is None
-
-
-def test_rows_that_another_row_beats_are_not_on_the_frontier() -> None:
+    assert (bytes_at(rows, 0.0005), bytes_at(rows, 0.2)) == (None, None)
     rows = [row("a", 100, 0.01), row("a", 120, 0.02), row("a", 80, 0.02), row("a", 90, 0.015)]
     assert [point["bytes"] for point in frontier(rows)] == [100, 90, 80]
-    assert bytes_at(rows, 0.02) == 80
 
 
 def test_a_curve_of_half_the_bytes_has_ratio_a_half() -> None:
     rival = [row("them", size, kl) for size, kl in ((1000, 0.005), (800, 0.02))]
     birdie = [row("birdie", size // 2, kl) for size, kl in ((1400, 0.0012), (1000, 0.005), (800, 0.02), (700, 0.05))]
     assert [point["ratio"] for point in ratios(birdie, rival)] == [0.5, 0.5]
-    (middle,) = ratios(birdie, rival, [0.01])
-    assert middle["ratio"] == pytest.approx(0.5)
-    assert middle["rival_bytes"] == 900
-    assert ratios(birdie, [row("them", 1000, 0.5)])[0]["ratio"] is None
     assert [point["ratio"] for point in ratios(birdie, rival, against="disagreement")] == [0.5, 0.5]
+    (middle,) = ratios(birdie, rival, [0.01])
+    assert (middle["ratio"], middle["rival_bytes"]) == (pytest.approx(0.5), 900)
+    assert ratios(birdie, [row("them", 1000, 0.5)])[0]["ratio"] is None
 
 
-def test_the_chart_has_every_curve() -> None:
-    rows = [row("birdie", 1000, 0.001), row("birdie", 600, 0.1), row("<rival>", 900, 0.01)]
-    root = ElementTree.fromstring(svg(rows, "a title"))
-    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
-    circles = [element for element in root.iter() if element.tag.endswith("circle")]
-    assert {"birdie", "<rival>", "a title", "0.01"} <= set(texts)
-    assert len(circles) == 3
-    assert float(circles[1].get("cx", 0)) > float(circles[0].get("cx", 0))  # the coarser file is further right
-    assert float(circles[1].get("cy", 0)) > float(circles[0].get("cy", 0))  # the smaller file is lower
+def test_charts_have_every_curve_that_has_numbers() -> None:
+    charts = [
+        quality_chart([row("birdie", 1000, 0.001), row("birdie", 600, 0.1), row("<rival>", 900, 0.01)], "a title"),
+        speed_chart(
+            [{"codec": name, "bytes": 9, "decode_s": 1, "symbols": 9} for name in ("birdie", "<rival>")], "a title"
+        ),
+    ]
+    for chart in charts:
+        texts = {element.text for element in ElementTree.fromstring(chart).iter() if element.tag.endswith("text")}
+        assert {"birdie", "<rival>", "a title"} <= texts
     with pytest.raises(ValueError, match="no row"):
-        svg([row("a", 0, 0.1)], "nothing")
+        quality_chart([row("a", None, 0.1)], "nothing")
+
+
+def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points() -> None:
+    rows = [row("birdie", 1000, 0.001), row("birdie", 600, 0.1), row("record stack", 900, 0.009)]
+    rows += [row("record stack", 880, 0.011), row("NNCodec", 1200, 0.004), row("absent", None, 0.0)]
+    lines = rate_distortion.comparison(rows, [0.01])
+    kl = [line for line in lines if line["equal"] == "kl"]
+    assert [(line["rival"], line["value"]) for line in kl] == [("record stack", 0.01), ("NNCodec", 0.004)]
+    assert kl[0]["rival_bytes"] == pytest.approx(890, abs=1)
+    networks: dict[str, list[float | None]] = {"a": [0.6, 0.8, None], "b": [0.75], "c": [0.3]}
+    compared: dict[str, list[dict[str, Any]]] = {
+        name: [{"rival": "r", "equal": "kl", "ratio": ratio} for ratio in values] for name, values in networks.items()
+    }
+    compared["b"].append({"rival": "r", "equal": "disagreement", "ratio": 0.1})
+    assert rate_distortion.overview(compared) == [
+        {"rival": "r", "networks": 3, "worst": 0.75, "of": "b", "median": 0.7}
+    ]
+
+
+def test_birdies_rows_are_decoded_files() -> None:
+    exact, coarse = rate_distortion.birdie_rows(
+        tiny_subject(),
+        [
+            ("birdie", "exact", {"lossless": True, "coder": "fast", "calibration": None}),
+            ("birdie", "coarse", {"scheme": "int4", "coder": "fast"}),
+        ],
+    )
+    assert (exact["kl"], exact["agreement"]) == (0, 1)
+    assert coarse["kl"] > 0
+    assert coarse["bytes"] < exact["bytes"] / 2
+
+
+def test_rows_of_rivals_are_cached_by_everything_they_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny_subject(), list[str]()
+
+    def rows(model: Subject, name: str = "a", version: str = "1") -> list[dict[str, object]]:
+        cache = rate_distortion.Cache(tmp_path, model)
+        return cache.rows(name, version, ["curves.py"], lambda: calls.append(name) or [{"bytes": len(calls)}])
+
+    assert rows(model) == rows(model) == [{"bytes": 1}]
+    assert len({json.dumps(rows(model)), json.dumps(rows(model, "b")), json.dumps(rows(model, version="2"))}) == 3
+    assert rows(replace(model, key="other")) == [{"bytes": 4}]
+    monkeypatch.setattr(rivals, "RIVALS", Path("nowhere"))
+    (line,) = rate_distortion.rival_rows(model, rate_distortion.Cache(tmp_path, model), ["nncodec"], [])
+    assert (line["version"], line["bytes"]) == ("not installed: make rivals", None)
+
+
+def line(size: int, error: float, scheme: str = "birdie", agreement: float = 1.0) -> dict[str, Any]:
+    return {"network": "x", "scheme": scheme, "bytes": size, "error": error, "agreement": agreement}
+
+
+def test_without_data_ratios_are_at_the_naive_error_and_rises_between_neighbors() -> None:
+    birdie = [line(100, 1.0), line(200, 0.25), line(300, 0.3, agreement=0.9), line(400, 1 / 64)]
+    naive = [line(400, 0.25, "int4 per channel"), line(1000, 1e-3, "int8 per channel")]
+    assert [compared["ratio"] for compared in without_data.comparison(naive, birdie)] == [0.5, None]
+    overview = without_data.summary(naive, birdie)
+    assert (overview["worst"], overview["median"], overview["compared"]) == (0.5, 0.5, "1 of 2")
+    assert (overview["rise"], overview["wrong"]) == (pytest.approx(1.2), 0)
+    assert without_data.summary([line(250, 0.25, "int4 per channel")], birdie)["wrong"] == pytest.approx(0.1)
+    assert without_data.budgets([line(100, 1), line(1600, 1)], 5) == [100, 200, 400, 800, 1600]
+
+
+@pytest.mark.parametrize(("worst", "below"), [(0.5, 0), (1.3, 2), (9.0, without_data.STEPS)])
+def test_without_data_makes_smaller_files_until_one_is_as_bad_as_the_worst_naive_file(
+    worst: float, below: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(without_data, "birdie_row", lambda _network, budget, _inputs: line(budget, 100 / budget))
+    sizes = [row["bytes"] for row in without_data.birdie_rows(cast(Any, None), [100, 200], worst, "none")]
+    assert (sizes, sizes[-2:], len(sizes)) == (sorted(sizes), [100, 200], 2 + below)
+
+
+def test_each_trained_size_is_compared_with_every_other_curve_at_equal_quality() -> None:
+    curves = (("float", 9000, 1.0), ("spectral", 400, 1.2), ("trellis", 800, 1.1), ("trellis", 600, 1.3))
+    rows = [{"curve": curve, "bytes": size, "bpb": bpb, "agreement": 0.9} for curve, size, bpb in curves]
+    (compared,) = spectral_tune.comparison(rows, "bpb")
+    assert (compared["spectral_bytes"], compared["other"], compared["equal"]) == (400, "trellis", "bpb")
+    assert (compared["other_bytes"], compared["ratio"]) == (
+        pytest.approx(696, abs=1),
+        pytest.approx(400 / 696, rel=1e-2),
+    )

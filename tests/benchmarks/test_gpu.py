@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu, gpu_checks, on_device
 from benchmarks.gpu_checks import CHECKS, Check, Setup
-from benchmarks.loaders import RepeatedTokens
+from benchmarks.train import RepeatedTokens
 from birdie.artifact.container import Reader
 from birdie.compress import row_blocks
 from birdie.entropy import trellis
@@ -23,8 +23,27 @@ from birdie.train.settings import TrainSettings
 CPU = Setup(torch.device("cpu"), small=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.on_cpu])
+LONG = (
+    "training",
+    "muon",
+    "fused",
+    "sota",
+    "byte budget",
+    "loader",
+    "profile",
+    "compression",
+    "compressed in device memory",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] * (name in LONG))
+        for name, check in CHECKS.items()
+        if check.on_cpu
+    ],
+)
 def test_every_check_runs_at_a_small_size(name: str) -> None:
     rows = list(CHECKS[name].run(CPU))
     assert rows
@@ -32,14 +51,19 @@ def test_every_check_runs_at_a_small_size(name: str) -> None:
     assert all({"what"} <= row.keys() <= gpu.row_of(name, "").keys() for row in rows)
 
 
-def test_a_check_that_hangs_or_dies_costs_one_check() -> None:
+def test_a_check_that_hangs_costs_one_check() -> None:
     (row,) = gpu.run_check("machine", "cpu", limit=0.01)
     assert (row["met"], row["note"][:9]) == (False, "stopped a")
+
+
+@pytest.mark.nightly  # a process that imports torch
+def test_a_check_that_dies_costs_one_check() -> None:
     row = gpu.run_check("machine", "cuda:99", limit=60)[-1]
     assert row["met"] is False
     assert "exit code" in row["note"]
 
 
+@pytest.mark.nightly  # processes, or compression
 def test_what_a_check_has_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -107,6 +131,7 @@ def test_the_mask_is_that_of_documents_and_windows() -> None:
     assert torch.equal(mask, expected.expand(2, -1, -1))
 
 
+@pytest.mark.nightly  # processes, or compression
 def test_the_tests_are_counted_and_a_failure_is_told_as_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +148,9 @@ def test_training_is_measured_with_the_kernels_and_documents_of_a_run(monkeypatc
     monkeypatch.setattr(gpu_checks, "best_kernels", lambda *_: chosen)
     run, _, _ = gpu_checks._run("sota", CPU, [], compute_dtype="float32", compile=False)
     assert cast(GPT, run.model).kernels is chosen
-    ids, _ = RepeatedTokens(TrainSettings(train_batch_tokens=4096, train_seq_len=2048, accumulation=1), bos_id=1).next()
+    ids, _ = RepeatedTokens(
+        TrainSettings(train_batch_tokens=4096, train_seq_len=2048, accumulation=1), 1024, bos_id=1
+    ).next()
     assert int((ids == 1).sum()) >= 4
 
 
@@ -132,6 +159,7 @@ def blocks_of_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, size)
 
 
+@pytest.mark.nightly  # processes, or compression
 def test_matrices_that_a_file_holds_in_blocks_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks_of_size(65_536, monkeypatch)  # the fewest weights that the fast coder codes in lanes
     assert any(row["what"] == "decode, CPU" for row in on_device.tensor(CPU.device, small=True))

@@ -1,41 +1,114 @@
-"""Rival coders: every coder restores its input, and only exact forms can be the smallest."""
+"""Rivals are fair: every coder restores its input, lossy ones within their error; the record stack is the records'."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from zlib import compress
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from benchmarks import rivals
-from tests.benchmarks.small_checkpoint import symbol_set
+from benchmarks import codec, lossy_rivals, record_stack, rivals, symbols
+from benchmarks.lossy_rivals import LossyCoder
+from benchmarks.record_stack import Tuner
+from benchmarks.subjects import tiny_subject
+from birdie.errors import WeightsError
+from birdie.golf import int8_zlib as baseline
+from birdie.model.gpt import GPT
+
+MIXED = {
+    "a": torch.tensor([[-128, 127, 0], [5, -1, -128]], dtype=torch.int8),
+    "b": torch.tensor([[300, -128, 127], [-129, -127, 128], [0, -32768, 32767]], dtype=torch.int16),
+    "c": torch.arange(-5, 6, dtype=torch.int8),
+}
+"""Integer tensors with values that need the escape of byte strings."""
 
 
-@pytest.mark.parametrize("integers", [True, False], ids=["symbols", "floats"])
-@pytest.mark.parametrize("key", [key for key in rivals.MEASURES if key not in ("nncodec", "zipnn", "lrzip")])
-def test_rivals_are_lossless(key: str, integers: bool) -> None:
-    symbols = symbol_set(integers=integers)
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def state() -> dict[str, Tensor]:
+    """Return an embedding, a matrix with unequal rows and a row of zeros, a convolution, and a vector."""
+    matrix = torch.randn(24, 40, generator=generator()) * torch.linspace(0.01, 0.2, 24)[:, None]
+    matrix[3] = 0
+    return {
+        "tok_emb.weight": torch.randn(64, 16, generator=generator(1)),
+        "fc.weight": matrix,
+        "conv.weight": torch.randn(8, 4, 3, 3, generator=generator(2)) * 2,
+        "bias": torch.randn(8, generator=generator(3)),
+    }
+
+
+# Symbols
+
+
+def test_symbol_sets_are_on_the_grids_of_their_names() -> None:
+    weights = state()
+    sets = {name: make(weights) for name, make in symbols.FLOAT_SETS.items()}
+    for name, tensor in sets["uniform"].tensors.items():
+        step = 0.41 * weights[name].double().std(correction=0)
+        assert ((tensor.double() * step - weights[name].double()).abs() <= 0.5001 * step).all()
+    largest = sets["rowmax6"].tensors["fc.weight"].abs().amax(1)
+    assert largest.tolist() == [0 if row == 3 else 31 for row in range(24)]
+    weights["fc.weight"] = weights["fc.weight"].clone()
+    weights["fc.weight"][5, 7] = 1e3
+    clipped = symbols.sdclip6(weights)
+    assert clipped.tensors["fc.weight"].abs().max() <= 31
+    rounded = clipped.tensors["tok_emb.weight"].float().std(1, correction=0)
+    assert torch.allclose(rounded, torch.full((64,), 127 / 20), rtol=0.05)
+    assert [symbols.nnc_step(qp, 2) for qp in (-32, -31, 0)] == [2.0**-8, 5 * 2.0**-10, 1.0]  # NNCodec's grid
+    assert sets["resnet"].tensors["conv.weight"].dtype == torch.int16
+    assert all(torch.equal(sets["fp32"].tensors[name], weight) for name, weight in state().items())
+    assert (sets["bf16"].is_integer, sets["bf16"].bytes) == (False, 2 * sets["bf16"].symbols)
+
+
+def test_stored_integers_are_read_from_every_kind_of_file(tmp_path: Path) -> None:
+    torch.save({**MIXED, "scale": torch.ones(3)}, tmp_path / "plain.pt")
+    torch.save({"quantized": MIXED, "scales": {"a": torch.ones(2)}}, tmp_path / "challenge")
+    (tmp_path / "challenge.ptz").write_bytes(compress((tmp_path / "challenge").read_bytes()))
+    for name in ("plain.pt", "challenge.ptz"):
+        stored = symbols.make("auto", tmp_path / name)
+        assert (stored.name, stored.tensors.keys()) == ("stored", MIXED.keys())
+        assert all(torch.equal(stored.tensors[key], value) for key, value in MIXED.items())
+    torch.save(state(), tmp_path / "floats.pt")
+    assert symbols.make("auto", tmp_path / "floats.pt").name == "bf16"
+    with pytest.raises(WeightsError, match="no tensor"):
+        symbols.make("stored", tmp_path / "floats.pt")
+
+
+# Lossless rivals
+
+
+@pytest.mark.parametrize("order", rivals.ORDERS)
+@pytest.mark.parametrize("name", ["mixed", "bf16", "fp32"])
+def test_byte_strings_are_lossless(order: rivals.Order, name: str) -> None:
+    tensors = MIXED if name == "mixed" else symbols.FLOAT_SETS[name](state()).tensors
+    data = rivals.join(tensors, order)
+    parts = rivals.separate(data, tensors, order)
+    assert all(parts[key].dtype == tensor.dtype and torch.equal(parts[key], tensor) for key, tensor in tensors.items())
+    escaped = sum(int(((t < -127) | (t > 127)).sum()) for t in tensors.values() if t.dtype == torch.int16)
+    width = {"mixed": 1, "bf16": 2, "fp32": 4}[name]
+    assert len(data) == width * sum(tensor.numel() for tensor in tensors.values()) + 2 * escaped
+
+
+@pytest.mark.parametrize(
+    "key",
+    [pytest.param(k, marks=[pytest.mark.nightly] * (k in ("nncodec", "zipnn", "lrzip"))) for k in rivals.MEASURES],
+)
+@pytest.mark.parametrize("make", [symbols.resnet, symbols.bf16], ids=["symbols", "floats"])
+def test_rivals_are_lossless(key: str, make: Callable[[dict[str, Tensor]], symbols.SymbolSet]) -> None:
+    quantized = make(state())
     try:
-        measured = rivals.MEASURES[key][1](symbols)
-    except rivals.NotInstalledError as error:
-        pytest.skip(f"{key}: {error}")
-    except rivals.NotApplicableError:
-        assert key == "row-class"
-        assert not integers
-        return
-    assert measured.exact
-    assert 0 < measured.bytes < 2 * symbols.bytes + 2000
-    assert measured.encode_s > 0
-    assert measured.decode_s > 0
-
-
-@pytest.mark.slow  # processes that import torch, and a program that takes seconds to start
-@pytest.mark.parametrize("key", ["nncodec", "zipnn", "lrzip"])
-def test_rivals_in_other_processes_are_lossless(key: str) -> None:
-    symbols = symbol_set(integers=key != "zipnn")
-    try:
-        measured = rivals.MEASURES[key][1](symbols)
-    except rivals.NotInstalledError as error:
+        measured = rivals.MEASURES[key][1](quantized)
+    except (rivals.NotInstalledError, rivals.NotApplicableError) as error:
         pytest.skip(f"{key}: {error}")
     assert measured.exact
-    assert 0 < measured.bytes < 2 * symbols.bytes + 2000
+    assert 0 < measured.bytes < 2 * quantized.bytes + 2000
 
 
 def test_the_smallest_form_counts_and_one_wrong_form_is_not_hidden() -> None:
@@ -45,3 +118,156 @@ def test_the_smallest_form_counts_and_one_wrong_form_is_not_hidden() -> None:
 
     assert rivals.smallest(list(forms(True, True))).bytes == 10
     assert not rivals.smallest(list(forms(True, False))).exact
+
+
+def test_a_coder_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(rivals, "RIVALS", Path("nowhere"))
+    lines = {line["codec"]: line for line in codec.rows(symbols.resnet(state()), ["zpaq", "nncodec"])}
+    assert lines["zpaq -m5"]["version"] == "not installed: apt install zpaq"
+    assert lines["NNCodec"]["version"] == "not installed: make rivals"
+    assert all(line["bytes"] is None and line["exact"] is None for line in lines.values())
+
+
+# Lossy rivals
+
+PARTS = {
+    "conv.weight": torch.randn(40, 16, 3, 3, generator=generator()),
+    "head.weight": torch.randn(10, 128, generator=generator(1)),
+    "norm": torch.linspace(0.5, 2, 7),
+    "steps": torch.tensor(12345),
+    "empty": torch.zeros(0),
+    "zeros": torch.zeros(32, 64),
+}
+
+
+@pytest.mark.parametrize(
+    ("coder", "bits", "group"),
+    [
+        *((lossy_rivals.naive(bits, group), bits, group) for bits in (8, 5, 4, 3) for group in (None, 32)),
+        *((lossy_rivals.row_maximum(bits, packer), bits, None) for bits, packer in ((6, "zstd"), (8, "zlib"))),
+    ],
+)
+def test_a_naive_file_decodes_to_within_half_a_step(coder: LossyCoder, bits: int, group: int | None) -> None:
+    data = coder.encode(PARTS)
+    decoded = coder.decode(data)
+    assert decoded.keys() == PARTS.keys()
+    assert torch.equal(decoded["steps"], PARTS["steps"])
+    assert torch.equal(decoded["norm"], PARTS["norm"].half().float())
+    assert not decoded["zeros"].any()
+    for name in ("conv.weight", "head.weight"):
+        rows = PARTS[name].flatten(1)
+        rows = rows.reshape(-1, group) if group and rows.shape[1] % group == 0 else rows
+        step = rows.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+        assert bool(((decoded[name].reshape(rows.shape) - rows).abs() <= 0.51 * step).all())
+    numbers = sum(PARTS[name].numel() for name in ("conv.weight", "head.weight"))
+    assert len(data) < numbers * bits / 8 * 1.05 + 3500
+
+
+def test_the_challenges_export_is_bit_identical() -> None:
+    weights, coder = tiny_subject().state, lossy_rivals.challenge_int8()
+    data = coder.encode(weights)
+    assert data == baseline.pack(weights).blob
+    assert coder.decode(data).keys() == weights.keys()
+
+
+@pytest.mark.nightly  # processes that import torch
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(lossy_rivals.nncodec, (-20, -38)), (lossy_rivals.entropack, (2.5, 5.0))]
+)
+def test_a_coder_in_its_own_environment_decodes_in_a_process_that_gets_only_the_file(
+    kind: Callable[[Any], LossyCoder], settings: tuple[float, float]
+) -> None:
+    weights, errors, sizes = tiny_subject().state, list[float](), list[int]()
+    try:
+        coders = [kind(setting) for setting in settings]
+    except rivals.NotInstalledError as error:
+        pytest.skip(str(error))
+    for coder in coders:
+        data = coder.encode(weights)
+        decoded = coder.decode(data)
+        assert {name: weight.shape for name, weight in decoded.items()} == {n: w.shape for n, w in weights.items()}
+        sizes.append(len(data))
+        errors.append(sum(float((decoded[name] - weight).square().sum()) for name, weight in weights.items()))
+    assert sizes[0] < sizes[1]
+    assert errors[1] < errors[0] / 16
+
+
+# The record stack
+
+
+def test_hessians_are_of_the_inputs_that_each_weight_multiplies() -> None:
+    model = tiny_subject().module
+    names = ["tok_emb.weight", "blocks.0.attn.c_q.weight", "blocks.0.attn.c_v.weight", "blocks.1.mlp.proj.weight"]
+    ids = torch.randint(0, 256, (3, 9), generator=generator())
+    hessians = record_stack.hessians(model, [(ids, ids), (ids[:1], ids[:1])], names)
+    with torch.no_grad():
+        assert isinstance(model, GPT)
+        heads = [model._hidden(part).flatten(0, -2).double() for part in (ids, ids[:1])]
+    expected = torch.stack([head.T @ head for head in heads]).sum(0)
+    assert torch.allclose(hessians["tok_emb.weight"], expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(hessians["blocks.0.attn.c_q.weight"], hessians["blocks.0.attn.c_v.weight"])  # one input
+    assert F.linear(torch.ones(1, 2), torch.ones(1, 2)).item() == 2  # the patch of F.linear is removed
+
+
+def test_a_convolutions_hessian_gives_the_energy_of_output_errors() -> None:
+    images = torch.randn(2, 3, 8, 8, generator=generator())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False))
+    hessian = record_stack.hessians(model, [(images, torch.zeros(2))], ["0.weight"])["0.weight"]
+    error = torch.randn(4, 3, 3, 3, generator=generator(1))
+    energy = F.conv2d(images, error, stride=2, padding=1).double().square().sum()
+    rows = error.flatten(1).double()
+    assert torch.allclose((rows @ hessian * rows).sum(), energy, rtol=1e-4)
+
+
+def test_gptq_equals_rounding_for_independent_inputs_and_is_better_for_correlated_ones() -> None:
+    weight = torch.randn(24, 40, generator=generator())
+    plain = record_stack.gptq(weight, 0.4, record_stack.factor(torch.eye(40, dtype=torch.float64)))
+    scales = (0.4 * weight.double().std(1, correction=0)).half()
+    assert torch.equal(plain.scales, scales)
+    assert torch.equal(plain.symbols, (weight.double() / scales.double()[:, None]).round().to(torch.int8))
+    x = torch.randn(400, 40, generator=generator(2), dtype=torch.float64)
+    x = x @ torch.randn(40, 40, generator=generator(3), dtype=torch.float64)
+    better = record_stack.gptq(weight, 0.4, record_stack.factor(x.T @ x))
+    errors = [float((x @ (part.dequantized() - weight).double().T).square().sum()) for part in (better, plain)]
+    assert errors[0] < 0.5 * errors[1]
+    weight[2], hessian = 0, x.T @ x
+    hessian[:, 7] = hessian[7] = 0
+    quantized = record_stack.gptq(weight, 0.3, record_stack.factor(hessian))
+    assert not quantized.symbols[:, 7].any()
+    assert not quantized.symbols[2].any()
+
+
+@pytest.mark.nightly  # runs lrzip a dozen times
+def test_files_of_the_record_stack_decode_to_the_quantized_and_the_fp16_tensors() -> None:
+    if shutil.which("lrzip") is None:
+        pytest.skip("lrzip is not installed")
+    model = tiny_subject()
+    tuner = Tuner(model, record_stack.hessians(model.module, model.calibration, list(model.state)), lambda _: None)
+    parts = tuner.parts(0.3, 0.3)
+    rest = {name: weight for name, weight in model.state.items() if name not in parts}
+    data = record_stack.pack(parts, rest, record_stack.layout_of(parts))
+    decoded = record_stack.unpack(data)
+    assert decoded.keys() == model.state.keys()
+    for name, weight in model.state.items():
+        assert torch.equal(decoded[name], parts[name].dequantized() if name in parts else weight.half().float())
+    assert len(data) > record_stack.entropy_bytes(parts.values())
+
+
+def test_the_best_pair_of_factors_divides_the_kl_in_proportion_to_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_subject()
+    tuner = Tuner(model, record_stack.hessians(model.module, model.calibration, list(model.state)), lambda _: None)
+    count = dict.fromkeys((True, False), 0)
+    for name in tuner.names:
+        count[record_stack.is_embedding(name)] += model.state[name].numel()
+
+    def judge(a: float | None, b: float | None) -> tuple[float, float]:
+        sizes = [n * (4 - np.log2(step)) / 8 for step, n in ((a, count[False]), (b, count[True])) if step is not None]
+        return 0.3 * (a or 0) ** 2 + 2 * (b or 0) ** 2, sum(sizes)
+
+    monkeypatch.setattr(tuner, "judge", judge)
+    a, b = tuner.tune(0.01)
+    assert b is not None
+    assert 0.3 * a**2 + 2 * b**2 == pytest.approx(0.01, rel=1e-2)
+    # Lagrange condition: d bytes / d KL = weights / KL is equal for both kinds
+    assert 2 * b**2 / 0.01 == pytest.approx(count[True] / (count[True] + count[False]), rel=0.1)

@@ -1,15 +1,14 @@
 """The benchmark of fine-tuning to a size runs by its recipe, and the recipe describes its network."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import spectral_tune
-from benchmarks.quality import Subject
-from benchmarks.resnet import ResNet, load_resnet
+from benchmarks.networks import ResNet, load_resnet
+from benchmarks.subjects import Subject
 from birdie.errors import ConfigError
 from birdie.run.registry import find
 
@@ -40,11 +39,6 @@ def test_a_recipe_of_another_program_or_with_an_unknown_setting_is_refused(tmp_p
         spectral_tune.parse(["--recipe", str(tmp_path / "x.toml")])
 
 
-def test_the_recipe_has_the_parameters_of_the_network() -> None:
-    with torch.device("meta"):
-        assert sum(p.numel() for p in ResNet(5).parameters()) == RECIPE.about.parameters
-
-
 def test_the_weights_of_the_recipe_are_that_network(shared_data: Path) -> None:
     (weights,) = (shared_data / "weights" / "resnet_cifar10").glob("resnet32-*.th")
     model, state = load_resnet(weights)
@@ -67,22 +61,10 @@ def test_a_short_run_by_the_recipe_ends_below_its_size(
     monkeypatch.setenv("BIRDIE_DATA", str(tmp_path))
     flags = ["--recipe=resnet_spectral", "--rows=plain,spectral,trellis", "--json", "--steps=4", "--batch=8"]
     flags += ["--smaller=6", "--seeds=2"]
-    monkeypatch.setattr(sys, "argv", ["spectral_tune", *flags, f"--runs={tmp_path}"])
-    spectral_tune.main()
+    spectral_tune.main([*flags, f"--runs={tmp_path}"])
     lines = json.loads(capsys.readouterr().out)["rows"]
     rows = {row["curve"]: row for row in lines if "curve" in row}
     assert [row["seed"] for row in lines if "curve" in row] == [0] * 4 + [1] * 4
     assert [row["scheme"] for row in lines if "mean" in row] == [row["scheme"] for row in lines[:4]]
     assert rows["spectral"]["bytes"] <= rows["float"]["bytes"] / 6
     assert rows["spectral"]["scheme"] == "spectral, auto"
-
-
-def test_each_trained_size_is_compared_with_every_other_curve_at_equal_quality() -> None:
-    def line(curve: str, size: int, bpb: float) -> dict[str, object]:
-        return {"curve": curve, "bytes": size, "bpb": bpb, "agreement": 0.9}
-
-    rows = [line("float", 9000, 1.0), line("spectral", 400, 1.2), line("trellis", 800, 1.1), line("trellis", 600, 1.3)]
-    (compared,) = spectral_tune.comparison(rows, "bpb")
-    assert (compared["spectral_bytes"], compared["other"], compared["equal"]) == (400, "trellis", "bpb")
-    assert compared["other_bytes"] == pytest.approx(696, abs=1)
-    assert compared["ratio"] == pytest.approx(400 / 696, rel=1e-2)

@@ -154,9 +154,9 @@ def test_every_word_has_an_example_that_is_a_spec() -> None:
 
 def test_all_specs_and_rules_of_the_docs_parse() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    measured = re.findall(r"^\| `([^`]+?)(?: \+ data)?` \| [\d,]+ \|", text, re.MULTILINE)
+    measured = re.findall(r"^\| `([^`]+?)(?: \+ data)?` \| [\d.]+ \|", text, re.MULTILINE)
     rules = re.findall(r"--scheme '([^']+)'", text.replace("PATTERN=SPEC", "*=int8"))
-    assert len(measured) > 20
+    assert len(measured) > 10
     assert len(rules) > 5
     assert all(parse_spec(spec).quantizes for spec in measured)
     parsed = [parse_rules([tuple(rule.split("=", 1))])[1][0] for rule in rules if "=" in rule]

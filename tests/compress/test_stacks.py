@@ -14,8 +14,7 @@ from birdie.artifact.container import BLOCKS, Reader
 from birdie.compress.prior import assumed, prior
 from birdie.compress.qat.fake_quantization import quantized
 from birdie.compress.qat.settings import Qat
-from birdie.compress.row_blocks import encoded_blocks
-from birdie.compress.stacks import as_matrix, is_stack
+from birdie.compress.row_blocks import as_matrix, encoded_blocks, is_stack
 
 NAME = "layers.0.mlp.experts.down_proj"
 

@@ -17,8 +17,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from birdie.entropy import coder, mixed, numbers, static, trellis
-from birdie.entropy.hints import Effort, Hints
-from birdie.entropy.stream import Stream
+from birdie.entropy.hints import Effort, Hints, Stream
 from birdie.errors import ArtifactError, ConfigError
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed

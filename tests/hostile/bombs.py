@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.memory import reset_peak, resident
+from benchmarks.processes import reset_peak, resident
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
 from birdie.artifact.file import DTYPES, MIN_DECODED_LIMIT, decoded_bytes

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import coder, mixed, numbers, raw, static
-from birdie.entropy.hints import Hints
-from birdie.entropy.stream import Stream
+from birdie.entropy.hints import Hints, Stream
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
 from tests.reference.side_information import Bits, opened, words_of

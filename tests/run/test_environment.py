@@ -1,10 +1,8 @@
 """Every variable of the records' commands is a setting, is logged as not supported, or needs no setting."""
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import pytest
 
@@ -330,31 +328,6 @@ def test_variables_override_the_file_and_flags_override_variables(
     assert (model.attn_gate, model.smear, model.value_embed_layers) == ("none", "fixed", (2,))
     model = resolved(monkeypatch, "SMEAR_GATE_ENABLED=1", file, "--model.attn-gate", "dense").model
     assert (model.attn_gate, model.smear) == ("dense", "gated")
-
-
-def settings_with_variables(kind: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        if dataclasses.is_dataclass(hint):
-            yield from settings_with_variables(hint, f"{prefix}{name}.")
-        for parameter in getattr(hint, "__metadata__", ()):
-            if parameter.env_var:
-                yield prefix + name, parameter.env_var
-
-
-def test_the_documentation_has_every_variable_once_with_its_meaning() -> None:
-    def quoted(names: Sequence[str]) -> str:
-        return ", ".join(f"`{name}`" for name in names)
-
-    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
-    settings = page[page.index("## One variable, one setting") :]  # above: variables of train_gpt.py alone
-    rows = [line for line in settings.splitlines() if line.startswith("| `")]
-    assert rows == [
-        *(f"| {quoted(names)} | `{setting}` |" for setting, names in settings_with_variables(Recipe)),
-        *(f'| `{name}=1` | `model.{setting} = "{word}"` |' for name, (setting, word) in CHOICES.items()),
-        *(f"| {quoted(rule.variables)} | {quoted(rule.settings)} |" for rule in RULES),
-        *(f"| {quoted((*x.variables, *x.details))} | {x.technique.rpartition(' ')[0]} |" for x in UNAVAILABLE),
-        *(f"| `{name}` | {why} |" for name, why in IGNORED.items()),
-    ]
 
 
 def test_birdie_train_reads_variables_without_a_recipe_file(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from birdie.cli import main
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer

@@ -41,8 +41,8 @@ from birdie.compress.calibration.modes import (
 )
 from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
+from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
-from birdie.compress.stacks import used_as_matrix
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.distributed import World
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from birdie.compress.prior import level, prior
+from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity, TapCovariance
-from birdie.compress.stacks import with_rows
 from birdie.compress.trellis.feedback import FLOOR
 
 ROW_GRADIENTS = 16.0

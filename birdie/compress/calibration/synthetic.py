@@ -34,8 +34,8 @@ from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, settled, unreached
 from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.prior import level, prior, scaled
+from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.stacks import with_rows
 from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 

@@ -23,9 +23,9 @@ from birdie.compress.calibration.modes import in_mode
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
+from birdie.compress.row_blocks import with_rows
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import is_worth_coarsening
-from birdie.compress.stacks import with_rows
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import finite_rows, planes, rows_columns
 from birdie.compress.trellis.feedback import Feedback, feedback

@@ -25,11 +25,10 @@ from torch import Tensor, nn
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
 from birdie.compress.registry import decode, parse_spec
-from birdie.compress.row_blocks import encoded_blocks
+from birdie.compress.row_blocks import as_matrix, encoded_blocks
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import FINEST
 from birdie.compress.small_tensors import is_matrix
-from birdie.compress.stacks import as_matrix
 from birdie.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -30,13 +30,12 @@ from torch import Tensor
 from birdie.compress.coding import Coded, Quantized
 from birdie.compress.prior import assumed
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.row_blocks import deviation, encoded_blocks, every_nth_row
+from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, with_rows
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis, is_pruned
 from birdie.compress.small_tensors import small_scheme
-from birdie.compress.stacks import as_matrix, with_rows
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.compress.trellis.feedback import Feedback, feedback

@@ -1,7 +1,12 @@
-"""Target of compression: a byte budget, bits per weight, a largest KL from the float model, or lossless."""
+"""Target of compression: a byte budget, bits per weight, a largest KL, or lossless; and sizes written as 16MB.
+
+Units are decimal unless binary: 16MB is 16,000,000; 16MiB is 16,777,216.
+"""
 
 import math
+import re
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -50,3 +55,17 @@ class Target:
 
 def _is_number(value: Any, most: float) -> bool:
     return isinstance(value, Real) and 0 < float(value) <= most and float(value) < math.inf
+
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of "16MB", "1.5 MiB" or "250000", rounded down."""
+    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].lower() not in UNITS:
+        raise ConfigError(f"{text!r} is not a size; write bytes (250000) or a unit: kB, MB, GB, KiB, MiB, GiB")
+    size = int(Decimal(re.sub("[_,]", "", match[1])) * UNITS[match[2].lower()])
+    if not 1 <= size < 2**63:
+        raise ConfigError(f"size {text[:40]!r} is out of range; give one above zero and below 2^63 bytes")
+    return size

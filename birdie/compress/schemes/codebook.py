@@ -270,16 +270,16 @@ def _split(sums, k):  # type: ignore[no-untyped-def]
     back = np.zeros((k + 1, n + 1), np.int32)
     previous, current = np.empty(n + 1), np.empty(n + 1)
     for j in range(n + 1):
-        previous[j] = _error(sums, 0, j)
+        previous[j] = _error(sums, np.int64(0), j)
     stack = np.empty((64, 4), np.int64)
     for m in range(2, k + 1):
         depth = 1
         # Ranges still to do: first and last j, first and last i. The middle j is solved first; its best i bounds the i
         # of both halves, because the best i is monotone in j.
-        stack[0] = np.array([m, n, m - 1, n - 1])
+        stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = m, n, m - 1, n - 1
         while depth:
             depth -= 1
-            low, high, first, last = stack[depth]
+            low, high, first, last = stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3]
             j = (low + high) // 2
             best, split = np.inf, first
             for i in range(first, min(last, j - 1) + 1):
@@ -289,10 +289,10 @@ def _split(sums, k):  # type: ignore[no-untyped-def]
             current[j] = best
             back[m, j] = split
             if j < high:
-                stack[depth] = np.array([j + 1, high, split, last])
+                stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = j + 1, high, split, last
                 depth += 1
             if low < j:
-                stack[depth] = np.array([low, j - 1, first, split])
+                stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = low, j - 1, first, split
                 depth += 1
         previous, current = current, previous
     ends = np.empty(k + 1, np.int64)

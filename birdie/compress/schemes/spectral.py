@@ -17,7 +17,7 @@ Products and transform are computed in float64 and rounded once to float32.
 
 A transform pays only where weights are smooth, which for most models is in the taps of kernels; elsewhere the identity
 wins. The automatic choice compares coded sizes of a sample, every transform at the scale at which it leaves the squared
-error of the plain grid. Measurements are in docs/spectral.md.
+error of the plain grid. Measurements are in docs/train-small.md.
 """
 
 from collections.abc import Iterable

@@ -14,7 +14,7 @@ of one number in any part is about as large in the weight, and a component too s
 
 *Experimental.* It pays only for tensors of few components: sums of few outer products, or, at coarse scales, layers far
 wider than their task (0.62 of a plain grid's bytes for an MLP on MNIST). On kernels of trained networks and matrices of
-language models it costs 1.13–1.53 times the bytes of a plain grid at equal error (docs/spectral.md).
+language models it costs 1.13–1.53 times the bytes of a plain grid at equal error (docs/schemes.md).
 """
 
 from dataclasses import dataclass, field

@@ -215,7 +215,8 @@ def _search(u, odd_price, start, begin, end, code, cost, following, survivors, n
                 state[lane] = s
     for i in range(length - 1, begin - 1, -1):
         if i == end - 1:
-            ends[:] = state
+            for lane in range(LANES):
+                ends[lane] = state[lane]
         values, bits, out = u[i], survivors[i], numbers[i]
         for lane in range(LANES):
             n = state[lane]
@@ -254,12 +255,13 @@ def _search_columns(  # type: ignore[no-untyped-def]
                     for lane in range(width):
                         scaled = source[left + lane] * scale * inverse_column[left + lane]
                         values[lane] = _shrunk(scaled, spread * column_power[left + lane], gain)
-            _search(u[:count], odd_price[:count], start, 0, count, code, cost, following, survivors, out, ends)
+            _search(
+                u[:count], odd_price[:count], start, np.int64(0), count, code, cost, following, survivors, out, ends
+            )
             for i in range(count):
-                if inverse[first + i] > 0:
-                    numbers[first + i, left : left + width] = out[i, :width]
-                else:
-                    numbers[first + i, left : left + width] = 0
+                used = inverse[first + i] > 0
+                for lane in range(width):
+                    numbers[first + i, left + lane] = out[i, lane] if used else 0
 
 
 @njit(nogil=True, cache=True)
@@ -272,7 +274,7 @@ def _search_rows(  # type: ignore[no-untyped-def]
     u, survivors = np.empty((length, LANES), np.float32), np.empty((length, LANES), np.uint32)
     cost, following = np.empty((states, LANES), np.float32), np.empty((states, LANES), np.float32)
     out, odd_price = np.empty((length, LANES), np.int16), np.zeros(length, np.float32)
-    start, ends = np.empty(LANES, np.int32), np.empty(LANES, np.int32)
+    start, ends, overlap = np.empty(LANES, np.int32), np.empty(LANES, np.int32), np.int64(_OVERLAP)
     flat = numbers.reshape(-1)
     for top in range(0, rows, height):
         chunk, stop = top * columns, min(top + height, rows) * columns
@@ -296,13 +298,13 @@ def _search_rows(  # type: ignore[no-untyped-def]
             agreed = False
             while not agreed:
                 begins = _search(
-                    u, odd_price, start, _OVERLAP, _OVERLAP + _LENGTH, code, cost, following, survivors, out, ends
+                    u, odd_price, start, overlap, overlap + _LENGTH, code, cost, following, survivors, out, ends
                 )
                 agreed = True
                 for lane in range(1, LANES):
                     if begins[lane] != ends[lane - 1] and first + lane * _LENGTH < stop:
                         agreed = False
-                start[1:] = ends[:-1]
+                    start[lane] = ends[lane - 1]
             state = ends[LANES - 1]
             for lane in range(LANES):
                 begin = first + lane * _LENGTH

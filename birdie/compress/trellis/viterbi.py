@@ -277,7 +277,8 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     candidates, costs = np.empty((length, 2, 2), np.int32), np.empty((2, 2), np.float32)
     target = np.empty(rows, np.float32)
     for j in range(count):
-        target[:] = left[j]
+        for i in range(rows):
+            target[i] = left[j, i]
         state = 0
         first = 0
         while first < rows:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from birdie.compress.rate.size import parse_size
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError
 from birdie.lab.ledger import RunRecord
 from birdie.lab.report import page

@@ -16,8 +16,8 @@ import birdie
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.prior import level
+from birdie.compress.row_blocks import used_as_matrix, with_rows
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.stacks import used_as_matrix, with_rows
 
 INPUTS, OUTPUTS, EXPERTS, CLASSES = 10, 16, 3, 4
 Batch = tuple[Tensor, Tensor]

@@ -1,10 +1,11 @@
-"""Quality of compressed models: a float model with held-out data to measure on, and calibration data.
+"""Subjects: float models of the shared data (folder BIRDIE_DATA), with the data that their quality is measured on.
 
     weights, decoded from bytes ──► module ──► KL(float ‖ decoded), agreement, and bits per byte or accuracy
 
-The language model is scored on the first tokens of FineWeb's validation split and calibrated on training tokens. The
+The language models are scored on the first tokens of FineWeb's validation split and calibrated on training tokens. The
 ResNets are scored on the (lossy) JPEG test images and calibrated on the 2,000 lossless training images. Decoded tensors
-are loaded strictly. The logits of the float model are computed once and cached.
+are loaded strictly. The logits of the float model are computed once and cached. `tiny` is a GPT with random weights
+and random text that needs no data: with it a benchmark shows in seconds that it works.
 """
 
 import copy
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.bench_model import Sources, bench_model
-from benchmarks.resnet import images, load_resnet, normalized
+from benchmarks.command import shared_data
+from benchmarks.networks import images, load_resnet, normalized
 from birdie.artifact.checkpoints import read_state_dict
 from birdie.data.byte_accounting import ByteTable
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer
-from birdie.model.gpt import GPT
+from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.infer_config import infer_config
 from birdie.score.accumulator import Accumulator, Text
 from birdie.score.divergence import divergence
@@ -34,6 +36,7 @@ SEQ_LEN = 512  # what the benchmark model was trained with
 WINDOWS, IMAGES = 16, 250  # per batch
 HELD_OUT_TOKENS, CALIBRATION_TOKENS, TEST_IMAGES = 65_536, 131_072, 10_000
 SUBJECTS = ("bench", "bench4", "g128", "samtruss", "resnet20", "resnet32")
+CHOICES = (*SUBJECTS, "tiny")
 Batch = tuple[Tensor, Tensor]
 
 
@@ -133,24 +136,6 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
-    """Folders that the subjects come from.
-
-    Attributes:
-        runs: trained models and cached rows.
-        data: the shared data.
-    """
-
-    runs: Path
-    data: Path
-
-    @property
-    def cache(self) -> Path:
-        """Folder of cached rows and images."""
-        return self.runs / "rd-cache"
-
-
-@dataclass(frozen=True, slots=True)
 class Amounts:
     """Amounts of data to measure and calibrate on.
 
@@ -164,26 +149,29 @@ class Amounts:
     calibration_tokens: int = CALIBRATION_TOKENS
 
 
-def load_subject(name: str, folders: Folders, amounts: Amounts) -> Subject:
-    """Return one of `SUBJECTS`.
+def load_subject(name: str, runs: Path, amounts: Amounts) -> Subject:
+    """Return one of `CHOICES`; `runs` is the folder of trained models and cached pixels.
 
     `bench` is the shared benchmark model and `bench4` the same trained four times as long; either is trained first if
     necessary.
     """
-    golf = folders.data / "weights" / "parameter_golf"
+    if name == "tiny":
+        return tiny_subject()
+    data = shared_data()
+    golf = data / "weights" / "parameter_golf"
     match name:
         case "bench":
-            weights = bench_model(folders.runs, folders.data)
+            weights = bench_model(runs)
         case "bench4":
-            weights = bench_model(folders.runs, folders.data, longer=4)
+            weights = bench_model(runs, longer=4)
         case "g128":
             weights = golf / "nolanvild_128d_fp32.pt"
         case "samtruss":
             weights = golf / "samtruss_7L384_valbpb1.99.int8.ptz"
         case _:
-            (weights,) = (folders.data / "weights" / "resnet_cifar10").glob(f"{name}-*.th")
-            return resnet_subject(name, weights, folders, amounts)
-    return gpt_subject(name, weights, folders.data, amounts)
+            (weights,) = (data / "weights" / "resnet_cifar10").glob(f"{name}-*.th")
+            return resnet_subject(name, weights, runs, amounts)
+    return gpt_subject(name, weights, data, amounts)
 
 
 def gpt_subject(name: str, weights: Path, data: Path, amounts: Amounts) -> Subject:
@@ -209,10 +197,28 @@ def gpt_subject(name: str, weights: Path, data: Path, amounts: Amounts) -> Subje
     )
 
 
-def resnet_subject(name: str, weights: Path, folders: Folders, amounts: Amounts) -> Subject:
+def tiny_subject(sequences: int = 12) -> Subject:
+    """Return a GPT of two layers with random weights and bytes; its "bits per byte" are nats per token."""
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=256, num_layers=2, model_dim=64, num_heads=4, num_kv_heads=2, mlp_mult=2)
+    model = GPT(config).eval()
+    for weight in model.parameters():
+        if weight.ndim == 2 and min(weight.shape) > 4:
+            nn.init.normal_(weight, std=0.3)
+    tokens = torch.randint(0, 256, (sequences, 17), generator=torch.Generator().manual_seed(0))
+    batches = [(part[:, :-1], part[:, 1:]) for part in torch.split(tokens, 4)]
+    state = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+    def bits(nats: list[Tensor]) -> float:
+        return float(torch.cat([batch.flatten() for batch in nats]).mean())
+
+    return Subject("tiny", model, state, batches, batches, digest(state, tokens.numpy()), lambda: GPT(config), bits)
+
+
+def resnet_subject(name: str, weights: Path, runs: Path, amounts: Amounts) -> Subject:
     """Return a CIFAR ResNet on the first test images, which alternate between the classes."""
     module, state = load_resnet(weights)
-    pixels = images(folders.data, folders.cache / "cifar10.npz")
+    pixels = images(shared_data(), runs / "rd-cache" / "cifar10.npz")
     test, labels = pixels["test"][: amounts.images], pixels["test_labels"][: amounts.images]
     batches = _image_batches(normalized(test), labels)
     calibration = _image_batches(normalized(pixels["train"]), pixels["train_labels"])

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Write the tables that the code knows into the documentation: `python scripts/docs.py`.
+
+A page has a table between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of TABLES. tests/test_docs.py
+compares every table with the code, so a change of a setting, a command or a limit asks for a run of this script.
+"""
+
+import ast
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from birdie import errors
+from birdie.artifact import codes, container, file, pytree
+from birdie.cli import GROUPS, commands
+from birdie.compress import registry
+from birdie.run import environment
+from birdie.run.estimate import parameters
+from birdie.run.presets import PRESETS
+from birdie.run.recipe import Recipe
+from birdie.run.registry import shipped_recipes
+from birdie.score.settings import ALWAYS_READ, MODES, shared_names
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKER = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def table(columns: str, rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table; a column whose name ends in `:` is aligned to the right."""
+    names = columns.split(" | ")
+    rule = "|".join("--:" if name.endswith(":") else "---" for name in names)
+    lines = [f"| {' | '.join(name.rstrip(':') for name in names)} |", f"|{rule}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names as code, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def command_table() -> str:
+    """Return the commands, in the order of `birdie --help`."""
+    every = commands()
+    groups = [*GROUPS, *sorted({command.group for command in every.values()} - set(GROUPS))]
+    return table(
+        "command | what it does",
+        (
+            (f"`birdie {name}`", command.help)
+            for group in groups
+            for name, command in every.items()
+            if command.group == group
+        ),
+    )
+
+
+def error_table() -> str:
+    """Return the exceptions, with the first line of their docstrings."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind is not errors.BirdieError]
+    return table("error | meaning", ((f"`{kind.__name__}`", (kind.__doc__ or "").strip()) for kind in kinds))
+
+
+def recipe_settings(kind: Any = Recipe, path: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Yield (table, field, parameter) of each setting of a recipe; the parameter has its variables and its help."""
+    hints = get_type_hints(kind, include_extras=True)
+    for setting in dataclasses.fields(kind):
+        hint = hints[setting.name]
+        if not dataclasses.is_dataclass(hint):
+            yield from ((path, setting, parameter) for parameter in getattr(hint, "__metadata__", ()))
+    for setting in dataclasses.fields(kind):
+        hint = hints[setting.name]
+        if dataclasses.is_dataclass(hint):
+            yield from recipe_settings(hint, f"{path}.{setting.name}".strip("."))
+
+
+def setting_tables() -> str:
+    """Return a table of settings for each table of a recipe, under a heading."""
+    tables: dict[str, list[tuple[str, str, str, str]]] = {}
+    for path, setting, parameter in recipe_settings():
+        row = (f"`{setting.name}`", spelled(setting), quoted(parameter.env_var or ()), parameter.help.replace("|", "/"))
+        tables.setdefault(path, []).append(row)
+    parts = []
+    for path, rows in sorted(tables.items(), key=lambda item: not item[0]):
+        heading = f"### `[{path}]`" if path else "### Outside of tables"
+        parts += [heading, "", table("setting | default | variable | meaning", rows), ""]
+    return "\n".join(parts).strip()
+
+
+def spelled(setting: "dataclasses.Field[Any]") -> str:
+    """Return the default of a setting as a recipe file spells it; a dash for none."""
+    value = setting.default if setting.default is not dataclasses.MISSING else None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or value == ():
+        return "–"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def choice_table() -> str:
+    """Return the variables that do not set exactly one setting."""
+    choices = (
+        (f"`{name}=1`", f'`model.{setting} = "{word}"`') for name, (setting, word) in environment.CHOICES.items()
+    )
+    rules = ((quoted(rule.variables), quoted(rule.settings)) for rule in environment.RULES)
+    return table("variable | setting", (*choices, *rules))
+
+
+def unavailable_table() -> str:
+    """Return the techniques of the records that are not supported, with their variables."""
+    every = environment.UNAVAILABLE
+    return table(
+        "technique | variables",
+        ((one.technique.rpartition(" ")[0].rstrip(","), quoted((*one.variables, *one.details))) for one in every),
+    )
+
+
+def ignored_table() -> str:
+    """Return the variables that need no setting, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in environment.IGNORED.items():
+        reasons.setdefault(reason, []).append(name)
+    return table("variable | reason", ((quoted(names), reason) for reason, names in reasons.items()))
+
+
+def recipe_table() -> str:
+    """Return the recipes that ship, with the figures that their authors recorded."""
+    return table(
+        "recipe | what it is | parameters: | bytes: | ms a step: | bits per byte:",
+        (
+            (
+                f"`{recipe.name}`",
+                recipe.about.title.replace("|", "/"),
+                f"{recipe.about.parameters or parameters(recipe.recipe()):,}",
+                "" if recipe.about.bytes is None else f"{recipe.about.bytes:,}",
+                "" if recipe.about.step_ms is None else f"{recipe.about.step_ms:g}",
+                "" if recipe.about.bpb is None else f"{recipe.about.bpb:.4f}",
+            )
+            for recipe in shipped_recipes()
+        ),
+    )
+
+
+def preset_table() -> str:
+    """Return what each preset does to a recipe."""
+    presets = PRESETS.values()
+    rows: dict[str, list[object]] = {
+        "width; rows and widths of tables": [Fraction(preset.width).limit_denominator(99) for preset in presets],
+        "layers": [Fraction(preset.depth).limit_denominator(99) for preset in presets],
+        "tokens of a step, at most": [f"{preset.batch_tokens:,}" for preset in presets],
+        "tokens of a sequence, at most": [preset.seq_len for preset in presets],
+        "seconds of training, at most": [f"{preset.seconds:g}" for preset in presets],
+        "steps, at most": [preset.iterations or "–" for preset in presets],
+        "learning rates": [Fraction(preset.rates).limit_denominator(99) for preset in presets],
+    }
+    columns = " | ".join(["factor or limit", *(f"`{name}`:" for name in PRESETS)])
+    return table(columns, ((name, *values) for name, values in rows.items()))
+
+
+def mode_table() -> str:
+    """Return the scoring modes, and what each combines with."""
+    shared = [name for name in shared_names() if name not in ALWAYS_READ]
+    return table(
+        "mode | what it does | reads | n-gram bias | package",
+        (
+            (
+                f"`{mode.name}`",
+                mode.summary(),
+                quoted(name for name in shared if name in mode.shared),
+                "yes" if mode.ngram_bias else "no",
+                "yes" if mode.packaged else "no",
+            )
+            for mode in MODES.values()
+        ),
+    )
+
+
+def format_limits() -> str:
+    """Return the limits of the header, which readers check before they allocate."""
+    limits = {
+        "bytes of the header": container.MAX_HEADER_BYTES,
+        "entries": container.MAX_ENTRIES,
+        "bytes of a name": container.MAX_NAME_BYTES,
+        "bytes of all names": container.MAX_NAMES_BYTES,
+        "dimensions of an entry": container.MAX_DIMS,
+        "product of its sizes that are not 0": container.MAX_ELEMENTS,
+        "parameters of an entry": container.MAX_PARAMS,
+        "streams of an entry": container.MAX_STREAMS,
+        "dimensions, parameters and streams of all entries": container.MAX_FIELDS,
+        "nodes of a tree (metadata)": pytree.MAX_VALUES,
+        "depth of a tree": pytree.MAX_DEPTH,
+    }
+    return table("limit | at most:", ((name, f"{value:,}") for name, value in limits.items()))
+
+
+def decoding_limits() -> str:
+    """Return the limits of decoding, and the arguments that raise them."""
+    more = "`max_bytes`, `birdie decompress --max-size`"
+    peak = f"{file.PEAK_PER_DECODED:g} × the decoded bytes + {file.PEAK_ROOM >> 20} MiB"
+    operations = f"{file.OPERATIONS_PER_DECODED} for each decoded byte that is allowed (at least 2³¹)"
+    return table(
+        "limit | default | raised by",
+        [
+            ("decoded bytes", f"{file.MIN_DECODED_LIMIT >> 30} GiB, or {file.DECODED_PER_BYTE} × the file", more),
+            ("peak memory", f"{peak} + {file.PEAK_PER_BYTE:,} bytes for each byte of payload", "the same"),
+            (
+                "operations, of about a nanosecond",
+                f"{operations} + {file.OPERATIONS_PER_BYTE:,} for each byte of payload",
+                "`max_operations`, `birdie decompress --max-operations`",
+            ),
+        ],
+    )
+
+
+def dtype_list() -> str:
+    """Return the codes of dtypes in files."""
+    return ", ".join(f"{code} {name}" for code, name in enumerate(codes.DTYPES))
+
+
+def benchmark_table() -> str:
+    """Return the benchmarks that are commands, with what they measure, from the first sentence of their docstrings."""
+    rows = []
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        text = ast.get_docstring(ast.parse(source)) or ""
+        if re.search(r"parser\(", source, re.I) and re.search(rf"python -m\s+benchmarks\.{path.stem}\b", text):
+            first = " ".join(text.split("\n\n")[0].split())
+            what = re.split(r":? `python -m|\. ", first)[0].rstrip(".").replace("|", "/")
+            rows.append((f"`{path.stem}`", what))
+    return table("benchmark | what it measures", rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "commands": command_table,
+    "errors": error_table,
+    "settings": setting_tables,
+    "variables": choice_table,
+    "unavailable": unavailable_table,
+    "ignored": ignored_table,
+    "recipes": recipe_table,
+    "presets": preset_table,
+    "schemes": registry.markdown_table,
+    "modes": mode_table,
+    "format-limits": format_limits,
+    "decoding-limits": decoding_limits,
+    "dtypes": dtype_list,
+    "benchmarks": benchmark_table,
+}
+
+
+def pages() -> list[Path]:
+    """Return the pages that may have tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def with_tables(text: str) -> str:
+    """Return the text of a page with its tables written anew."""
+    return MARKER.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n\n{match[4]}", text)
+
+
+def main() -> int:
+    """Write the tables of all pages, and print the pages that changed."""
+    for page in pages():
+        old = page.read_text(encoding="utf-8")
+        new = with_tables(old)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)}: tables written anew")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
