@@ -22,7 +22,7 @@ from birdie.golf.submission import About, Submission, submit
 from birdie.lab.ledger import find_runs, read_run
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe
-from tests.golf.test_packed import started
+from tests.golf.scripts import start
 from tests.run.test_run_folder import tiny_recipe
 
 # Leaves what a run of the packed script leaves. It waits for Ctrl-C if the file `interrupt` exists.
@@ -299,13 +299,12 @@ def test_a_submission_scores_itself_without_birdie_and_passes_the_audit(tmp_path
     assert result.failed == ()
     unknown = {rule.name for rule in RULES if result.result(rule) == "unknown"}
     assert unknown == {"validation-unseen", "whole-split"}
-    scored = started(
-        (tmp_path / "sub" / "train_gpt.py").read_bytes(),
-        Path(recipe.data.path),
-        tmp_path / "bare",
-        tmp_path / "cache",
-        EVAL_ONLY_PATH=str(tmp_path / "sub" / "model.birdie"),
-    )
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(tmp_path / "sub" / "train_gpt.py", bare)
+    settings = {"RUN_ID": "tiny", "DATA_PATH": recipe.data.path, "TOKENIZER_PATH": "bytes"}
+    settings |= {"EVAL_ONLY_PATH": str(tmp_path / "sub" / "model.birdie")}
+    scored = start(bare, "train_gpt.py", variables=settings)
     assert scored.returncode == 0, scored.stderr[-2000:]
     line = next(line for line in scored.stdout.splitlines() if line.startswith("final_birdie_roundtrip_exact"))
     assert float(line.rpartition(":")[2]) == pytest.approx(done.chosen.val_bpb, abs=1e-6)
