@@ -45,9 +45,9 @@ import decode
 results = {}
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.birdie")):
     try:
-        decoded[path.name] = decode.load(path), decode.load(path.read_bytes()), decode.load_object(path)
+        results[path.name] = decode.load(path), decode.load(path.read_bytes()), decode.load_object(path)
     except decode.ArtifactError as error:
-        decoded[path.name] = f"{type(error).__name__} {error}"
+        results[path.name] = f"{type(error).__name__} {error}"
 assert "birdie" not in sys.modules
 torch.save((decode.__version__, results), sys.argv[2])
 """
