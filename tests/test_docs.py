@@ -22,6 +22,7 @@ from birdie.model import attention_functions
 from birdie.run.recipe import Recipe
 from birdie.run.recipe_file import TABLES
 from birdie.score.settings import MODES
+from tests.coders import fast_coder  # noqa: F401  no page names its sizes
 from tests.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -37,5 +37,4 @@ def test_the_demo_leaves_a_run_like_any_other(
     assert Path(answer["path"]) == record.folder / "model.birdie"
     assert record.columns["bytes"] == (record.folder / "model.birdie").stat().st_size == answer["bytes"]
     assert (answer["bpb_artifact"], answer["budget"]) == (record.score["bpb"] if record.score else None, 30_000)
-    for command in (["runs", tmp_path], ["report", record.folder, "-o", tmp_path / "report.html", "--no-samples"]):
-        assert run(build_app, list(map(str, command))) == 0
+    assert run(build_app, ["runs", str(tmp_path)]) == 0

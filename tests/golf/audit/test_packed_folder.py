@@ -6,7 +6,7 @@ from birdie.golf.audit.claims import check_script_of_logs
 from birdie.golf.audit.scan import scan
 from birdie.golf.audit.shipped import shipped_folder
 from birdie.lab.logs import parse_log
-from tests.golf.test_packed import script
+from tests.golf.test_packed import script_of
 
 ADAPTS = """import torch, numpy
 tokens = numpy.fromfile("fineweb_val_000000.bin")
@@ -18,7 +18,7 @@ RUN = "====\nRunning Python 3.11\nseed:7\nfinal_birdie_roundtrip_exact val_loss:
 
 
 def folder(root: Path) -> Path:
-    (root / "train_gpt.py").write_bytes(script(["pass", "a.py", ADAPTS, "b.py", HELPER]))
+    (root / "train_gpt.py").write_bytes(script_of(["pass", "a.py", ADAPTS, "b.py", HELPER]))
     (root / "kernel.cu").write_text("int x;")
     return root
 

@@ -116,8 +116,8 @@ def test_large_files_are_counted_and_not_parsed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_birdies_sources_count_where_the_script_loads_them(tmp_path: Path) -> None:
-    folder = ships(tmp_path, train_gpt__py="from birdie.cli.challenge import main\n\nmain()\n")
-    assert folder.package_bytes > 500_000
+    folder = ships(tmp_path, train_gpt__py="from birdie.artifact.container import Reader\n")
+    assert folder.package_bytes > 10_000
     assert folder.code_bytes == folder.package_bytes + (tmp_path / "train_gpt.py").stat().st_size
 
 
