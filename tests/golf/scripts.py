@@ -16,7 +16,7 @@ INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}
 
 
 @cache
-def script(kind: Kind, _: Recipe | None = None) -> Packed:
+def script(kind: Kind) -> Packed:
     """Return the file of a kind for the recipe `sota`."""
     return pack(kind, find("sota").recipe())
 

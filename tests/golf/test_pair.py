@@ -151,7 +151,7 @@ def test_the_command(
     pair: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "golf.py"
-    monkeypatch.setattr("birdie.golf.packed.pack", script)
+    monkeypatch.setattr("birdie.golf.packed.pack", lambda *_: pair)
     assert run(build_app, ["script", "--kind", "pair", "-o", str(output)]) == 0
     assert output.read_bytes() == pair.script
     assert "from golf import export, load" in capsys.readouterr().out

@@ -28,7 +28,7 @@ def saved(recipe: Recipe, path: Path) -> Path:
         "recipe": recipe.to_dict(),
         "tokenizer": {"kind": "bytes", "sha256": ByteTokenizer().digest},
     }
-    birdie.save(GPT(recipe.model), path, budget=40_000, coder="fast", metadata=metadata)
+    birdie.save(GPT(recipe.model), path, coder="fast", metadata=metadata)
     return path
 
 

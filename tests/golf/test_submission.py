@@ -271,7 +271,7 @@ def test_finished_runs_are_exported_again(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "a.py").write_text("x = 1\n")
     recipe = tiny_recipe(tmp_path / "data")
-    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4"))
+    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4", coder="fast"))
     script = (
         f"from pathlib import Path; from birdie.golf.script_main import main\n"
         f"main(Path(__file__), Path({str(tmp_path / 'modules')!r}), {changed_settings(other)!r}, '')"
