@@ -7,6 +7,7 @@ import lzma
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import resolve_name
@@ -223,23 +224,32 @@ def test_a_script_trains_exports_and_scores(name: str, compiled: bool, data: Pat
 def test_a_script_makes_the_model_that_birdie_makes(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry of the script, and a run of the pipeline: losses, weights and scores are equal to the last bit."""
+    """The entry of the script, and a run of the pipeline: losses and weights are equal to the last bit.
+
+    So are they where the script exports the run of the pipeline again.
+    """
     monkeypatch.chdir(tmp_path)
     recipe = dataclasses.replace(
         tiny(name), data=DataSettings(path=str(data), tokenizer="bytes", order=tiny(name).data.order)
     )
-    script = tmp_path / "train_gpt.py"
-    script.write_bytes(b"x")
+    file = tmp_path / "train_gpt.py"
+    file.write_bytes(b"x")
     monkeypatch.setenv("RUN_ID", "script")
-    script_main.main(script, tmp_path / "none", changed_settings(recipe), "")
+    script_main.main(file, tmp_path / "none", changed_settings(recipe), "")
     run = Run(recipe, tmp_path / "run")
     steps = [event for event in run.train() if isinstance(event, Step)]
     summary = run.export()
     log = (tmp_path / "logs" / "script.txt").read_text()
     assert [f"{step.loss:.4f}" for step in steps] == re.findall(r"^step:\d+/\d+ train_loss:(\S+)", log, re.MULTILINE)
-    ours, theirs = birdie.load(summary.path), birdie.load(tmp_path / "runs" / "script" / "model.birdie")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    shutil.copytree(run.folder, tmp_path / "runs" / "again", ignore=shutil.ignore_patterns("model.birdie"))
+    monkeypatch.setenv("RUN_ID", "again")
+    monkeypatch.setenv("RESTORE", "1")
+    script_main.main(file, tmp_path / "none", changed_settings(recipe), "")
+    ours = birdie.load(summary.path)
+    for name in ("script", "again"):
+        theirs = birdie.load(tmp_path / "runs" / name / "model.birdie")
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_a_seed_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,8 @@ logs.mkdir(exist_ok=True)
 if pathlib.Path("fail").exists():
     sys.exit("error: no space left on device")
 with (logs / (name + ".txt")).open("w") as log:
-    log.write(f"started ITERATIONS={os.environ.get('ITERATIONS')}\\n")
+    log.write(f"started ITERATIONS={os.environ.get('ITERATIONS')}")
+    log.write(f" RESTORE={os.environ.get('RESTORE')} of {sorted(file.name for file in run.iterdir())}\\n")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     print("step:1/2 train_loss:2.0", flush=True)
@@ -265,8 +266,20 @@ def test_the_command_refuses_in_one_sentence(
     assert files(tmp_path) == set()
 
 
-@pytest.mark.slow
-def test_finished_runs_are_exported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_exported_again(make: Submit, tmp_path: Path) -> None:
+    """The script gets a copy of the run and RESTORE=1."""
+    recipe = tiny_recipe(tmp_path / "data")
+    list(Run(recipe, tmp_path / "run").train())
+    done = make(recipe, seeds=(), runs=[read_run(tmp_path / "run")])
+    log = (tmp_path / "sub" / "train_seed1337.log").read_text()
+    assert done.chosen.seed == 1337
+    assert "RESTORE=1" in log
+    assert "float.safetensors" in log
+    assert not (tmp_path / "run" / "model.birdie").exists()
+
+
+@pytest.mark.nightly
+def test_the_script_exports_finished_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script is not packed, as its kernels would be compiled; it does what a packed one does."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "a.py").write_text("x = 1\n")
