@@ -1,5 +1,6 @@
 """Packed scripts, each packed once in a worker, and the recipes that they run, at a very small size."""
 
+import lzma
 import os
 import subprocess
 import sys
@@ -19,6 +20,12 @@ INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}
 def script(kind: Kind) -> Packed:
     """Return the file of a kind for the recipe `sota`."""
     return pack(kind, find("sota").recipe())
+
+
+def script_of(parts: list[str], cut: int = 0) -> bytes:
+    """Return a packed script whose first part is what runs first."""
+    packed = lzma.compress("\0".join(parts).encode())
+    return f"#birdie 0 coding:L1\nPARTS={packed[: len(packed) - cut].decode('latin-1')!r}\n".encode("latin-1")
 
 
 def tiny(name: str, **model: int) -> Recipe:
@@ -43,5 +50,5 @@ def start(folder: Path, *arguments: str, variables: Mapping[str, str]) -> "subpr
     folder.chmod(0o700)
     settings = {"PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-W", "ignore", *arguments]
-    environment = os.environ | settings | variables
+    environment = {**os.environ, **settings, **variables}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -84,8 +84,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         birdie.save(small_model(), folder / f"int8-{effort}.birdie", coder=effort)
         repack.save_object(checkpoint(), folder / f"tree-{effort}.birdie", coder=effort)
     for index, spec in enumerate(SPECS):
-        effort = ("max", "fast")[index % 2]
-        birdie.save(small_model(), folder / f"spec{index}.birdie", scheme=[("*", spec)], coder=effort)
+        file = folder / f"spec{index}.birdie"
+        birdie.save(small_model(), file, scheme=[("*", spec)], coder="fast" if index % 2 else "max")
     for name, data in streams().items():
         (folder / f"stream-{name}.birdie").write_bytes(data)
     rng = np.random.default_rng(0)

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import json
-import lzma
 import os
 import random
 import re
@@ -40,7 +39,7 @@ from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.run.registry import shipped_recipes
 from birdie.train.loop import Step
-from tests.golf.scripts import INTERPRETED, script, start, tiny
+from tests.golf.scripts import INTERPRETED, script, script_of, start, tiny
 
 LIMITS: dict[Kind, int] = {"train": 175_000, "score": 117_000, "pair": 120_000, "decoder": 86_500}
 CORE = {"numba", "numpy", "torch"}
@@ -135,12 +134,6 @@ def test_the_settings_in_a_script_are_those_of_the_recipe() -> None:
         if known.about.runs is None:
             recipe = known.recipe()
             assert Recipe.from_dict(changed_settings(recipe)) == recipe
-
-
-def script_of(parts: list[str], cut: int = 0) -> bytes:
-    """Return a packed script whose first part is what runs first."""
-    packed = lzma.compress("\0".join(parts).encode())
-    return f"#birdie 0 coding:L1\nPARTS={packed[: len(packed) - cut].decode('latin-1')!r}\n".encode("latin-1")
 
 
 @pytest.mark.parametrize(

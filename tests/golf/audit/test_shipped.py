@@ -21,7 +21,7 @@ from birdie.golf.audit.shipped import (
 from birdie.golf.audit.source import parse_source
 from birdie.lab.logs import parse_log
 from tests.golf.audit.audited_logs import baseline
-from tests.golf.test_packed import script_of
+from tests.golf.scripts import script_of
 
 
 def ships(root: Path, **files: str | bytes) -> Shipped:
