@@ -194,8 +194,10 @@ def test_a_capped_run_stops_early_and_logs_it(play: Play) -> None:
     assert abs(exact["final_sliding_window_eval_exact"] - exact["final_birdie_roundtrip_exact"]) < 0.05
 
 
-@pytest.mark.nightly
-def test_an_environment_variable_turns_on_the_profile(play: Play, tmp_path: Path) -> None:
+def test_an_environment_variable_turns_on_the_profile(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("birdie.train.profile.RECORDED", 1)
     code, out, err = play(PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
     assert code == 0, err
     profile = [line for line in out.splitlines() if line.startswith("birdie:profile:")]

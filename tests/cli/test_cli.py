@@ -242,7 +242,8 @@ def again(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     folder = tmp_path_factory.mktemp("runs") / "again"
     out, err = io.StringIO(), io.StringIO()
     command = ["train", str(trained / "recipe.toml"), "--folder", str(folder), "--evaluation.stride", "8", "--profile"]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    shown = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with shown[0], shown[1], mock.patch("birdie.train.profile.RECORDED", 1):
         assert run(build_app, [*command, "--json"]) == 0
     return json.loads(out.getvalue()), err.getvalue()
 
