@@ -62,7 +62,7 @@ def models() -> dict[str, Any]:
 
 def saved(model: Any, **settings: Any) -> bytes:
     file = io.BytesIO()
-    birdie.save(model, file, **{"coder": "fast"} | settings)
+    birdie.save(model, file, **settings)
     return file.getvalue()
 
 
@@ -166,7 +166,7 @@ def test_data_calibrate_the_other_weights_and_say_so(caplog: pytest.LogCaptureFi
     model, batches = Network(), [torch.randn(4, 1, 32, generator=NUMBERS) for _ in range(6)]
     with caplog.at_level("INFO", "birdie"):
         known = birdie.calibrate(model, batches, lambda module, x: module(x).square().mean(), refit=2)
-        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8, coder="fast")
+        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8)
     assert "layers.0.weight" in summary.uncalibrated
     assert any("layers.0.weight" in message for message in caplog.messages)
     assert summary.error is not None

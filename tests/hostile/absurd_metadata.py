@@ -254,8 +254,8 @@ def fault(expected: str, result: float | str, honest: float) -> str:
     return "" if expected == "either" or result == honest else f"changed the score to {result}"
 
 
-def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Score the table and `count` random edits; return counts of outcomes, and a line for each file at fault."""
+def campaign(count: int, seed: int, every: int = 1) -> tuple[Counter[str], list[str]]:
+    """Score every N-th file of the table and `count` random edits; return counts of outcomes, and a line for each file at fault."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -270,7 +270,7 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
         edits = ((f"edit {i} of seed {seed}", random_edit(rng, rewriter.fields)) for i in range(count))
         cases = (("refused", absurdities(rewriter)), ("scored", irrelevant(rewriter)), ("either", edits))
         for expected, files in cases:
-            for name, metadata in files:
+            for name, metadata in itertools.islice(files, 0, None, every if expected == "refused" else 1):
                 try:
                     result = outcome(rewriter.write(metadata), data)
                     wrong = fault(expected, result, honest)
@@ -284,9 +284,9 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
         return counts, faults
 
 
-def run(count: int, seed: int) -> str:
+def run(count: int, seed: int, every: int = 1) -> str:
     """Run a campaign in a process of its own and return its last line; raises CalledProcessError if it fails."""
-    arguments = ["--random", str(count), "--seed", str(seed)]
+    arguments = ["--random", str(count), "--seed", str(seed), "--every", str(every)]
     command = [sys.executable, "-m", "tests.hostile.absurd_metadata", *arguments]
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(command, check=True, timeout=280 + count, cwd=root, stdout=subprocess.PIPE, text=True).stdout
@@ -296,7 +296,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1, help="only every N-th file of the table")
     chosen = parser.parse_args()
-    totals, at_fault = campaign(chosen.random, chosen.seed)
+    totals, at_fault = campaign(chosen.random, chosen.seed, chosen.every)
     sys.stdout.write("\n".join([*at_fault, f"{totals['refused']} refused, {totals['scored']} scored"]) + "\n")
     sys.exit(bool(at_fault))

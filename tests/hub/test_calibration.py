@@ -93,7 +93,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
-@pytest.mark.parametrize("kind", ["llama, tied", "gpt2, old names"])
+TIED, OLD = (pytest.param(kind, marks=pytest.mark.nightly) for kind in MODELS[1:])
+
+
+@pytest.mark.parametrize("kind", [TIED, "gpt2, old names"])
 def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     state = open_checkpoint(folders[kind]).content
     steps: list[tuple[float, float | None]] = []
@@ -112,7 +115,7 @@ def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path],
     assert calibrated < 0.7 * plain
 
 
-@pytest.mark.parametrize("kind", ["llama, tied", "gpt2, old names"])
+@pytest.mark.parametrize("kind", ["llama, tied", OLD])
 def test_one_block_at_a_time_measures_the_same(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     state = open_checkpoint(folders[kind]).content
     complete = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048)

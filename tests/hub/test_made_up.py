@@ -48,7 +48,10 @@ def compress(folder: Path, file: Path, capsys: pytest.CaptureFixture[str], *flag
     return note
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "t5", "vit", "whisper", "gpt_oss", "mamba"])
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("llama", "bert", "gpt_oss", "mamba")]
+
+
+@pytest.mark.parametrize("name", ["t5", "vit", "whisper", *NIGHTLY])
 def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     state = open_checkpoint(tmp_path).content
@@ -65,9 +68,7 @@ def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None
     assert result.held_out(state) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("modified by an inplace operation\nat version 2"), KeyError("x"), ValueError()]
-)
+@pytest.mark.parametrize("error", [RuntimeError("modified by an inplace operation\nat version 2"), KeyError("x")])
 def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
     error: Exception, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +115,7 @@ def test_models_of_diffusers_and_parts_of_a_pipeline_are_calibrated_or_named(
     )  # fmt: skip
     folder = tmp_path / "pipeline"
     unet.save_pretrained(folder / "unet")
-    unet.save_pretrained(folder / "other")
+    shutil.copytree(folder / "unet", folder / "other")
     config = json.loads((folder / "other" / "config.json").read_text())
     (folder / "other" / "config.json").write_text(json.dumps(config | {"_class_name": "NoSuchModel"}))
     parts = {"unet": ["diffusers", "UNet2DModel"], "other": ["diffusers", "NoSuchModel"]}

@@ -67,7 +67,7 @@ def batches(count: int) -> list[torch.Tensor]:
     return [torch.randint(0, 64, (8, 32), generator=generator) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["Mixtral", "DeepseekV3", pytest.param("Qwen3Moe", marks=pytest.mark.nightly)])
 def test_data_reach_each_expert_by_its_names_on_disk(kind: str, tmp_path: Path) -> None:
     state = write(kind, tmp_path)
     module = NamesOnDisk(load(kind, tmp_path), state, tmp_path, use_cache=False)

@@ -22,7 +22,7 @@ def cost(values: np.ndarray, weights: np.ndarray, centres: np.ndarray) -> float:
     return float((weights * ((values[:, None] - centres) ** 2).min(axis=1)).sum())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(numbers=NUMBERS, k=st.integers(1, 5), seed=st.integers(0, 100))
 def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed: int) -> None:
     values = np.sort(np.array(numbers))

@@ -69,7 +69,7 @@ def test_a_file_gives_the_same_model_with_the_plain_names(example: ModuleType, t
             assert weight.grad is not None
             weight.sub_(0.1 * weight.grad)
     q_net.settle()
-    birdie.save(net, tmp_path / "x.birdie", coder="fast")
+    birdie.save(net, tmp_path / "x.birdie")
     assert set(birdie.load(tmp_path / "x.birdie")) == names
     fresh = birdie.load(tmp_path / "x.birdie", into=model(example, seed=1))
     assert torch.equal(fresh(tokens()), net(tokens()))
