@@ -439,7 +439,7 @@ def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
         birdie.load(tmp_path / "y.birdie")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> None:
     """A float GPT: int8 under a byte per weight with less than 1 % error, and a budget met on real statistics."""
     weights = torch.load(

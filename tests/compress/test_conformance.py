@@ -56,6 +56,7 @@ MORE = [
     "codebook:k=4",
     "codebook:k=7,per_row",
     "codebook:k=256",
+    "codebook:k=256,per_row",
     "codebook:k=8,rate=0.05",
     "rotation:bits=1",
     "rotation:bits=6",

@@ -6,6 +6,7 @@ change the score: a rotary base of 9,999 is not absurd.
 """
 
 import argparse
+import itertools
 import json
 import random
 import resource

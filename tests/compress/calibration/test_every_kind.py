@@ -103,7 +103,7 @@ def uncalibrated(tmp_path_factory: pytest.TempPathFactory) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_buys_quality_at_the_same_bytes(kind: str, uncalibrated: float, tmp_path: Path) -> None:
     model = mlp()
-    known = KINDS[kind](model, batches(20), classify)
+    known = KINDS[kind](model, batches(10), classify)
     summary = birdie.save(model, tmp_path / "x.birdie", bits=4, calibration=known)
     assert summary.budget is not None
     assert summary.bytes <= summary.budget

@@ -88,7 +88,7 @@ def test_a_refit_gains_on_data_it_has_not_seen_at_next_to_no_bytes(
 ) -> None:
     """Part by part: all that is not encoded yet is tuned to what is. A budget is kept, and a quality gets cheaper."""
     model = mlp()
-    known, judge = birdie.calibrate(model, batches(20), loss), HeldOut(model, batches(8, seed=5), loss)
+    known, judge = birdie.calibrate(model, batches(10), loss), HeldOut(model, batches(8, seed=5), loss)
     plain, tuned = (
         birdie.save(model, tmp_path / f"{steps}", calibration=replace(known, refit=steps), **settings)
         for steps in (0, 40)
@@ -213,7 +213,7 @@ def test_classes_that_are_ruled_out_cost_no_divergence() -> None:
 
 
 def test_wide_layers_in_blocks_keep_most_of_the_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = mlp(), batches(20)
+    model, data = mlp(), batches(10)
     results = []
     for columns in (0, 32, 128):
         monkeypatch.setattr("birdie.compress.calibration.sensitivity.MAX_COLUMNS", columns)

@@ -98,26 +98,38 @@ def test_gradients_pass_straight_through_and_evaluation_sees_the_float_model(set
     assert torch.equal(layer.eval()(x), plain)
 
 
+@lru_cache
+def regression() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(256, 8, generator=generator) @ torch.randn(8, 64, generator=generator)
+    return x, torch.tanh(x @ torch.randn(64, 64, generator=generator) / 20)
+
+
+@lru_cache
+def fitted(qat: Qat | None) -> nn.Module:
+    """Return a network after 80 steps of Adam, under few levels or in float32."""
+    model, (x, y) = two_layers(), regression()
+    prepared = qat.prepare(model) if qat else None
+    if prepared:
+        prepared.switch(True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    if prepared:
+        prepared.remove()
+    return model
+
+
 @pytest.mark.parametrize("qat", [Qat(levels="ternary", group_size=64), Qat(scheme="int2:group_size=32"), Qat(bits=2)])
 def test_training_lowers_the_loss_of_the_stored_model(qat: Qat) -> None:
     """A network fitted under few levels loses less once it is stored than one fitted in float32."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(512, 8, generator=generator) @ torch.randn(8, 64, generator=generator)
-    y = torch.tanh(x @ torch.randn(64, 64, generator=generator) / 20)
+    x, y = regression()
     scheme = parse_spec("ternary:group_size=64" if qat.levels else qat.scheme or "int2")
 
     def loss_when_stored(qat: Qat | None) -> float:
-        model = two_layers()
-        prepared = qat.prepare(model) if qat else None
-        if prepared:
-            prepared.switch(True)
-        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-        for _ in range(100):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        if prepared:
-            prepared.remove()
+        model = copy.deepcopy(fitted(qat))
         with torch.no_grad():
             for weight in (model.get_parameter("0.weight"), model.get_parameter("2.weight")):
                 weight.copy_(decode(scheme.encode("w", weight)))

@@ -32,13 +32,15 @@ def test_the_file_is_the_model_in_memory(name: str, transform: str, tmp_path: Pa
     plain, _ = built(name)
     assert {row.name for row in summary.tensors} == set(plain.state_dict())
     logits = birdie.load(tmp_path / "x.birdie", into=plain.train(False))(x).detach()
+    lazy = birdie.load(tmp_path / "x.birdie", into=built(name)[0].train(False), lazy=True)
+    assert torch.equal(lazy(x), logits)
     if transform == "identity":
         assert torch.equal(logits, expected)
     else:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fresh_process_gives_the_same(tmp_path: Path) -> None:
     model, x = built("lstm")
     q_net = spectral(model.train(False), transform="identity", init_bits=5)
