@@ -116,10 +116,10 @@ def test_temporary_files_live_as_long_as_the_result(tmp_path: Path, monkeypatch:
 
 def test_a_named_folder_stays_and_no_other(tmp_path: Path) -> None:
     case = chain()
-    birdie.save(case.module, tmp_path / "a", bits=6, calibration=birdie.calibrate(*case, blockwise=True))
+    birdie.save(case.module, tmp_path / "a", scheme="int6", calibration=birdie.calibrate(*case, blockwise=True))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     known = birdie.calibrate(*case, blockwise=tmp_path / "work")
-    birdie.save(case.module, tmp_path / "b", bits=6, calibration=known)
+    birdie.save(case.module, tmp_path / "b", scheme="int6", calibration=known)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "work"]
     del known
     gc.collect()

@@ -256,15 +256,13 @@ def fault(expected: str, result: float | str, honest: float) -> str:
 
 
 def campaign(count: int, seed: int, every: int = 1) -> tuple[Counter[str], list[str]]:
-    """Score every N-th file of the table and `count` random edits; return counts of outcomes, and a line for each file at fault."""
-    torch.set_num_threads(1)
+    """Score every N-th file of the table and `count` random edits; return counts of outcomes, and a line a fault."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         data = data_folder(root / "data")
         rewriter = Rewriter(honest_file(root / "honest.birdie", data), root / "absurd.birdie")
         honest = outcome(root / "honest.birdie", data)
         assert isinstance(honest, float), honest
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
         counts: Counter[str] = Counter()
         faults: list[str] = []
         rng = random.Random(seed)
@@ -285,9 +283,9 @@ def campaign(count: int, seed: int, every: int = 1) -> tuple[Counter[str], list[
         return counts, faults
 
 
-def run(count: int, seed: int, every: int = 1) -> str:
+def run(count: int, seed: int) -> str:
     """Run a campaign in a process of its own and return its last line; raises CalledProcessError if it fails."""
-    arguments = ["--random", str(count), "--seed", str(seed), "--every", str(every)]
+    arguments = ["--random", str(count), "--seed", str(seed)]
     command = [sys.executable, "-m", "tests.hostile.absurd_metadata", *arguments]
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(command, check=True, timeout=280 + count, cwd=root, stdout=subprocess.PIPE, text=True).stdout
@@ -297,8 +295,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=1, help="only every N-th file of the table")
     chosen = parser.parse_args()
-    totals, at_fault = campaign(chosen.random, chosen.seed, chosen.every)
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    totals, at_fault = campaign(chosen.random, chosen.seed)
     sys.stdout.write("\n".join([*at_fault, f"{totals['refused']} refused, {totals['scored']} scored"]) + "\n")
     sys.exit(bool(at_fault))

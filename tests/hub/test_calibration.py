@@ -25,6 +25,7 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
 
+GPTQ = "gptq:bits=4,clip_sigmas=6"
 MODELS = ("llama", "llama, tied", "gpt2, old names")
 SMALL = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}
 
@@ -108,8 +109,8 @@ def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path],
     assert steps[-1][0] == steps[-1][1]
     assert result.held_out is not None
     assert result.held_out(state) == pytest.approx(0, abs=1e-9)
-    birdie.save(state, tmp_path / "with.birdie", bits=4, calibration=result)
-    birdie.save(state, tmp_path / "without.birdie", bits=4)
+    birdie.save(state, tmp_path / "with.birdie", scheme=GPTQ, calibration=result)
+    birdie.save(state, tmp_path / "without.birdie", scheme=GPTQ)
     calibrated, plain = (result.held_out(birdie.load(tmp_path / f"{name}.birdie")) for name in ("with", "without"))
     assert calibrated < 0.7 * plain
 
@@ -261,8 +262,8 @@ def test_every_matrix_of_a_classifier_is_calibrated(classifier: Path, images: Pa
     assert matrices <= result.sensitivities.keys() <= state.keys()
     assert result.held_out is not None
     assert result.held_out(state) == pytest.approx(0, abs=1e-9)
-    calibrated = birdie.save(state, tmp_path / "m.birdie", bits=4, calibration=result).error
-    birdie.save(state, tmp_path / "plain.birdie", bits=4)
+    calibrated = birdie.save(state, tmp_path / "m.birdie", scheme=GPTQ, calibration=result).error
+    birdie.save(state, tmp_path / "plain.birdie", scheme=GPTQ)
     assert calibrated is not None
     assert calibrated < result.held_out(birdie.load(tmp_path / "plain.birdie"))
 

@@ -93,6 +93,7 @@ def test_an_adapter_finds_its_base(tmp_path: Path) -> None:
     assert torch.equal(outputs(birdie.from_pretrained(file, base=base), "llama"), expected)
 
 
+@pytest.mark.nightly
 def test_models_and_pipelines_of_diffusers(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     down, up = ("DownBlock2D",) * 2, ("UpBlock2D",) * 2
