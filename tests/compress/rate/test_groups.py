@@ -53,10 +53,6 @@ def saved(state: Any, **settings: Any) -> bytes:
     return file.getvalue()
 
 
-def tensors_of(file: bytes) -> dict[str, Tensor]:
-    return birdie.load(file)
-
-
 def alone(monkeypatch: pytest.MonkeyPatch, state: Any, **settings: Any) -> bytes:
     """Return a file without groups."""
     with monkeypatch.context() as patch:
@@ -87,7 +83,7 @@ def test_values_are_those_that_each_tensor_would_have_alone(
     apart = alone(monkeypatch, state, **settings)
     assert members(file) or (kind, "lossless" in settings) == ("doubles", False)
     assert not members(apart)
-    loaded, expected = tensors_of(file), tensors_of(apart)
+    loaded, expected = birdie.load(file), birdie.load(apart)
     assert loaded.keys() == state.keys()
     if "bits" not in settings:
         assert len(file) <= len(apart)
