@@ -21,7 +21,7 @@ def test_mutants_are_refused_or_harmless(target: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(fuzz, "TARGETS", {target: fuzz.TARGETS[target]})
     report = fuzz.run(400, 0)
     assert report.failures == []
-    assert {what.split(": ")[1] for what in report.counts} == {"accepted", "refused"}
+    assert {what.split(": ")[1] for what in report.counts} >= {"accepted", "refused"}
 
 
 @pytest.mark.nightly

@@ -68,7 +68,13 @@ def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None
     assert result.held_out(state) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("modified by an inplace operation\nat version 2"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("modified by an inplace operation\nat version 2"),
+        pytest.param(KeyError("x"), marks=pytest.mark.nightly),
+    ],
+)
 def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
     error: Exception, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +87,7 @@ def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
     assert len(birdie.load(tmp_path / "m.birdie")) == len(open_checkpoint(llama).content)
 
 
-@pytest.mark.parametrize("name", ["closer", "fit"])
+@pytest.mark.parametrize("name", [pytest.param("closer", marks=pytest.mark.nightly), "fit"])
 def test_what_fails_only_as_the_file_is_made_is_one_line_too(
     name: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
