@@ -182,7 +182,9 @@ def test_a_tied_matrix_is_quantized_at_both_of_its_uses() -> None:
     torch.testing.assert_close(seen, model(ids), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"bits": 3}, {"scheme": "squares"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [pytest.param({"bits": 3}, marks=pytest.mark.nightly), {"scheme": "squares"}], ids=str
+)
 def test_the_switch_works_under_the_compiler_without_a_new_graph(settings: dict[str, Any]) -> None:
     """The flag is read by the graph: it is not a constant of it, and flipping it costs no recompilation."""
     model, x = two_layers(), torch.randn(5, 64)

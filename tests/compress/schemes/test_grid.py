@@ -169,6 +169,7 @@ def test_one_scale_for_the_whole_tensor_leaves_the_same_error_in_every_row(schem
 @pytest.mark.parametrize(
     ("settings", "quoted"),
     [
+        ({"level_stride": 0}, "0"),
         ({"clip_quantile": 1.5}, "1.5"),
         ({"clip_sigmas": 0.5}, "=0.5"),
         ({"clip_sigmas": 12.85, "sigma": 0.3}, "one of the two"),
