@@ -132,7 +132,8 @@ def test_a_search_on_some_rows_begins_where_the_size_of_all_rows_puts_it(monkeyp
 
 
 def test_embeddings_get_finer_scales() -> None:
-    encoded, state = fit(model(), 7_000).encoded, model()
+    state = model(matrices=4)
+    encoded = fit(state, 15_000).encoded
 
     def error(name: str) -> float:
         weight = state[name]
