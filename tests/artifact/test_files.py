@@ -126,7 +126,7 @@ def test_rules_and_specs(tmp_path: Path) -> None:
         assert len(birdie.load(path)["blocks.0.w"][0].unique()) <= 15
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bits=st.floats(1.5, 9))
 def test_budgets_are_met(tmp_path: Path, bits: float) -> None:
     weights = sum(weight.numel() for weight in small_model().values()) - 128 * 64
