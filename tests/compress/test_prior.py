@@ -71,7 +71,7 @@ def test_a_module_tells_its_embeddings() -> None:
 
 
 @given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
     """A relative error costs the same, so a row that is larger by a factor weighs less by its square."""
     plain = prior(weights(seed))

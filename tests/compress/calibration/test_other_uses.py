@@ -224,12 +224,12 @@ class Scarcely(nn.Module):
 def test_what_no_data_reached_is_in_the_log_and_in_the_summary(caplog: pytest.LogCaptureFixture) -> None:
     module = Scarcely()
     with caplog.at_level(logging.INFO, "birdie"):
-        summary = birdie.save(module, io.BytesIO(), calibration=(module, batches(), classify), coder="fast")
+        summary = birdie.save(module, io.BytesIO(), calibration=(module, batches(), classify))
     assert summary.uncalibrated == ("unused.weight",)
     assert "1 of 2 matrices, 75 % of the weights" in caplog.text
     assert "unused.weight" in caplog.text
     full = nn.Linear(INPUTS, CLASSES)
-    assert birdie.save(full, io.BytesIO(), calibration=(full, batches(), classify), coder="fast").uncalibrated == ()
+    assert birdie.save(full, io.BytesIO(), calibration=(full, batches(), classify)).uncalibrated == ()
 
 
 def normalized() -> nn.Module:

@@ -27,12 +27,18 @@ def copies(state: dict[str, Tensor], schemes: Any = None) -> dict[str, str]:
 
 def saved(state: Any, **settings: Any) -> bytes:
     file = io.BytesIO()
-    birdie.save(state, file, coder="fast", **settings)
+    birdie.save(state, file, **settings)
     return file.getvalue()
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 16}, {"lossless": True}, {"scheme": "int4"}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        *(({}, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int32)),
+        *((settings, torch.float32) for settings in ({"bits": 16}, {"lossless": True}, {"scheme": "int4"})),
+    ],
+    ids=str,
+)
 def test_a_copy_costs_a_few_bytes_and_is_a_tensor_of_its_own(settings: dict[str, Any], dtype: torch.dtype) -> None:
     table = (100 * TABLE).to(dtype)
     once, twice = {"embed": table}, {"embed": table, "head": table.clone()}
