@@ -146,7 +146,7 @@ def test_code_that_another_user_could_have_written_does_not_run(probe: Probe, tm
 
 
 def test_without_space_every_process_compiles_and_says_so_once(probe: Probe) -> None:
-    def full(path: Path, data: bytes, *, private: bool) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     cached, log = probe.run(write_trusted=full)

@@ -27,6 +27,7 @@ from birdie.train.bandit import BanditSettings
 from birdie.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from birdie.train.settings import AverageSettings
 from birdie.train.training import Training
+from tests.model.technique_table import COMBINATIONS
 from tests.ranks import run_in_process_group
 from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 from tests.train.recorded_graph import RecordedGraphs
@@ -60,9 +61,13 @@ class Feature:
 
 
 SHAPE = {"num_layers": 2, "model_dim": 16, "num_heads": 2, "num_kv_heads": 1}
+WIDE = {"num_layers": 5, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
 SHORT = {"iterations": 6, "warmdown_iters": 3, "accumulation": 2, "train_batch_tokens": 2 * CHUNK_TOKENS}
 LOOPS = {"num_loops": 1, "loop_start": 1, "loop_end": 1, "enable_looping_at": 0.6}
-FOUR_CHUNKS = {"accumulation": 4, "train_batch_tokens": 4 * CHUNK_TOKENS}  # so that two ranks have two stages or lengths
+FOUR = {
+    "accumulation": 4,
+    "train_batch_tokens": 4 * CHUNK_TOKENS,
+}  # chunks: two ranks have two stages or lengths
 FEATURES = {
     "plain": Feature(differs=False),
     "ema": Feature(more={"average": AverageSettings("ema", ema_decay=0.7)}, line="average of weights: EMA 0.7 of 6"),
@@ -74,8 +79,8 @@ FEATURES = {
     "clipping": Feature(optimizer={"grad_clip_norm": 0.1}),
     "decay": Feature(optimizer={"muon_weight_decay": 0.5, "adam_weight_decay": 0.5, "decay_full": 0.3}),
     "lengths": Feature(train={"seq_len_start": 4, "seq_schedule_fraction": 0.6}, line="from step 3 on: sequences of 8"),
-    "batches": Feature(train={**FOUR_CHUNKS, "batch_tokens_start": 2 * CHUNK_TOKENS}, line="from step 1 on: sequences of 16, 64 "),
-    "mixed lengths": Feature(train={**FOUR_CHUNKS, "mixed_seq_lens": (16, 4)}, line="mixed sequence lengths: rank 0 took 384 "),
+    "batches": Feature(train={**FOUR, "batch_tokens_start": 2 * CHUNK_TOKENS}, line="from step 1 on: sequences of 16,"),
+    "mixed lengths": Feature(train={**FOUR, "mixed_seq_lens": (16, 4)}, line="sequence lengths: rank 0 took 384 "),
     "micro-batches": Feature(train={"micro_batch_tokens": 16}, differs=None),
     "measured": Feature(train={"micro_batch_tokens": "auto"}, line="micro-batches of 64 tokens, 1 to", differs=None),
     "forced end": Feature(train={"force_stop_step": 6}, line="forced last step: 6,", differs=False),
@@ -85,6 +90,7 @@ FEATURES = {
     "step graphs": Feature(train={"step_graphs": True, "fused": False}, line="CUDA graphs", differs=None, exact=False),
     "fp8": Feature(train={"fp8": "emulate"}, line="fp8: ", close=5e-3),
 }  # fmt: skip
+FEATURES |= {f"techniques {n}": Feature(model={**WIDE, **settings}) for n, settings in enumerate(COMBINATIONS)}
 if find_spec("torchao") is None:
     FEATURES.pop("fp8")
 
@@ -194,28 +200,28 @@ class TestLaws:
         line = FEATURES[name].line
         assert line is None or [text for text in plain_run(name).log if line in text]
 
-    @pytest.mark.slow
-    def test_two_ranks_train_as_one(self, name: str, two_ranks: dict[str, Any]) -> None:
-        alone, two, close = plain_run(name), two_ranks[name], FEATURES[name].close
-        assert list(two["losses"].values()) == pytest.approx(list(alone.losses.values()), abs=close)
-        assert two["optimizer"].keys() == alone.state.optimizer.keys()
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [FEATURES.keys() - {"compiled"}, pytest.param({"compiled"}, marks=pytest.mark.nightly)],
+    ids=["eager", "compiled"],
+)
+def test_two_ranks_train_as_one(names: set[str], tmp_path: Path) -> None:
+    """In one process group, which resumes each run."""
+    run_in_process_group(partial(_train_all, names=sorted(names)), 2, tmp_path)
+    for name, two in torch.load(tmp_path / "results.pt", weights_only=True).items():
+        alone, close = plain_run(name), FEATURES[name].close
+        assert list(two["losses"].values()) == pytest.approx(list(alone.losses.values()), abs=close), name
+        assert two["optimizer"].keys() == alone.state.optimizer.keys(), name
         for key, weight in alone.weights.items():
-            torch.testing.assert_close(two["weights"][key], weight, rtol=0, atol=50 * close)
+            torch.testing.assert_close(two["weights"][key], weight, rtol=0, atol=50 * close, msg=name)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of every feature, trained and resumed by two ranks in one process group."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_in_process_group(_train_all, 2, folder)
-    results: dict[str, Any] = torch.load(folder / "results.pt", weights_only=True)
-    return results
-
-
-def _train_all(world: World, folder: Path) -> None:
+def _train_all(world: World, folder: Path, names: list[str]) -> None:
     torch.compile = partial(torch.compile, backend="eager")
     results = {}
-    for name in FEATURES:
+    for name in names:
         first = run(name, world=world, stop=STOP)
         rest = run(name, world=world, saved=first.state)
         losses = first.losses | rest.losses
