@@ -170,7 +170,8 @@ def test_the_compiler_traces_one_graph(number: int) -> None:
     """With depth recurrence and without."""
     model, ids = randomized(with_settings(COMBINATIONS[number])), tokens(2, 12)
     compiled = torch.compile(model.loss, backend="eager", fullgraph=True)
-    for model.depth_recurrence in (False, True, False) if model.config.num_loops else (False,):
+    for recurrent in (False, True, False) if model.config.num_loops else (False,):
+        model.depth_recurrence = recurrent
         torch.testing.assert_close(compiled(ids, ids), model.loss(ids, ids))
 
 
