@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
-from birdie.compress.prior import assumed, prior
+from birdie.compress.prior import prior, prior_in_units_of
 from birdie.compress.qat.fake_quantization import quantized
 from birdie.compress.qat.settings import Qat
 from birdie.compress.row_blocks import as_matrix, encoded_blocks, is_stack
@@ -155,7 +155,7 @@ def test_small_matrices_share_a_block_and_large_ones_are_cut(monkeypatch: pytest
 def test_a_relative_error_of_each_matrix_costs_the_same() -> None:
     weight = experts()
     apart = prior({str(i): matrix for i, matrix in enumerate(weight)})
-    together = assumed({}, {"w": as_matrix(weight)}, {"w": len(weight)})["w"].row_fisher
+    together = prior_in_units_of({}, {"w": as_matrix(weight)}, {"w": len(weight)})["w"].row_fisher
     rows = [sensitivity.row_fisher for sensitivity in apart.values()]
     assert together is not None
     assert torch.equal(together, torch.cat([row for row in rows if row is not None]))

@@ -14,7 +14,7 @@ from birdie.compress.calibration import synthetic
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import HeldOutError, Inputs, closer, synthetic_calibration
-from birdie.compress.prior import level, prior
+from birdie.compress.prior import mean_cost, prior
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.state import EncodedState
@@ -321,7 +321,7 @@ def test_a_weight_that_inputs_hardly_reach_stays_finite(gradients: bool) -> None
     moderated = synthetic._moderated({"a": usual, "b": usual, "c": hardly}, weights, gradients=gradients)["c"]
     assert moderated.row_fisher is not None
     assert moderated.row_fisher.isfinite().all()
-    assert level(moderated) > 0
+    assert mean_cost(moderated) > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-12, 1e-3, 1 / 4])
@@ -334,7 +334,7 @@ def test_no_matrix_takes_more_than_two_bits_less_than_what_is_assumed(share: flo
         if item.row_fisher is not None
     }
     moderated = synthetic._moderated(measured, state, gradients=True)
-    ratios = {name: level(moderated[name]) / level(item) for name, item in prior(state).items()}
+    ratios = {name: mean_cost(moderated[name]) / mean_cost(item) for name, item in prior(state).items()}
     assert ratios == pytest.approx({"a": 7, "b": 7, "c": 7, "d": 7 * max(share, 1 / 16)})
 
 

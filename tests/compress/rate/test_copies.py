@@ -10,7 +10,7 @@ from torch import Tensor
 import birdie
 from birdie.artifact import metadata
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.copies import LEAST_BYTES, merged
+from birdie.compress.rate.copies import LEAST_BYTES, merge_copies
 from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState
 from birdie.errors import ArtifactError
@@ -20,7 +20,7 @@ TABLE = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
 
 
 def copies(state: dict[str, Tensor], schemes: Any = None) -> dict[str, str]:
-    assignment = merged(assign(ModelState.of(state), schemes, Target()))
+    assignment = merge_copies(assign(ModelState.of(state), schemes, Target()))
     assert assignment.tensors.keys() == state.keys() - assignment.ties.keys()
     return {name: assignment.ties[name] for name in assignment.copies}
 

@@ -106,7 +106,7 @@ def test_a_file_is_smaller_and_the_same_whatever_the_workers() -> None:
 
 
 def grouped(state: dict[str, Tensor], schemes: Any = None, target: Target | None = None) -> Assignment:
-    return groups.grouped(assign(ModelState.of(state), schemes, target or Target()))
+    return groups.group_tiny_tensors(assign(ModelState.of(state), schemes, target or Target()))
 
 
 def test_few_tensors_stay_apart() -> None:

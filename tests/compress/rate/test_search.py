@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.coding import Coded, decode, opened
+from birdie.compress.coding import Coded, decode, with_integers
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit as fit_state
@@ -30,7 +30,7 @@ def entropy_bytes(encoded: EncodedState) -> int:
     """
     bits = 0.0
     for tensor in encoded.tensors.values():
-        for stream in opened(tensor).streams:
+        for stream in with_integers(tensor).streams:
             low = max(0, int(np.abs(stream.astype(np.int64)).max()).bit_length() - 8)
             counts = np.unique(stream >> low, return_counts=True)[1]
             bits += low * np.count_nonzero(stream) - float((counts * np.log2(counts / stream.size)).sum())
@@ -232,7 +232,7 @@ def test_small_matrices_are_coarsened_and_tiny_ones_and_vectors_are_not() -> Non
 def test_tensors_that_a_rule_names_keep_their_scheme() -> None:
     result = fit(model(), 40_000, [("blocks.0.w", "lossless"), ("blocks.1.w", "int4")])
     assert result.encoded.tensors["blocks.0.w"].scheme == "lossless"
-    assert int(np.abs(opened(result.encoded.tensors["blocks.1.w"]).streams[0]).max()) <= 7
+    assert int(np.abs(with_integers(result.encoded.tensors["blocks.1.w"]).streams[0]).max()) <= 7
     assert 40_000 - 64 <= result.bytes <= 40_000
 
 
