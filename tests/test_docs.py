@@ -23,6 +23,7 @@ from birdie.run.recipe import Recipe
 from birdie.run.recipe_file import TABLES
 from birdie.score.settings import MODES
 from scripts import docs
+from tests.coders import fast_coder  # noqa: F401  no page names its sizes
 from tests.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[1]

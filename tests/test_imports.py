@@ -56,12 +56,14 @@ def syntax_tree(module: str) -> ast.Module:
 
 
 def nodes(tree: ast.AST, *, type_checking: bool) -> Iterator[ast.AST]:
-    """Yield all nodes of a syntax tree, those below `if TYPE_CHECKING:` only on request."""
-    yield tree
-    for child in ast.iter_child_nodes(tree):
-        if not type_checking and isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+    """Yield all statements of a syntax tree, those below `if TYPE_CHECKING:` only on request."""
+    queue = [tree]
+    while queue:
+        node = queue.pop()
+        yield node
+        if not type_checking and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
-        yield from nodes(child, type_checking=type_checking)
+        queue += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
 
 
 @cache
@@ -167,61 +169,47 @@ def test_modules_are_named_after_their_content() -> None:
 
 HEAVY = {"torch", "numba", "numpy"}
 """Packages that take seconds to import, or a tenth of one."""
+USAGE_ERRORS = (
+    ["trian"],
+    ["train", "--folders", "runs/first"],
+    ["train", "--model.num-layer", "3"],
+    ["train", "--model.num-layers", "many"],
+    ["train", "--train.seed", "-1"],
+    ["train", "no such recipe"],
+    ["evaluate", "model.birdie", "--modes", "windows"],
+    ["evaluate", "model.birdie", "--streaming.chunk", "many"],
+    ["submit", "--seeds", "1,2"],
+)
+CALLS = [
+    *("called(0, '--help')", "called(0)"),
+    *(f"called(0, {name!r}, '--help')" for name in sorted(commands())),
+    *(f"called(1, *{tokens})" for tokens in USAGE_ERRORS),
+]
+PROGRAM = """
+import contextlib, io, sys
+def called(code, *tokens):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        from birdie.cli.console import run
+        assert run(birdie.cli.build_app, list(tokens)) == code, tokens
+    assert (code, tokens[1:]) != (0, ("--help",)) or "--json" in out.getvalue(), tokens
+def report(statement):
+    print(statement, sorted({absent} & set(sys.modules)))
+"""
 
 
 @pytest.mark.parametrize(
-    ("statement", "absent"),
+    ("statements", "absent"),
     [
-        ("import birdie; birdie.ArtifactError", HEAVY),
-        ("import birdie.artifact.container", {"torch", "numba"}),
-        ("import birdie.cli; birdie.cli.build_app(['--help'])[0](['--help'])", HEAVY),
-        ("import birdie.cli; birdie.cli.build_app([])[0]([])", HEAVY),
+        (["import birdie", "birdie.ArtifactError", "import birdie.cli", *CALLS], HEAVY),
+        (["import birdie.artifact.container"], {"torch", "numba"}),
     ],
-    ids=["import birdie", "container", "birdie --help", "birdie"],
+    ids=["command line", "container"],
 )
-def test_entry_points_import_nothing_heavy(statement: str, absent: set[str]) -> None:
-    assert imported_by(statement, absent) == "[]"
-
-
-@pytest.mark.parametrize("name", sorted(commands()))
-def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
-    statement = f"import birdie.cli; birdie.cli.build_app([{name!r}, '--help'])[0](['--help'])"
-    assert imported_by(statement, HEAVY) == "[]"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["trian"],
-        ["train", "--folders", "runs/first"],
-        ["train", "--model.num-layer", "3"],
-        ["train", "--model.num-layers", "many"],
-        ["train", "--train.seed", "-1"],
-        ["train", "no such recipe"],
-        ["evaluate", "model.birdie", "--modes", "windows"],
-        ["evaluate", "model.birdie", "--streaming.chunk", "many"],
-        ["submit", "--seeds", "1,2"],
-    ],
-    ids=" ".join,
-)
-def test_an_error_of_usage_imports_nothing_heavy(arguments: list[str]) -> None:
-    statement = (
-        f"from birdie.cli.console import run; from birdie.cli import build_app; print(run(build_app, {arguments}))"
-    )
-    assert imported_by(statement, HEAVY, last_line="1") == "[]"
-
-
-def imported_by(statement: str, modules: set[str], last_line: str | None = None) -> str:
-    """Return the list of those `modules` that a fresh interpreter has imported after `statement`.
-
-    Args:
-        statement: Python.
-        modules: their names.
-        last_line: that the statement must print.
-    """
-    code = f"{statement}\nimport sys; print(sorted({modules!r} & set(sys.modules)))"
-    process = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+def test_entry_points_import_nothing_heavy(statements: list[str], absent: set[str]) -> None:
+    """The help of every command, and errors of usage."""
+    lines = [f"{statement}\nreport({statement!r})" for statement in statements]
+    program = "\n".join((PROGRAM.format(absent=absent), *lines))
+    process = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    *printed, modules_found = process.stdout.splitlines()
-    assert last_line is None or printed[-1] == last_line
-    return modules_found
+    assert process.stdout == "".join(f"{statement} []\n" for statement in statements)

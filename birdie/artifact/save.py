@@ -32,10 +32,10 @@ from birdie.compress.calibration.result import CalibrationResult, calibrated_sta
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
 from birdie.compress.rate.assignment import Schemes, assign
-from birdie.compress.rate.copies import merged
+from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
 from birdie.compress.rate.fit import fit
-from birdie.compress.rate.groups import grouped
+from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.state import ModelState
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import Effort
@@ -152,7 +152,7 @@ def write_model(
     extra, about_state = kept_beside(model)
     assignment = assign(state, request.scheme, target)
     if calibration is None:  # with data each copy has the precision that its own use needs
-        assignment = grouped(merged(assignment))
+        assignment = group_tiny_tensors(merge_copies(assignment))
     about = {
         "metadata": request.metadata,
         "budget": target.in_bytes(assignment.weights),

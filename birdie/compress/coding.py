@@ -57,13 +57,13 @@ def code(encoded: Encoded, effort: Effort, *, keep: bool = False) -> Coded:
         keep: whether the result keeps the integers.
     """
     if isinstance(encoded, Blocks):
-        return joined(encoded.shape, encoded.dtype, [code(part, effort, keep=keep) for part in encoded.parts])
+        return join_parts(encoded.shape, encoded.dtype, [code(part, effort, keep=keep) for part in encoded.parts])
     streams = tuple(entropy.encode(values, hints, effort) for values, hints in _hinted(encoded))
     kept = encoded if keep else None
     return Coded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, streams, encoded=kept)
 
 
-def joined(shape: Shape, dtype: torch.dtype, parts: Sequence[Coded]) -> Coded:
+def join_parts(shape: Shape, dtype: torch.dtype, parts: Sequence[Coded]) -> Coded:
     """Return the tensor of `shape` that these parts make up; the only one as it is if it is that tensor."""
     if len(parts) == 1 and (parts[0].shape, parts[0].dtype) == (shape, dtype):
         return parts[0]
@@ -86,12 +86,12 @@ def estimate(tensor: Quantized) -> tuple[float, float]:
     return sum(data for data, _ in parts), sum(tables for _, tables in parts)
 
 
-def opened(tensor: Quantized) -> Encoded:
+def with_integers(tensor: Quantized) -> Encoded:
     """Return a tensor with its integers, decoded from the streams if they are not kept."""
     if isinstance(tensor, Encoded):
         return tensor
     if tensor.parts:
-        return Blocks.of(tensor.shape, tensor.dtype, tuple(map(opened, tensor.parts)))
+        return Blocks.of(tensor.shape, tensor.dtype, tuple(map(with_integers, tensor.parts)))
     if tensor.encoded is not None:
         return tensor.encoded
     layout = registry.decoder(tensor.scheme).layout(tensor.shape, tensor.dtype, tensor.params)
@@ -104,7 +104,7 @@ def opened(tensor: Quantized) -> Encoded:
 
 def decode(tensor: Quantized) -> Tensor:
     """Return the tensor that a file of this one decodes to."""
-    return registry.decode(opened(tensor))
+    return registry.decode(with_integers(tensor))
 
 
 def _hinted(encoded: Encoded) -> Iterator[tuple[NDArray[np.integer], Hints]]:

@@ -123,7 +123,7 @@ def _is_embedding(rows: int, columns: int, shapes: Counter[tuple[int, int]]) -> 
     return tables <= MOST_TABLES and users >= max(LEAST_USERS, LEAST_SHARE * (shapes.total() - tables))
 
 
-def assumed(
+def prior_in_units_of(
     known: Mapping[str, Sensitivity],
     weights: Mapping[str, Tensor],
     counts: Mapping[str, int] | None = None,
@@ -141,9 +141,9 @@ def assumed(
     """
     every = prior(weights, kinds=kinds_of({**weights, **(model or {})}, embeddings))
     every |= {name: _stacked(name, weights[name], count) for name, count in (counts or {}).items()}
-    ratios = [level(known[name]) / level(item) for name, item in every.items() if name in known]
+    ratios = [mean_cost(known[name]) / mean_cost(item) for name, item in every.items() if name in known]
     factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
-    return {name: scaled(item, factor) for name, item in every.items() if name not in known}
+    return {name: scale_sensitivity(item, factor) for name, item in every.items() if name not in known}
 
 
 def _stacked(name: str, weight: Tensor, count: int) -> Sensitivity:
@@ -153,14 +153,14 @@ def _stacked(name: str, weight: Tensor, count: int) -> Sensitivity:
     return replace(parts[0], row_fisher=torch.cat(rows))
 
 
-def scaled(sensitivity: Sensitivity, factor: float) -> Sensitivity:
+def scale_sensitivity(sensitivity: Sensitivity, factor: float) -> Sensitivity:
     """Return the sensitivity of a loss `factor` times as large; rows must have weights."""
     assert sensitivity.row_fisher is not None
     output = None if sensitivity.output is None else sensitivity.output * factor
     return replace(sensitivity, row_fisher=sensitivity.row_fisher * factor, output=output)
 
 
-def level(sensitivity: Sensitivity) -> float:
+def mean_cost(sensitivity: Sensitivity) -> float:
     """Return the mean cost of a squared error of one weight."""
     fisher = 1.0 if sensitivity.row_fisher is None else float(sensitivity.row_fisher.double().mean())
     power = sensitivity.input_power()

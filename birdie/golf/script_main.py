@@ -23,10 +23,10 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.write import Beside
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.copies import merged
+from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit as encode
-from birdie.compress.rate.groups import grouped
+from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.rate.target import Target, parse_size
 from birdie.compress.state import ModelState
 from birdie.data.batches import Batches
@@ -314,7 +314,7 @@ def written(
     state, target = ModelState.of(model), Target(budget=budget)
     assignment = assign(state, rules, target)
     if known is None:
-        assignment = grouped(merged(assignment))
+        assignment = group_tiny_tensors(merge_copies(assignment))
     else:
         assignment = replace(assignment, tensors=known.ordered(state).tensors)
     copies = file_metadata.copies_of(assignment.ties, assignment.copies)

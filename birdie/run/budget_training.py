@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.coding import decode, opened
+from birdie.compress.coding import decode, with_integers
 from birdie.compress.qat.fake_quantization import Reader, matrices_to_train, parameter, read_plainly, read_through
 from birdie.compress.rate.assignment import Schemes
 from birdie.compress.rate.target import parse_size
@@ -127,7 +127,7 @@ class BudgetTraining:
             decoded = decode(encoded.tensors[stored]).view_as(weight).to(weight)
             torch.sub(decoded, weight.detach(), out=self._offsets[id(weight)])
         self.last = compared(encoded, size, self._symbols, latents)
-        self._symbols = {name: opened(encoded.tensors[name]) for name in latents}
+        self._symbols = {name: with_integers(encoded.tensors[name]) for name in latents}
         self._notify(
             f"qat budget: step {step + 1}, {self.last.bytes:,} bytes of {self._budget:,}, {len(latents)} tensors of "
             f"{self.last.bits:.3f} bits a weight, moved by {100 * self.last.error**0.5:.3g} % of their norm, "

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from birdie.artifact.write import Beside
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.coding import decode, opened
+from birdie.compress.coding import decode, with_integers
 from birdie.compress.qat.trained import Parametrized, TrainedWeight, parametrized, plain, train_as_stored
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.encoding import Coder
@@ -234,9 +234,9 @@ class Requantization:
         parts = {part.name: part for part in self._parts()}
         latents = {name: part.original.detach().clone() for name, part in parts.items()}
         for name, part in parts.items():
-            part.weight.hold(part.original, opened(encoded.tensors[name]), final=final)
+            part.weight.hold(part.original, with_integers(encoded.tensors[name]), final=final)
         result = compared(encoded, size, self._symbols, latents)
-        self._symbols = {name: opened(encoded.tensors[name]) for name in parts}
+        self._symbols = {name: with_integers(encoded.tensors[name]) for name in parts}
         return result
 
     def _parts(self) -> Iterator[Parametrized[TrainedWeight]]:
@@ -265,7 +265,7 @@ def compared(
     error = power = 0.0
     changed = count = 0
     for name, latent in latents.items():
-        new = opened(encoded.tensors[name])
+        new = with_integers(encoded.tensors[name])
         changed += differences(new, previous.get(name))
         count += latent.numel()
         error += float((decode(new).to(latent).view_as(latent) - latent).square().sum())

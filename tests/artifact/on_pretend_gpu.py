@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     attempt("save", save(module))
     attempt("lossless", save(module, lossless=True))
     attempt("bfloat16 state", save({name: tensor.bfloat16() for name, tensor in module.state_dict().items()}, bits=4))
-    for scheme in ("int6", "trellis", "ternary", "codebook:k=16", "rotation:bits=4", "spectral"):
+    for scheme in ("trellis", "codebook:k=16"):
         attempt(f"scheme {scheme}", save(module, scheme=scheme))
     for name, loss in (("cross-entropy", cross_entropy), ("squares", squares)):
         how: dict[str, Any] = {"refit": 3} if loss is squares else {"blockwise": True}

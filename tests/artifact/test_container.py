@@ -51,7 +51,7 @@ def sample() -> list[Entry]:
     return [*entries, Entry("tied", ALIAS, 1, (3, 4), target="layers.3.weight")]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ENTRIES, st.binary(max_size=40), st.randoms())
 def test_entries_come_back_in_any_order_from_the_same_bytes(entries: list[Entry], metadata: bytes, random) -> None:  # type: ignore[no-untyped-def]
     data = container.to_bytes(entries, metadata)

@@ -126,7 +126,7 @@ def test_rules_and_specs(tmp_path: Path) -> None:
         assert len(birdie.load(path)["blocks.0.w"][0].unique()) <= 15
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bits=st.floats(1.5, 9))
 def test_budgets_are_met(tmp_path: Path, bits: float) -> None:
     weights = sum(weight.numel() for weight in small_model().values()) - 128 * 64
@@ -396,7 +396,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[byt
     return write
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25)
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(damaged: Any, where: float, bit: int) -> None:
     def flip(data: bytearray) -> None:
@@ -406,7 +406,7 @@ def test_any_flipped_bit_is_noticed(damaged: Any, where: float, bit: int) -> Non
         birdie.load(damaged(flip))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(keep=st.floats(0, 1, exclude_max=True))
 def test_any_truncation_is_noticed(damaged: Any, keep: float) -> None:
     def cut(data: bytearray) -> None:
@@ -416,7 +416,7 @@ def test_any_truncation_is_noticed(damaged: Any, keep: float) -> None:
         birdie.load(damaged(cut))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
     damaged: Any, tmp_path: Path, data: st.DataObject
@@ -439,7 +439,7 @@ def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
         birdie.load(tmp_path / "y.birdie")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> None:
     """A float GPT: int8 under a byte per weight with less than 1 % error, and a budget met on real statistics."""
     weights = torch.load(

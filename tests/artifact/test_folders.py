@@ -81,7 +81,7 @@ def pipeline(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("write", "flags"),
-    [*((write, ["--lossless"]) for write in (sharded, pickled, compiled, adapter)), (pipeline, ["--bits", "9"])],
+    [*((write, ["--lossless"]) for write in (sharded, pickled, compiled, adapter)), (pipeline, ["--scheme", "*=int8"])],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value.__name__,
 )
 def test_a_folder_comes_back_with_its_names_and_files(write: Write, flags: list[str], tmp_path: Path) -> None:

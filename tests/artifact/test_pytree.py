@@ -79,7 +79,7 @@ CONTENTS = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=25)
 @given(CONTENTS)
 def test_any_nesting_comes_back(content: Any) -> None:
     assert same(through(content), content)
@@ -269,7 +269,7 @@ def test_skeletons_without_end_are_refused(skeleton: Any, monkeypatch: pytest.Mo
         tree.rebuild(skeleton, {"a": T})
 
 
-@settings(deadline=None)
+@settings(max_examples=25)
 @given(CONTENTS, st.data())
 def test_a_changed_skeleton_is_refused_or_harmless(content: Any, data: st.DataObject) -> None:
     """Whatever part is replaced: an object or ArtifactError, nothing else."""

@@ -118,7 +118,7 @@ NESTED = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=8)
 @given(content=NESTED, tensor=TENSORS)
 def test_any_object_comes_back_from_the_command_line(
     tmp_path_factory: pytest.TempPathFactory, content: Any, tensor: Any

@@ -254,7 +254,7 @@ def resuming_command(folder: str, *tokens: str) -> None:
     birdie_command(*tokens)
 
 
-@pytest.mark.parametrize("own_disks", [False, True])
+@pytest.mark.parametrize("own_disks", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_rank_0_collects_what_the_ranks_coded(own_disks: bool, tmp_path: Path, plain: bytes) -> None:
     save_file(weights(), tmp_path / "x.safetensors")
     command = ("compress", str(tmp_path / "x.safetensors"), "--bits", "4", "--coder", "fast", "-o", "x.birdie")

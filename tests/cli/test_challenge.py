@@ -1,12 +1,15 @@
 """Entry point of the challenge: settings from its environment variables, log lines in its order and number formats."""
 
+import io
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -18,9 +21,11 @@ from birdie.cli.challenge_log import Log
 from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.golf import packed
+from birdie.golf.packed import Kind, Packed
 from birdie.run.loading import load_recipe
 from birdie.run.recipe import ExportSettings, Recipe
 from birdie.runtime.distributed import World
+from birdie.train.profile import account
 from tests.forked import run_python
 from tests.ranks import run_as_ranks
 
@@ -85,38 +90,41 @@ def tiny(data: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def launch(folder: Path, data: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run `train_gpt.py` in `folder` with the environment of `tiny`, changed by `changes`."""
-    return run_python(str(ENTRY), folder=folder, variables=tiny(data) | changes)
+def fake_pack(kind: Kind, recipe: Recipe) -> Packed:
+    """Return a script in no time; its bytes tell how it was packed."""
+    return Packed(f"{kind} {recipe.model}".encode(), {"birdie/model/gpt.py": ""}, (), True)
+
+
+def played(data: Path, folder: Path, **changes: str) -> tuple[int, str, str]:
+    """Run the entry point in `folder` with the environment of `tiny`, changed; return (exit code, stdout, stderr)."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [str(ENTRY)])
+        patch.setattr(packed, "pack", fake_pack)
+        for name, value in (tiny(data) | changes).items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert isinstance(end.value.code, int)
+    return end.value.code, out.getvalue(), err.getvalue()
 
 
 Play = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def play(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
-    """`play(NAME="value")` returns (exit code, stdout, stderr) as `launch` does, without starting a process."""
-
-    def run_in_process(**changes: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(ENTRY)])
-        monkeypatch.setattr(packed, "pack", lambda *_: packed.Packed(b"script", {}, (), True))  # takes seconds
-        for name, value in (tiny(data) | changes).items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert isinstance(end.value.code, int)
-        return (end.value.code, *capsys.readouterr())
-
-    return run_in_process
+def play(data: Path, tmp_path: Path) -> Play:
+    return partial(played, data, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, list[str]]:
+    """The folder and the lines of one run."""
     folder = tmp_path_factory.mktemp("record")
-    done = launch(folder, data)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout.splitlines()
+    code, out, err = played(data, folder)
+    assert code == 0, err
+    return folder, out.splitlines()
 
 
 def test_the_lines_come_in_the_challenge_order(logged: tuple[Path, list[str]]) -> None:
@@ -156,7 +164,7 @@ def test_the_code_of_a_checkout_counts_as_it_would_packed(
     code = number(lines, "Code size")
     for name, value in tiny(data).items():
         monkeypatch.setenv(name, value)
-    assert code == len(packed.pack("train", load_recipe()).script)
+    assert code == len(fake_pack("train", load_recipe()).script)
     model = (folder / "runs" / "tiny" / "model.birdie").stat().st_size
     assert number(lines, "Total submission size birdie") == model + code
 
@@ -187,13 +195,13 @@ def test_a_capped_run_stops_early_and_logs_it(play: Play) -> None:
     assert abs(exact["final_sliding_window_eval_exact"] - exact["final_birdie_roundtrip_exact"]) < 0.05
 
 
-def test_an_environment_variable_turns_on_the_profile(play: Play, tmp_path: Path) -> None:
+def test_an_environment_variable_turns_on_the_profile(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.run.pipeline.profile", lambda *_: account([("step", 0, 8), ("optimizer", 2, 4)]))
     code, out, err = play(PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
     assert code == 0, err
-    profile = [line for line in out.splitlines() if line.startswith("birdie:profile:")]
-    assert "of it attributed" in profile[0]
-    assert any(re.fullmatch(r"birdie:profile:optimizer \d+\.\d{3}ms \d+\.\d\d%", line) for line in profile)
-    assert (tmp_path / "runs" / "tiny" / "profile" / "table.json").is_file()
+    title, *rows = [line for line in out.splitlines() if line.startswith("birdie:profile:")]
+    assert "of it attributed" in title
+    assert rows == ["birdie:profile:optimizer 2.000ms 25.00%", "birdie:profile:unattributed 6.000ms 75.00%"]
 
 
 def exact(lines: str) -> dict[str, str]:
@@ -208,7 +216,8 @@ def test_an_artifact_is_scored_alone_as_after_training(logged: tuple[Path, list[
     name = "final_birdie_roundtrip_exact"
     assert exact(scored)[name] == exact("\n".join(logged[1]))[name]
     assert list(exact(scored)) == [name, "final_sliding_window_eval_exact"]
-    assert f"Total submission size birdie: {artifact.stat().st_size + len(b'script')} bytes" in scored
+    size = artifact.stat().st_size + number(logged[1], "Code size")
+    assert f"Total submission size birdie: {size} bytes" in scored
     assert "step:" not in scored
     code, _, err = play(EVAL_ONLY_PATH="nothing.birdie")
     assert (code, "nothing.birdie" in err) == (1, True)
@@ -287,7 +296,8 @@ def test_code_and_model_keep_the_cap(
 
 def the_entry(path: str) -> None:
     sys.argv = [path]
-    main()
+    with mock.patch.object(packed, "pack", fake_pack):
+        main()
 
 
 @pytest.mark.slow
@@ -326,6 +336,6 @@ def test_a_wrong_setting_is_one_sentence(play: Play, changes: dict[str, str], va
 
 
 def test_a_wrong_setting_ends_the_process(data: Path, tmp_path: Path) -> None:
-    done = launch(tmp_path, data, NUM_LAYERS="ten")
+    done = run_python(str(ENTRY), folder=tmp_path, variables=tiny(data) | {"NUM_LAYERS": "ten"})
     assert done.returncode == 1
     assert re.fullmatch("error: .*NUM_LAYERS.*\n", done.stderr)

@@ -4,11 +4,12 @@ A command either refuses in one sentence and changes nothing, or writes what was
 files of the names that it writes; files that it reads, and all that lies elsewhere, it never does.
 """
 
+import itertools
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "pack", lambda *_: packed)
 
 
-@pytest.fixture
-def inputs(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs of the commands: a model as a folder and as a .birdie file, a log, a text."""
-    folder = tmp_path / "in"
+    folder = tmp_path_factory.mktemp("written")
     model = folder / "hf"
     model.mkdir(parents=True)
     save_file({"w": torch.ones(4, 4)}, model / "model.safetensors", {"format": "pt"})
@@ -50,6 +51,11 @@ def inputs(tmp_path: Path) -> Path:
     (folder / "log.txt").write_text("step:1/2 train_loss:2.0 train_time:5ms\nstep:2/2 val_loss:2.0 val_bpb:1.2\n")
     (folder / "text.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(400)))
     return folder
+
+
+@pytest.fixture
+def inputs(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "in")
 
 
 class Snapshot:
@@ -132,47 +138,54 @@ ASKED = {
 """States that --overwrite accepts as well; a link then stands for its file."""
 
 
-@pytest.mark.parametrize("name", FILES)
+def daily_and_nightly(names: Iterable[str], full: str, few: set[str]) -> list[Any]:
+    """Return parameters (name, states): None, which is all of them, for the name `full` and, at night, for the rest."""
+    rest = [pytest.param(name, None, marks=pytest.mark.nightly) for name in names if name != full]
+    return [pytest.param(name, None if name == full else few) for name in names] + rest
+
+
+@pytest.mark.parametrize(
+    ("name", "few"),
+    daily_and_nightly(FILES, "compress", {"missing", "of the same kind", "another kind", "link to an input"}),
+    ids=lambda value: value if isinstance(value, str) else "few" if value else "all",
+)
 def test_a_file_replaces_only_its_own_kind(
-    name: str, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, few: set[str] | None, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokens, suffix, kind, read = FILES[name]
     aside = tmp_path / "aside"
     states = file_states(kind, inputs, read, aside)
     assert len(states) >= 15
-    for state, prepare in states.items():
-        for overwrite in (False, True):
-            if "folder" in state and state != "in a new folder" and name.startswith("decompress"):
-                continue  # a folder is an output of that command: see below
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            (aside / "file").write_bytes(MINE)
-            (aside / "same kind").write_bytes(kind)
-            work = tmp_path / "work"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-            target = work / "sub" / f"out{suffix}" if state == "in a new folder" else work / f"out{suffix}"
-            prepare(target)
-            (work / "thesis").write_bytes(MINE)
-            untouched = Snapshot(tmp_path)
-            command = [token.replace("{in}", str(inputs)) for token in tokens]
-            code = run(build_app, [*command, "-o", str(target), *(["--overwrite"] if overwrite else []), "--json"])
-            answer = json.loads(capsys.readouterr().out)
-            case = f"{name}, {state}, overwrite {overwrite}: {answer}"
-            accepted = state in ACCEPTED or (overwrite and state in ASKED)
-            assert (code == 0) == accepted, case
-            if not accepted:
-                assert (untouched.lost(), untouched.new()) == ([], []), case
-                assert answer["error"]["type"] in ("OutputError", "ConfigError"), case
-                continue
-            linked = {"link to the same kind": "aside/same kind", "link to another kind": "aside/file"}.get(state)
-            allowed = {linked or target.relative_to(tmp_path).as_posix()}
-            assert set(untouched.lost()) <= allowed, case
-            written = {"link to nothing": aside / "none"}.get(
-                state, tmp_path / (linked or target.relative_to(tmp_path))
-            )
-            assert written.read_bytes()[:2] == kind[:2] or name == "decompress .safetensors", case
-            assert set(untouched.new()) <= {"work/sub", written.relative_to(tmp_path).as_posix()}, case
+    for state, overwrite in itertools.product(few & states.keys() if few else states, (False, True)):
+        if "folder" in state and state != "in a new folder" and name.startswith("decompress"):
+            continue  # a folder is an output of that command: see below
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        (aside / "file").write_bytes(MINE)
+        (aside / "same kind").write_bytes(kind)
+        work = tmp_path / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        target = work / "sub" / f"out{suffix}" if state == "in a new folder" else work / f"out{suffix}"
+        states[state](target)
+        (work / "thesis").write_bytes(MINE)
+        untouched = Snapshot(tmp_path)
+        command = [token.replace("{in}", str(inputs)) for token in tokens]
+        code = run(build_app, [*command, "-o", str(target), *(["--overwrite"] if overwrite else []), "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        case = f"{name}, {state}, overwrite {overwrite}: {answer}"
+        accepted = state in ACCEPTED or (overwrite and state in ASKED)
+        assert (code == 0) == accepted, case
+        if not accepted:
+            assert (untouched.lost(), untouched.new()) == ([], []), case
+            assert answer["error"]["type"] in ("OutputError", "ConfigError"), case
+            continue
+        linked = {"link to the same kind": "aside/same kind", "link to another kind": "aside/file"}.get(state)
+        allowed = {linked or target.relative_to(tmp_path).as_posix()}
+        assert set(untouched.lost()) <= allowed, case
+        written = {"link to nothing": aside / "none"}.get(state, tmp_path / (linked or target.relative_to(tmp_path)))
+        assert written.read_bytes()[:2] == kind[:2] or name == "decompress .safetensors", case
+        assert set(untouched.new()) <= {"work/sub", written.relative_to(tmp_path).as_posix()}, case
 
 
 def earlier(command: str, inputs: Path, target: Path) -> None:
@@ -236,46 +249,52 @@ NEW = {"missing", "in a new folder", "empty", "link to an empty folder"}
 NO_FOLDER = {"a file", "an empty file", "pipe", "link to a file", "link to nothing"}
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(
+    ("name", "few"),
+    daily_and_nightly(FOLDERS, "decompress", {"missing", "foreign file", "earlier result", "the input is in it"}),
+    ids=lambda value: value if isinstance(value, str) else "few" if value else "all",
+)
 def test_a_folder_loses_nothing(
-    name: str, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    few: set[str] | None,
+    inputs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("birdie.hub.transfer.download", lambda *_: inputs / "hf")
     aside = tmp_path / "aside"
     states = folder_states(name, inputs, aside)
     assert len(states) >= 15
-    for state, prepare in states.items():
-        for overwrite in (False, True):
-            for folder in (aside, tmp_path / "work"):
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-            (aside / "file").write_bytes(MINE)
-            (aside / "empty").mkdir()
-            target = tmp_path / "work" / ("sub/out" if state == "in a new folder" else "out")
-            prepare(target)
-            untouched = Snapshot(tmp_path)
-            command = [token.replace("{in}", str(inputs)) for token in FOLDERS[name]]
-            capsys.readouterr()
-            code = run(build_app, [*command, "-o", str(target), *(["--overwrite"] if overwrite else []), "--json"])
-            answer = json.loads(capsys.readouterr().out)
-            case = f"{name}, {state}, overwrite {overwrite}: {answer}"
-            reads_it = state == "the input is in it" and name == "hub folder"
-            is_own = state == "earlier result" and name == "decompress"  # all of it, by its marks
-            accepted = state in NEW or is_own or (overwrite and state not in NO_FOLDER and not reads_it)
-            assert (code == 0) == accepted, case
-            if not accepted:
-                assert (untouched.lost(), untouched.new()) == ([], []), case
-                continue
-            result = {"config.json", "model.safetensors", "model.birdie", "README.md"}
-            root = (target.resolve() if target.is_symlink() else target).relative_to(tmp_path).as_posix()
-            assert set(untouched.lost()) <= {f"{root}/{name}" for name in result}, case
-            assert (tmp_path / root / "config.json").is_file(), case
-            assert not (tmp_path / root / "config.json").is_symlink(), case
-            stayed = [
-                name for name in untouched.entries if name.startswith(f"{root}/") and name not in untouched.lost()
-            ]
-            files = {name.removeprefix(f"{root}/") for name in stayed if (tmp_path / name).is_file()}
-            assert set(answer["left"]) >= files - result, case
+    for state, overwrite in itertools.product(few or states, (False, True)):
+        for folder in (aside, tmp_path / "work"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        (aside / "file").write_bytes(MINE)
+        (aside / "empty").mkdir()
+        target = tmp_path / "work" / ("sub/out" if state == "in a new folder" else "out")
+        states[state](target)
+        untouched = Snapshot(tmp_path)
+        command = [token.replace("{in}", str(inputs)) for token in FOLDERS[name]]
+        capsys.readouterr()
+        code = run(build_app, [*command, "-o", str(target), *(["--overwrite"] if overwrite else []), "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        case = f"{name}, {state}, overwrite {overwrite}: {answer}"
+        reads_it = state == "the input is in it" and name == "hub folder"
+        is_own = state == "earlier result" and name == "decompress"  # all of it, by its marks
+        accepted = state in NEW or is_own or (overwrite and state not in NO_FOLDER and not reads_it)
+        assert (code == 0) == accepted, case
+        if not accepted:
+            assert (untouched.lost(), untouched.new()) == ([], []), case
+            continue
+        result = {"config.json", "model.safetensors", "model.birdie", "README.md"}
+        root = (target.resolve() if target.is_symlink() else target).relative_to(tmp_path).as_posix()
+        assert set(untouched.lost()) <= {f"{root}/{name}" for name in result}, case
+        assert (tmp_path / root / "config.json").is_file(), case
+        assert not (tmp_path / root / "config.json").is_symlink(), case
+        stayed = [name for name in untouched.entries if name.startswith(f"{root}/") and name not in untouched.lost()]
+        files = {name.removeprefix(f"{root}/") for name in stayed if (tmp_path / name).is_file()}
+        assert set(answer["left"]) >= files - result, case
 
 
 def own_folders(inputs: Path, tmp_path: Path) -> dict[str, list[str]]:
@@ -295,8 +314,17 @@ def own_folders(inputs: Path, tmp_path: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("command", ["train", "train --resume", "sweep", "try", "prepare", "submit"])
-@pytest.mark.parametrize("thing", ["thesis.txt", "recipe.toml", "metrics.jsonl", "log.txt", "model.birdie", "runs"])
+COMMANDS = ("train", "train --resume", "sweep", "try", "prepare", "submit")
+THINGS = ("thesis.txt", "recipe.toml", "metrics.jsonl", "log.txt", "model.birdie", "runs")
+
+
+@pytest.mark.parametrize(
+    ("command", "thing"),
+    [
+        pytest.param(command, thing, marks=[] if command == "train" or thing == "runs" else pytest.mark.nightly)
+        for command, thing in itertools.product(COMMANDS, THINGS)
+    ],
+)
 def test_folders_of_results_are_begun_where_nothing_is(
     command: str, thing: str, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

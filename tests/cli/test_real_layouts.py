@@ -373,7 +373,13 @@ def require_all_files_named(folder: Path, answer: Mapping[str, Any]) -> None:
     assert accounted == files
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+OF_LIBRARIES = ("sentence-transformers", "adapter", "T5")
+"""Layouts of transformers and peft, which take seconds to import: tests/hub loads theirs daily."""
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.nightly] * (name in OF_LIBRARIES)) for name in LAYOUTS]
+)
 def test_a_layout_comes_back_into_the_module_that_made_it(
     layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of these tests: a scheme from outside birdie, and a single thread."""
+"""Fixtures of these tests: the fast coder, a scheme from outside birdie, and a single thread."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from birdie.compress import registry
+from tests.coders import fast_coder  # noqa: F401
 from tests.compress.example_scheme import SQUARES
 
 

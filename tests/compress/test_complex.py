@@ -62,12 +62,8 @@ def models() -> dict[str, Any]:
 
 def saved(model: Any, **settings: Any) -> bytes:
     file = io.BytesIO()
-    birdie.save(model, file, **{"coder": "fast"} | settings)
+    birdie.save(model, file, **settings)
     return file.getvalue()
-
-
-def tensors_of(file: bytes) -> dict[str, Tensor]:
-    return birdie.load(file)
 
 
 def bytes_of(model: Any) -> int:
@@ -96,7 +92,7 @@ def test_complex_weights_become_smaller(kind: str, settings: dict[str, Any], rat
     file = saved(model, **settings)
     assert bytes_of(model) / len(file) > ratio
     for name, weight in (model.state_dict() if isinstance(model, nn.Module) else model).items():
-        decoded = tensors_of(file)[name]
+        decoded = birdie.load(file)[name]
         assert (decoded.dtype, decoded.shape) == (weight.dtype, weight.shape)
         assert error(decoded, weight) < most
 
@@ -114,8 +110,8 @@ def test_a_budget_is_met_and_counts_both_parts(kind: str) -> None:
 
 def test_the_error_is_that_of_a_real_tensor_of_the_same_numbers() -> None:
     weight = random(64, 48)
-    decoded = tensors_of(saved({"weight": weight}))["weight"]
-    assert same_bits(planes(decoded), tensors_of(saved({"weight": planes(weight)}))["weight"])
+    decoded = birdie.load(saved({"weight": weight}))["weight"]
+    assert same_bits(planes(decoded), birdie.load(saved({"weight": planes(weight)}))["weight"])
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch calls it experimental
@@ -126,8 +122,8 @@ def test_planes_keep_every_number(shape: tuple[int, ...], dtype: torch.dtype) ->
     parts = planes(weight)
     assert parts.dtype == (weight.real.dtype if weight.numel() else dtype)
     assert not weight.numel() or same_bits(from_planes(parts, shape), weight)
-    assert same_bits(tensors_of(saved({"weight": weight}, lossless=True))["weight"], weight)
-    decoded = tensors_of(saved({"weight": weight}))["weight"]
+    assert same_bits(birdie.load(saved({"weight": weight}, lossless=True))["weight"], weight)
+    decoded = birdie.load(saved({"weight": weight}))["weight"]
     assert (decoded.shape, decoded.dtype) == (weight.shape, weight.dtype)
     assert torch.allclose(torch.view_as_real(decoded).float(), torch.view_as_real(weight).float(), atol=4e-3)
 
@@ -135,7 +131,7 @@ def test_planes_keep_every_number(shape: tuple[int, ...], dtype: torch.dtype) ->
 def test_views_are_the_numbers_they_show() -> None:
     weight = random(48, 64)
     for view in (weight.conj(), weight.mT, torch.view_as_complex(torch.randn(40, 40, 2)).conj().mT):
-        assert error(tensors_of(saved({"weight": view}))["weight"], view) < 0.01
+        assert error(birdie.load(saved({"weight": view}))["weight"], view) < 0.01
 
 
 def test_what_is_no_weight_keeps_every_bit() -> None:
@@ -143,13 +139,13 @@ def test_what_is_no_weight_keeps_every_bit() -> None:
     freqs = model.layers[0].freqs
     assert isinstance(freqs, Tensor)
     for settings in ({}, {"bits": 8}, {"scheme": "int4"}):
-        assert same_bits(tensors_of(saved(model, **settings))["layers.0.freqs"], freqs)
+        assert same_bits(birdie.load(saved(model, **settings))["layers.0.freqs"], freqs)
     turns = torch.polar(torch.ones(64, 32), torch.outer(torch.arange(64.0), torch.rand(32)))
     state = {"freqs_cis": turns, "energies": random(300), "scalar": random(), "shift": random(7)}
-    decoded = tensors_of(saved(state | {"weight": random(64, 64)}, bits=16))
+    decoded = birdie.load(saved(state | {"weight": random(64, 64)}, bits=16))
     assert all(same_bits(decoded[name], tensor) for name, tensor in state.items())
     mask = (torch.rand(90, 90) < 0.5).to(torch.complex64)
-    assert same_bits(tensors_of(saved({"mask": mask}))["mask"], mask)
+    assert same_bits(birdie.load(saved({"mask": mask}))["mask"], mask)
 
 
 @pytest.mark.parametrize("value", [complex("nan"), complex(0, float("inf"))])
@@ -159,14 +155,14 @@ def test_nan_is_refused(value: complex, shape: tuple[int, ...]) -> None:
     weight[3] = torch.tensor(value)
     with pytest.raises(WeightsError, match="NaN"):
         saved({"weight": weight})
-    assert same_bits(tensors_of(saved({"weight": weight}, lossless=True))["weight"], weight)
+    assert same_bits(birdie.load(saved({"weight": weight}, lossless=True))["weight"], weight)
 
 
 def test_data_calibrate_the_other_weights_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     model, batches = Network(), [torch.randn(4, 1, 32, generator=NUMBERS) for _ in range(6)]
     with caplog.at_level("INFO", "birdie"):
         known = birdie.calibrate(model, batches, lambda module, x: module(x).square().mean(), refit=2)
-        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8, coder="fast")
+        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8)
     assert "layers.0.weight" in summary.uncalibrated
     assert any("layers.0.weight" in message for message in caplog.messages)
     assert summary.error is not None
@@ -177,7 +173,7 @@ def test_equal_complex_tensors_are_stored_once() -> None:
     weight = random(64, 64)
     once, twice = saved({"a": weight}), saved({"a": weight, "b": weight.clone()})
     assert len(twice) < len(once) + 64
-    assert same_bits(tensors_of(twice)["b"], tensors_of(once)["a"])
+    assert same_bits(birdie.load(twice)["b"], birdie.load(once)["a"])
 
 
 def test_blocks_of_another_dtype_are_refused() -> None:
@@ -187,4 +183,4 @@ def test_blocks_of_another_dtype_are_refused() -> None:
     for dtype in ("float64", "float16", "complex128"):
         changed = to_bytes([replace(tensor, dtype=DTYPES.index(dtype)), block])
         with pytest.raises(ArtifactError, match="blocks"):
-            tensors_of(changed)
+            birdie.load(changed)

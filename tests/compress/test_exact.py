@@ -39,7 +39,7 @@ class Tables(nn.Module):
 
 def roundtrip(model: nn.Module | dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
     file = io.BytesIO()
-    birdie.save(model, file, coder="fast", **settings)
+    birdie.save(model, file, **settings)
     return birdie.load(file.getvalue())
 
 
@@ -188,4 +188,4 @@ def test_values_that_are_not_finite_are_lossless_in_buffers_only() -> None:
 def test_a_budget_that_exact_tensors_make_impossible_names_the_largest() -> None:
     state = {"w": gaussian(64, 64), "cos_cached": gaussian(64, 64), "inv_freq": gaussian(64)}
     with pytest.raises(BudgetError, match=r"'cos_cached' with 1\d,\d{3} bytes"):
-        birdie.save(state, io.BytesIO(), budget=5_000, coder="fast")
+        birdie.save(state, io.BytesIO(), budget=5_000)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birdie.compress.prior import GATE, KINDS, USUAL, assumed, covariance, kinds_of, prior
+from birdie.compress.prior import GATE, KINDS, USUAL, covariance, kinds_of, prior, prior_in_units_of
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.trellis import Trellis
@@ -71,7 +71,7 @@ def test_a_module_tells_its_embeddings() -> None:
 
 
 @given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
     """A relative error costs the same, so a row that is larger by a factor weighs less by its square."""
     plain = prior(weights(seed))
@@ -139,11 +139,11 @@ def test_assumed_inputs_have_variance_one_and_a_covariance(shape: tuple[int, ...
 def test_calibrated_weights_keep_what_was_measured_and_set_the_unit_of_the_others() -> None:
     state = weights()
     known = {"fc.weight": Sensitivity(torch.eye(30), 7 * rows(prior(state)["fc.weight"])), "elsewhere": Sensitivity()}
-    every = assumed(known, state)
+    every = prior_in_units_of(known, state)
     assert every.keys() == state.keys() - {"fc.weight"}
     for name in every:
         np.testing.assert_allclose(rows(every[name]), 7 * rows(prior(state)[name]), rtol=1e-6)
-    for name, sensitivity in assumed({}, state).items():
+    for name, sensitivity in prior_in_units_of({}, state).items():
         assert torch.equal(rows(sensitivity), rows(prior(state)[name]))
 
 
@@ -170,5 +170,5 @@ def test_error_feedback_by_assumed_inputs_halves_the_error_behind_a_relu() -> No
         decoded = decode(scheme.encode_with("x", weight, feedback(sensitivity, 32, 144), None))
         return float((F.conv2d(inputs, decoded) - F.conv2d(inputs, weight)).square().mean())
 
-    assumed = prior({"x": weight})["x"]
-    assert error(assumed) < 0.5 * error(dataclasses.replace(assumed, taps=None))
+    known = prior({"x": weight})["x"]
+    assert error(known) < 0.5 * error(dataclasses.replace(known, taps=None))

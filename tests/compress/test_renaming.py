@@ -37,7 +37,7 @@ def network() -> nn.Module:
 
 def language_model() -> nn.Module:
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=320, num_layers=3, model_dim=64, num_heads=4, num_kv_heads=2))
+    model = GPT(GPTConfig(vocab_size=320, num_layers=1, model_dim=64, num_heads=4, num_kv_heads=2))
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.05)
     return model
@@ -68,22 +68,24 @@ def renamed(state: dict[str, Tensor], seed: int) -> tuple[dict[str, str], dict[s
 
 def require_equal_bytes(state: dict[str, Tensor], folder: Path, settings: dict[str, Any], seed: int = 0) -> None:
     words, other = renamed(state, seed)
-    first = birdie.save(state, folder / "first.birdie", coder="fast", **settings)
-    second = birdie.save(other, folder / "second.birdie", coder="fast", **settings)
+    first = birdie.save(state, folder / "first.birdie", **settings)
+    second = birdie.save(other, folder / "second.birdie", **settings)
     known = {row.name: (row.scheme, row.bytes, row.shape) for row in second.tensors}
     assert {words[row.name]: (row.scheme, row.bytes, row.shape) for row in first.tensors} == known
     decoded, again = birdie.load(folder / "first.birdie"), birdie.load(folder / "second.birdie")
     assert all(torch.equal(decoded[name], again[word]) for name, word in words.items())
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("make", [network, language_model])
+@pytest.mark.parametrize(
+    ("make", "settings"), [(network, SETTINGS[0]), (network, SETTINGS[2]), (language_model, SETTINGS[1])], ids=str
+)
 def test_other_names_change_no_byte_of_a_weight(
     make: Callable[[], nn.Module], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     require_equal_bytes(make().state_dict(), tmp_path, settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("subject", SHARED)
 def test_other_names_change_no_byte_of_networks_that_people_use(
     subject: str, shared_data: Path, tmp_path: Path
@@ -95,8 +97,8 @@ def test_other_names_take_the_same_precision_under_a_budget(tmp_path: Path) -> N
     """Names count toward the budget, so a few bytes more of them are a few less of the weights."""
     state = language_model().state_dict()
     words, other = renamed(state, 2)
-    first = birdie.save(state, tmp_path / "first.birdie", bits=4, coder="fast")
-    second = birdie.save(other, tmp_path / "second.birdie", bits=4, coder="fast")
+    first = birdie.save(state, tmp_path / "first.birdie", bits=4)
+    second = birdie.save(other, tmp_path / "second.birdie", bits=4)
     known = {row.name: row.bytes for row in second.tensors}
     for row in first.tensors:
         assert known[words[row.name]] == pytest.approx(row.bytes, rel=0.02, abs=16)

@@ -53,7 +53,7 @@ def weights_of(module: nn.Module) -> list[Tensor]:
 def test_files_have_plain_names_and_the_module_stays_as_it_is(wrapped: str, tmp_path: Path) -> None:
     module = WRAPPED[wrapped]()
     kinds = [(name, type(part)) for name, part in module.named_modules()]
-    summary = birdie.save(module, tmp_path / "m.birdie", lossless=True, coder="fast")
+    summary = birdie.save(module, tmp_path / "m.birdie", lossless=True)
     assert [row.name for row in summary.tensors if COUNTER not in row.name] == sorted(plain().state_dict())
     birdie.load(tmp_path / "m.birdie", into=module)
     assert [(name, type(part)) for name, part in module.named_modules()] == kinds
@@ -63,9 +63,9 @@ def test_files_have_plain_names_and_the_module_stays_as_it_is(wrapped: str, tmp_
 @pytest.mark.parametrize("source", WRAPPED)
 def test_a_file_loads_into_the_same_module_under_other_wrappers(source: str, lazy: bool, tmp_path: Path) -> None:
     module = WRAPPED[source]()
-    birdie.save(module, tmp_path / "m.birdie", lossless=True, coder="fast")
-    birdie.save(module.state_dict(), tmp_path / "state.birdie", lossless=True, coder="fast")
-    for wrappers, name in itertools.product(["plain", "several"] if lazy else WRAPPED, ("m", "state")):
+    birdie.save(module, tmp_path / "m.birdie", lossless=True)
+    birdie.save(module.state_dict(), tmp_path / "state.birdie", lossless=True)
+    for wrappers, name in itertools.product(("plain", "several"), ("m", "state")):
         target = WRAPPED[wrappers]()
         birdie.load(tmp_path / f"{name}.birdie", into=target, lazy=lazy)
         assert all(map(torch.equal, weights_of(target), weights_of(module)))
@@ -78,7 +78,7 @@ def test_checkpoints_of_wrapped_modules_are_read_under_plain_names(wrapped: str,
     state = read_state_dict(tmp_path / "m.pt")
     if "part" not in wrapped or "compiled" in wrapped:  # "module." inside of a name may be that of a module
         assert [name for name in state if name != COUNTER] == list(plain().state_dict())
-    birdie.save(state, tmp_path / "m.birdie", lossless=True, coder="fast")
+    birdie.save(state, tmp_path / "m.birdie", lossless=True)
     target = birdie.load(tmp_path / "m.birdie", into=plain())
     assert all(map(torch.equal, weights_of(target), weights_of(module)))
 
@@ -87,10 +87,10 @@ def test_the_counter_of_an_average_is_kept(tmp_path: Path) -> None:
     average = AveragedModel(plain())
     for _ in range(3):
         average.update_parameters(plain())
-    birdie.save(average, tmp_path / "m.birdie", coder="fast")
+    birdie.save(average, tmp_path / "m.birdie")
     target = birdie.load(tmp_path / "m.birdie", into=AveragedModel(plain()))
     assert int(target.n_averaged) == 3
-    birdie.quantize_(average, coder="fast")
+    birdie.quantize_(average)
     assert int(average.n_averaged) == 3
 
 
@@ -118,7 +118,7 @@ def test_calibration_reaches_weights_inside_of_wrappers(tmp_path: Path) -> None:
     batches = [(torch.randn(50, 64), torch.randint(0, 64, (50,))) for _ in range(5)]
     for name, module in (("plain", model), ("wrapped", wrapped)):
         calibration = (module, batches, nn.CrossEntropyLoss())
-        birdie.save(module, tmp_path / name, calibration=calibration, bits=6.0, coder="fast")
+        birdie.save(module, tmp_path / name, calibration=calibration, bits=6.0)
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "wrapped").read_bytes()
 
 

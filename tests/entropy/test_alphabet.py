@@ -38,7 +38,7 @@ def round_trip(values: Integers) -> Alphabet:
     return alphabet
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(arrays.arrays(np.int64, arrays.array_shapes(min_dims=2, max_dims=2), elements=INT32))
 def test_any_int32_comes_back(values: Integers) -> None:
     round_trip(values)

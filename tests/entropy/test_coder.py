@@ -40,7 +40,7 @@ def decoded(coded: Stream, values: Integers, **options: object) -> Integers:
     return coder.decode(coded.coder, coded.payload, *values.shape, **options)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(ANY, st.sampled_from(EFFORTS), KERNELS)
 def test_any_integers_come_back(values: Integers, effort: Effort, kernel: tuple[int, int]) -> None:
     original = values.copy()
@@ -102,7 +102,7 @@ def structured(draw: st.DrawFn) -> tuple[Integers, tuple[int, int]]:
     return values, kernel
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(structured(), st.sampled_from([1 << 20, 40, 7]))
 def test_the_reference_decoder_agrees_on_any_array(case: tuple[Integers, tuple[int, int]], chunk: int) -> None:
     values, kernel = case
@@ -205,7 +205,7 @@ def test_every_truncation_is_an_artifact_error(feature: str) -> None:
             coder.decode(coded.coder, coded.payload[:length], *values.shape)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(SMALL), st.data())
 def test_a_damaged_stream_is_an_error_or_an_array_of_the_right_shape(feature: str, data: st.DataObject) -> None:
     values, coded = FEATURES[feature].values, stream(feature)

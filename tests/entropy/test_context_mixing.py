@@ -49,7 +49,7 @@ def test_any_symbols_come_back_from_any_model_by_both_decoders(case: tuple[NDArr
     assert reference.Chunk(plain, words.tolist()).decode(*symbols.shape) == symbols.tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(mixing_tables.SCALES - 1), st.data())
 def test_damaged_words_give_an_error_or_symbols_of_the_alphabet(
     case: tuple[NDArray[np.uint16], Model], data: st.DataObject
@@ -77,7 +77,7 @@ def test_needless_words_are_refused(more: list[int]) -> None:
         context_mixing.decode(words, model, symbols)
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(models(mixing_tables.SCALES - 1))
 def test_the_prior_gives_every_symbol_a_probability(model: Model) -> None:
     masses = context_mixing.masses(model)

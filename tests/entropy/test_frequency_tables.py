@@ -26,7 +26,7 @@ def histograms(draw: st.DrawFn) -> NDArray[np.int64]:
     return counts.astype(np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(histograms(), st.booleans())
 def test_tables_give_every_symbol_a_frequency_and_come_back(counts: NDArray[np.int64], newton: bool) -> None:
     description, bits = frequency_tables.fit(counts, PRECISION, newton=newton)

@@ -18,7 +18,7 @@ FAR = arrays.arrays(np.int64, SHAPES, elements=st.integers(-(2**31), 2**31 - 1))
 NEAR = arrays.arrays(np.int64, SHAPES, elements=st.integers(-40, 40))
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.one_of(NEAR, FAR))
 def test_any_int32_comes_back_from_both_decoders(values: Integers) -> None:
     payload = numbers.encode(values)

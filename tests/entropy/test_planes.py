@@ -10,7 +10,7 @@ from birdie.entropy import coder, planes
 from birdie.errors import ArtifactError, ConfigError
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from(sorted(planes.FORMATS)))
 def test_any_bits_come_back(data: st.DataObject, fmt: str) -> None:
     most = 1 if fmt == "bool" else None

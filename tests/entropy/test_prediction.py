@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> tuple[Symbols, Prediction, int, int]:
     return symbols, draw(predictions(rows)), draw(st.integers(0, size - 1)), size
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases())
 def test_adding_undoes_subtracting(case: tuple[Symbols, Prediction, int, int]) -> None:
     symbols, predictor, zero, size = case
@@ -56,7 +56,7 @@ def test_adding_undoes_subtracting(case: tuple[Symbols, Prediction, int, int]) -
     assert (predictor.add(residuals, zero, size) == symbols).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(), st.data())
 def test_a_residual_depends_on_no_later_symbol(case: tuple[Symbols, Prediction, int, int], data: st.DataObject) -> None:
     symbols, predictor, zero, size = case
@@ -68,7 +68,7 @@ def test_a_residual_depends_on_no_later_symbol(case: tuple[Symbols, Prediction, 
     assert one[index] != two[index]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_side_information_and_residuals_are_those_of_the_format(case: tuple[Symbols, Prediction, int, int]) -> None:
     symbols, predictor, zero, size = case

@@ -128,7 +128,7 @@ def reference_side(case: Case) -> reference.Side:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(CASES)
 def test_any_symbols_come_back_from_both_decoders(case: Case) -> None:
     data = case.encode()
@@ -155,7 +155,7 @@ def test_needless_words_are_refused(states: int, extra: bytes) -> None:
         case.decode(case.encode() + extra)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(CASES, st.data())
 def test_damaged_words_give_an_error_or_values_of_the_table(case: Case, data: st.DataObject) -> None:
     coded = case.encode()
@@ -182,7 +182,7 @@ IN_LANES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(IN_LANES, LANES)
 def test_any_symbols_come_back_from_lanes(case: Case, lanes: int) -> None:
     data, lengths = case.encode_lanes(lanes)
@@ -223,7 +223,7 @@ def test_a_lane_with_a_needless_word_is_refused(states: int, lane: int) -> None:
             case.decode_lanes(data[: 2 * at] + bytes(2) + data[2 * at :], longer)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(IN_LANES, LANES, st.data())
 def test_damaged_lanes_give_an_error_or_values_of_the_table(case: Case, lanes: int, data: st.DataObject) -> None:
     coded, lengths = case.encode_lanes(lanes)

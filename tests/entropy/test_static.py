@@ -18,7 +18,7 @@ Integers = NDArray[np.integer]
 PATHS = [sign * states for states in STATES[1:] for sign in (1, -1)]  # down columns, along rows
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(arrays.arrays(np.int64, (6, 50), elements=st.integers(-(2**31), 2**31 - 1)))
 def test_any_int32_comes_back(values: Integers) -> None:
     if values.min() != values.max():
@@ -57,7 +57,7 @@ def test_tables_for_odd_states_are_refused_without_a_trellis() -> None:
         static.decode(payload, 64, 60, np.dtype(np.int32), 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(arrays.arrays(np.int64, (9, 50), elements=st.integers(-(2**31), 2**31 - 1)), st.sampled_from([4, 32]))
 def test_any_int32_comes_back_from_lanes(values: Integers, lanes: int) -> None:
     if values.min() != values.max():
@@ -72,8 +72,7 @@ def test_numbers_on_paths_come_back_from_lanes(states: int) -> None:
     assert (static.decode_lanes(payload, 150, 75, np.dtype(np.int32), 2, states) == values).all()
 
 
-@pytest.mark.parametrize("states", [1, 8])
-@pytest.mark.parametrize("deviation", [0.5, 1.5, 20])
+@pytest.mark.parametrize(("states", "deviation"), [(1, 0.5), (8, 1.5), (1, 20)])
 def test_lanes_cost_a_thousandth_of_the_bytes(states: int, deviation: float) -> None:
     values = on_paths(256, 1024, states, deviation)
     fast = coder.encode(values, Hints(states=states), "fast")

@@ -63,7 +63,7 @@ def walks(draw: st.DrawFn) -> tuple[Integers, int]:
     return values, states
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(walks(), st.sampled_from([1 << 20, 40]), st.sampled_from(["max", "fast"]))
 def test_any_numbers_come_back_under_any_states(case: tuple[Integers, int], chunk: int, effort: Effort) -> None:
     values, states = case

@@ -3,10 +3,10 @@
 import ast
 import dataclasses
 import json
-import lzma
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import resolve_name
@@ -18,8 +18,6 @@ import torch
 import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.data.corpus import file_corpus
-from birdie.data.prepare import prepare
 from birdie.errors import DataError
 from birdie.golf import packed as packing
 from birdie.golf import script_main
@@ -39,8 +37,9 @@ from birdie.golf.packed import (
 )
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.run.registry import find, shipped_recipes
+from birdie.run.registry import shipped_recipes
 from birdie.train.loop import Step
+from tests.golf.scripts import INTERPRETED, script, script_of, start, tiny
 
 LIMITS: dict[Kind, int] = {"train": 175_000, "score": 117_000, "pair": 120_000, "decoder": 86_500}
 CORE = {"numba", "numpy", "torch"}
@@ -50,43 +49,16 @@ SHELL = ("birdie.cli", "birdie.golf", "birdie.lab")
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[*LIMITS])
+@pytest.fixture(params=["train", pytest.param("score", marks=pytest.mark.nightly), "pair", "decoder"])
 def kind(request: pytest.FixtureRequest) -> Kind:
+    """A kind of script; the modules of one that scores are among those of one that trains."""
     chosen: Kind = request.param
     return chosen
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def packed(kind: Kind) -> Packed:
-    return pack(kind, find("sota").recipe())
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
-    return next((root / "datasets").iterdir())
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache folder of all scripts: only the first unpacks the modules and compiles their kernels."""
-    return tmp_path_factory.mktemp("cache")
-
-
-def started(script: bytes, data: Path, folder: Path, cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run a script at a very small size where another birdie is installed, whose import fails."""
-    (folder / "other" / "birdie").mkdir(parents=True, exist_ok=True)
-    (folder / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the packed birdie')")
-    (folder / "train_gpt.py").write_bytes(script)
-    settings = {
-        "RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(cache),
-    }  # fmt: skip
-    cache.mkdir(mode=0o700, exist_ok=True)
-    environment = os.environ | settings | changes
-    command = [sys.executable, "-P", "train_gpt.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return script(kind)
 
 
 def test_the_size(packed: Packed, kind: Kind) -> None:
@@ -164,21 +136,15 @@ def test_the_settings_in_a_script_are_those_of_the_recipe() -> None:
             assert Recipe.from_dict(changed_settings(recipe)) == recipe
 
 
-def script(parts: list[str], cut: int = 0) -> bytes:
-    """Return a packed script whose first part is what runs first."""
-    packed = lzma.compress("\0".join(parts).encode())
-    return f"#birdie 0 coding:L1\nPARTS={packed[: len(packed) - cut].decode('latin-1')!r}\n".encode("latin-1")
-
-
 @pytest.mark.parametrize(
     ("damaged", "reason"),
     [
         (b"#birdie 0\nprint(1)\n", "cannot be unpacked"),
         (b"#birdie 0\nPARTS='x'\n", "cannot be unpacked"),
         (b"#birdie 0\n(\n", "cannot be unpacked"),
-        (script(["pass", "a.py", "x = 1"], cut=3), "damaged"),
-        (script(["pass", "a.py"]), "cannot be unpacked"),
-        (script(["pass", "a.py", "#" * MAX_SOURCES]), "more than 2,000,000"),
+        (script_of(["pass", "a.py", "x = 1"], cut=3), "damaged"),
+        (script_of(["pass", "a.py"]), "cannot be unpacked"),
+        (script_of(["pass", "a.py", "#" * MAX_SOURCES]), "more than 2,000,000"),
         (b"#birdie 0\n" + b"#" * 500_000, "500,010 bytes"),
     ],
 )
@@ -188,7 +154,7 @@ def test_damaged_and_oversized_scripts_are_refused(damaged: bytes, reason: str) 
 
 
 def test_the_scan_says_that_a_damaged_script_was_not_read() -> None:
-    (finding,) = scan(script(["pass", "a.py", "x = 1"], cut=3), "train_gpt.py")
+    (finding,) = scan(script_of(["pass", "a.py", "x = 1"], cut=3), "train_gpt.py")
     assert finding.result == "unknown"
     assert "damaged" in finding.evidence
 
@@ -204,10 +170,9 @@ def test_a_literal_in_latin_1_keeps_every_byte(data: bytes) -> None:
     assert ast.literal_eval(packing._literal(data)).encode("latin-1") == data
 
 
-def test_a_damaged_file_and_a_missing_package_are_a_sentence(
-    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_and_a_missing_package_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No traceback prints the line of the modules: what runs first is numbered below all lines of the file."""
+    packed = script("decoder")
     path, middle = str(tmp_path / "file.py"), len(packed.script) // 2
     damaged = packed.script[:middle] + b"birdie" + packed.script[middle + 6 :]
     with pytest.raises(ImportError, match=r"this file is damaged .*; pack it again"):
@@ -218,32 +183,32 @@ def test_a_damaged_file_and_a_missing_package_are_a_sentence(
     assert error.traceback[-1].lineno > packed.script.count(b"\n")
 
 
-def tiny(name: str) -> Recipe:
-    """Return a recipe with the techniques of `name`, at a very small size."""
-    values = find(name).recipe().to_dict()
-    values["model"] |= {"vocab_size": 260, "model_dim": 32, "num_heads": 2, "num_kv_heads": 1}
-    values["model"] |= {"num_layers": 3} if name == "baseline" else {}
-    length = 64 if name == "baseline" else 128
-    values["train"] |= {"iterations": 2, "warmup_steps": 1, "train_seq_len": length, "train_batch_tokens": 16 * length}
-    values["train"] |= {"max_wallclock_seconds": 0.0}
-    values["validation"] |= {"max_tokens": 2048}
-    values["calibration"] |= {"tokens": 512}
-    return Recipe.from_dict(values)
-
-
 @SLOW
-@pytest.mark.parametrize("name", ["baseline", pytest.param("sota", marks=pytest.mark.nightly)])
-def test_a_script_trains_exports_and_scores(name: str, data: Path, cache: Path, tmp_path: Path) -> None:
-    packed = pack("train", tiny(name))
-    done = started(packed.script, data, tmp_path, cache)
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        ("baseline", False),
+        pytest.param("baseline", True, marks=pytest.mark.nightly),
+        pytest.param("sota", True, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_script_trains_exports_and_scores(name: str, compiled: bool, data: Path, tmp_path: Path) -> None:
+    recipe = tiny(name, **({} if compiled else {"num_layers": 2, "model_dim": 16, "num_heads": 1}))
+    if not compiled:
+        recipe = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, coder="fast"))
+    packed = pack("train", recipe)
+    (tmp_path / "train_gpt.py").write_bytes(packed.script)
+    settings = {"RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes"} | ({} if compiled else INTERPRETED)
+    done = start(tmp_path, "train_gpt.py", variables=settings)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"Code size: {len(packed.script)} bytes" in done.stdout.splitlines()
     assert "final_birdie_roundtrip_exact" in done.stdout
     assert (name == "sota") == ("ttt_phased_exact" in done.stdout)
-    model = tmp_path / "runs" / "tiny" / "model.birdie"
     assert "class GPT(nn.Module)" in (tmp_path / "logs" / "tiny.txt").read_text()
-    if name == "baseline":
-        scored = started(packed.script, data, tmp_path, cache, EVAL_ONLY_PATH=str(model), RUN_ID="again")
+    if compiled:
+        model = tmp_path / "runs" / "tiny" / "model.birdie"
+        again = settings | {"EVAL_ONLY_PATH": str(model), "RUN_ID": "again"}
+        scored = start(tmp_path, "train_gpt.py", variables=again)
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("final_birdie_roundtrip_exact")]
         assert line in scored.stdout.splitlines(), scored.stderr[-2000:]
 
@@ -252,23 +217,35 @@ def test_a_script_trains_exports_and_scores(name: str, data: Path, cache: Path, 
 def test_a_script_makes_the_model_that_birdie_makes(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry of the script, and a run of the pipeline: losses, weights and scores are equal to the last bit."""
+    """The entry of the script, and a run of the pipeline: losses and weights are equal to the last bit.
+
+    So are they where the script exports the run of the pipeline again.
+    """
     monkeypatch.chdir(tmp_path)
     recipe = dataclasses.replace(
         tiny(name), data=DataSettings(path=str(data), tokenizer="bytes", order=tiny(name).data.order)
     )
-    script = tmp_path / "train_gpt.py"
-    script.write_bytes(b"x")
+    file = tmp_path / "train_gpt.py"
+    file.write_bytes(b"x")
     monkeypatch.setenv("RUN_ID", "script")
-    script_main.main(script, tmp_path / "none", changed_settings(recipe), "")
+    script_main.main(file, tmp_path / "none", changed_settings(recipe), "")
     run = Run(recipe, tmp_path / "run")
     steps = [event for event in run.train() if isinstance(event, Step)]
     summary = run.export()
     log = (tmp_path / "logs" / "script.txt").read_text()
     assert [f"{step.loss:.4f}" for step in steps] == re.findall(r"^step:\d+/\d+ train_loss:(\S+)", log, re.MULTILINE)
-    ours, theirs = birdie.load(summary.path), birdie.load(tmp_path / "runs" / "script" / "model.birdie")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    names = ["script"]
+    if name == "baseline":
+        names.append("again")
+        shutil.copytree(run.folder, tmp_path / "runs" / "again", ignore=shutil.ignore_patterns("model.birdie"))
+        monkeypatch.setenv("RUN_ID", "again")
+        monkeypatch.setenv("RESTORE", "1")
+        script_main.main(file, tmp_path / "none", changed_settings(recipe), "")
+    ours = birdie.load(summary.path)
+    for run_id in names:
+        theirs = birdie.load(tmp_path / "runs" / run_id / "model.birdie")
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_a_seed_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,9 +261,8 @@ def test_a_variable_of_a_setting_is_refused(tmp_path: Path, monkeypatch: pytest.
         script_main.main(tmp_path / "train_gpt.py", tmp_path, {}, " ".join(fixed_variables()))
 
 
-@SLOW
 def test_missing_packages_are_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "train_gpt.py").write_bytes(pack("train", Recipe()).script)
+    (tmp_path / "train_gpt.py").write_bytes(script("train").script)
     command = [sys.executable, "-I", "-S", "train_gpt.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -298,15 +274,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     """Without python-minifier the file is larger, and stderr says so."""
     monkeypatch.setattr(packing, "find_spec", lambda _: None)
     output, needed = tmp_path / "golf.py", tmp_path / "requirements.txt"
-    assert run(build_app, ["script", "--kind", "decoder", "-o", str(output), "--requirements", str(needed)]) == 0
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    larger = output.stat().st_size
+    tokens = ["script", "--kind", "decoder", "-o", str(output), "--requirements", str(needed), "--json"]
+    assert run(build_app, tokens) == 0
+    shown = capsys.readouterr()
+    assert len(shown.err.splitlines()) == 1
     assert needed.read_text().startswith("numba==")
-    monkeypatch.undo()
-    assert run(build_app, ["script", "--kind", "decoder", "-o", str(output), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["bytes"] == output.stat().st_size < larger
-    assert answer["minified"]
+    answer = json.loads(shown.out)
+    assert answer["bytes"] == output.stat().st_size > len(script("decoder").script)
+    assert not answer["minified"]
     assert "birdie/entropy/coder.py" in answer["modules"]
 
 

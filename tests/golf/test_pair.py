@@ -1,8 +1,6 @@
 """The pair: `export` and `load` in one file, for training scripts of other people, without birdie."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,11 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BudgetError, ConfigError, OutputError, WeightsError
 from birdie.golf import pair as entry
-from birdie.golf.packed import Packed, pack
+from birdie.golf.packed import Packed
+from tests.golf.scripts import INTERPRETED, script, start
 
-BUDGET = 900  # of the model alone
+BUDGET, SMALL = 900, 270
+"""Bytes of a model alone: of `state`, and of the model of SCRIPT."""
 
 # A training script as people write them; the first line of its body gets `export` and `load`.
 SCRIPT = '''"""Trains a little, exports, and scores what it has loaded: → no ASCII."""
@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 A, B, i, np = 1, 2, 3, 4  # short names that nobody may change
-model = nn.Sequential(nn.Embedding(16, 16), nn.Linear(16, 16))
-tokens = torch.arange(64) * 7 % 16
+model = nn.Sequential(nn.Embedding(5, 5), nn.Linear(5, 5))
+tokens = torch.arange(64) * 7 % 5
 for _ in range(2):
     loss = nn.functional.cross_entropy(model(tokens[:-1]), tokens[1:])
     model.zero_grad()
@@ -56,9 +56,9 @@ torch.save(load("model.birdie"), "loaded.pt")
 '''
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pair() -> Packed:
-    return pack("pair")
+    return script("pair")
 
 
 def state() -> dict[str, Tensor]:
@@ -70,32 +70,21 @@ def state() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("pasted", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_script_without_birdie_exports_under_a_budget_and_loads(pair: Packed, pasted: bool, tmp_path: Path) -> None:
-    """Run it beside another birdie, whose import fails; Python runs the kernels, for they take long to compile."""
-    (tmp_path / "other" / "birdie").mkdir(parents=True)
-    (tmp_path / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the pair')")
     (tmp_path / "birdie_pair.py").write_bytes(pair.script)
     lines = pair.text if pasted else "from birdie_pair import export, load"
     file = "__file__" if pasted else "'birdie_pair.py'"
     (tmp_path / "train_gpt.py").write_text(SCRIPT.format(pair=lines, file=file), encoding="utf-8")
     code = (tmp_path / "train_gpt.py").stat().st_size + (0 if pasted else len(pair.script))
-    tmp_path.chmod(0o700)
-    settings = {"PYTHONPATH": str(tmp_path / "other"), "NUMBA_DISABLE_JIT": "1", "BUDGET": str(code + BUDGET)}
-    settings |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "train_gpt.py"],
-        cwd=tmp_path,
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {**INTERPRETED, "BUDGET": str(code + SMALL)}
+    variables["PYTHONPATH"] = os.pathsep.join((str(tmp_path / "other"), str(tmp_path)))
+    done = start(tmp_path, "train_gpt.py", variables=variables)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("ArtifactError ")
     assert "checksum" in done.stdout
     loaded, reference = torch.load(tmp_path / "loaded.pt"), birdie.load(tmp_path / "model.birdie")
     assert loaded.keys() == reference.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in reference.items())
-    birdie.save(torch.load(tmp_path / "final_model.pt"), tmp_path / "ours.birdie", budget=BUDGET)
+    birdie.save(torch.load(tmp_path / "final_model.pt"), tmp_path / "ours.birdie", budget=SMALL)
     assert (tmp_path / "ours.birdie").read_bytes() == (tmp_path / "model.birdie").read_bytes()
 
 
@@ -158,8 +147,11 @@ def test_the_text_brings_a_script_five_names(pair: Packed, tmp_path: Path) -> No
         names["export"](state(), 10, code=[script])
 
 
-def test_the_command(pair: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    pair: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "golf.py"
+    monkeypatch.setattr("birdie.golf.packed.pack", lambda *_: pair)
     assert run(build_app, ["script", "--kind", "pair", "-o", str(output)]) == 0
     assert output.read_bytes() == pair.script
     assert "from golf import export, load" in capsys.readouterr().out

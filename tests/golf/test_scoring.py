@@ -1,19 +1,14 @@
 """A script that only scores gives birdie's own scores, and refuses damaged files in words."""
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import birdie
-from birdie.data.corpus import file_corpus
-from birdie.data.prepare import prepare
 from birdie.data.tokenizer import ByteTokenizer
 from birdie.golf import script_score
 from birdie.golf.packed import pack
@@ -23,25 +18,7 @@ from birdie.run.recipe import Recipe
 from birdie.run.registry import find
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
-
-SHAPE = {"vocab_size": 260, "num_layers": 4, "model_dim": 32, "num_heads": 2, "num_kv_heads": 1}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
-    return next((root / "datasets").iterdir())
-
-
-def tiny(name: str, **model: Any) -> Recipe:
-    """Return a recipe with the techniques and the evaluation of `name`, shrunk."""
-    values = find(name).recipe().to_dict()
-    layers = {"xsa_last_n": 2, "loop_start": 1, "loop_end": 2, "parallel_start_layer": 3} if name == "sota" else {}
-    values["model"] |= SHAPE | layers | model
-    values["train"] |= {"train_seq_len": 64, "compute_dtype": "float32"}
-    values["validation"] |= {"max_tokens": 1024}
-    return Recipe.from_dict(values)
+from tests.golf.scripts import start, tiny
 
 
 def saved(recipe: Recipe, path: Path) -> Path:
@@ -51,7 +28,7 @@ def saved(recipe: Recipe, path: Path) -> Path:
         "recipe": recipe.to_dict(),
         "tokenizer": {"kind": "bytes", "sha256": ByteTokenizer().digest},
     }
-    birdie.save(GPT(recipe.model), path, budget=40_000, coder="fast", metadata=metadata)
+    birdie.save(GPT(recipe.model), path, coder="fast", metadata=metadata)
     return path
 
 
@@ -120,25 +97,13 @@ def test_what_would_be_a_false_score_is_refused_in_one_sentence(
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["baseline", "sota"])
 def test_the_script_scores_as_birdie_does(name: str, data: Path, tmp_path: Path) -> None:
-    """Run it beside another birdie, whose import fails."""
-    packed = pack("score", find(name).recipe())
     path = saved(tiny(name), tmp_path / "tiny.birdie")
-    (tmp_path / "other" / "birdie").mkdir(parents=True)
-    (tmp_path / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the packed birdie')")
-    (tmp_path / "score_gpt.py").write_bytes(packed.script)
-    tmp_path.chmod(0o700)
-    settings = {"PYTHONPATH": str(tmp_path / "other"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    settings |= {"DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "OMP_NUM_THREADS": "1"}
-
-    def started(file: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "score_gpt.py", file]
-        environment = os.environ | settings
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    done = started("tiny.birdie")
+    (tmp_path / "score_gpt.py").write_bytes(pack("score", find(name).recipe()).script)
+    settings = {"DATA_PATH": str(data), "TOKENIZER_PATH": "bytes"}
+    done = start(tmp_path, "score_gpt.py", "tiny.birdie", variables=settings)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [*lines_of(done.stdout).values()] == expected(path, data)[: 1 + (name == "sota")]
     (tmp_path / "cut.birdie").write_bytes(path.read_bytes()[:-9])
-    done = started("cut.birdie")
+    done = start(tmp_path, "score_gpt.py", "cut.birdie", variables=settings)
     assert done.returncode == 1
     assert re.fullmatch(r"error: cut\.birdie .*\n", done.stderr)

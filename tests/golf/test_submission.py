@@ -22,7 +22,7 @@ from birdie.golf.submission import About, Submission, submit
 from birdie.lab.ledger import find_runs, read_run
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe
-from tests.golf.test_packed import started
+from tests.golf.scripts import start
 from tests.run.test_run_folder import tiny_recipe
 
 # Leaves what a run of the packed script leaves. It waits for Ctrl-C if the file `interrupt` exists.
@@ -35,7 +35,8 @@ logs.mkdir(exist_ok=True)
 if pathlib.Path("fail").exists():
     sys.exit("error: no space left on device")
 with (logs / (name + ".txt")).open("w") as log:
-    log.write(f"started ITERATIONS={os.environ.get('ITERATIONS')}\\n")
+    log.write(f"started ITERATIONS={os.environ.get('ITERATIONS')}")
+    log.write(f" RESTORE={os.environ.get('RESTORE')} of {sorted(file.name for file in run.iterdir())}\\n")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     print("step:1/2 train_loss:2.0", flush=True)
@@ -265,13 +266,25 @@ def test_the_command_refuses_in_one_sentence(
     assert files(tmp_path) == set()
 
 
-@pytest.mark.slow
-def test_finished_runs_are_exported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_exported_again(make: Submit, tmp_path: Path) -> None:
+    """The script gets a copy of the run and RESTORE=1."""
+    recipe = tiny_recipe(tmp_path / "data")
+    list(Run(recipe, tmp_path / "run").train())
+    done = make(recipe, seeds=(), runs=[read_run(tmp_path / "run")])
+    log = (tmp_path / "sub" / "train_seed1337.log").read_text()
+    assert done.chosen.seed == 1337
+    assert "RESTORE=1" in log
+    assert "float.safetensors" in log
+    assert not (tmp_path / "run" / "model.birdie").exists()
+
+
+@pytest.mark.nightly
+def test_the_script_exports_finished_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script is not packed, as its kernels would be compiled; it does what a packed one does."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "a.py").write_text("x = 1\n")
     recipe = tiny_recipe(tmp_path / "data")
-    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4"))
+    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4", coder="fast"))
     script = (
         f"from pathlib import Path; from birdie.golf.script_main import main\n"
         f"main(Path(__file__), Path({str(tmp_path / 'modules')!r}), {changed_settings(other)!r}, '')"
@@ -299,13 +312,12 @@ def test_a_submission_scores_itself_without_birdie_and_passes_the_audit(tmp_path
     assert result.failed == ()
     unknown = {rule.name for rule in RULES if result.result(rule) == "unknown"}
     assert unknown == {"validation-unseen", "whole-split"}
-    scored = started(
-        (tmp_path / "sub" / "train_gpt.py").read_bytes(),
-        Path(recipe.data.path),
-        tmp_path / "bare",
-        tmp_path / "cache",
-        EVAL_ONLY_PATH=str(tmp_path / "sub" / "model.birdie"),
-    )
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(tmp_path / "sub" / "train_gpt.py", bare)
+    settings = {"RUN_ID": "tiny", "DATA_PATH": recipe.data.path, "TOKENIZER_PATH": "bytes"}
+    settings |= {"EVAL_ONLY_PATH": str(tmp_path / "sub" / "model.birdie")}
+    scored = start(bare, "train_gpt.py", variables=settings)
     assert scored.returncode == 0, scored.stderr[-2000:]
     line = next(line for line in scored.stdout.splitlines() if line.startswith("final_birdie_roundtrip_exact"))
     assert float(line.rpartition(":")[2]) == pytest.approx(done.chosen.val_bpb, abs=1e-6)

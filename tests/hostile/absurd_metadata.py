@@ -6,6 +6,7 @@ change the score: a rotary base of 9,999 is not absurd.
 """
 
 import argparse
+import itertools
 import json
 import random
 import resource
@@ -254,23 +255,21 @@ def fault(expected: str, result: float | str, honest: float) -> str:
     return "" if expected == "either" or result == honest else f"changed the score to {result}"
 
 
-def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Score the table and `count` random edits; return counts of outcomes, and a line for each file at fault."""
-    torch.set_num_threads(1)
+def campaign(count: int, seed: int, every: int = 1) -> tuple[Counter[str], list[str]]:
+    """Score every N-th file of the table and `count` random edits; return counts of outcomes, and a line a fault."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         data = data_folder(root / "data")
         rewriter = Rewriter(honest_file(root / "honest.birdie", data), root / "absurd.birdie")
         honest = outcome(root / "honest.birdie", data)
         assert isinstance(honest, float), honest
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
         counts: Counter[str] = Counter()
         faults: list[str] = []
         rng = random.Random(seed)
         edits = ((f"edit {i} of seed {seed}", random_edit(rng, rewriter.fields)) for i in range(count))
         cases = (("refused", absurdities(rewriter)), ("scored", irrelevant(rewriter)), ("either", edits))
         for expected, files in cases:
-            for name, metadata in files:
+            for name, metadata in itertools.islice(files, 0, None, every if expected == "refused" else 1):
                 try:
                     result = outcome(rewriter.write(metadata), data)
                     wrong = fault(expected, result, honest)
@@ -297,6 +296,8 @@ if __name__ == "__main__":
     parser.add_argument("--random", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     totals, at_fault = campaign(chosen.random, chosen.seed)
     sys.stdout.write("\n".join([*at_fault, f"{totals['refused']} refused, {totals['scored']} scored"]) + "\n")
     sys.exit(bool(at_fault))

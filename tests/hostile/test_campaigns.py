@@ -10,10 +10,8 @@ from tests.hostile.workload import COMMANDS
 
 SHORT: dict[str, tuple[dict[str, Any], int]] = {
     # settings, least number of attacks
-    "faults": ({"count": 3, "only": ["compress"], "errors": ["ENOSPC", "kill", faults.FULL_DISK]}, 4),
-    "flips": ({"count": 1, "only": ["optimizer.safetensors"]}, 1),
-    "kills": ({"count": 1, "seed": 3, "only": ["compress"]}, 2),
-    "prepared": ({"count": 12, "only": ["compress"]}, 8),
+    "faults": ({"count": 2, "only": ["compress"], "errors": ["ENOSPC", "kill", faults.FULL_DISK]}, 4),
+    "prepared": ({"count": 8, "only": ["compress"]}, 5),
 }
 LONG = [
     *(("faults", {"only": [command]}, 20) for command in COMMANDS),

@@ -10,12 +10,12 @@ import torch
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "vocab_size": 256,
 }
 WHISPER = {
-    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2, "decoder_start_token_id": 1, "num_mel_bins": 20, "max_source_positions": 50,
 }  # fmt: skip
@@ -24,11 +24,11 @@ TRANSFORMERS: dict[str, Build] = {
     "llama": lambda t: t.LlamaForCausalLM(t.LlamaConfig(**SMALL, num_key_value_heads=2)),
     "llama, tied": lambda t: t.LlamaForCausalLM(t.LlamaConfig(**SMALL, tie_word_embeddings=True)),
     "gpt2": lambda t: t.GPT2LMHeadModel(
-        t.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=256, bos_token_id=0, eos_token_id=0)
+        t.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=256, bos_token_id=0, eos_token_id=0)
     ),
     "bert": lambda t: t.BertForMaskedLM(t.BertConfig(**SMALL)),
     "t5": lambda t: t.T5ForConditionalGeneration(
-        t.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=256)
+        t.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=1, num_heads=4, vocab_size=256)
     ),
     "vit": lambda t: t.ViTForImageClassification(t.ViTConfig(**{**SMALL, "image_size": 32, "patch_size": 8})),
     "whisper": lambda t: t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)),
@@ -39,7 +39,7 @@ TRANSFORMERS: dict[str, Build] = {
         t.GptOssConfig(**SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
     ),
     "mamba": lambda t: t.MambaForCausalLM(
-        t.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=256, state_size=8)
+        t.MambaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=256, state_size=8)
     ),
 }
 

@@ -13,7 +13,7 @@ import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
 
-OUT, IN, GROUP = 512, 1024, 128
+OUT, IN, GROUP = 256, 1024, 128
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 Packer = Callable[[Tensor], dict[str, Tensor]]
 
@@ -53,8 +53,10 @@ def nf4(integers: Tensor) -> dict[str, Tensor]:
     return {"weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8)}
 
 
-@pytest.mark.parametrize("pack", [gptq, awq, nf4])
-@pytest.mark.parametrize("coder", ["max", "fast"])
+MAX = [pytest.param(pack, "max", marks=pytest.mark.nightly) for pack in (awq, nf4)]
+
+
+@pytest.mark.parametrize(("pack", "coder"), [*((pack, "fast") for pack in (gptq, awq, nf4)), (gptq, "max"), *MAX])
 def test_packed_integers_cost_their_entropy(pack: Packer, coder: str, tmp_path: Path) -> None:
     integers = levels()
     counts = torch.bincount(integers.flatten()).double() / integers.numel()

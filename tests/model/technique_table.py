@@ -167,13 +167,13 @@ def attention(
         kv = h // (c.num_heads // c.num_kv_heads)
         qh, kh = rms(q[:, h * d : (h + 1) * d]), rms(k[:, kv * d : (kv + 1) * d])
         vh = v[:, kv * d : (kv + 1) * d]
-        rows = []
+        keys, rows = [rotated(key, t) for t, key in enumerate(kh)], []
         for t in range(length):
             visible = [
                 s for s in range(max(0, t - window + 1), t + 1) if document[s] == document[t] or not c.isolate_documents
             ]
             query = rotated(qh[t], t) * w[p + "q_gain"][h]
-            shares = torch.stack([query @ rotated(kh[s], s) for s in visible]).div(math.sqrt(d)).softmax(0)
+            shares = torch.stack([query @ keys[s] for s in visible]).div(math.sqrt(d)).softmax(0)
             y = shares @ vh[visible]
             if i >= c.num_layers - c.xsa_last_n:
                 unit = vh[t] / vh[t].norm()

@@ -14,7 +14,7 @@ META = torch.device("meta")
 
 @pytest.mark.parametrize("recipe", ["baseline", "sota"])
 def test_no_tensor_is_created_elsewhere(recipe: str) -> None:
-    settings = find(recipe).recipe()
+    settings = find(recipe).recipe("smoke")
     model = GPT(settings.model).to(META)
     model.compute_dtype = torch.bfloat16
     ids = torch.zeros(2, 64, dtype=torch.int64, device=META)

@@ -1,5 +1,6 @@
 """Calibration of a run: inside the wall-clock cap, without changing training, and the same in a resumed run."""
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -41,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
     return DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def recipe(data: DataSettings) -> Recipe:
     return Recipe(
         data=data,
@@ -82,19 +83,33 @@ def train(
     return run, list(run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after))
 
 
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> LoggedRun:
+    return train(recipe, tmp_path_factory.mktemp("finished") / "run")[0]
+
+
+def as_trained(run: Run, recipe: Recipe) -> Run:
+    """Return the finished run of a recipe that differs in nothing that training reads."""
+    other = copy.copy(run)
+    other.recipe, other.calibration = recipe, None
+    return other
+
+
 def weights(run: Run) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in run.model.state_dict().items()}
 
 
 @pytest.mark.parametrize("source", ["train", "own"])
-def test_a_calibrated_export_sorts_units_and_computes_the_same(recipe: Recipe, tmp_path: Path, source: Any) -> None:
+def test_a_calibrated_export_sorts_units_and_computes_the_same(
+    recipe: Recipe, finished: LoggedRun, tmp_path: Path, source: Any
+) -> None:
     """Calibration sorts the hidden units by sensitivity; the outputs of the model do not change."""
     recipe = dataclasses.replace(recipe, calibration=dataclasses.replace(recipe.calibration, data=source))
-    run, _ = train(recipe, tmp_path / "run")
-    decoded = load(run.export().path)
+    run = as_trained(finished, recipe)
+    decoded = load(run.export(tmp_path / "calibrated.birdie").path)
     assert run.calibration is not None
-    assert any(line.startswith("calibrated on ") for line in run.log)
-    run.recipe, run.calibration = dataclasses.replace(recipe, calibration=CalibrationSettings()), None
+    assert any(line.startswith("calibrated on ") for line in finished.log)
+    run = as_trained(finished, dataclasses.replace(recipe, calibration=CalibrationSettings()))
     uncalibrated = load(run.export(tmp_path / "uncalibrated.birdie").path)
     assert run.calibration is None
     name = "blocks.0.mlp.fc.weight"
@@ -202,24 +217,29 @@ def test_settings_out_of_range_are_errors(change: dict[str, Any], message: str) 
 @pytest.mark.slow
 def test_rank_0_alone_calibrates_within_the_cap(recipe: Recipe, tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
-    file.write_text(capped(recipe, 4.0, reserve_seconds=1.0).to_toml())
+    file.write_text(capped(recipe, 2.0, reserve_seconds=1.0).to_toml())
     command = ("train", str(file), "--folder", str(tmp_path / "two"), "--json")
     answer = json.loads(run_as_ranks(birdie_command, command, 2, tmp_path / "ranks", {}))
     assert answer["calibration"]["data"] == "train"
     assert answer["calibration"]["reserved_seconds"] == 1
-    assert answer["train_seconds"] < 4.0
+    assert answer["train_seconds"] < 2.0
     assert (tmp_path / "ranks" / "stderr").read_text().count("calibrated on") == 1
 
 
 @pytest.mark.parametrize("budget", [None, "40kB"])
 @pytest.mark.parametrize(("embedding", "as_scheme"), [("fp16", "fp16"), ("int7", "int7"), (None, "int8")])
 def test_the_embedding_is_stored_by_its_own_scheme_with_and_without_a_budget(
-    recipe: Recipe, tmp_path: Path, budget: str | None, embedding: str | None, as_scheme: str
+    recipe: Recipe,
+    finished: LoggedRun,
+    tmp_path: Path,
+    budget: str | None,
+    embedding: str | None,
+    as_scheme: str,
 ) -> None:
     """Its bits are those of the scheme applied to it alone; without a scheme it is stored like all matrices."""
     export = dataclasses.replace(recipe.export, embedding=embedding, budget=budget)
     none = dataclasses.replace(recipe.calibration, data="none")
-    run, _ = train(dataclasses.replace(recipe, export=export, calibration=none), tmp_path)
+    run = as_trained(finished, dataclasses.replace(recipe, export=export, calibration=none))
     run.export(tmp_path / "model.birdie")
     save({"x": run.model.tok_emb.weight}, tmp_path / "alone.birdie", scheme=as_scheme)
     decoded, alone = load(tmp_path / "model.birdie")["tok_emb.weight"], load(tmp_path / "alone.birdie")["x"]
@@ -231,7 +251,7 @@ def test_the_embedding_is_stored_by_its_own_scheme_with_and_without_a_budget(
 
 def compress(*arguments: object, ranks: int, folder: Path) -> int:
     """Run `birdie compress`, calibrated on a run block by block, in `ranks` processes; return the bytes of the file."""
-    tokens = [*map(str, arguments), "--calibration-tokens", "2048", "--bits", "4", "--coder", "fast"]
+    tokens = [*map(str, arguments), "--calibration-tokens", "512", "--bits", "4", "--coder", "fast"]
     if ranks > 1:
         run_as_ranks(birdie_command, ("compress", *tokens, "--blockwise"), ranks, folder, {})
     else:
@@ -240,13 +260,12 @@ def compress(*arguments: object, ranks: int, folder: Path) -> int:
 
 
 def test_the_command_calibrates_block_by_block_and_keeps_its_folder_if_it_is_named(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, finished: LoggedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint in bfloat16 is calibrated as it is: nothing is copied to float32."""
-    train(recipe, tmp_path / "run")
     state = {name: weight.bfloat16() for name, weight in GPT(recipe.model).state_dict().items()}
     save_file(state, tmp_path / "model.safetensors")
-    arguments = tmp_path / "model.safetensors", "--calibrate", tmp_path / "run", "-o"
+    arguments = tmp_path / "model.safetensors", "--calibrate", finished.folder, "-o"
     work, out = tmp_path / "work", tmp_path / "out"
     compress(*arguments, out / "a.birdie", "--calibration-folder", work, ranks=1, folder=tmp_path)
     kept = sorted(path.name for path in work.rglob("*.safetensors"))
@@ -262,10 +281,9 @@ def test_the_command_calibrates_block_by_block_and_keeps_its_folder_if_it_is_nam
 
 
 @pytest.mark.slow
-def test_ranks_calibrate_block_by_block_together(recipe: Recipe, tmp_path: Path) -> None:
-    train(recipe, tmp_path / "run")
+def test_ranks_calibrate_block_by_block_together(recipe: Recipe, finished: LoggedRun, tmp_path: Path) -> None:
     save_file(GPT(recipe.model).state_dict(), tmp_path / "model.safetensors")
-    arguments = tmp_path / "model.safetensors", "--calibrate", tmp_path / "run", "-o"
+    arguments = tmp_path / "model.safetensors", "--calibrate", finished.folder, "-o"
     sizes = [
         compress(*arguments, tmp_path / f"{ranks}.birdie", ranks=ranks, folder=tmp_path / "ranks") for ranks in (1, 2)
     ]
@@ -275,15 +293,16 @@ def test_ranks_calibrate_block_by_block_together(recipe: Recipe, tmp_path: Path)
         assert float((weight - two[name]).norm()) <= 0.1 * float(weight.norm()), name
 
 
-def test_an_embedding_with_its_own_scheme_is_calibrated(recipe: Recipe, tmp_path: Path) -> None:
+def test_an_embedding_with_its_own_scheme_is_calibrated(recipe: Recipe, finished: LoggedRun, tmp_path: Path) -> None:
     pinned = dataclasses.replace(
         recipe, export=dataclasses.replace(recipe.export, embedding="gptq:bits=7,clip_sigmas=14")
     )
-    run, _ = train(pinned, tmp_path)
+    run = as_trained(finished, pinned)
     run.export(tmp_path / "calibrated.birdie", budget=30_000)
-    run.calibration = None
-    run.recipe = dataclasses.replace(pinned, calibration=dataclasses.replace(pinned.calibration, data="none"))
-    run.export(tmp_path / "uncalibrated.birdie", budget=30_000)
+    none = dataclasses.replace(pinned.calibration, data="none")
+    as_trained(run, dataclasses.replace(pinned, calibration=none)).export(
+        tmp_path / "uncalibrated.birdie", budget=30_000
+    )
     calibrated, uncalibrated = (
         load(tmp_path / f"{name}.birdie")["tok_emb.weight"] for name in ("calibrated", "uncalibrated")
     )

@@ -28,17 +28,17 @@ def tune(model: nn.Module, **settings: Any) -> list[FineTuneStep]:
     return list(fine_tune(model, [data()], loss, rate=3e-3, **settings))
 
 
-@pytest.mark.parametrize("budget", [700, 1_000])
-def test_the_file_is_just_under_its_budget(budget: int, tmp_path: Path) -> None:
+def test_the_file_is_just_under_its_budget(tmp_path: Path) -> None:
+    budget = 800
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
-    steps = tune(model, steps=120, budget=budget)
+    steps = tune(model, steps=60, budget=budget)
     size = birdie.save(model, tmp_path / "x.birdie").bytes
     assert 0.95 * budget <= size <= budget
     assert steps[-1].bytes == size
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
-    assert 120 <= len(steps) <= 1.4 * 120
+    assert 60 <= len(steps) <= 1.4 * 60
     assert steps[-1].loss < steps[0].loss
 
 
@@ -46,7 +46,7 @@ def test_the_file_holds_the_model_in_memory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model, transform="identity")
-    tune(model, steps=60, bits=3.0)
+    tune(model, steps=20, bits=3.0)
     birdie.save(model, tmp_path / "x.birdie")
     x, _ = data()
     assert torch.equal(birdie.load(tmp_path / "x.birdie", into=mlp())(x), model(x))
@@ -86,7 +86,7 @@ def test_bits_per_weight_can_be_the_target() -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
-    steps = tune(model, steps=120, bits=2.5)
+    steps = tune(model, steps=60, bits=2.5)
     assert float(birdie.quantization_loss(model).detach()) == pytest.approx(2.5, rel=0.1)
     assert all(step.bytes is None for step in steps)
 
@@ -112,6 +112,7 @@ def test_the_more_sensitive_layer_starts_with_finer_scales() -> None:
     assert quiet / loud == pytest.approx(100, rel=0.2)
 
 
+@pytest.mark.nightly
 def test_sizes_hardly_depend_on_the_seed(tmp_path: Path) -> None:
     """Five initial estimates are within 1 % of their mean, and the five files within 5 % of theirs."""
     starts, sizes = [], []
@@ -144,11 +145,11 @@ def test_a_loaded_model_can_be_tuned_to_a_smaller_budget(tmp_path: Path) -> None
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
-    tune(model, steps=100, budget=1_000)
+    tune(model, steps=30, budget=1_000)
     birdie.save(model, tmp_path / "x.birdie")
     second = birdie.load(tmp_path / "x.birdie", into=mlp())
     birdie.spectral(second)
-    tune(second, steps=100, budget=900)
+    tune(second, steps=30, budget=900)
     assert birdie.save(second, tmp_path / "y.birdie").bytes <= 900
 
 

@@ -97,7 +97,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--data.path", folder, "--data.tokenizer", "bytes", "--model.vocab-size", str(tokenizer.vocab_size)]
 
 
-@EVERY_RECORD
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(entry, id=entry.name, marks=[] if entry.name in ("sota", "ternary") else pytest.mark.nightly)
+        for entry in RECORDS
+    ],
+)
 def test_every_record_trains_under_the_smallest_preset(
     entry: RegisteredRecipe, text: list[str], tmp_path: Path
 ) -> None:
@@ -130,18 +136,14 @@ def test_the_smallest_preset_of_the_baseline_learns_on(text: list[str], tmp_path
     assert score < 0.5 * math.log(recipe.model.vocab_size), "nats of a model that knows nothing"
 
 
-def test_flags_override_the_preset_and_the_preset_overrides_the_recipe(
-    text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("recipe", [["baseline"], []])
+def test_flags_override_the_preset_and_the_preset_overrides_the_recipe_if_there_is_one(
+    recipe: list[str], text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--preset=smoke", *text, "--train.iterations", "2"]
-    answer = run_json(capsys, "train", "baseline", "--folder", tmp_path / "run", *flags)
+    answer = run_json(capsys, "train", *recipe, "--folder", tmp_path / "run", *flags)
     assert answer["steps"] == 2
     assert find(str(tmp_path / "run" / "recipe.toml")).recipe().model.model_dim == 64
-
-
-def test_a_preset_needs_no_recipe(text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run_json(capsys, "train", "--preset", "smoke", "--folder", tmp_path, *text)
-    assert answer["steps"] == PRESETS["smoke"].iterations
 
 
 def test_an_unknown_recipe_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,17 @@ def train(recipe: Recipe, folder: Path, log: list[str], *, resume: bool = False,
     return list(run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after))
 
 
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    train(recipe, folder, [])
+    return folder
+
+
+def copied(folder: Path, target: Path) -> Path:
+    return Path(shutil.copytree(folder, target / "run"))
+
+
 def damage(checkpoint: Path) -> None:
     """Flip the highest bit of an exponent of the weights."""
     path = checkpoint / "model.safetensors"
@@ -76,9 +87,11 @@ def damage(checkpoint: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_checkpoint_costs_its_interval_and_changes_no_weight(recipe: Recipe, tmp_path: Path) -> None:
-    uninterrupted = Run(recipe, tmp_path / "uninterrupted")
-    list(uninterrupted.train())
+def test_a_damaged_checkpoint_costs_its_interval_and_changes_no_weight(
+    recipe: Recipe, finished: Path, tmp_path: Path
+) -> None:
+    uninterrupted = Run(recipe, finished)
+    uninterrupted.restore()
     folder, log = tmp_path / "stopped", list[str]()
     train(recipe, folder, log, stop_after=6)
     newest, older = checkpoint_paths(folder / "checkpoints")
@@ -201,11 +214,14 @@ def test_finished_run_leaves_what_another_export_needs(recipe: Recipe, tmp_path:
     assert again.weights == run.weights
 
 
-def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_stopped(recipe: Recipe, tmp_path: Path) -> None:
-    train(recipe, tmp_path / "one", [])
+def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_stopped(
+    recipe: Recipe, finished: Path, tmp_path: Path
+) -> None:
     train(recipe, tmp_path / "two", [], stop_after=5)
     train(recipe, tmp_path / "two", [], resume=True)
-    losses = [[(line["step"], line["loss"]) for line in read_metrics(tmp_path / name)] for name in ("one", "two")]
+    losses = [
+        [(line["step"], line["loss"]) for line in read_metrics(folder)] for folder in (finished, tmp_path / "two")
+    ]
     assert losses[0] == losses[1]
     assert [step for step, _ in losses[0]] == list(range(1, 10))
     environment = json.loads((tmp_path / "two" / "environment.json").read_text())
@@ -224,10 +240,6 @@ def stopped(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def validating(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, validation=ValidationSettings(every=2, max_tokens=100))
-
-
-def copied(folder: Path, target: Path) -> Path:
-    return Path(shutil.copytree(folder, target / "run"))
 
 
 @pytest.mark.parametrize(
@@ -365,25 +377,25 @@ def test_the_only_checkpoint_is_not_removed_for_being_no_folder(recipe: Recipe, 
     assert (tmp_path / "checkpoints" / "step-00000009").read_text() == "mine"
 
 
-def test_unfinished_line_of_metrics_is_left_out(recipe: Recipe, tmp_path: Path) -> None:
-    train(recipe, tmp_path, [])
-    path = tmp_path / "metrics.jsonl"
+def test_unfinished_line_of_metrics_is_left_out(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    path = folder / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 9))
+    assert [line["step"] for line in read_metrics(folder)] == list(range(1, 9))
 
 
-def test_a_flipped_bit_in_the_float_weights_is_found(recipe: Recipe, tmp_path: Path) -> None:
-    train(recipe, tmp_path, [], stop_after=0)
-    path = tmp_path / "float.safetensors"
+def test_a_flipped_bit_in_the_float_weights_is_found(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    path = folder / "float.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(WeightsError, match=r"float\.safetensors cannot be read \(its weights are not those"):
-        Run(recipe, tmp_path).restore()
+        Run(recipe, folder).restore()
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(WeightsError, match="named pipe"):
-        Run(recipe, tmp_path).restore()
+        Run(recipe, folder).restore()
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -394,11 +406,10 @@ def test_run_without_its_float_weights_cannot_be_restored(recipe: Recipe, tmp_pa
         Run(recipe, tmp_path).restore()
 
 
-def test_weights_of_another_model_are_refused(recipe: Recipe, tmp_path: Path) -> None:
-    train(recipe, tmp_path, [])
+def test_weights_of_another_model_are_refused(recipe: Recipe, finished: Path) -> None:
     wider = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, model_dim=64))
     with pytest.raises(WeightsError, match="another model"):
-        Run(wider, tmp_path).restore()
+        Run(wider, finished).restore()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -424,13 +435,6 @@ def changed(recipe: Recipe, tables: dict[str, dict[str, Any]]) -> Recipe:
     return Recipe.from_dict(values)
 
 
-@pytest.fixture(scope="module")
-def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    train(recipe, folder, [])
-    return folder
-
-
 @pytest.mark.parametrize("setting", CHANGES)
 def test_a_finished_run_claims_no_other_settings(recipe: Recipe, finished: Path, setting: str) -> None:
     state, other = contents(finished), changed(recipe, CHANGES[setting])
@@ -441,7 +445,7 @@ def test_a_finished_run_claims_no_other_settings(recipe: Recipe, finished: Path,
 
 
 def test_a_finished_run_can_be_exported_and_scored_anew(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    folder = copied(finished, tmp_path)
     other = changed(recipe, {"export": {"scheme": "int4"}, "evaluation": {"stride": 4}, "run": {"log_every": 1}})
     train(other, folder, [], resume=True)
     assert load_recipe(folder / "recipe.toml") == other
@@ -449,7 +453,7 @@ def test_a_finished_run_can_be_exported_and_scored_anew(recipe: Recipe, finished
 
 
 def test_a_finished_run_can_be_made_longer_and_says_so(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    folder = copied(finished, tmp_path)
     longer = changed(recipe, {"train": {"iterations": 11}})
     with pytest.raises(ConfigError, match=r"optimizer\.matrix_lr"):
         train(changed(longer, CHANGES["optimizer.matrix_lr"]), folder, [], resume=True)

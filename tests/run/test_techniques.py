@@ -60,29 +60,32 @@ def train(
     return run, log
 
 
-def test_a_run_reports_active_techniques_and_depth_recurrence(recipe: Recipe, tmp_path: Path) -> None:
-    _, log = train(recipe, tmp_path)
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[str]]:
+    return train(recipe, tmp_path_factory.mktemp("finished"))
+
+
+def test_a_resumed_run_reports_its_techniques_and_is_the_uninterrupted_one(
+    recipe: Recipe, finished: tuple[Run, list[str]], tmp_path: Path
+) -> None:
+    """It stops before depth recurrence starts."""
+    run, log = finished
     assert [line for line in log if "depth recurrence from" in line] == [
         "depth recurrence from step 5 on: layers 0,1,2,1,2,1,2,3,4"
     ]
     active = [line for line in log if line.startswith("active: ")]
     for technique in ("bigram and trigram", "gated smear", "value embeddings", "sparse gate", "gated skips", "streams"):
         assert any(technique in line for line in active), technique
-
-
-@pytest.mark.parametrize("stop_after", [3, 6])
-def test_stopping_before_or_after_depth_recurrence_starts_changes_nothing(
-    recipe: Recipe, tmp_path: Path, stop_after: int
-) -> None:
-    uninterrupted, _ = train(recipe, tmp_path / "uninterrupted")
-    train(recipe, tmp_path / "stopped", stop_after=stop_after)
-    resumed, _ = train(recipe, tmp_path / "stopped", resume=True)
-    for name, weight in uninterrupted.model.state_dict().items():
+    train(recipe, tmp_path, stop_after=3)
+    resumed, _ = train(recipe, tmp_path, resume=True)
+    for name, weight in run.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
-def test_the_artifact_of_a_model_calibrated_on_its_samples_decodes_to_the_model(recipe: Recipe, tmp_path: Path) -> None:
-    run, _ = train(recipe, tmp_path)
+def test_the_artifact_of_a_model_calibrated_on_its_samples_decodes_to_the_model(
+    recipe: Recipe, finished: tuple[Run, list[str]], tmp_path: Path
+) -> None:
+    run, _ = finished
     summary = run.export(tmp_path / "model.birdie", budget=30_000)
     assert summary.bytes <= 30_000
     model, decoded_recipe, _ = load_gpt(tmp_path / "model.birdie", torch.device("cpu"))
@@ -145,25 +148,23 @@ def test_a_run_with_mixed_sequence_lengths_resumes_with_the_same_lengths_only(re
     model = GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
     recipe = dataclasses.replace(recipe, model=model)
     mixed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, mixed_seq_lens=(LENGTH, 8)))
-    uninterrupted, log = train(mixed, tmp_path / "uninterrupted")
+    _, log = train(mixed, tmp_path, stop_after=3)
     assert "mixed sequence lengths: rank 0: 32 and 8" in log
-    assert any("rank 0 took 512 tokens as 16 sequences of 32, 512 tokens as 64 sequences of 8" in line for line in log)
-    train(mixed, tmp_path / "stopped", stop_after=3)
     with pytest.raises(
         ConfigError, match=r"cannot resume: train.mixed_seq_lens is \[\], but the run in .* has \[32, 8\]"
     ):
-        train(recipe, tmp_path / "stopped", resume=True)
-    resumed, _ = train(mixed, tmp_path / "stopped", resume=True)
-    for name, weight in uninterrupted.model.state_dict().items():
-        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+        train(recipe, tmp_path, resume=True)
 
 
 def test_a_restart_resumes_the_checkpoint_of_its_own_job_only(recipe: Recipe, tmp_path: Path) -> None:
     """torchrun restarts ranks after any failure, also after a refusal to overwrite another run."""
 
+    model = GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
+    plain = dataclasses.replace(recipe, model=model)
+
     def attempt(number: int, job: str, stop_after: int | None = None) -> list[str]:
         log: list[str] = []
-        run = Run(recipe, tmp_path / "run", world=World(restarts=number, job=job), notify=log.append)
+        run = Run(plain, tmp_path / "run", world=World(restarts=number, job=job), notify=log.append)
         events = list(run.train(stop=lambda: run.steps + 1 == stop_after))
         return [*log, *(f"resumed at {event.resumed_at}" for event in events if isinstance(event, Started))]
 

@@ -1,33 +1,21 @@
 """Compiled kernels on disk: damage, hostile files and missing space cost a compilation and a line, never a result."""
 
 import hashlib
+import importlib
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numba
 import pytest
 
 from birdie.runtime import kernels
 from birdie.runtime.files import read_trusted
 
-PROBE = """
-import sys
-from birdie.runtime import files, kernels
-from birdie.entropy.rans import __name__ as other  # all kernels of the package are defined
-def full(path, data, private):
-    raise OSError(28, "No space left on device")
-def homeless():
-    raise RuntimeError("Could not determine home directory.")
-if "homeless" in sys.argv:
-    kernels.user_cache = homeless
-if "full" in sys.argv:
-    kernels.write_trusted = full
-import probe
-print(probe.double(21), len(probe.double._cache_hits))
-"""
 MODULE = "from birdie.runtime.kernels import njit\n@njit(cache=True)\ndef double(value):\n    return value + value\n"
 
 
@@ -42,23 +30,33 @@ class Ran:
 
 
 class Probe:
-    """A kernel in a folder of its own, called in subprocesses; `cache` is the folder of `NUMBA_CACHE_DIR`."""
+    """A kernel in a folder of its own; `cache` is the folder of `NUMBA_CACHE_DIR`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.root, self.cache, self.private = root, root / "cache", root / "user" / "birdie" / "kernels"
+        self.caplog = caplog
         (root / "probe.py").write_text(MODULE)
 
-    def run(self, *arguments: str, **more: str) -> tuple[bool, str]:
-        """Call the kernel, with `more` variables; return whether it came from the cache, and stderr."""
-        paths = [str(self.root), str(Path(kernels.__file__).parents[2])]
-        variables = {"NUMBA_CACHE_DIR": str(self.cache), "XDG_CACHE_HOME": str(self.root / "user")}
-        environment = os.environ | variables | more | {"PYTHONPATH": os.pathsep.join(paths), "HOME": str(self.root)}
-        command = [sys.executable, "-W", "error::ResourceWarning", "-c", PROBE, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        result, hits = done.stdout.split()
-        assert result == "42"
-        return hits == "1", done.stderr
+    def run(self, **replaced: Callable[..., Any]) -> tuple[bool, str]:
+        """Call the kernel as a new process does, with functions of `kernels` replaced.
+
+        Returns:
+            Whether the kernel came from the cache, and the log.
+        """
+        self.caplog.clear()
+        kernels._stamp.cache_clear()
+        kernels._warned.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(numba.config, "CACHE_DIR", str(self.cache))
+            patch.setenv("XDG_CACHE_HOME", str(self.root / "user"))
+            for name, function in replaced.items():
+                patch.setattr(kernels, name, function)
+            patch.syspath_prepend(self.root)
+            patch.delitem(sys.modules, "probe", raising=False)
+            double = importlib.import_module("probe").double
+            assert double(21) == 42
+            del sys.modules["probe"]
+        return bool(double._cache_hits), "\n".join(self.caplog.messages)
 
     def file(self) -> Path:
         """Return the file of the kernel in `cache`."""
@@ -67,15 +65,14 @@ class Probe:
 
 
 @pytest.fixture
-def probe(tmp_path: Path) -> Probe:
-    return Probe(tmp_path)
+def probe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Probe:
+    return Probe(tmp_path, caplog)
 
 
 def signed(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest() + payload
 
 
-@pytest.mark.slow
 def test_damage_is_noticed_and_repaired(probe: Probe) -> None:
     assert probe.run() == (False, "")
     assert probe.run() == (True, "")
@@ -91,15 +88,14 @@ def test_damage_is_noticed_and_repaired(probe: Probe) -> None:
         signed(pickle.dumps(Path("of another class"))),
     ):
         path.write_bytes(content)
-        cached, stderr = probe.run()
+        cached, log = probe.run()
         assert not cached
-        assert len(stderr.splitlines()) == 1, stderr
-        assert str(path) in stderr
+        assert len(log.splitlines()) == 1, log
+        assert str(path) in log
         assert path.read_bytes()[32:] != content[32:]
     assert probe.run() == (True, "")
 
 
-@pytest.mark.slow
 def test_a_file_under_the_name_of_another_kernel_is_not_used(probe: Probe) -> None:
     """It costs a compilation, not a wrong result or an error at every call."""
     double = MODULE + MODULE.split("\n", 1)[1].replace("double", "treble").replace("value + value", "3 * value")
@@ -114,7 +110,6 @@ def test_a_file_under_the_name_of_another_kernel_is_not_used(probe: Probe) -> No
     assert probe.run()[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_what_is_no_file_is_not_opened_and_another_folder_takes_the_kernel(kind: str, probe: Probe) -> None:
     probe.run()
@@ -130,7 +125,6 @@ def test_what_is_no_file_is_not_opened_and_another_folder_takes_the_kernel(kind:
     assert probe.run()[0]
 
 
-@pytest.mark.slow
 def test_code_that_another_user_could_have_written_does_not_run(probe: Probe, tmp_path: Path) -> None:
     probe.run()
     path, mark = probe.file(), tmp_path / "ran"
@@ -140,9 +134,9 @@ def test_code_that_another_user_could_have_written_does_not_run(probe: Probe, tm
     assert read_trusted(path)
     path.write_bytes(signed(pickle.dumps(Ran(str(mark)))))
     path.parent.chmod(0o777)
-    cached, stderr = probe.run()
+    cached, log = probe.run()
     assert not cached
-    assert "other users" in stderr
+    assert "other users" in log
     assert list((probe.root / "__pycache__").glob("*.kernel"))  # rebuilt where only this user can write
     assert probe.run()[0]
     assert not mark.exists()
@@ -151,16 +145,17 @@ def test_code_that_another_user_could_have_written_does_not_run(probe: Probe, tm
     assert mark.exists()  # the file would have run: else this test proves nothing
 
 
-@pytest.mark.slow
 def test_without_space_every_process_compiles_and_says_so_once(probe: Probe) -> None:
-    cached, stderr = probe.run("full")
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    cached, log = probe.run(write_trusted=full)
     assert not cached
-    assert len(stderr.splitlines()) == 1
-    assert "no space left" in stderr.lower()
+    assert len(log.splitlines()) == 1
+    assert "no space left" in log.lower()
     assert not list(probe.root.rglob("*.kernel"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "missing parent", "link to nowhere"])
 def test_a_folder_that_cannot_be_written_is_no_obstacle(probe: Probe, kind: str) -> None:
     if kind == "file":
@@ -173,7 +168,6 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(probe: Probe, kind: str)
     assert probe.run() == (True, "")  # beside the source
 
 
-@pytest.mark.slow
 def test_a_change_of_any_module_beside_the_source_costs_a_compilation(probe: Probe) -> None:
     """A kernel contains the kernels that it calls, whatever their file."""
     (probe.root / "called.py").write_text("CONSTANT = 1\n")
@@ -188,24 +182,33 @@ def test_a_change_of_any_module_beside_the_source_costs_a_compilation(probe: Pro
 
 @pytest.mark.slow
 def test_kernels_for_every_processor_serve_each_one_and_not_the_reverse(probe: Probe) -> None:
-    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    assert probe.run() == (False, "")
-    assert probe.run(**generic) == (False, "")
-    (native, _) = sorted(probe.cache.rglob("*.kernel"), key=lambda path: path.stat().st_mtime_ns)
+    """In processes of their own, because numba chooses its processor once."""
+
+    def run(**processor: str) -> str:
+        code = "import probe; print(probe.double(21), len(probe.double._cache_hits))"
+        paths = os.pathsep.join([str(probe.root), str(Path(kernels.__file__).parents[2])])
+        variables = {**os.environ, "NUMBA_CACHE_DIR": str(probe.cache), "PYTHONPATH": paths, **processor}
+        command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+
+    assert run() == "42 0\n"
+    native = probe.file()
+    assert run(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="") == "42 0\n"
     native.unlink()
-    assert probe.run() == (True, "")
+    assert run() == "42 1\n"
 
 
-@pytest.mark.slow
 def test_an_account_without_a_home_directory_reads_what_is_beside_the_source(probe: Probe) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
     probe.cache = Path("/proc/none/cache")
-    assert probe.run("homeless") == (False, "")
-    assert probe.run("homeless") == (True, "")
+    assert probe.run(user_cache=homeless) == (False, "")
+    assert probe.run(user_cache=homeless) == (True, "")
     (path,) = (probe.root / "__pycache__").glob("*.kernel")
     assert path.stat().st_mode & 0o777 == 0o644  # users share it
 
 
-@pytest.mark.slow
 def test_kernels_in_the_cache_folder_of_a_user_are_private(probe: Probe) -> None:
     probe.cache = Path("/proc/none/cache")
     (probe.root / "__pycache__").write_bytes(b"")  # as good as a folder that cannot be written

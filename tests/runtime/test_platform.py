@@ -68,6 +68,7 @@ assert run(build_app, ["decompress", str(folder / "state.birdie"), "-o", str(fol
 *_, data = prepare(file_corpus([folder / "text.txt"]), "bytes", folder / "data")
 command = ["train", "baseline", "--preset", "smoke", "--data.path", str(data.folder), "--data.tokenizer", "bytes"]
 command += ["--folder", str(folder / "run"), "--train.iterations", "2", "--train.no-compile"]
+command += ["--export.coder", "fast"]
 assert run(build_app, command) == 0
 assert run(build_app, ["--help"]) == 0
 assert (folder / "run" / "model.birdie").is_file()
@@ -105,7 +106,7 @@ def test_names_of_posix_are_used_in_one_module() -> None:
 @pytest.mark.slow
 def test_birdie_works_where_the_names_of_posix_are_missing(tmp_path: Path) -> None:
     """It saves, loads, decodes lazily and in parallel, trains, scores and prints its help."""
-    (tmp_path / "text.txt").write_text("\n".join(f"line {i} of a text that is short" for i in range(4_000)))
+    (tmp_path / "text.txt").write_text("\n".join(f"line {i} of a text that is short" for i in range(1_000)))
     code = WORK.format(modules=MODULES, names=NAMES)
     home = {"HOME": str(PACKAGE.parent), "PYTHONPATH": str(PACKAGE.parent)}  # compiled kernels below it are trusted
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", code, str(tmp_path)]

@@ -25,7 +25,7 @@ from birdie.train.checkpoint import Checkpoint, load_checkpoint
 from birdie.train.resuming import require_average
 from birdie.train.settings import AverageSettings, TrainSettings
 from birdie.train.training import Training
-from tests.tiny_run import OPTIMIZERS, TinyBatches, save, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, save, tiny_model, tiny_settings
 
 EMA = AverageSettings("ema", ema_decay=0.8)
 SWA = AverageSettings("swa", swa_every=2, swa_below=0.6)
@@ -35,7 +35,8 @@ Weights = dict[str, Tensor]
 
 
 def start(average: AverageSettings | None = None, **changes: Any) -> Training:
-    return Training(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, average=average)
+    settings = tiny_settings(**({"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS} | changes))
+    return Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS, average=average)
 
 
 def weights_of(run: Training) -> Weights:
@@ -270,6 +271,11 @@ def finished(
     return run, [event for event in events if isinstance(event, Validated)], lines
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Validated], list[str]]:
+    return finished(recipe, tmp_path_factory.mktemp("uninterrupted") / "run")
+
+
 def test_a_checkpoint_that_cannot_be_written_does_not_end_a_run(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,8 +301,10 @@ def distance(run: Run, state: Weights) -> float:
     )
 
 
-def test_the_average_is_validated_exported_and_scored(recipe: Recipe, tmp_path: Path) -> None:
-    run, validated, lines = finished(recipe, tmp_path / "on")
+def test_the_average_is_validated_exported_and_scored(
+    recipe: Recipe, uninterrupted: tuple[Run, list[Validated], list[str]], tmp_path: Path
+) -> None:
+    run, validated, lines = uninterrupted
     off, plain, silent = finished(dataclasses.replace(recipe, average=AverageSettings()), tmp_path / "off")
     decoded = load(run.export().path)
     assert distance(run, decoded) < 1e-3 < 0.1 * distance(off, decoded)
@@ -314,12 +322,13 @@ def test_the_average_is_validated_exported_and_scored(recipe: Recipe, tmp_path: 
     assert "weights" not in off.metadata()
 
 
-@pytest.mark.parametrize("stop_after", [3, 7])
-def test_a_stopped_run_ends_with_the_same_average(recipe: Recipe, tmp_path: Path, stop_after: int) -> None:
-    uninterrupted, validated, _ = finished(recipe, tmp_path / "uninterrupted")
-    finished(recipe, tmp_path / "parts", stop_after=stop_after)
+def test_a_stopped_run_ends_with_the_same_average(
+    recipe: Recipe, uninterrupted: tuple[Run, list[Validated], list[str]], tmp_path: Path
+) -> None:
+    run, validated, _ = uninterrupted
+    finished(recipe, tmp_path / "parts", stop_after=3)
     resumed, events, _ = finished(recipe, tmp_path / "parts", resume=True)
-    assert distance(resumed, uninterrupted.model.state_dict()) == 0
+    assert distance(resumed, run.model.state_dict()) == 0
     assert (events[-1].score.bpb, events[-1].weights) == (validated[-1].score.bpb, validated[-1].weights)
 
 

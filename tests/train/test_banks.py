@@ -85,7 +85,7 @@ def test_an_update_of_the_bank_is_an_update_of_the_model() -> None:
 
 def test_training_with_banks_equals_training_without() -> None:
     """The loop of `fit` against a plain loop on the matrices without banks: all losses within 1e-5."""
-    settings = tiny_settings(iterations=20, warmdown_iters=0)
+    settings = tiny_settings(iterations=6, warmdown_iters=0)
     curve = [step.loss for step in Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS)]
     model, batches = tiny_model(), TinyBatches()
     groups = split_parameters(model)
@@ -99,7 +99,7 @@ def test_training_with_banks_equals_training_without() -> None:
         eps=OPTIMIZERS.adam_eps,
     )
     plain = []
-    for step in range(20):
+    for step in range(6):
         model.zero_grad()
         losses = [model.loss(*batches.next()) / settings.accumulation for _ in range(settings.accumulation)]
         for loss in losses:

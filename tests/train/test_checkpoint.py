@@ -37,14 +37,15 @@ from birdie.train.settings import OptimizerSettings
 from birdie.train.training import Training
 from tests.forked import Program
 from tests.kills import kill_at_each_call
-from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, save, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, VOCAB, TinyBatches, save, tiny_model, tiny_settings
 
-ITERATIONS = 40
+ITERATIONS = 30
+SHORT = {"iterations": ITERATIONS, "accumulation": 2, "train_batch_tokens": 2 * CHUNK_TOKENS}
 
 
 def start(folder: Path | None = None, optimizers: OptimizerSettings = OPTIMIZERS, **changes: Any) -> Training:
     """Start a run, or resume the checkpoint in `folder` with a model of other initial weights."""
-    settings = tiny_settings(**({"iterations": ITERATIONS} | changes))
+    settings = tiny_settings(**(SHORT | changes))
     if folder is None:
         return Training(tiny_model(), TinyBatches(), settings, optimizers)
     return Training(tiny_model(seed=5), TinyBatches(), settings, optimizers, saved=load_checkpoint(folder))
@@ -86,12 +87,12 @@ def test_a_resumed_run_continues_in_the_shards(order: Order, warmup_steps: int, 
 def test_after_kill_9_the_curve_is_bit_identical(tmp_path: Path) -> None:
     """The process saves after every step and is killed at an arbitrary moment."""
     with Program("-m", "tests.train.test_checkpoint", str(tmp_path)) as program:
-        while "10\n" not in program.stdout:
+        while "5\n" not in program.stdout:
             time.sleep(0.01)
         program.send_signal(signal.SIGKILL)
         assert program.wait() == -signal.SIGKILL
     checkpoint = load_checkpoint(tmp_path)
-    assert 10 <= checkpoint.step < ITERATIONS
+    assert 5 <= checkpoint.step < ITERATIONS
     losses = curve(start())
     assert curve(start(tmp_path)) == {number: loss for number, loss in losses.items() if number > checkpoint.step}
 
@@ -118,7 +119,7 @@ def test_changed_settings_are_reported(tmp_path: Path) -> None:
     lines: list[str] = []
     changed = OptimizerSettings(matrix_lr=0.5, newton_schulz_dtype="float32")
     resume = load_checkpoint(tmp_path)
-    settings = tiny_settings(iterations=ITERATIONS)
+    settings = tiny_settings(**SHORT)
     Training(tiny_model(), TinyBatches(), settings, changed, saved=resume, notify=lines.append)
     assert lines == ["resuming with matrix_lr = 0.5; the checkpoint was trained with 0.02"]
 
@@ -170,9 +171,9 @@ def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def two_checkpoints(folder: Path) -> Path:
+def two_checkpoints(folder: Path, state: Checkpoint | None = None) -> Path:
     """Save checkpoints of steps 1 and 2, with an average; return the path of the newer one."""
-    state = start().checkpoint()
+    state = state or start().checkpoint()
     average = {"ema/0/x": torch.arange(4.0)}
     for step in (1, 2):
         path = save_checkpoint(folder, dataclasses.replace(state, step=step, average=average))
@@ -261,8 +262,9 @@ def save_third(folder: Path, state: Checkpoint) -> None:
 @pytest.mark.slow
 def test_a_kill_at_each_call_of_a_save_leaves_a_checkpoint_that_loads(tmp_path: Path) -> None:
     """The next save removes all that was left."""
-    folder, state = tmp_path / "checkpoints", start().checkpoint()
-    two_checkpoints(folder)
+    weights = {"w": torch.arange(4.0)}
+    folder, state = tmp_path / "checkpoints", dataclasses.replace(start().checkpoint(), weights=weights, optimizer={})
+    two_checkpoints(folder, state)
     steps = set()
     for _ in kill_at_each_call(save_third, folder, state):
         lines: list[str] = []
@@ -273,7 +275,7 @@ def test_a_kill_at_each_call_of_a_save_leaves_a_checkpoint_that_loads(tmp_path: 
         save_checkpoint(folder, dataclasses.replace(state, step=4))
         assert len(list(folder.iterdir())) == len(checkpoint_paths(folder)) == 2
         shutil.rmtree(folder)
-        two_checkpoints(folder)
+        two_checkpoints(folder, state)
     assert steps == {2, 3}
 
 

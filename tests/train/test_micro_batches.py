@@ -35,7 +35,9 @@ def plain_run(**schedule: Any) -> list[tuple[float, int]]:
 
 
 @pytest.mark.parametrize("tokens", SIZES)
-@pytest.mark.parametrize("schedule", [{}, {"seq_len_start": 4, "batch_tokens_start": STEP_TOKENS // 4}])
+@pytest.mark.parametrize(
+    "schedule", [{"iterations": 3}, {"iterations": 6, "seq_len_start": 4, "batch_tokens_start": STEP_TOKENS // 4}]
+)
 def test_any_size_is_the_same_run(tokens: int, schedule: dict[str, Any]) -> None:
     plain = plain_run(**schedule)
     micro = [(step.loss, step.tokens) for step in start(micro_batch_tokens=tokens, **schedule)]

@@ -75,7 +75,7 @@ def train(world: World, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_many_ranks_compute_what_one_computes(size: int, tmp_path: Path) -> None:
     """Banks of 6, 3, 3 and 6 matrices: neither two nor four ranks divide them all, so padding is needed."""
     run_in_process_group(train, size, tmp_path / "run")

@@ -16,14 +16,15 @@ from birdie.train import profile as profiling
 from birdie.train.profile import Range, account, layer_ranges, named_ranges, profile
 from birdie.train.training import Training
 from tests.model.technique_table import blocks_of
-from tests.tiny_run import EVERYTHING, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, trained_model
+from tests.tiny_run import CHUNK_TOKENS, EVERYTHING, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, trained_model
 
 CPU = torch.device("cpu")
 TOPS = {"data", "transfer", "forward", "backward", "clip", "optimizer", "average", "techniques", "bookkeeping"}
 
 
 def start(model_changes: dict[str, Any] | None = None, **changes: Any) -> Training:
-    return Training(tiny_model(**(model_changes or {})), TinyBatches(), tiny_settings(**changes), OPTIMIZERS)
+    settings = tiny_settings(**({"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS} | changes))
+    return Training(tiny_model(**(model_changes or {})), TinyBatches(), settings, OPTIMIZERS)
 
 
 Tree = list[tuple[str, int, "Tree"]]
@@ -122,7 +123,7 @@ def test_a_model_without_blocks_has_no_layer_ranges() -> None:
 
 
 def test_a_profiled_run_is_the_same_run(tmp_path: Path) -> None:
-    plain, profiled = start(warmup_steps=2), start(warmup_steps=2)
+    plain, profiled = start(warmup_steps=2, iterations=3), start(warmup_steps=2, iterations=3)
     profiled.warm_up()
     result = profile(profiled, CPU, tmp_path / "profile")
     assert (profiled.number, profiled.clock.ms) == (0, 0)

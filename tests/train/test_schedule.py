@@ -12,7 +12,7 @@ from birdie.train.plan import decay_multiplier, fraction_done, muon_momentum
 from birdie.train.plan import lr_multiplier as scheduled
 from birdie.train.settings import TrainSettings
 from birdie.train.training import Training
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
 
 def lr_multiplier(step: int, elapsed_ms: float, *, cap_ms: float | None, **settings: Any) -> float:
@@ -104,7 +104,8 @@ def test_the_taper_of_the_record() -> None:
 
 
 def run_of(**changes: Any) -> Training:
-    return Training(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS)
+    settings = tiny_settings(accumulation=1, train_batch_tokens=CHUNK_TOKENS, **changes)
+    return Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS)
 
 
 def test_the_last_steps_train_at_the_floor() -> None:

@@ -116,7 +116,7 @@ def test_a_step_keeps_its_tokens_and_their_order() -> None:
     """Whatever the sequence length, inputs and targets are the same, in the same order."""
     plain, scheduled = RecordingGPT(), RecordingGPT()
     for model, changes in ((plain, {}), (scheduled, SCHEDULED)):
-        for step in start(model, **changes):
+        for step in start(model, iterations=6, **changes):
             assert step.tokens == STEP_TOKENS
     assert {shape for shape, _ in scheduled.shapes()} == {(8, 4), (4, 8), (2, 16)}
     for (ids, targets, _), (same_ids, same_targets, _) in zip(plain.calls, scheduled.calls, strict=True):
@@ -125,8 +125,9 @@ def test_a_step_keeps_its_tokens_and_their_order() -> None:
 
 
 def test_full_sizes_are_the_plain_run() -> None:
-    plain = [step.loss for step in start()]
-    assert [step.loss for step in start(seq_len_start=LENGTH, batch_tokens_start=STEP_TOKENS)] == plain
+    plain = [step.loss for step in start(iterations=2)]
+    full = start(iterations=2, seq_len_start=LENGTH, batch_tokens_start=STEP_TOKENS)
+    assert [step.loss for step in full] == plain
 
 
 def test_batches_double() -> None:

@@ -61,7 +61,7 @@ from birdie.compress.calibration.sensitivity import (
     require_finite,
     sensitivity_of,
 )
-from birdie.compress.calibration.shrinkage import floored, shrunk
+from birdie.compress.calibration.shrinkage import shrink, with_row_floor
 from birdie.compress.calibration.stored import (
     SUFFIX,
     StoredFactors,
@@ -561,8 +561,8 @@ def _shrunk(
     stored = StoredSensitivities(files, scratch)
 
     def write() -> None:
-        for name, sensitivity in shrunk(measured, state, mine):
-            stored.store(name, floored(sensitivity))
+        for name, sensitivity in shrink(measured, state, mine):
+            stored.store(name, with_row_floor(sensitivity))
             if name in state:
                 release(state[name])
 

@@ -21,7 +21,7 @@ from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.held_out import HeldOut, Measure
 from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
-from birdie.compress.calibration.shrinkage import floored, shrunk
+from birdie.compress.calibration.shrinkage import shrink, with_row_floor
 from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.coding import Quantized, decode
 from birdie.compress.scheme import Sensitivity
@@ -276,4 +276,4 @@ def abbreviated(names: Sequence[str], most: int = 5) -> str:
 
 def settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
     """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
-    return {name: floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state, sensitivities)}
+    return {name: with_row_floor(sensitivity) for name, sensitivity in shrink(sensitivities, state, sensitivities)}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.prior import level, prior
+from birdie.compress.prior import mean_cost, prior
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity, TapCovariance
 from birdie.compress.trellis.feedback import FLOOR
@@ -28,7 +28,7 @@ ENOUGH = 100  # samples for each column, from which on a Hessian is not shrunk: 
 _LEAST = 1e-6  # smallest variance of a gradient, as a share of the mean of all rows
 
 
-def shrunk(
+def shrink(
     known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], names: Collection[str]
 ) -> Iterator[tuple[str, Sensitivity]]:
     """Yield (name, sensitivity), shrunk towards the prior as far as their numbers of samples require, one at a time.
@@ -39,13 +39,13 @@ def shrunk(
         names: of the sensitivities to yield.
     """
     assumed = prior({name: with_rows(weights[name], known[name]) for name in known if name in weights})
-    ratios = [level(known[name]) / level(item) for name, item in assumed.items()]
+    ratios = [mean_cost(known[name]) / mean_cost(item) for name, item in assumed.items()]
     unit = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     for name in names:
         yield name, _shrunk(known[name], assumed[name], unit) if name in assumed else known[name]
 
 
-def floored(sensitivity: Sensitivity) -> Sensitivity:
+def with_row_floor(sensitivity: Sensitivity) -> Sensitivity:
     """Return the sensitivity with a lower limit on the Fisher of rows: rows that calibration never used may be used."""
     rows, output = sensitivity.row_fisher, sensitivity.output
     if rows is None:
@@ -60,16 +60,16 @@ def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivit
     """Return one sensitivity, shrunk; `unit` is the typical cost of an error, measured over assumed."""
     hessian, blocks = known.hessian, known.blocks
     if hessian is not None and known.samples:
-        hessian = shrunk_covariance(hessian, known.samples, assumed.taps)
+        hessian = shrink_covariance(hessian, known.samples, assumed.taps)
     if blocks is not None and known.samples:
-        parts = [shrunk_covariance(block, known.samples, assumed.taps) for block in blocks.blocks]
+        parts = [shrink_covariance(block, known.samples, assumed.taps) for block in blocks.blocks]
         blocks = replace(blocks, blocks=torch.stack(parts))
     known = replace(known, hessian=hessian, blocks=blocks)
-    power = level(replace(known, row_fisher=None))
+    power = mean_cost(replace(known, row_fisher=None))
     if known.row_fisher is None or assumed.row_fisher is None or not known.gradients or not power > 0:
         return known
     # A row costs its Fisher information times the power of the inputs, so the prior's rows are for the prior's inputs.
-    factor = unit * level(replace(assumed, row_fisher=None)) / power
+    factor = unit * mean_cost(replace(assumed, row_fisher=None)) / power
     share = ROW_GRADIENTS / (ROW_GRADIENTS + known.gradients)
     rows = (1 - share) * known.row_fisher + share * factor * assumed.row_fisher.to(known.row_fisher)
     if known.output is None:
@@ -77,13 +77,13 @@ def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivit
     deviation = known.row_fisher.clamp_min(_LEAST * float(known.row_fisher.mean())).sqrt()
     if not bool(deviation.all()):
         return replace(known, row_fisher=rows, output=torch.diag(rows))
-    correlation = shrunk_covariance(known.output / deviation[:, None] / deviation, known.gradients)
+    correlation = shrink_covariance(known.output / deviation[:, None] / deviation, known.gradients)
     output = correlation * rows.sqrt()[:, None] * rows.sqrt()
     output.diagonal().copy_(rows)
     return replace(known, row_fisher=rows, output=output)
 
 
-def shrunk_covariance(measured: Tensor, samples: float, taps: TapCovariance | None = None) -> Tensor:
+def shrink_covariance(measured: Tensor, samples: float, taps: TapCovariance | None = None) -> Tensor:
     """Return (1 − α) · measured + α · prior, (n, n).
 
     Args:

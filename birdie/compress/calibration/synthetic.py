@@ -33,7 +33,7 @@ from birdie.compress.calibration.modes import differentiable_batch, in_mode
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, settled, unreached
 from birdie.compress.calibration.sensitivity import Loss
-from birdie.compress.prior import level, prior, scaled
+from birdie.compress.prior import mean_cost, prior, scale_sensitivity
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState
@@ -461,17 +461,19 @@ def _moderated(
         for name, item in _finite(sensitivities, state).items()
     }
     ratios = {
-        name: level(moderated[name]) / level(item)
+        name: mean_cost(moderated[name]) / mean_cost(item)
         for name, item in assumed.items()
-        if moderated[name].row_fisher is not None and level(item) > 0
+        if moderated[name].row_fisher is not None and mean_cost(item) > 0
     }
     usual = float(np.median([ratio for ratio in ratios.values() if ratio > 0] or [1.0]))
     least = usual * 4.0**-LEAST_BITS  # a bit is a quarter of the squared error
     for name, ratio in ratios.items():
         if ratio < least:  # made-up inputs hardly reach it; real ones may
-            raised = scaled(moderated[name], least / ratio) if ratio > 0 else None
+            raised = scale_sensitivity(moderated[name], least / ratio) if ratio > 0 else None
             # inputs of 1e-20 have gradients that float32 cannot hold when raised
-            moderated[name] = scaled(assumed[name], least) if raised is None or not _is_finite(raised) else raised
+            moderated[name] = (
+                scale_sensitivity(assumed[name], least) if raised is None or not _is_finite(raised) else raised
+            )
     return moderated
 
 
@@ -502,8 +504,8 @@ def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> 
     if gradients or measured.row_fisher is None or assumed.row_fisher is None:
         return measured
     measured = replace(measured, row_fisher=assumed.row_fisher.to(measured.row_fisher), output=None)
-    known = level(measured)
-    if known > 0 and _is_finite(raised := scaled(measured, level(assumed) / known)):
+    known = mean_cost(measured)
+    if known > 0 and _is_finite(raised := scale_sensitivity(measured, mean_cost(assumed) / known)):
         return raised
     return assumed  # made-up inputs arrive as zeros, or nearly
 

@@ -20,7 +20,7 @@ LEAST_BYTES = 1 << 10  # of a tensor; an alias takes some bytes, too
 _SAMPLE = 64  # elements that are compared before all of them are hashed, about so many
 
 
-def merged(assignment: Assignment) -> Assignment:
+def merge_copies(assignment: Assignment) -> Assignment:
     """Return the assignment with equal tensors of one scheme only under the first of their names."""
     tensors = {name: tensor for name, tensor in assignment.tensors.items() if tensor.nbytes >= LEAST_BYTES}
     schemes = {**assignment.settled, **assignment.small}

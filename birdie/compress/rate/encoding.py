@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from birdie.compress.coding import Coded, Quantized, code, estimate, joined
+from birdie.compress.coding import Coded, Quantized, code, estimate, join_parts
 from birdie.compress.rate.jobs import IN_FLIGHT, Job
 from birdie.compress.scheme import Blocks
 from birdie.compress.state import EncodedState
@@ -109,7 +109,7 @@ class Coder:
 
         self.meter.begin(len(jobs))
         parts = self._by_blocks(jobs, work)
-        return {job.name: joined(tuple(job.tensor.shape), job.tensor.dtype, parts[job.name]) for job in jobs}
+        return {job.name: join_parts(tuple(job.tensor.shape), job.tensor.dtype, parts[job.name]) for job in jobs}
 
     def encode(self, jobs: Sequence[Job], exponent: float) -> Mapping[str, Quantized]:
         """Encode jobs to measure them: coded as well only where integers take too much memory."""

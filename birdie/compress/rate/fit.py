@@ -51,7 +51,7 @@ def fit(assignment: Assignment, target: Target, coder: Coder, calibration: Calib
     if calibration is None:
         return result
     if budget is not None:
-        result = checked(jobs, result, coder, calibration)
+        result = prefer_lower_error(jobs, result, coder, calibration)
     if calibration.refit and (result.sigma is not None or not target.searched):
         with suppress(BudgetError):
             result = _refitted(jobs, result, target, coder, calibration)
@@ -105,7 +105,7 @@ def exact_share(jobs: Jobs, coder: Coder, budget: int) -> str:
     )
 
 
-def checked(jobs: Jobs, result: Fit, coder: Coder, calibration: CalibrationResult) -> Fit:
+def prefer_lower_error(jobs: Jobs, result: Fit, coder: Coder, calibration: CalibrationResult) -> Fit:
     """Return a fit, or slightly coarser scales if these are closer to the float model.
 
     Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody

@@ -28,7 +28,7 @@ MOST = 1 << 17  # elements of a group, about: one tensor of it can be read alone
 _LARGEST = 2.0**15  # magnitudes above may be beyond a scheme, whose error must name the tensor
 
 
-def grouped(assignment: Assignment) -> Assignment:
+def group_tiny_tensors(assignment: Assignment) -> Assignment:
     """Return the assignment with tiny tensors of one kind as one tensor."""
     tensors = assignment.tensors
     alike: dict[Hashable, list[str]] = {}

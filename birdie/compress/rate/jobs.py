@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.coding import Coded, Quantized
-from birdie.compress.prior import assumed
+from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, with_rows
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
@@ -398,7 +398,7 @@ def _factors_of(
     }
     counts |= {name: len(group.names) for name, group in assignment.groups.items() if name in matrices}
     real = {name: tensor for name, tensor in tensors.items() if not tensor.is_complex()}
-    prior = assumed(known, matrices, counts, real, assignment.embeddings)
+    prior = prior_in_units_of(known, matrices, counts, real, assignment.embeddings)
     kept: MutableMapping[str, Feedback] = {} if factors is None else factors
 
     def compute(name: str) -> Feedback:

@@ -41,7 +41,7 @@ def refit_by_parts(jobs: Jobs, exponent: float, coder: Coder, calibration: Calib
     *parts, _ = parts_of(jobs, order)
     for part in parts:
         jobs = jobs.continued(coder.code([jobs.by_name[name] for name in part], exponent), {})
-        tuned = calibration.refitted(decoded(jobs), tunable(jobs), steps, measurements=min(steps, _MEASUREMENTS))
+        tuned = calibration.refitted(decode_jobs(jobs), tunable(jobs), steps, measurements=min(steps, _MEASUREMENTS))
         jobs = jobs.continued({}, tuned)
     return jobs
 
@@ -69,7 +69,7 @@ def parts_of(jobs: Jobs, order: Sequence[str]) -> list[list[str]]:
     return parts
 
 
-def decoded(jobs: Jobs) -> dict[str, Tensor]:
+def decode_jobs(jobs: Jobs) -> dict[str, Tensor]:
     """Return all tensors, decoded as far as they are fixed, tied ones under each of their names."""
     state = {**jobs.assignment.tensors, **{name: decode(tensor) for name, tensor in jobs.fixed.items()}}
     return state | {second: state[first] for second, first in jobs.assignment.ties.items()}

@@ -61,7 +61,7 @@ def gpt(**changes: Any) -> Case:
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
-    return Case(module, tokens(length=17), gpt_loss)
+    return Case(module, tokens(count=2, length=17), gpt_loss)
 
 
 def chain(depth: int = 4) -> Case:

@@ -96,18 +96,21 @@ def test_the_same_comes_twice_and_nothing_of_the_caller_changes(kind: str) -> No
 def uncalibrated(tmp_path_factory: pytest.TempPathFactory) -> float:
     """Return the divergence of a file of four bits a weight that knows no data."""
     path = tmp_path_factory.mktemp("uncalibrated") / "x.birdie"
-    birdie.save(mlp(), path, bits=4, coder="fast")
+    birdie.save(mlp(), path, bits=4)
     return divergence(mlp(), path, batches(4, seed=5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_buys_quality_at_the_same_bytes(kind: str, uncalibrated: float, tmp_path: Path) -> None:
     model = mlp()
-    known = KINDS[kind](model, batches(20), classify)
-    summary = birdie.save(model, tmp_path / "x.birdie", bits=4, calibration=known, coder="fast")
+    known = KINDS[kind](model, batches(10), classify)
+    summary = birdie.save(model, tmp_path / "x.birdie", bits=4, calibration=known)
     assert summary.budget is not None
     assert summary.bytes <= summary.budget
     assert divergence(model, tmp_path / "x.birdie", batches(4, seed=5)) < 0.7 * uncalibrated
+
+
+PARTS = ("call", "weights", "batches")
 
 
 def of_inference(part: str, where: str) -> torch.inference_mode:
@@ -115,7 +118,7 @@ def of_inference(part: str, where: str) -> torch.inference_mode:
 
 
 @pytest.mark.parametrize("kind", WITH_GRADIENTS)
-@pytest.mark.parametrize("where", ["call", "weights", "batches", "everything"])
+@pytest.mark.parametrize("where", ["everything", *(pytest.param(part, marks=pytest.mark.nightly) for part in PARTS)])
 def test_inference_mode_changes_nothing(where: str, kind: str) -> None:
     with of_inference("weights", where):
         model = normalized().requires_grad_(False)
@@ -124,7 +127,7 @@ def test_inference_mode_changes_nothing(where: str, kind: str) -> None:
     parameters = dict(model.named_parameters())
     with of_inference("call", where):
         result = KINDS[kind](model, data, classify)
-        birdie.save(model, io.BytesIO(), calibration=result, coder="fast")
+        birdie.save(model, io.BytesIO(), calibration=result)
     assert all(weight is parameters[name] for name, weight in model.named_parameters())
     assert_same(result, KINDS[kind](normalized(), batches(4), classify))
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 import birdie
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
-from birdie.compress.prior import level
+from birdie.compress.prior import mean_cost
 from birdie.compress.row_blocks import used_as_matrix, with_rows
 from birdie.compress.scheme import Sensitivity
 
@@ -204,7 +204,7 @@ def test_a_loss_without_random_signs_leaves_rows_to_the_prior() -> None:
     for product in (PRODUCTS["@ of a transpose"][1], F.linear):
         module = Network((OUTPUTS, INPUTS), product)
         result = CalibrationResult.of(module.state_dict(), (module, batches(), distance), symmetries=False)
-        levels.append(level(result.sensitivities["w"]) / level(result.sensitivities["head.weight"]))
+        levels.append(mean_cost(result.sensitivities["w"]) / mean_cost(result.sensitivities["head.weight"]))
     assert 1 / 30 < levels[0] / levels[1] < 30
 
 
@@ -224,12 +224,12 @@ class Scarcely(nn.Module):
 def test_what_no_data_reached_is_in_the_log_and_in_the_summary(caplog: pytest.LogCaptureFixture) -> None:
     module = Scarcely()
     with caplog.at_level(logging.INFO, "birdie"):
-        summary = birdie.save(module, io.BytesIO(), calibration=(module, batches(), classify), coder="fast")
+        summary = birdie.save(module, io.BytesIO(), calibration=(module, batches(), classify))
     assert summary.uncalibrated == ("unused.weight",)
     assert "1 of 2 matrices, 75 % of the weights" in caplog.text
     assert "unused.weight" in caplog.text
     full = nn.Linear(INPUTS, CLASSES)
-    assert birdie.save(full, io.BytesIO(), calibration=(full, batches(), classify), coder="fast").uncalibrated == ()
+    assert birdie.save(full, io.BytesIO(), calibration=(full, batches(), classify)).uncalibrated == ()
 
 
 def normalized() -> nn.Module:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.compress.calibration.shrinkage import ENOUGH, oracle_share, shrunk, shrunk_covariance
+from birdie.compress.calibration.shrinkage import ENOUGH, oracle_share, shrink, shrink_covariance
 from birdie.compress.prior import prior
 from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
 from birdie.compress.trellis.feedback import feedback
@@ -33,7 +33,7 @@ def test_shrinkage_is_nearer_to_the_truth_than_either_end() -> None:
     for samples in (5, 20, 80):
         measured = moments(seeded(samples, 40, seed=samples) @ mixture.T)
         target = dense(20) * (measured.trace() / dense(20).trace())
-        nearest = (shrunk_covariance(measured, samples, TAPS) - truth).norm()
+        nearest = (shrink_covariance(measured, samples, TAPS) - truth).norm()
         assert nearest < (measured - truth).norm()
         assert nearest < 1.05 * (target - truth).norm()
 
@@ -44,19 +44,19 @@ def test_the_share_falls_with_samples_until_nothing_is_shrunk() -> None:
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0.5
     assert shares[2] < 0.1
-    assert torch.equal(shrunk_covariance(measured, ENOUGH * 10), measured)
+    assert torch.equal(shrink_covariance(measured, ENOUGH * 10), measured)
     assert oracle_share(torch.eye(4), 100) == 1
 
 
 def test_one_sample_gives_the_prior_with_the_power_measured() -> None:
     measured = moments(seeded(1, 12))
-    prior_only = shrunk_covariance(measured, 1, TAPS)
+    prior_only = shrink_covariance(measured, 1, TAPS)
     torch.testing.assert_close(prior_only.trace(), measured.trace())
     torch.testing.assert_close(prior_only / prior_only[0, 0], dense(6) / dense(6)[0, 0])
 
 
 def shrunk_all(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
-    return dict(shrunk(known, weights, known))
+    return dict(shrink(known, weights, known))
 
 
 def known(rows: int, columns: int, count: float, seed: int = 0) -> Sensitivity:

@@ -198,7 +198,7 @@ def test_sorting_saves_bytes_of_the_real_coder() -> None:
     assert {name: list(axes) for name, axes in orders.items()} == {"up": [0], "down": [1]}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     block=st.integers(1, 3),

@@ -14,7 +14,7 @@ from birdie.compress.calibration import synthetic
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import HeldOutError, Inputs, closer, synthetic_calibration
-from birdie.compress.prior import level, prior
+from birdie.compress.prior import mean_cost, prior
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.state import EncodedState
@@ -87,7 +87,7 @@ def test_random_tokens_lower_the_kl_on_other_tokens_and_the_same_bytes_come_twic
     model, ids = Language().eval(), torch.randint(0, VOCABULARY, (4, 64), generator=torch.Generator().manual_seed(9))
     files = [tmp_path / name for name in ("one.birdie", "two.birdie", "without.birdie")]
     for file, calibration in zip(files, ("synthetic", "synthetic", None), strict=True):
-        birdie.save(model, file, budget=3_000, calibration=calibration, coder="fast")  # type: ignore[arg-type]
+        birdie.save(model, file, budget=3_000, calibration=calibration)  # type: ignore[arg-type]
     assert files[0].read_bytes() == files[1].read_bytes()
     with torch.no_grad():
         calibrated, plain = (kl(model, birdie.load(file), ids) for file in files[1:])
@@ -126,7 +126,7 @@ def test_networks_with_other_outputs_take_example_inputs_and_their_relative_erro
     errors = []
     for name, examples in (("with", inputs), ("without", None)):
         known = None if examples is None else birdie.calibrate(model, example_inputs=examples)
-        summary = birdie.save(model, tmp_path / name, budget=1_500, calibration=known, coder="fast")
+        summary = birdie.save(model, tmp_path / name, budget=1_500, calibration=known)
         held_out = None if examples is None else result.held_out(birdie.load(tmp_path / name))
         assert summary.error == held_out
         with torch.no_grad():
@@ -321,7 +321,7 @@ def test_a_weight_that_inputs_hardly_reach_stays_finite(gradients: bool) -> None
     moderated = synthetic._moderated({"a": usual, "b": usual, "c": hardly}, weights, gradients=gradients)["c"]
     assert moderated.row_fisher is not None
     assert moderated.row_fisher.isfinite().all()
-    assert level(moderated) > 0
+    assert mean_cost(moderated) > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-12, 1e-3, 1 / 4])
@@ -334,7 +334,7 @@ def test_no_matrix_takes_more_than_two_bits_less_than_what_is_assumed(share: flo
         if item.row_fisher is not None
     }
     moderated = synthetic._moderated(measured, state, gradients=True)
-    ratios = {name: level(moderated[name]) / level(item) for name, item in prior(state).items()}
+    ratios = {name: mean_cost(moderated[name]) / mean_cost(item) for name, item in prior(state).items()}
     assert ratios == pytest.approx({"a": 7, "b": 7, "c": 7, "d": 7 * max(share, 1 / 16)})
 
 
@@ -352,10 +352,10 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
     ]
     for error, message, subject, arguments in cases:
         with pytest.raises(error, match=message):
-            birdie.save(subject, file, budget=3_000, **arguments, coder="fast")  # type: ignore[arg-type]
+            birdie.save(subject, file, budget=3_000, **arguments)  # type: ignore[arg-type]
         assert not file.exists()
     with pytest.raises(ConfigError, match="quality"):
-        birdie.save(model, file, quality=0.1, calibration="synthetic", coder="fast")
+        birdie.save(model, file, quality=0.1, calibration="synthetic")
     calls: list[tuple[str, Any, tuple[Any, ...], dict[str, object]]] = [
         ("not a module", model.state_dict(), (), {"example_inputs": inputs}),
         (r"\(\d+, 63\)", model, (), {"example_inputs": inputs[:, 1:]}),

@@ -10,7 +10,7 @@ from torch import Tensor
 import birdie
 from birdie.artifact import metadata
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.copies import LEAST_BYTES, merged
+from birdie.compress.rate.copies import LEAST_BYTES, merge_copies
 from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState
 from birdie.errors import ArtifactError
@@ -20,19 +20,25 @@ TABLE = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
 
 
 def copies(state: dict[str, Tensor], schemes: Any = None) -> dict[str, str]:
-    assignment = merged(assign(ModelState.of(state), schemes, Target()))
+    assignment = merge_copies(assign(ModelState.of(state), schemes, Target()))
     assert assignment.tensors.keys() == state.keys() - assignment.ties.keys()
     return {name: assignment.ties[name] for name in assignment.copies}
 
 
 def saved(state: Any, **settings: Any) -> bytes:
     file = io.BytesIO()
-    birdie.save(state, file, coder="fast", **settings)
+    birdie.save(state, file, **settings)
     return file.getvalue()
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 16}, {"lossless": True}, {"scheme": "int4"}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        *(({}, dtype) for dtype in (torch.float32, torch.bfloat16, torch.int32)),
+        *((settings, torch.float32) for settings in ({"bits": 16}, {"lossless": True}, {"scheme": "int4"})),
+    ],
+    ids=str,
+)
 def test_a_copy_costs_a_few_bytes_and_is_a_tensor_of_its_own(settings: dict[str, Any], dtype: torch.dtype) -> None:
     table = (100 * TABLE).to(dtype)
     once, twice = {"embed": table}, {"embed": table, "head": table.clone()}

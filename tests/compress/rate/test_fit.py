@@ -13,7 +13,7 @@ from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.encoding import Coder
-from birdie.compress.rate.fit import checked, fit
+from birdie.compress.rate.fit import fit, prefer_lower_error
 from birdie.compress.rate.jobs import jobs_of
 from birdie.compress.rate.search import Fit
 from birdie.compress.rate.target import Target
@@ -112,7 +112,7 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
         jobs = replace(jobs_of(Assignment(tensors, {}, {}, {"first": Lossless()})), coarsest=0.0)
         coder = ByExponent("fast", lambda _: size)
         result = Fit(jobs.state(coder.encode(jobs.searched, exponent)), 100, 2.0**exponent)
-        return float(checked(jobs, result, coder, calibration).encoded.decode()["first"])
+        return float(prefer_lower_error(jobs, result, coder, calibration).encoded.decode()["first"])
 
     model = nn.Linear(2, 2)
     calibration = Measured({}, {}, HeldOut(model, [], lambda *_: torch.zeros(())), best=best)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.compress.coding import Coded, decode, opened
+from birdie.compress.coding import Coded, decode, with_integers
 from birdie.compress.prior import prior
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.encoding import Coder
@@ -244,7 +244,7 @@ def test_a_coded_tensor_opens_to_the_one_that_was_encoded(keep: bool) -> None:
     jobs = allocate(matrices())
     coded = Coder("fast", keeps_integers=keep).code(jobs.searched, -2.0)
     for name, encoded in encode(jobs, -2.0).items():
-        again = opened(coded[name])
+        again = with_integers(coded[name])
         assert (coded[name].encoded is not None) == keep
         assert (again.scheme, again.params, again.shape) == (encoded.scheme, encoded.params, encoded.shape)
         assert all((one == two).all() for one, two in zip(again.streams, encoded.streams, strict=True))

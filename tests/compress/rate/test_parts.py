@@ -26,7 +26,7 @@ def jobs(rows: list[int], scheme: str | None = None) -> Jobs:
 
 
 @given(rows=st.lists(st.integers(64, 400), min_size=1, max_size=30))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_parts_are_consecutive_and_of_about_equal_size(rows: list[int]) -> None:
     order = [f"{i}" for i in range(len(rows))]
     parts = parts_of(jobs(rows), order)

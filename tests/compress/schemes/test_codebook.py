@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.registry import decode, decoder
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.codebook import Codebook, kmeans
 from birdie.entropy import coder
@@ -22,7 +22,7 @@ def cost(values: np.ndarray, weights: np.ndarray, centres: np.ndarray) -> float:
     return float((weights * ((values[:, None] - centres) ** 2).min(axis=1)).sum())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(numbers=NUMBERS, k=st.integers(1, 5), seed=st.integers(0, 100))
 def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed: int) -> None:
     values = np.sort(np.array(numbers))
@@ -112,14 +112,3 @@ def test_one_outlier_does_not_eat_the_levels_of_the_rest() -> None:
     assert abs(float(decoded[3, 3]) - 1e4) < 10
     weight[3, 3] = decoded[3, 3]
     assert float((decoded - weight).square().mean()) < 0.013
-
-
-def test_rows_of_zeros_stay_zero_in_a_full_codebook_that_can_be_read_again() -> None:
-    """There is no room for one level more: the level of zeros replaces the one nearest to it."""
-    weight = random_weight(60, 400)
-    weight[4] = 0
-    for per_row in (False, True):
-        encoded = Codebook(k=256, per_row=per_row).encode("w", weight)
-        decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
-        assert encoded.params[0] <= 256
-        assert not decode(encoded)[4].any()

@@ -16,7 +16,7 @@ from tests.compress.matrices import DTYPES, random_weight
 from tests.compress.matrices import squared_error as error
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(columns=st.integers(1, 300), seed=st.integers(0, 65_535))
 def test_a_rotation_keeps_lengths_and_angles_and_is_undone(columns: int, seed: int) -> None:
     weight = np.random.default_rng(seed).standard_normal((columns, 3))
@@ -54,7 +54,7 @@ def test_lloyd_max_levels_are_those_of_the_tables() -> None:
         assert abs(distortion / wanted - 1) < 0.03
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=25)
 @given(
     scheme=st.sampled_from([Rotation(4), Rotation(base=Grid(sigma=0.2)), Rotation(1)]),
     shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),

@@ -15,7 +15,7 @@ def block(*sizes: int) -> np.ndarray:
     return points_of(tuple(np.arange(size) for size in sizes))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(sizes=SIZES)
 def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
     points = block(*sizes)
@@ -26,7 +26,7 @@ def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
     assert (np.diff(sums) >= 0).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(sizes=SIZES.filter(len))
 def test_morton_rises_in_interleaved_bits(sizes: tuple[int, ...]) -> None:
     """Python integers of any length are the reference."""
@@ -56,7 +56,7 @@ def test_zigzag_turns_as_in_jpeg() -> None:
     assert turns == [(0, 0), (0, 1), (1, 0), (2, 0), (1, 1), (0, 2), (1, 2), (2, 1), (2, 2)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 9]), min_size=0, max_size=5).map(tuple),
     scan=st.builds(Scan, st.sampled_from(LAYOUTS), st.sampled_from(ORDERS)),

@@ -34,7 +34,7 @@ TRANSFORMS = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=25)
 @given(
     shape=st.sampled_from(SHAPES),
     transform=st.sampled_from(TRANSFORMS),

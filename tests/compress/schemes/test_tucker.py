@@ -96,7 +96,7 @@ def lost(weight: torch.Tensor, core: torch.Tensor, factors: dict[int, torch.Tens
     return float((core - weight).square().sum())
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=25)
 @given(
     shape=st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple),
     seed=st.integers(0, 99),
@@ -130,7 +130,7 @@ def test_a_decomposition_finds_few_components() -> None:
     assert lost(weight, small, factors) < 1e-9 * float(weight.square().sum())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=4), length=st.integers(1, 9), data=st.data())
 def test_products_along_an_axis_are_what_einsum_says(shape: list[int], length: int, data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))

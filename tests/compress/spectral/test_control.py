@@ -14,7 +14,7 @@ from tests.compress.spectral.test_wrap import data, mlp
 
 def test_the_target_is_reached() -> None:
     torch.manual_seed(0)
-    model, (x, y), bits, steps = mlp(), data(), 3.0, 150
+    model, (x, y), bits, steps = mlp(), data(), 3.0, 100
     spectral(model, transform="dct")
     control = RateControl(model, bits, steps)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

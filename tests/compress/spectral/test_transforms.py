@@ -34,7 +34,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(transform=TRANSFORMS, shape=SHAPES, seed=st.integers(0, 99), content=st.sampled_from(["noise", "ones", "zeros"]))
 def test_the_inverse_undoes_and_both_decoders_agree(
     transform: Transform, shape: tuple[int, ...], seed: int, content: str
@@ -65,7 +65,7 @@ def test_long_axes_are_undone_alike(transform: Transform, shape: tuple[int, ...]
     np.testing.assert_allclose(decoded, weight.numpy(), rtol=0, atol=1e-11)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(shape=SHAPES, kind=st.sampled_from(["dct", "hadamard"]), edge=st.integers(2, 20))
 def test_rotations_keep_lengths(shape: tuple[int, ...], kind: str, edge: int) -> None:
     weight = noise(*shape)
@@ -73,7 +73,7 @@ def test_rotations_keep_lengths(shape: tuple[int, ...], kind: str, edge: int) ->
     torch.testing.assert_close(coefficients.square().sum(), weight.square().sum(), rtol=1e-12, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=25)
 @given(shape=SHAPES, edge=st.integers(2, 20))
 def test_a_constant_block_has_one_coefficient(shape: tuple[int, ...], edge: int) -> None:
     transform = Transform("dct", edge)
@@ -185,8 +185,13 @@ def test_wrong_settings_are_refused_in_words(settings: dict[str, object], match:
         Transform(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("transform", [Transform(edge=11), Transform("wavelet53", levels=2), Transform("hadamard")])
+OTHERS = [
+    pytest.param(transform, marks=pytest.mark.nightly)
+    for transform in (Transform("wavelet53", levels=2), Transform("hadamard"))
+]
+
+
+@pytest.mark.parametrize("transform", [Transform(edge=11), *OTHERS])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiler_makes_one_graph(transform: Transform) -> None:
     """Once the transform has been used forward, as it is on any weight that is compressed."""

@@ -54,7 +54,7 @@ def smooth(taps: int, seed: int) -> Matrix:
     return matrix
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 @given(
     channels=st.integers(1, 6),
     taps=st.integers(1, 7),
@@ -87,7 +87,7 @@ def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
         np.testing.assert_allclose(left, moved, atol=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25)
 @given(blocks=st.integers(1, 4), size=st.integers(1, 6), part=st.integers(1, 20), seed=st.integers(0, 10_000))
 def test_blocks_feed_back_as_the_matrix_with_these_blocks(blocks: int, size: int, part: int, seed: int) -> None:
     columns, rng = blocks * size, np.random.default_rng(seed)
@@ -129,7 +129,7 @@ def test_blocks_of_another_matrix_are_refused() -> None:
         feedback(Sensitivity(blocks=BlockDiagonal(blocks.columns, blocks.blocks * float("nan"))), 3, 6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25)
 @given(columns=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) -> None:
     """After each column the rest is where it makes tr(E H Eᵀ) least, given what is quantized already."""
@@ -155,7 +155,7 @@ def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) 
     assert np.einsum("ij,jk,ik->", errors, h, errors) == pytest.approx(total, rel=1e-4), "a sum of pivots"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25)
 @given(columns=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_a_row_left_out_costs_its_energy(columns: int, seed: int) -> None:
     """w H wᵀ: nothing is fed to later columns where every error is the weight itself."""

@@ -1,6 +1,5 @@
 """Byte accounting against text: right tables pass, each known mistake is caught by its name and with its size."""
 
-import dataclasses
 import random
 from functools import cache
 from pathlib import Path
@@ -109,14 +108,6 @@ def changed(table: ByteTable, pieces: Pieces, kind: str) -> ByteTable:
     return ByteTable(base, spaced, boundary)
 
 
-@pytest.mark.parametrize("make", [ByteTokenizer, bpe, capitals])
-def test_a_right_table_has_nothing_wrong(make: type[Tokenizer]) -> None:
-    tokenizer = make()
-    (finding,) = check_table(tokenizer.byte_table(1024), tokenizer)
-    assert finding.result == "pass"
-    assert str(tokenizer.vocab_size) in finding.evidence
-
-
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_each_mistake_is_named(kind: str) -> None:
     tokenizer = bpe()
@@ -140,17 +131,18 @@ def test_a_wrong_table_is_found_by_exactly_its_error_on_a_stream(kind: str, seed
     count = int(table.count_document(tokens, tokenizer.bos_id).sum())
     finding = check_counts(tokenizer, tokens, table)
     if count == true and finding.result == "pass":  # the mistake is of pieces that this text has none of
-        assert (
-            table.count_document(tokens, tokenizer.bos_id) == tokenizer.byte_table().count_document(tokens, 1)
-        ).all()
+        right = tokenizer.byte_table().count_document(tokens, 1)
+        assert (table.count_document(tokens, tokenizer.bos_id) == right).all()
         return
     assert finding.result == ("fail" if abs(count - true) > TOLERANCE * true else "unknown")
     assert f"({count - true:+,}, " in finding.evidence
 
 
-def test_the_pieces_at_fault_are_named() -> None:
+def test_the_pieces_at_fault_are_named_and_a_stream_cut_within_a_character_is_right() -> None:
     tokenizer = bpe()
-    tokens = stream(tokenizer, ["😀 abc 😀", "é"])
+    tokens = stream(tokenizer, ["é", "😀 abc 😀"])
+    for cut in range(4):
+        assert check_counts(tokenizer, tokens[: len(tokens) - cut]).result == "pass", cut
     finding = check_counts(
         tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "literal byte names")
     )
@@ -161,10 +153,12 @@ def test_the_pieces_at_fault_are_named() -> None:
 
 
 @pytest.mark.parametrize("make", [ByteTokenizer, bpe, capitals])
-def test_a_right_count_passes_and_errors_that_cancel_do_not(make: type[Tokenizer]) -> None:
+def test_a_right_table_and_count_pass_and_errors_that_cancel_do_not(make: type[Tokenizer]) -> None:
     tokenizer = make()
     texts = ["", *words(4, 2), "  é\u2581ü 😀", "NASA and iPhones"]
     tokens = stream(tokenizer, texts)
+    (right,) = check_table(tokenizer.byte_table(1024), tokenizer)
+    assert (right.result, str(tokenizer.vocab_size) in right.evidence) == ("pass", True)
     assert check_counts(tokenizer, tokens).result == "pass"
     counts = tokenizer.byte_table().count_document(tokens, tokenizer.bos_id)
     assert check_counts(tokenizer, tokens, counts).result == "pass"
@@ -173,23 +167,6 @@ def test_a_right_count_passes_and_errors_that_cancel_do_not(make: type[Tokenizer
     finding = check_counts(tokenizer, tokens, counts)
     assert finding.result != "pass"
     assert "2 of 7 documents differ, document 2 first" in finding.evidence
-
-
-def test_a_stream_cut_within_a_character_is_right() -> None:
-    tokenizer = bpe()
-    tokens = stream(tokenizer, ["abc", "de 😀"])
-    for cut in range(4):
-        assert check_counts(tokenizer, tokens[: len(tokens) - cut]).result == "pass", cut
-
-
-def test_progress_ends_at_the_end() -> None:
-    seen: list[tuple[float, float | None]] = []
-    tokens = stream(bpe(), words(3))
-    check_counts(bpe(), tokens, progress=lambda done, total: seen.append((done, total)))
-    counts = [done for done, _ in seen]
-    assert counts[-1] == len(tokens)
-    assert counts == sorted(counts)
-    assert {total for _, total in seen} == {len(tokens)}
 
 
 def test_a_vocabulary_without_a_lone_space() -> None:
@@ -222,12 +199,7 @@ def test_a_normalization_that_loses_text() -> None:
 
 def test_a_table_that_is_too_short() -> None:
     table = bpe().byte_table()
-    short = dataclasses.replace(
-        table,
-        base_bytes=table.base_bytes[:9],
-        has_leading_space=table.has_leading_space[:9],
-        is_boundary=table.is_boundary[:9],
-    )
+    short = ByteTable(table.base_bytes[:9], table.has_leading_space[:9], table.is_boundary[:9])
     with pytest.raises(DataError, match="9 rows"):
         table_mistakes(short, bpe())
 
@@ -243,15 +215,10 @@ def test_real_shards_are_right(shared_data: Path) -> None:
         assert check_table(tokenizer.byte_table(), tokenizer)[0].result == "pass"
 
 
-def test_the_mistakes_on_real_text(shared_data: Path) -> None:
-    """The error of parameter-golf#1545 was estimated at 15 to 20 %, with the leading space counted twice."""
+def test_a_space_counted_twice_in_real_text(shared_data: Path) -> None:
+    """The error of parameter-golf#1545 was estimated at 15 to 20 %."""
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "fineweb_1024_bpe.model")
     tokens = read_shard(shared_data / "text" / "fineweb" / "fineweb_val_head_sp1024.bin")
-    for kind in sorted(set(MISTAKES) - {"boundaries", "no boundaries", "space after BOS"}):
-        table = changed(tokenizer.byte_table(), pieces_of(tokenizer), kind)
-        finding = check_counts(tokenizer, tokens, table)
-        assert finding.result == "fail", kind
-        (mistake,) = table_mistakes(table, tokenizer)
-        assert MISTAKES[kind][-1] in mistake.name
-    twice = check_counts(tokenizer, tokens, changed(tokenizer.byte_table(), pieces_of(tokenizer), "space twice"))
-    assert "+16.72%" in twice.evidence
+    table = changed(tokenizer.byte_table(), pieces_of(tokenizer), "space twice")
+    finding = check_counts(tokenizer, tokens, table)
+    assert (finding.result, "+16.72%" in finding.evidence) == ("fail", True)

@@ -154,20 +154,13 @@ class Shared(Counting):
         self.counts = self.shared
 
 
-class Changing(Counting):
-    def predict(self) -> Tensor:
-        self.counts[0] += 1
-        return super().predict()
+def changing(scorer: Counting) -> Tensor:
+    scorer.counts[0] += 1
+    return Counting.predict(scorer)
 
 
-class WrongShape(Counting):
-    def predict(self) -> Tensor:
-        return torch.zeros(1)
-
-
-class Unnormalized(Counting):
-    def predict(self) -> Tensor:
-        return super().predict() + 0.1
+def predicting(predict: Callable[[Counting], Tensor]) -> type[Counting]:
+    return type("Scorer", (Counting,), {"predict": predict})
 
 
 @pytest.mark.parametrize(
@@ -175,9 +168,9 @@ class Unnormalized(Counting):
     [
         (Counting, set()),
         (Shared, {CAUSAL, ONE_PASS}),
-        (Changing, {RUNS}),
-        (WrongShape, {NORMALIZED}),
-        (Unnormalized, {NORMALIZED}),
+        (predicting(changing), {RUNS}),
+        (predicting(lambda _: torch.zeros(1)), {NORMALIZED}),
+        (predicting(lambda scorer: Counting.predict(scorer) + 0.1), {NORMALIZED}),
     ],
 )
 def test_scorers_under_the_contract(scorer: Callable[[], Counting], rules: set[Rule]) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from birdie.errors import DataError
 from birdie.golf.audit import rules, shipped
+from birdie.golf.audit.claims import check_script_of_logs
+from birdie.golf.audit.scan import scan
 from birdie.golf.audit.shipped import (
     STAT_BYTES,
     Shipped,
@@ -19,6 +21,7 @@ from birdie.golf.audit.shipped import (
 from birdie.golf.audit.source import parse_source
 from birdie.lab.logs import parse_log
 from tests.golf.audit.audited_logs import baseline
+from tests.golf.scripts import script_of
 
 
 def ships(root: Path, **files: str | bytes) -> Shipped:
@@ -116,9 +119,26 @@ def test_large_files_are_counted_and_not_parsed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_birdies_sources_count_where_the_script_loads_them(tmp_path: Path) -> None:
-    folder = ships(tmp_path, train_gpt__py="from birdie.cli.challenge import main\n\nmain()\n")
-    assert folder.package_bytes > 500_000
+    folder = ships(tmp_path, train_gpt__py="from birdie.artifact.container import Reader\n")
+    assert folder.package_bytes > 10_000
     assert folder.code_bytes == folder.package_bytes + (tmp_path / "train_gpt.py").stat().st_size
+
+
+def test_modules_of_a_packed_script_are_read_and_the_file_counts(tmp_path: Path) -> None:
+    """Their lines are scanned, files that they read ship, and logs begin with their sources."""
+    learns = 'import torch, numpy\ntokens = numpy.fromfile("fineweb_val_000000.bin")\nloss.backward()\n'
+    helper = 'source = open("kernel.cu").read()\n'
+    folder = ships(tmp_path, train_gpt__py=script_of(["pass", "a.py", learns, "b.py", helper]), kernel__cu="int x;")
+    assert folder.script is not None
+    assert [path.name for path in folder.code] == ["kernel.cu", "train_gpt.py"]
+    assert folder.code_bytes == sum(path.stat().st_size for path in folder.code)
+    module = folder.script / "a.py"
+    assert rules.SCORE_FIRST in {finding.rule for finding in scan(folder.sources[module], str(module))}
+    end = "====\nRunning Python 3.11\nseed:7\nfinal_birdie_roundtrip_exact val_loss:2.0 val_bpb:1.2\n"
+    same = parse_log(f"# a.py\n{learns}\n# b.py\n{helper}\n{end}", "same.log")
+    other = parse_log(f"# a.py\n{learns.replace('loss', 'nats')}\n{end}", "other.log")
+    findings = check_script_of_logs(folder.sources[folder.script], "train_gpt.py", [same, other])
+    assert [(finding.path, finding.result) for finding in findings] == [("other.log", "warning")]
 
 
 def test_packed_sizes() -> None:

@@ -1,0 +1,15 @@
+"""Shards of a page of text, by bytes: shared by all modules of a worker."""
+
+from pathlib import Path
+
+import pytest
+
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    list(prepare(file_corpus([Path(__file__).with_name("test_packed.py")]), tokenizer="bytes", root=root))
+    return next((root / "datasets").iterdir())
