@@ -25,7 +25,7 @@ from benchmarks.command import Row, command_parser, errors_as_exit, log, mean_an
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
-from birdie.lab.process import train
+from birdie.lab.experiment import Experiment
 from birdie.lab.step_times import measure
 from birdie.run.recipe import Recipe
 from birdie.runtime.files import write_bytes
@@ -161,7 +161,9 @@ class Bench:
 
         def run(seed: int) -> float:
             recipe = recipe_of(change, seed, steps, self.texts)
-            score: float = train(recipe, self.options.folder / "runs" / recipe.digest).columns["bpb_float"]
+            score: float = (
+                Experiment(self.options.folder).run(recipe, recipe.digest, score="bpb_float").columns["bpb_float"]
+            )
             log(f"{change or 'base'}, seed {seed}, {steps} steps: {score:.4f}")
             return score
 
