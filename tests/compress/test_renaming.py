@@ -77,7 +77,7 @@ def require_equal_bytes(state: dict[str, Tensor], folder: Path, settings: dict[s
 
 
 @pytest.mark.parametrize(
-    ("make", "settings"), [(network, SETTINGS[0]), (network, SETTINGS[2]), (language_model, SETTINGS[1])], ids=str
+    ("make", "settings"), [(network, SETTINGS[0]), (network, SETTINGS[2]), (language_model, SETTINGS[1])]
 )
 def test_other_names_change_no_byte_of_a_weight(
     make: Callable[[], nn.Module], settings: dict[str, Any], tmp_path: Path
