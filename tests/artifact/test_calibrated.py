@@ -248,6 +248,7 @@ def parts(known: Sensitivity) -> dict[str, Tensor]:
     return {name: part for name, part in named.items() if part is not None}
 
 
+@pytest.mark.nightly
 def test_two_ranks_have_the_sums_of_one_and_write_one_file_between_them(tmp_path: Path) -> None:
     """Each sensitivity is written by one rank, and all read it; a loss without targets has no random signs."""
     run_in_process_group(calibrate_as_rank, 2, tmp_path)
@@ -287,7 +288,12 @@ class Holder(nn.Module):
 
 @pytest.mark.parametrize(
     ("wrap", "blockwise"),
-    [(nn.DataParallel, True), (torch.compile, False), (lambda module: AveragedModel(module), False), (Holder, True)],
+    [
+        (nn.DataParallel, True),
+        pytest.param(torch.compile, False, marks=pytest.mark.nightly),
+        (lambda module: AveragedModel(module), False),
+        (Holder, True),
+    ],
 )
 def test_the_state_dict_of_a_wrapped_module_is_calibrated(wrap: Any, blockwise: bool, tmp_path: Path) -> None:
     module, batches, loss = chain()

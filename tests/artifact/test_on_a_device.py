@@ -22,6 +22,7 @@ from tests.forked import run_python
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_api_works_on_an_accelerator() -> None:
     done = run_python("-m", "tests.artifact.on_pretend_gpu", folder=ROOT)

@@ -300,8 +300,8 @@ def the_entry(path: str) -> None:
         main()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "name"), [(2, ""), pytest.param(8, "tiny", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("ranks", "name"), [(2, ""), (8, "tiny")])
 def test_ranks_give_the_one_rank_result_under_one_name(
     ranks: int, name: str, logged: tuple[Path, list[str]], data: Path, tmp_path: Path
 ) -> None:

@@ -539,7 +539,12 @@ class Terminal(io.TextIOBase):
                 os.close(descriptor)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=NIGHTLY), pytest.param(signal.SIGHUP, marks=NIGHTLY)]
+)
 def test_a_signal_saves_and_resume_goes_on(number: signal.Signals, trained: Path, tmp_path: Path, ask: Ask) -> None:
     folder, terminal = tmp_path / "stopped", Terminal(number)
     command = ["train", trained / "recipe.toml", "--folder", folder, "--run.log-every", "1", "--validation.every", "0"]

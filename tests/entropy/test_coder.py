@@ -158,6 +158,7 @@ def hash_of_encoded() -> str:
     return hashed.hexdigest()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_encoding_does_not_depend_on_how_many_threads_multiply() -> None:
     """Another process has four, because the libraries read their number when they are loaded; this one has 1 or 2."""

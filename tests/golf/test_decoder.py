@@ -130,6 +130,7 @@ def decoded(request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytes
     return results
 
 
+@pytest.mark.nightly
 def test_the_packed_file_decodes_without_birdie(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     state = {"w": torch.randn(6, 4), "norm": torch.ones(4)}

@@ -68,7 +68,8 @@ def state() -> dict[str, Tensor]:
     return weights | {"head.weight": weights["embedding.weight"]}
 
 
-@pytest.mark.parametrize("pasted", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("pasted", [False, True])
 def test_a_script_without_birdie_exports_under_a_budget_and_loads(pair: Packed, pasted: bool, tmp_path: Path) -> None:
     (tmp_path / "birdie_pair.py").write_bytes(pair.script)
     lines = pair.text if pasted else "from birdie_pair import export, load"

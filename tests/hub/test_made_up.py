@@ -146,6 +146,7 @@ def test_models_of_diffusers_are_calibrated(tmp_path: Path, capsys: pytest.Captu
     require_calibrated_or_named(tmp_path / "pipeline", ["diffusers", "UNet2DModel"], capsys)
 
 
+@pytest.mark.nightly
 def test_the_error_on_other_tokens_falls_at_equal_bytes(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

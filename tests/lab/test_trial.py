@@ -330,6 +330,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "tiny.toml"
 
 
+@pytest.mark.nightly
 def test_step_times_are_measured_by_turns(tiny: Path, tmp_path: Path) -> None:
     recipe = resolved(load_recipe(tiny))
     deeper = changed(recipe, ["num_layers=6"])
@@ -338,6 +339,7 @@ def test_step_times_are_measured_by_turns(tiny: Path, tmp_path: Path) -> None:
     assert (first.calibration_s, list(tmp_path.iterdir())) == (0.0, [])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_in_a_process_of_its_own_is_used_again(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -165,7 +165,8 @@ def test_declared_symmetries_keep_the_function(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, NIGHTLY(1), NIGHTLY(2)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_compiler_traces_one_graph(number: int) -> None:
     """With depth recurrence and without."""
     model, ids = randomized(with_settings(COMBINATIONS[number])), tokens(2, 12)

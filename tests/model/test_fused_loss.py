@@ -78,6 +78,7 @@ def curve(**changes: Any) -> tuple[list[float], GPT]:
     return [step.loss for step in Training(model, TinyBatches(), tiny_settings(**changes), OPTIMIZERS)], model
 
 
+@pytest.mark.nightly
 def test_a_run_is_the_same_with_fused_and_with_eager_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     original = fused_loss._ChunkedLoss.apply

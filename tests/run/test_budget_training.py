@@ -149,6 +149,7 @@ def train_on_a_rank(world: World, folder: Path) -> None:
     torch.save(run.model.state_dict(), folder / f"{world.rank}.pt")
 
 
+@pytest.mark.nightly
 def test_all_ranks_train_on_what_rank_0_encodes(recipe: Recipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(recipe, qat=dataclasses.replace(recipe.qat, encodings=1))
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, iterations=4, warmdown_iters=2))

@@ -214,6 +214,7 @@ def test_settings_out_of_range_are_errors(change: dict[str, Any], message: str) 
         CalibrationSettings(**change)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_rank_0_alone_calibrates_within_the_cap(recipe: Recipe, tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"

@@ -65,6 +65,7 @@ def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return train(recipe, tmp_path_factory.mktemp("finished"))
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_reports_its_techniques_and_is_the_uninterrupted_one(
     recipe: Recipe, finished: tuple[Run, list[str]], tmp_path: Path
 ) -> None:

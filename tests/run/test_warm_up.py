@@ -47,6 +47,7 @@ print(len(known), sorted(signatures() - known))
 FOLDERS = ("entropy", "compress", "compress/schemes", "compress/spectral", "score")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # where no kernel is kept yet, all of them are compiled: a minute or two of a core
 def test_files_of_every_kind_need_no_other_kernel() -> None:

@@ -175,6 +175,7 @@ def test_resuming_in_another_precision_is_reported() -> None:
     assert lines == ["resuming with fp8 = off; the checkpoint was trained with emulate"]
 
 
+@pytest.mark.nightly
 @needs_torchao
 def test_the_compiler_traces_one_graph() -> None:
     layer, x = Layer(16, 16), torch.randn(16, 16)

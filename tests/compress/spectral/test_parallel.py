@@ -48,6 +48,7 @@ def test_ranks_agree_on_the_network(tmp_path: Path) -> None:
     assert not all(torch.equal(one, two) for one, two in zip(first, start, strict=True))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_is_eager() -> None:

@@ -191,6 +191,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("transform", [Transform(edge=11), *OTHERS])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiler_makes_one_graph(transform: Transform) -> None:
