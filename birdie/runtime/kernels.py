@@ -12,16 +12,15 @@ is, for which types and processor, so a file under another's name is not used. T
     2. `__pycache__` beside the source
     3. a folder in birdie's cache folder
 
-The first one that can be written takes new kernels. None of them has to be: `birdie kernels` compiles everything ahead,
-and a read-only file system then has what it needs. Whatever goes wrong with a file costs a compilation and a warning,
-nothing else.
+Those of 1 and 3 are named by a digest of the sources, so checkouts with equal ones share them. The first one that can
+be written takes new kernels. None of them has to be: `birdie kernels` compiles everything ahead, and a read-only file
+system then has what it needs. Whatever goes wrong with a file costs a compilation and a warning, nothing else.
 """
 
 import errno
 import hashlib
 import inspect
 import logging
-import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -124,7 +123,7 @@ class KernelCache(NullCache):
 
 def _folders(sources: Path) -> dict[Path, bool]:
     """Return the folders that may have kernels of the modules in `sources`, as `KernelCache` has them."""
-    name = f"{sources.name}-{hashlib.sha256(os.fsencode(sources)).hexdigest()[:16]}"
+    name = f"{sources.name}-{_stamp(sources).hex()[:16]}"
     root: str = numba.config.CACHE_DIR  # type: ignore[attr-defined]
     folders = {Path(root).absolute() / name: False} if root else {}
     folders[sources / "__pycache__"] = False

@@ -73,6 +73,18 @@ def signed(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest() + payload
 
 
+def test_checkouts_of_equal_sources_share_their_kernels(
+    probe: Probe, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path_factory.mktemp("other") / probe.root.name  # as packages have the same name in every checkout
+    root.mkdir()
+    other = Probe(root, caplog)
+    other.cache = probe.cache
+    assert [probe.run()[0], other.run()[0]] == [False, True]
+    (other.root / "probe.py").write_text(MODULE + "\n")
+    assert [other.run()[0], probe.run()[0]] == [False, True]
+
+
 def test_damage_is_noticed_and_repaired(probe: Probe) -> None:
     assert probe.run() == (False, "")
     assert probe.run() == (True, "")
@@ -177,7 +189,8 @@ def test_a_change_of_any_module_beside_the_source_costs_a_compilation(probe: Pro
     assert probe.run() == (True, "")  # images of containers round times
     (probe.root / "called.py").write_text("CONSTANT = 2\n")
     assert probe.run() == (False, "")
-    assert len(list(probe.cache.rglob("*.kernel"))) == 1  # the older one is replaced
+    (probe.root / "called.py").write_text("CONSTANT = 1\n")
+    assert probe.run() == (True, "")  # those of other sources stay
 
 
 @pytest.mark.slow
