@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from birdie.runtime.child import run_child
+from birdie.runtime.child import run_child, unwatched
 
 SAVES = """
 import pathlib, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-print("begun", flush=True)
 try:
+    print("begun", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print("saving", flush=True)
@@ -32,13 +32,17 @@ def test_code_and_lines_are_returned_and_errors_are_among_them_unless_they_have_
 def test_an_exception_interrupts_the_child_and_waits_until_it_has_saved(where: str, tmp_path: Path) -> None:
     seen: list[str] = []
 
-    def stop(line: str = "begun") -> None:
-        seen.append(line)
-        if line == "begun":
+    def interrupt() -> None:
+        if seen:
             raise KeyboardInterrupt
 
-    hooks = {"on_line": stop} if where == "on_line" else {"watch": stop, "on_line": lambda line: seen.append(line)}
+    def follow(line: str) -> None:
+        seen.append(line)
+        if where == "on_line" and line == "begun":
+            interrupt()
+
+    watch = interrupt if where == "watch" else unwatched
     with pytest.raises(KeyboardInterrupt):
-        run_child(["-c", SAVES], folder=tmp_path, **hooks)
+        run_child(["-c", SAVES], folder=tmp_path, watch=watch, on_line=follow)
     assert (tmp_path / "saved").is_file()
     assert seen[-1] == "saving"
