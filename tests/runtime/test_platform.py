@@ -108,7 +108,8 @@ def test_birdie_works_where_the_names_of_posix_are_missing(tmp_path: Path) -> No
     """It saves, loads, decodes lazily and in parallel, trains, scores and prints its help."""
     (tmp_path / "text.txt").write_text("\n".join(f"line {i} of a text that is short" for i in range(1_000)))
     code = WORK.format(modules=MODULES, names=NAMES)
-    home = {"HOME": str(PACKAGE.parent), "PYTHONPATH": str(PACKAGE.parent)}  # compiled kernels below it are trusted
+    kernels = os.environ.get("NUMBA_CACHE_DIR") or str(PACKAGE.parent)
+    home = {"HOME": kernels, "PYTHONPATH": str(PACKAGE.parent)}  # compiled kernels below it are trusted
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", code, str(tmp_path)]
     result = subprocess.run(command, env=os.environ | home, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3_000:]
