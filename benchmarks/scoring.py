@@ -87,7 +87,7 @@ QUESTIONS: dict[str, tuple[int, str, tuple[str, ...]]] = {  # tokens, texts, row
         ),
     ),
 }
-"""What each --question scores; its first row is what the others are compared with."""
+"""Tokens, texts and rows of each --question; the first row is the one that others are compared with."""
 Tokens = NDArray[np.uint16]
 
 

@@ -60,12 +60,12 @@ def python_problems(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             doc = ast.get_docstring(node)
             first = (doc or "").split("\n", 1)[0].strip()
-            line = node.body[0].lineno if node.body else 1
-            opening = next((word for word in OPENINGS if re.match(rf"{word}\b", first)), None)
-            if opening:
-                yield line, f"docstring begins with {opening!r}; begin with a verb, or name the thing"
-            elif doc and len(first.split()) < MIN_WORDS:
-                yield line, f"docstring {first!r} is too short; write a sentence, or remove it"
+            if doc and len(first.split()) < MIN_WORDS:
+                yield node.body[0].lineno, f"docstring {first!r} is too short; write a sentence, or remove it"
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first = node.value.value.split("\n", 1)[0].strip()  # of a docstring, also below a constant
+            if opening := next((word for word in OPENINGS if re.match(rf"{word}\b", first)), None):
+                yield node.lineno, f"docstring begins with {opening!r}; begin with a verb, or name the thing"
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id.strip("_") in NAMES:
             yield node.lineno, f"variable {node.id!r} is not a noun of the field"
         if isinstance(node, ast.arg) and node.arg.strip("_") in NAMES:

@@ -15,7 +15,7 @@ import torch
 import tests.ranks  # noqa: F401  it says what the server imports
 
 CALLS = ("open", "mkdir", "rename", "replace", "chmod", "chown", "unlink", "rmdir", "write")
-"""Those that change files; between two of them a death leaves the same files."""
+"""System calls that change files; between two of them a death leaves the same files."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

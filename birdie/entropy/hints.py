@@ -9,7 +9,7 @@ from typing import Literal
 
 Role = Literal["symbols", "scales", "sign", "exponent", "mantissa", "bytes"]
 Effort = Literal["max", "fast"]
-"""How hard the encoder tries: "max" for the fewest bytes, "fast" for what decodes fastest."""
+"""Effort of the encoder: "max" for the fewest bytes, "fast" for what decodes fastest."""
 
 
 @dataclass(frozen=True, slots=True)

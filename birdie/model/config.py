@@ -23,7 +23,7 @@ ADAPTED_PARTS: tuple[AdaptedPart, ...] = get_args(AdaptedPart)
 """Parts of a GPT that low-rank adapters can change (`birdie.model.adapters`)."""
 
 Scaling = Literal["width", "layer", "layers", "layer count", "head dims", "model dim", "tokens"]
-"""How a setting follows the shape of the model: see `GPTConfig.resized`."""
+"""Rule by which a setting follows the shape of the model: see `GPTConfig.resized`."""
 
 _INTEGERS = ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "gate_window", "bigram_dim")
 _COUNTS = (

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "birdie"
 ALLOWED = ("runtime/platform.py", "runtime/bus_error.py", "golf/audit/", "golf/start.py")
-"""Where the names may be: their module, what is for Linux alone, and the start of a script, which is before birdie."""
+"""Files that may have the names: their module, what is for Linux alone, and the start of a script."""
 
 MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "pty", "posix", "ctypes", "msvcrt"}
 NAMES = {

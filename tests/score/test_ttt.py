@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,17 +36,9 @@ from tests.score.references import (
     tiny_gpt,
     weights,
 )
-from tests.score.test_modes import ALL, LORA, PHASES, SGD, SMEARED
+from tests.score.test_modes import ALL, LORA, PHASES, SGD, SMEARED, _one_thread  # noqa: F401
 
 few = settings(max_examples=25)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def by_sgd(model: Any, tokens: np.ndarray, mode: SGDMode = SGD, **more: Any) -> np.ndarray:

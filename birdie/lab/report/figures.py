@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = ("#0b84c6", "#e07b00", "#12a07a", "#c9509a", "#8a6fe0", "#b8860b", "#d1453b", "#6b7a8c")
-"""Of runs, in this order and again from the start; readable on light and dark paper."""
+"""Colors of runs, in this order and again from the start; readable on light and dark paper."""
 _INK = "#010203"  # replaced by currentColor
 _SIZE = 4.4, 2.9  # inches: letters of 9 points remain readable on a phone, where a figure is 360 pixels wide
 _Points = Sequence[tuple[float, float]]
