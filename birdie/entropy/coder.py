@@ -3,7 +3,8 @@
     constant   every value the same                 bytes     one byte per value, as it is
     packed     a fixed number of bits per value     numbers   adaptive models, nothing to describe first: small arrays
     static     interleaved rANS with tables per class of rows, and for odd states of a trellis: decodes fast
-    lanes      the same with independent states, for larger arrays: decodes fastest, and on a GPU
+    tiles      the same tables, words of 32 columns apart, for larger arrays: decodes fastest, and on a GPU
+    lanes      of older files, which nothing writes any more
     mixed      context mixing: the fewest bytes, and the slowest
 
 `encode` tries the coders that suit the array and the effort, and keeps the smallest result. Decoding is integer
@@ -17,13 +18,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from birdie.entropy import mixed, numbers, raw, static
+from birdie.entropy import mixed, numbers, plan, raw, static, tiles
 from birdie.entropy.hints import Effort, Hints, Stream
 from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError
 
-CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED, LANES = range(7)
-NAMES = dict(enumerate(("constant", "bytes", "packed", "numbers", "static", "mixed", "lanes")))
+CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED, LANES, TILES = range(8)
+NAMES = dict(enumerate(("constant", "bytes", "packed", "numbers", "static", "mixed", "lanes", "tiles")))
 DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
     np.dtype(kind) for kind in (np.uint8, np.int8, np.uint16, np.int16, np.int32)
 )
@@ -37,6 +38,7 @@ _COSTS = {
     STATIC: (64, 2),
     MIXED: (800, 4),
     LANES: (64, 2),
+    TILES: (64, 2),
 }
 _TRY_NUMBERS = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the coder "numbers" is tried
 _TRY_STATIC = 1 << 16  # values up to which "static" is tried beside another coder
@@ -52,6 +54,7 @@ _DECODERS: dict[int, _Decode] = {
     STATIC: static.decode,
     MIXED: mixed.decode,
     LANES: static.decode_lanes,
+    TILES: tiles.decode,
 }
 
 
@@ -95,11 +98,9 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         if payload is not None:
             tried.append(Stream(MIXED, payload))
     if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
-        if effort == "fast" and (hints is None or hints.role == "symbols"):  # planes of floats gain nothing
-            payload, in_lanes = static.encode_fastest(values, kernel, states)
-            tried.append(Stream(LANES if in_lanes else STATIC, payload))
-        else:
-            tried.append(Stream(STATIC, static.encode(values, kernel, states)))
+        described = plan.search(values, kernel, states)
+        tiled = tiles.encode(described, states) if effort == "fast" else None
+        tried.append(Stream(STATIC, static.write(values, described)) if tiled is None else Stream(TILES, tiled))
     best = min(tried, key=_size, default=None)
     if best is not None and 8 * len(best.payload) < values.size * (high - low).bit_length():
         return best  # smaller than packed bits, which need not be written
@@ -114,7 +115,7 @@ def estimate(values: NDArray[np.integer], hints: Hints | None = None) -> tuple[f
     if values.size == 0 or values.min() == values.max():
         return 0.0, 0.0
     most = values.size * (int(values.max()) - int(values.min())).bit_length()
-    data, tables = static.estimate(np.ascontiguousarray(values), 1 if hints is None else hints.states)
+    data, tables = plan.estimate(np.ascontiguousarray(values), 1 if hints is None else hints.states)
     return (data / 8, tables / 8) if data + tables < most else (most / 8, 0.0)
 
 
@@ -146,7 +147,7 @@ def decode(
         raise ArtifactError(f"coder {coder} is unknown to this birdie; update birdie, or copy the file again")
     if coder != CONSTANT and rows * columns == 0:
         raise ArtifactError(f"an empty stream has coder {coder} and {len(payload):,} bytes; the file is damaged")
-    states = (hints.states,) if coder in (STATIC, MIXED, LANES) and hints is not None else ()
+    states = (hints.states,) if coder in (STATIC, MIXED, LANES, TILES) and hints is not None else ()
     return _DECODERS[coder](payload, rows, columns, known, threads or os.cpu_count() or 1, *states)
 
 

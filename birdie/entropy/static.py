@@ -1,18 +1,12 @@
 """Coders "static" and "lanes": interleaved rANS with a frequency table per class of rows.
 
-    values ─ scan ─ alphabet ─► symbols ─ prediction ─► residuals ─ classes, tables ─► rANS words, in chunks
+    Plan ─► side information: alphabet, classes, tables ─► rANS words, in chunks ─► low bits of a split alphabet
 
-The encoder compares ways to code the array by their cost in bits, and describes the cheapest in the side information.
-On the paths of a trellis each class has a second table, for odd states. The low bits of a split alphabet follow the
-chunks.
-
-The two coders differ in the chunks alone. Those of "static" have four states that share their words; those of "lanes"
-have many states with words of their own, which a GPU decodes side by side (`birdie.compress.device`) and a processor
-faster. That pays where three bytes for each lane are next to nothing.
+The two coders differ in the chunks alone. Those of "static" have four states that share their words. Those of "lanes",
+which older files have and nothing writes any more, have many states with words of their own.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,155 +15,48 @@ from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import frequency_tables, payload, prediction, rans, rans_lanes, row_classes, trellis
-from birdie.entropy.alphabet import Alphabet, Symbols
+from birdie.entropy.alphabet import Alphabet
+from birdie.entropy.plan import MIN_COLUMNS, Plan, search
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range, narrowest
-from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
+from birdie.entropy.side_information import Reader, Writer, unzigzag
 from birdie.errors import ArtifactError
 
 _Integer = TypeVar("_Integer", bound=np.integer)
 
 MIN_PRECISION = 8
-MIN_COLUMNS = 8  # of rows that have classes: shorter ones would cost more to describe than they save
-_CLASS_COUNTS = (4, 16)  # tried
-_PRECISIONS = (12, 14, 15)  # tried where a single pair of tables serves a trellis
-_LEAST, _MOST_COUNTS = 2048, 1 << 26  # symbols, and entries of the histograms of rows, for which classes are tried
-_SMALL, _MANY = 1 << 15, 1 << 18
-_SAMPLE = 1 << 14  # symbols that tell which ways are worth trying
-_PREDICTION_SHARE = 0.995  # prediction must save so much of the bits: it decodes at a third of the speed
-_LEAST_IN_LANES = 1 << 16  # values
-_MOST_LANES = 128  # written: 0.1 % of the bytes at three bits a value
-_BYTES_PER_LANE = 3000  # of a chunk at least: a thousand times what a lane costs
-_STEPS = 16  # values of a lane in a row, at least: a processor takes four lanes at a time for so long
 # Contexts of the side information
 _SCAN, _PRECISION, _CLASSES, _LANES, _WORDS, _ZERO, _MORE_WORDS = 5, 6, 7, 20, 21, 23, 57
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """One way to code the symbols.
-
-    Attributes:
-        symbols: (rows, columns) in scan order, residuals if there is a prediction.
-        columns_first: the array was transposed.
-        predictor: the prediction that was subtracted, or None.
-        classes: class of each row.
-        counts: (tables, size) histogram of each class; if `odd`, two for each: for even and for odd states.
-        odd: None, or (rows, columns) 1 for a symbol in an odd state of the trellis.
-    """
-
-    symbols: Symbols
-    columns_first: bool
-    predictor: Prediction | None
-    classes: NDArray[np.uint8]
-    counts: NDArray[np.int64]
-    odd: NDArray[np.uint8] | None
-
-    def bits(self) -> float:
-        """Return about the bits that it takes, without tables."""
-        return _entropy(self.counts) + self.side_bits()
-
-    def side_bits(self) -> float:
-        """Return the bits of classes and prediction."""
-        if self.predictor is None:
-            return _class_bits(self.classes)
-        writer = Writer()
-        prediction.put(writer, self.predictor)
-        return _class_bits(self.classes) + 16 * writer.finish().size
-
-    def rough_bits(self) -> float:
-        """Return about the bits that it takes."""
-        described = 24 + 6 * np.minimum(np.count_nonzero(self.counts, axis=1), 16)
-        return self.bits() + float(described.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A way with its tables.
-
-    Attributes:
-        alphabet: of the symbols.
-        zero: the symbol that predictions count from.
-        tables: in the order of the way's histograms.
-        precision: log2 of the number of slots of a table.
-        bits: that everything takes.
-    """
-
-    alphabet: Alphabet
-    zero: int
-    way: _Way
-    tables: tuple[frequency_tables.Description, ...]
-    precision: int
-    bits: float
-
-
-def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1, lanes: int = 0) -> bytes:
+def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> bytes:
     """Code `values` (rows, columns), at least two different ones, all within int32, in the coder "static".
 
     Args:
         values: the array.
         kernel: height and width of the convolution whose weights they are, (1, 1) for a matrix.
         states: states of the trellis on whose paths they lie, negative along rows.
-        lanes: code in so many, in the coder "lanes": a power of two from 4 to 256, at most one a column or 4; not for
-            paths along rows.
     """
-    return _write(values, _plan(values, kernel, states), lanes)
+    return write(values, search(values, kernel, states))
 
 
-def encode_fastest(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> tuple[bytes, bool]:
-    """Code as `encode` in the coder that decodes fastest: return the payload, and whether it is "lanes"."""
-    plan = _plan(values, kernel, states)
-    lanes = _lanes(plan, states)
-    return _write(values, plan, lanes), lanes > 0
-
-
-def _lanes(plan: _Plan, states: int) -> int:
-    """Return the number of lanes in which to code a plan; 0 where the coder "static" suits it better.
-
-    Prediction and low bits are undone after the chunks, one value after the other: no lane makes that faster.
-    """
-    way = plan.way
-    rows, columns = way.symbols.shape
-    if way.predictor is not None or plan.alphabet.kind == alphabets.SPLIT or (way.odd is not None and states < 0):
-        return 0
-    bytes_per_chunk = plan.bits / 8 * min(1.0, trellis.chunk_rows(columns) / rows)
-    most = min(_MOST_LANES, columns // _STEPS, int(bytes_per_chunk) // _BYTES_PER_LANE)
-    fits = rows * columns >= _LEAST_IN_LANES and columns <= trellis.CHUNK and most >= rans_lanes.LEAST
-    return 1 << most.bit_length() - 1 if fits else 0
-
-
-def _write(values: NDArray[np.integer], plan: _Plan, lanes: int) -> bytes:
+def write(values: NDArray[np.integer], plan: Plan) -> bytes:
+    """Return the payload of the array of a plan."""
     way, alphabet = plan.way, plan.alphabet
     frequencies = np.stack([table.frequencies(alphabet.size, plan.precision) for table in plan.tables])
-    parts = list(_chunks(way.symbols, way.classes, way.odd is not None or lanes > 0))
+    parts = list(_chunks(way.symbols, way.classes, way.odd is not None))
     odd_parts = [None] * len(parts) if way.odd is None else [part for part, _ in _chunks(way.odd, way.classes, True)]
-    coded = [
-        _encode_chunk(part, classes, frequencies, plan.precision, odd, lanes)
+    chunks = [
+        rans.encode(part, classes, frequencies, plan.precision, odd)
         for (part, classes), odd in zip(parts, odd_parts, strict=True)
     ]
-    chunks, lengths = zip(*coded, strict=True)
     scanned = values.T if way.columns_first else values
     low = alphabets.low_bits(scanned, alphabet) if alphabet.kind == alphabets.SPLIT else b""
-    return payload.join(_describe(plan, lanes, np.concatenate(lengths)), chunks, low)
+    return payload.join(_describe(plan, [chunk.size for chunk in chunks]), chunks, low)
 
 
-def _encode_chunk(
-    symbols: NDArray[np.uint16],
-    classes: NDArray[np.uint8],
-    frequencies: NDArray[np.int64],
-    precision: int,
-    odd: NDArray[np.uint8] | None,
-    lanes: int,
-) -> tuple[rans.Words, NDArray[np.int64]]:
-    """Return the words of a chunk, and how many these are, in each of its lanes if there are any."""
-    if lanes:
-        return rans_lanes.encode(symbols, classes, frequencies, precision, odd, lanes)
-    words = rans.encode(symbols, classes, frequencies, precision, odd)
-    return words, np.array([words.size])
-
-
-def _describe(plan: _Plan, lanes: int, lengths: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """Return the side information; `lengths` are the words of each chunk, or of each lane of all chunks."""
+def _describe(plan: Plan, lengths: Sequence[int]) -> NDArray[np.uint16]:
+    """Return the side information; `lengths` are the words of each chunk."""
     writer, way = Writer(), plan.way
     plan.alphabet.put(writer)
     writer.put(_SCAN, int(way.columns_first))
@@ -183,17 +70,8 @@ def _describe(plan: _Plan, lanes: int, lengths: NDArray[np.int64]) -> NDArray[np
         row_classes.put(writer, way.classes)
     for table in plan.tables:
         table.put(writer, plan.alphabet.size)
-    _put_lengths(writer, lanes, lengths)
+    writer.put_all(_WORDS, lengths)
     return writer.finish()
-
-
-def _put_lengths(writer: Writer, lanes: int, lengths: NDArray[np.int64]) -> None:
-    if lanes:  # about as long as one another
-        writer.put(_LANES, lanes.bit_length() - 1)
-        writer.put_all(_WORDS, lengths[:1])
-        writer.put_all(_MORE_WORDS, zigzag(np.diff(lengths)))
-    else:
-        writer.put_all(_WORDS, lengths)
 
 
 def _chunks(
@@ -211,149 +89,6 @@ def _chunks(
     rows = trellis.chunk_rows(symbols.shape[1])
     for start in range(0, symbols.shape[0], rows):
         yield symbols[start : start + rows], classes[start : start + rows]
-
-
-def estimate(values: NDArray[np.integer], states: int = 1) -> tuple[float, float]:
-    """Return about the bits of data and of tables that `encode` takes without prediction.
-
-    A larger array of the same kind takes more bits of data in proportion, but no more tables.
-    """
-    alphabet, symbols = alphabets.choose(values)
-    low = 8 * len(alphabets.low_bits(values, alphabet)) if alphabet.kind == alphabets.SPLIT else 0
-    if abs(states) > 1 and alphabet.kind != alphabets.SPLIT:
-        ways = _class_ways(symbols, False, None, alphabet.size, trellis.odd_states(values, states))
-    else:
-        ways = _plain_ways(symbols, alphabet, 0, [], columns=True)
-    best = min(ways, key=_Way.rough_bits)
-    return best.bits() + low, best.rough_bits() - best.bits()
-
-
-def _plan(values: NDArray[np.integer], kernel: tuple[int, int], states: int) -> _Plan:
-    """Return the cheapest way with the best tables for it; in a small array tables decide which way is cheapest."""
-    alphabet, symbols = alphabets.choose(values)
-    zero = _zero(alphabet, symbols)
-    ways = _ways(values, symbols, alphabet, zero, kernel, states)
-    if symbols.size > _SMALL:
-        ways = [min(ways, key=_Way.rough_bits)]
-    best: tuple[float, int, _Plan] | None = None
-    for index in sorted(range(len(ways)), key=lambda index: ways[index].rough_bits()):  # the others are soon too long
-        for plan in _plans(ways[index], alphabet, zero, math.inf if best is None else best[0]):
-            if best is None or (plan.bits, index) < best[:2]:
-                best = plan.bits, index, plan
-    assert best is not None
-    return best[2]
-
-
-def _plans(way: _Way, alphabet: Alphabet, zero: int, most: float) -> Iterator[_Plan]:
-    """Yield the way with the best tables of each precision that may be best, unless it takes more than `most` bits."""
-    least = 12 if alphabet.size <= 256 else 14 if alphabet.size <= 1024 else 15
-    several = way.odd is not None and len(way.counts) == 2
-    side = way.side_bits()
-    rest = side + np.cumsum(frequency_tables.least_bits(way.counts)[::-1])[::-1]  # from each table on, at least
-    for precision in (one for one in _PRECISIONS if one == least or (several and one > least)):
-        tables, bits = [], 0.0
-        for counts, missing in zip(way.counts, rest, strict=True):
-            if bits + missing > most:
-                break
-            table, cost = frequency_tables.fit(counts, precision, newton=way.odd is not None)
-            tables.append(table)
-            bits += cost
-        else:
-            yield _Plan(alphabet, zero, way, tuple(tables), precision, bits + side)
-
-
-def _zero(alphabet: Alphabet, symbols: Symbols) -> int:
-    return 0 if alphabet.kind == alphabets.SPLIT else alphabets.zero_symbol(alphabet, symbols)
-
-
-def _ways(
-    values: NDArray[np.integer], symbols: Symbols, alphabet: Alphabet, zero: int, kernel: tuple[int, int], states: int
-) -> list[_Way]:
-    """Return ways worth comparing: with and without classes, rows or columns first, with and without prediction.
-
-    For the paths of a trellis tables for even and odd states are nearly always best, and rows are usually more unequal
-    than columns: in a large array some rows and a trial of the prediction tell whether anything else is worth trying.
-    """
-    predictors: list[Prediction] = []
-    if alphabet.kind == alphabets.AFFINE and symbols.size >= _LEAST:
-        predictors = prediction.candidates(symbols, zero, kernel)
-    every = symbols.size // _SAMPLE
-    some = slice(min(every // 2, len(symbols) - 1), None, max(every, 1))
-    columns = every < 2 or _columns_pay(symbols[some], alphabet.size)
-    if abs(states) == 1 or alphabet.kind == alphabets.SPLIT:
-        return _plain_ways(symbols, alphabet, zero, predictors, columns)
-    ways = _class_ways(symbols, False, None, alphabet.size, trellis.odd_states(values, states))
-    if every > 1 and not columns and not predictors:
-        return ways
-    return ways + _plain_ways(symbols, alphabet, zero, predictors, columns)
-
-
-def _columns_pay(symbols: Symbols, size: int) -> bool:
-    """Return whether classes of columns take fewer bits than classes of rows."""
-    by_row = min(way.bits() for way in _class_ways(symbols, False, None, size))
-    by_column = _class_ways(np.ascontiguousarray(symbols.T), True, None, size)
-    return min(way.bits() for way in by_column) < by_row
-
-
-def _plain_ways(
-    symbols: Symbols, alphabet: Alphabet, zero: int, predictors: list[Prediction], columns: bool
-) -> list[_Way]:
-    """Return the ways with one table a class; one with prediction only if it saves enough."""
-    ways = _class_ways(symbols, False, None, alphabet.size)
-    if columns:
-        ways += _class_ways(np.ascontiguousarray(symbols.T), True, None, alphabet.size)[1:]
-    predicted = []
-    for predictor in predictors:
-        residuals = predictor.subtract(symbols, zero, alphabet.size)
-        predicted += _class_ways(residuals, False, predictor, alphabet.size)
-    least = min(way.rough_bits() for way in ways)
-    return ways + [way for way in predicted if way.rough_bits() < _PREDICTION_SHARE * least]
-
-
-def _class_ways(
-    symbols: Symbols,
-    columns_first: bool,
-    predictor: Prediction | None,
-    size: int,
-    odd: NDArray[np.uint8] | None = None,
-) -> list[_Way]:
-    """Return the way of one class first, then one for each number of classes that the rows can fill."""
-    rows, columns = symbols.shape
-    joint, parities = (symbols, 1) if odd is None else (symbols + np.uint16(size) * odd, 2)
-    labelings = [np.zeros(rows, np.uint8)]
-    if rows >= 8 and columns >= MIN_COLUMNS and symbols.size >= _LEAST and rows * size <= _MOST_COUNTS:
-        counts = row_classes.histograms(joint, parities * size)
-        plain = counts if odd is None else counts[:, :size] + counts[:, size:]
-        possible = [count for count in _CLASS_COUNTS if count <= rows // 2]
-        many = symbols.size >= _MANY  # so many that the tables of more classes take next to nothing
-        labelings += [row_classes.cluster(plain, count) for count in (possible[-1:] if many else possible)]
-    else:
-        counts = row_classes.histograms(joint.reshape(1, -1), parities * size)
-    ways = []
-    for classes in labelings:
-        labels = classes if len(counts) == rows else np.zeros(1, np.uint8)
-        sums = row_classes.sums(counts, labels, int(classes.max()) + 1).reshape(-1, size)
-        for index in np.flatnonzero(~sums.any(1)):  # a table must have something to describe: that of the other half
-            sums[index] = sums[index ^ 1]
-        ways.append(_Way(symbols, columns_first, predictor, classes, sums, odd))
-    return ways
-
-
-def _entropy(counts: NDArray[np.int64]) -> float:
-    """Bits of symbols with these counts under their own frequencies, row by row.
-
-    That is too little by half a nat for each frequency that is fitted (Miller 1955), which is added.
-    """
-    totals, occurring = counts.sum(1, keepdims=True), np.maximum(counts, 1)
-    bits = counts * (np.log2(np.maximum(totals, 1)) - np.log2(occurring))
-    return float(bits.sum()) + 0.7213 * float(np.maximum(np.count_nonzero(counts, axis=1) - 1, 0).sum())
-
-
-def _class_bits(classes: NDArray[np.uint8]) -> float:
-    """Order-0 entropy of the classes, in bits."""
-    counts = np.bincount(classes)
-    counts = counts[counts > 0]
-    return float(-(counts * np.log2(counts / classes.size)).sum())
 
 
 @dataclass(frozen=True, slots=True)

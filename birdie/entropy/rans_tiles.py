@@ -1,0 +1,415 @@
+"""rANS in tiles: 32 columns of about a thousand rows that decode alone, a column in a lane.
+
+    symbols ─► encode: a tile after the other, from its last row up ─► words of all tiles, and where each begins
+    words ─► numbers (integers) or weights (number · row · column, rounded to the dtype) ─► rows × 32 columns
+
+A lane codes one column of a tile from top to bottom, so the state of a trellis stays with it. The lanes of a tile share
+one stream of 16-bit words: in each row those whose state fell below 2**16 take the next words in the order of lanes. A
+GPU decodes a tile with a warp, which finds a lane's word by counting; a processor goes from lane to lane and waits for
+none, because states do not depend on each other. An entry of a table says in 32 bits all that a symbol needs.
+
+Words are what a tile costs above the entropy. It begins with the states, 32 bits each, of which a lane uses 24 on
+average. The encoder starts low, at 2**start, and in the last rows of a tile (its tail) no lane takes words, so that the
+end costs little. Rows of nothing but zeros are left out.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.entropy.rans import Words, encode_table
+from birdie.entropy.trellis import Machine, chunk_rows
+from birdie.errors import ArtifactError
+from birdie.runtime.kernels import njit
+
+LANES = 32
+PRECISION = 12  # log2 of the slots of a table
+MOST_SYMBOLS = 256
+MOST_TAIL, MOST_START = 255, 16
+SPAN = 1 << 20  # of the values: the first and the last one are less apart
+_ROWS = 1024  # of a tile, about
+_TILES = 32  # that a task decodes
+_HALF = np.uint32(16)  # bits of a word
+MOST_RAW = 4
+_ZERO, _ONE = np.uint32(0), np.uint32(1)
+_NONE, _ALL = np.uint64(0), np.uint64(32)
+_ODD, _ENTRY, _STATE = np.uint64(32), np.uint64(64), np.uint64(96)
+_OFFSET, _SYMBOL = np.uint32(0xFFF), np.uint32(0xFF)  # fields of an entry: offset 12 bits, symbol 8, frequency − 1 12
+_SYMBOL_AT, _FREQUENCY_AT = np.uint32(12), np.uint32(20)
+
+
+def height(columns: int) -> int:
+    """Return the rows of a tile: about a thousand, and a multiple of those after which paths of a trellis restart."""
+    chunk = chunk_rows(columns)
+    return chunk * max(1, round(_ROWS / chunk))
+
+
+def count(rows: int, columns: int) -> int:
+    """Return the number of tiles of an array."""
+    return -(-rows // height(columns)) * -(-columns // LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What the tiles of an array need besides its tables, tiles of the same rows one after the other.
+
+    Attributes:
+        lengths: (tiles,) words of each.
+        tails: (tiles,) last rows in which no lane takes words.
+        starts: (tiles,) log2 of the state that the encoder began with.
+    """
+
+    lengths: NDArray[np.int64]
+    tails: NDArray[np.uint8]
+    starts: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What symbols of a row mean.
+
+    Attributes:
+        kinds: (rows,) class of each row; as many as there are classes for one that is left out.
+        frequencies: (tables, symbols), of each class, or of each class for even and for odd states.
+        values: (symbols,) rising; with raw bits the first number of each symbol.
+        raw: low bits of a number that are not coded: a symbol stands for 2**raw numbers.
+        paths: machine of the trellis; that of one state for a plain grid.
+        paired: whether tables come in pairs.
+    """
+
+    kinds: NDArray[np.uint8]
+    frequencies: NDArray[np.int64]
+    values: NDArray[np.int64]
+    raw: int
+    paths: Machine
+    paired: bool
+
+    def entries(self) -> NDArray[np.uint32]:
+        """Return the slots of all tables, one after the other."""
+        out = np.empty((len(self.frequencies), 1 << PRECISION), np.uint32)
+        _fill(self.frequencies, out)
+        return out.reshape(-1)
+
+    def rules(self) -> tuple[int, int, int]:
+        """Return shift and flip of the machine, s >> 1 ^ odd · shift ^ parity · flip, and what an odd state adds."""
+        states = len(self.paths.odd)
+        shift = int(self.paths.next_state[-1, 0]) ^ (states - 1) >> 1
+        return shift, int(self.paths.next_state[0, 1]), self.paired << PRECISION
+
+
+def encode(
+    symbols: NDArray[np.uint16],
+    kinds: NDArray[np.uint8],
+    frequencies: NDArray[np.int64],
+    odd: NDArray[np.uint8] | None,
+    raw: int = 0,
+) -> tuple[Words, Tiles]:
+    """Code symbols (rows, columns): return the words of all tiles, and what else describes them.
+
+    Args:
+        symbols: C-contiguous.
+        kinds, frequencies: as of `Tables`, with tables in pairs if there is `odd`.
+        odd: (rows, columns) 1 for a symbol in an odd state of the trellis.
+        raw: low bits of `symbols` that are not part of the symbol.
+    """
+    rows, columns = symbols.shape
+    parities, odd = (1, np.zeros((1, columns), np.uint8)) if odd is None else (2, odd)
+    table, step = encode_table(frequencies), height(columns)
+    most = LANES * min(step, rows) + 2 * LANES
+    buffer = np.empty((-(-columns // LANES), most), np.uint16)
+    words, parts = [], []
+    for first in range(0, rows, step):
+        part = slice(first, first + step)
+        below = odd[part] if parities == 2 else odd
+        begins = np.empty(len(buffer), np.int64)
+        tails, starts = np.empty(len(buffer), np.uint8), np.empty(len(buffer), np.uint8)
+        _encode(symbols[part], kinds[part], parities, below, raw, table, buffer, begins, tails, starts)
+        words += [tile[begin:] for tile, begin in zip(buffer.copy(), begins, strict=True)]
+        parts.append((most - begins, tails, starts))
+    lengths, tails, starts = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return np.concatenate(words), Tiles(lengths, tails, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What turns numbers into weights: (doubled number + odd) · row · column in float32, in this order, clamped.
+
+    Attributes:
+        rows: (rows, groups) factors of rows, or of each group of columns of a row.
+        columns: (columns,), or empty.
+        group_size: columns that share a factor of a row.
+        double: 1 if the number is doubled and 1 added in odd states of the trellis, else 0.
+        limit: largest magnitude of a weight.
+    """
+
+    rows: NDArray[np.float32]
+    columns: NDArray[np.float32]
+    group_size: int
+    double: int
+    limit: float
+
+
+_NO_FACTORS = Factors(np.zeros((1, 1), np.float32), np.zeros(0, np.float32), 1, 0, 0.0)
+
+
+def decode(
+    data: memoryview,
+    tiles: Tiles,
+    tables: Tables,
+    out: NDArray[np.integer],
+    threads: int,
+    factors: Factors | None = None,
+) -> None:
+    """Fill `out` (rows, columns), C-contiguous, with the values, cut to its dtype, or with weights.
+
+    Args:
+        data: bytes of the words.
+        tiles, tables: of the stream.
+        out: with factors, uint16 for bfloat16 or uint32 for float32.
+        threads: that decode tiles.
+        factors: of weights; values are then below 2**23, so that twice as much is exact.
+    """
+    rows, columns = out.shape
+    words = np.frombuffer(bytes(data) + bytes(2 * LANES), "<u2").astype(np.uint16, copy=False)
+    values = np.zeros(MOST_SYMBOLS, np.int32)
+    values[: tables.values.size] = tables.values
+    listed = bool((np.diff(tables.values) != 1 << tables.raw).any())
+    count, by = len(tables.frequencies), factors or _NO_FACTORS
+    seen = tables.kinds >= count >> tables.paired
+    weigh, factor = factors is not None, (np.ascontiguousarray(by.rows), by.columns, by.group_size, by.double)
+    arguments = (
+        *(words, np.cumsum(tiles.lengths), tiles.tails, tiles.starts, tables.kinds, tables.entries(), seen),
+        *(*tables.rules(), count << PRECISION, rows, columns, height(columns), chunk_rows(columns)),
+        *(values.view(np.uint32), listed, tables.raw, weigh, *factor, np.float32(by.limit)),
+        *(weigh and out.itemsize == 2, out.view(f"u{out.itemsize}").reshape(-1)),
+    )
+    parts = range(0, tiles.lengths.size, _TILES)
+    with ThreadPoolExecutor(min(threads, len(parts))) as pool:
+        sound = pool.map(lambda first: _decode(first, min(first + _TILES, tiles.lengths.size), *arguments), parts)
+    if not all(sound):
+        raise ArtifactError("a tile of a stream does not end where it should; the file is damaged")
+    if not seen.all():
+        raise ArtifactError("a row of zeros is coded in a stream; the file is damaged")
+
+
+@njit(nogil=True, cache=True)
+def _fill(frequencies, out):  # type: ignore[no-untyped-def]
+    for table in range(frequencies.shape[0]):
+        slot = 0
+        for symbol in range(frequencies.shape[1]):
+            frequency = frequencies[table, symbol]
+            for offset in range(frequency):
+                out[table, slot] = (frequency - 1) << 20 | symbol << 12 | offset
+                slot += 1
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _pushed(x, entry):  # type: ignore[no-untyped-def]
+    """Return the state after a symbol, before words are given off."""
+    frequency = entry & np.uint64(0xFFFF_FFFF)
+    # Below 2**40 the quotient of floats is rounded down to that of integers, in half the time.
+    quotient = np.uint64(np.int64(np.float64(np.int64(x)) / np.float64(np.int64(frequency))))
+    return (quotient << np.uint64(12)) + (x - quotient * frequency) + (entry >> np.uint64(32))
+
+
+@njit(nogil=True, cache=True)
+def _tail(symbols, kinds, parities, odd, raw, table, start):  # type: ignore[no-untyped-def]
+    """Return the fewest last rows after which all states are in [2**16, 2**32) if they begin at 2**start, or -1."""
+    rows, columns = symbols.shape
+    least, most, left_out = np.int64(0), np.int64(255), table.shape[0] // parities
+    for column in range(columns):
+        x, taken, enough = np.uint64(1) << np.uint64(start), np.int64(0), np.int64(-1)
+        while True:
+            if enough < 0 and x >= np.uint64(1 << 16):
+                enough = taken
+            row = rows - 1 - taken
+            if row < 0 or taken >= most:
+                break
+            if kinds[row] < left_out:
+                half = odd[row * (parities - 1), column]
+                symbol = np.uint64(symbols[row, column])
+                x = x << np.uint64(raw) | symbol & (np.uint64(1 << raw) - np.uint64(1))
+                x = _pushed(x, table[np.int64(kinds[row]) * parities + half, symbol >> np.uint64(raw)])
+                if x >= np.uint64(1 << 32):
+                    break
+            taken += 1
+        most = min(most, taken)
+        if enough < 0 or enough > most:
+            return np.int64(-1)
+        least = max(least, enough)
+    return least if least <= most else np.int64(-1)
+
+
+@njit(nogil=True, cache=True)
+def _encode(symbols, kinds, parities, odd, raw, table, buffer, begins, tails, starts):  # type: ignore[no-untyped-def]
+    """Fill the end of each tile's part of `buffer`, and begins, tails and starts (tiles,)."""
+    rows, columns = symbols.shape
+    x, left_out = np.empty(32, np.uint64), table.shape[0] // parities
+    low_bits = np.uint64(1 << raw) - np.uint64(1)
+    for tile in range(begins.size):
+        first = 32 * tile
+        width = min(columns - first, 32)
+        some, half = symbols[:, first : first + width], odd[:, first : first + width]
+        start, tail = np.int64(1), _tail(some, kinds, parities, half, raw, table, np.int64(1))
+        while tail < 0:  # a start at 2**16 needs no tail
+            start += 1
+            tail = _tail(some, kinds, parities, half, raw, table, start)
+        position, words = buffer.shape[1], buffer[tile]
+        for lane in range(width):
+            x[lane] = np.uint64(1) << np.uint64(start)
+        for row in range(rows - 1, -1, -1):
+            if kinds[row] >= left_out:
+                continue
+            entries, states = np.int64(kinds[row]) * parities, row * (parities - 1)
+            limit = np.uint64(20 - raw) if row < rows - tail else np.uint64(32)
+            for lane in range(width - 1, -1, -1):
+                symbol, state = np.uint64(some[row, lane]), x[lane]
+                entry = table[entries + half[states, lane], symbol >> np.uint64(raw)]
+                need = state >= (entry & np.uint64(0xFFFF_FFFF)) << limit
+                words[position - 1] = np.uint16(state & np.uint64(0xFFFF))
+                position -= np.int64(need)
+                state = state >> np.uint64(16) if need else state
+                x[lane] = _pushed(state << np.uint64(raw) | symbol & low_bits, entry)
+        for lane in range(width - 1, -1, -1):
+            position -= 2
+            words[position], words[position + 1] = np.uint16(x[lane] >> np.uint64(16)), np.uint16(x[lane])
+        begins[tile], tails[tile], starts[tile] = position, tail, start
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _number(entry, low, mask, raw, low_bits):  # type: ignore[no-untyped-def]
+    """Return the number of an entry whose offset has given way to raw bits."""
+    return low + ((entry >> _SYMBOL_AT & mask) << raw) + (entry & low_bits)
+
+
+@njit(nogil=True, cache=True)
+def _decode(  # type: ignore[no-untyped-def]
+    begin,
+    end,
+    words,
+    ends,
+    tails,
+    starts,
+    kinds,
+    slots,
+    seen,
+    shift,
+    flip,
+    paired,
+    left_out,
+    rows,
+    columns,
+    height,
+    chunk,
+    values,
+    listed,
+    raw,
+    weigh,
+    by_row,
+    by_column,
+    group_size,
+    double,
+    limit,
+    bfloat16,
+    out,
+):
+    """Fill the part of tiles `begin` to `end` in `out`; return whether each ends as it should.
+
+    A loop over lanes is either that of the states, or one of known length and without calls, which the compiler turns
+    into vector instructions.
+    """
+    lanes, real, turns = np.zeros(128, np.uint32), np.zeros(32, np.uint32), np.array([1 << 16, 0], np.uint32)
+    group, factor, weights = np.zeros(32, np.int64), np.ones(32, np.float32), np.zeros(32, np.float32)
+    shift, flip, paired, double = np.uint32(shift), np.uint32(flip), np.uint32(paired), np.uint32(double)
+    size, sound, across, low = np.int64(1 << 12) << np.int64(paired > 0), True, -(-columns // 32), values[0]
+    bits, grouped, mask = weights.view(np.uint32), by_row.shape[1] > 1, np.uint32(0xFFFFF if listed else 0xFF)
+    raw, low_bits = np.uint32(raw), np.uint32((1 << raw) - 1)
+    zero = np.uint32((_ZERO - low) >> raw) << _SYMBOL_AT | (_ZERO - low) & low_bits  # an entry of the number 0
+    for tile in range(begin, end):
+        first_row, column = tile // across * height, tile % across * 32
+        width, last_row = min(columns - column, 32), min(first_row + height, rows)
+        restart = first_row
+        position, last = np.uint64(ends[tile - 1]) if tile else np.uint64(0), np.uint64(ends[tile])
+        if position + np.uint64(2 * width) > last:
+            sound = False
+            continue
+        for lane in range(_NONE, _ALL):
+            real[lane] = _ZERO
+        for lane in range(_NONE, np.uint64(width)):
+            lanes[lane] = np.uint32(words[position]) << _HALF | np.uint32(words[position + np.uint64(1)])
+            position += np.uint64(2)
+            real[lane], group[lane] = _ZERO - _ONE, (column + np.int64(lane)) // group_size
+            if by_column.size:
+                factor[lane] = by_column[np.uint64(column) + lane]
+        for row in range(first_row, last_row):
+            if position > last:
+                break
+            if row == restart:
+                restart += chunk
+                for lane in range(_NONE, _ALL):
+                    lanes[lane + _STATE], lanes[lane + _ODD] = _ZERO, _ZERO
+            first, target = np.int64(kinds[row]) * size, np.uint64(row) * np.uint64(columns) + np.uint64(column)
+            scale = by_row[row, 0] if weigh else np.float32(0)
+            if first < left_out:
+                least = turns[np.int64(row >= last_row - tails[tile])]
+                # A word is loaded in any case: a branch would be a coin toss.
+                if raw:
+                    for lane in range(_NONE, np.uint64(width)):
+                        before, word = lanes[lane], np.uint32(words[position])
+                        entry = slots[np.uint64(first) + np.uint64(before & _OFFSET | lanes[lane + _ODD])]
+                        after = np.uint32(
+                            ((entry >> _FREQUENCY_AT) + _ONE) * (before >> _SYMBOL_AT) + (entry & _OFFSET)
+                        )
+                        entry, after = entry & ~_OFFSET | after & low_bits, after >> raw
+                        need = after < least
+                        position += np.uint64(need)
+                        lanes[lane] = np.uint32(after << _HALF | word) if need else after
+                        lanes[lane + _ENTRY] = entry
+                else:
+                    for lane in range(_NONE, np.uint64(width)):
+                        before, word = lanes[lane], np.uint32(words[position])
+                        entry = slots[np.uint64(first) + np.uint64(before & _OFFSET | lanes[lane + _ODD])]
+                        after = np.uint32(
+                            ((entry >> _FREQUENCY_AT) + _ONE) * (before >> _SYMBOL_AT) + (entry & _OFFSET)
+                        )
+                        need = after < least
+                        position += np.uint64(need)
+                        lanes[lane] = np.uint32(after << _HALF | word) if need else after
+                        lanes[lane + _ENTRY] = entry
+                if listed:
+                    for lane in range(_NONE, _ALL):
+                        number = values[lanes[lane + _ENTRY] >> _SYMBOL_AT & _SYMBOL]
+                        lanes[lane + _ENTRY] = (number - low) << _SYMBOL_AT
+            else:
+                scale = np.float32(0)
+                for lane in range(_NONE, _ALL):
+                    lanes[lane + _ENTRY] = zero
+            if grouped:
+                for lane in range(_NONE, np.uint64(width)):
+                    factor[lane] = by_row[row, group[lane]]
+                scale = np.float32(1)
+            some = _ZERO
+            for lane in range(_NONE, _ALL):
+                before, number = lanes[lane + _STATE], _number(lanes[lane + _ENTRY], low, mask, raw, low_bits)
+                some = np.uint32(some | number & real[lane])
+                half = before & _ONE
+                weight = np.float32(np.int32((number << double) + half)) * scale * factor[lane]
+                weights[lane] = min(max(weight, -limit), limit)
+                after = before >> _ONE ^ (_ZERO - half) & shift ^ (_ZERO - (number & _ONE)) & flip
+                lanes[lane + _STATE], lanes[lane + _ODD] = after, (_ZERO - (after & _ONE)) & paired
+            seen[row] |= some != _ZERO
+            if bfloat16:
+                for lane in range(_NONE, np.uint64(width)):  # to the nearest, ties to even
+                    out[target + lane] = (bits[lane] + np.uint32(0x7FFF) + (bits[lane] >> _HALF & _ONE)) >> _HALF
+            elif weigh:
+                for lane in range(_NONE, np.uint64(width)):
+                    out[target + lane] = bits[lane]
+            else:
+                for lane in range(_NONE, np.uint64(width)):
+                    out[target + lane] = _number(lanes[lane + _ENTRY], low, mask, raw, low_bits)
+        sound &= position == last
+        for lane in range(_NONE, np.uint64(width)):
+            sound &= lanes[lane] == _ONE << np.uint32(starts[tile])
+    return sound

@@ -1,0 +1,214 @@
+"""Coder "tiles": static tables, and words in tiles of 32 columns that decode alone, on a CPU and on a GPU.
+
+    Plan ─► tables of 12 bits ─► words of tiles          payload ─► Opened ─► values, or weights at once
+
+Tables and classes are those of the coder "static"; `birdie.entropy.rans_tiles` has the words. A tile costs about 17
+bits a column, which is little where it has a thousand rows. Prediction and the low bits of a split alphabet are left to
+the coder "static": they are undone one value after the other.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.entropy import alphabet as alphabets
+from birdie.entropy import frequency_tables, payload, rans_tiles, row_classes, trellis
+from birdie.entropy.alphabet import LISTED, Alphabet, Symbols
+from birdie.entropy.plan import Plan, Way
+from birdie.entropy.rans_tiles import (
+    LANES,
+    MOST_RAW,
+    MOST_START,
+    MOST_SYMBOLS,
+    MOST_TAIL,
+    PRECISION,
+    SPAN,
+    Factors,
+    Tables,
+    Tiles,
+)
+from birdie.entropy.raw import Bytes, check_range, narrowest
+from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
+from birdie.errors import ArtifactError
+
+_LEAST = 1 << 16  # values for which tiles are worth a thought
+_LANE_BITS, _MOST_SHARE = 17, 0.02  # that a column of a tile costs, and the share of all bits that it may be
+_WORSE = 1.01  # of the bits, if symbols stand for several numbers
+_LARGEST = 1 << 23  # magnitude of a number: twice it and one is exact in float32 arithmetic
+# Contexts of the side information
+_SCAN, _CLASSES, _WORDS, _MORE_WORDS, _LEFT_OUT, _TAIL, _START, _RAW = 5, 7, 21, 57, 80, 81, 82, 83
+
+
+def encode(plan: Plan, states: int = 1) -> bytes | None:
+    """Return the payload of the array of a plan, or None where the coder "static" suits it better.
+
+    Args:
+        plan: of the array.
+        states: of the trellis on whose paths the values lie, negative along rows, 1 for a plain grid.
+    """
+    way, alphabet, symbols = plan.way, plan.alphabet, plan.way.symbols
+    rows, columns = symbols.shape
+    lanes = columns * -(-rows // rans_tiles.height(columns))
+    if (
+        way.predictor is not None
+        or alphabet.kind == alphabets.SPLIT
+        or (abs(states) > 1 and (way.columns_first or states < 0))
+        or columns < LANES
+        or symbols.size < _LEAST
+        or _LANE_BITS * lanes > _MOST_SHARE * plan.bits
+    ):
+        return None
+    kinds, counts = _leave_out(way, alphabet)
+    raw = 0
+    if alphabet.size > MOST_SYMBOLS:
+        alphabet, symbols, counts, raw = _narrowed(alphabet, symbols, counts)
+    if int(alphabet.values[-1] - alphabet.values[0]) >= SPAN or _bits(counts) + raw * symbols.size > _WORSE * plan.bits:
+        return None
+    count = int(way.classes.max()) + 1
+    left_out = int(kinds.max()) == count
+    if left_out or plan.precision != PRECISION or alphabet is not plan.alphabet:
+        tables = [frequency_tables.fit(table, PRECISION, newton=way.odd is not None)[0] for table in counts]
+    else:
+        tables = list(plan.tables)
+    frequencies = np.stack([table.frequencies(counts.shape[1], PRECISION) for table in tables])
+    words, tiles = rans_tiles.encode(symbols, kinds, frequencies, way.odd, raw)
+    writer = Writer()
+    alphabet.put(writer)
+    writer.put(_RAW, raw)
+    writer.put(_SCAN, int(way.columns_first))
+    writer.put(_CLASSES, count - 1 + (0 if way.odd is None else row_classes.MAX_CLASSES))
+    writer.put(_LEFT_OUT, int(left_out))
+    if count > 1 or left_out:
+        row_classes.put(writer, kinds)
+    for table in tables:
+        table.put(writer, counts.shape[1])
+    writer.put_all(_WORDS, tiles.lengths[:1])
+    writer.put_all(_MORE_WORDS, zigzag(np.diff(tiles.lengths)))
+    writer.put_all(_TAIL, tiles.tails.astype(np.int64))
+    writer.put_all(_START, tiles.starts.astype(np.int64))
+    return payload.join(writer.finish(), [words])
+
+
+def _narrowed(
+    alphabet: Alphabet, symbols: Symbols, counts: NDArray[np.int64]
+) -> tuple[Alphabet, Symbols, NDArray[np.int64], int]:
+    """Return an alphabet, symbols and histograms of at most 256 symbols, and the low bits that are not part of these.
+
+    Either the values that occur are few, or a symbol stands for several neighbors.
+    """
+    present = np.flatnonzero(counts.any(0))
+    if present.size <= MOST_SYMBOLS:
+        listed = np.searchsorted(present, symbols).astype(np.uint16)
+        return Alphabet(LISTED, alphabet.values[present]), listed, np.ascontiguousarray(counts[:, present]), 0
+    raw = (alphabet.size - 1 >> 8).bit_length()
+    if alphabet.kind == LISTED or alphabet.values[1] - alphabet.values[0] > 1:
+        return alphabet, symbols, counts, 64  # more bits than anything takes
+    wider = np.pad(counts, ((0, 0), (0, -alphabet.size % (1 << raw))))
+    return alphabet, symbols, wider.reshape(len(counts), -1, 1 << raw).sum(2), raw
+
+
+def _bits(counts: NDArray[np.int64]) -> float:
+    """Return the entropy of symbols with these counts in bits, table by table."""
+    totals = counts.sum(1, keepdims=True)
+    return float((counts * (np.log2(np.maximum(totals, 1)) - np.log2(np.maximum(counts, 1)))).sum())
+
+
+def _leave_out(way: Way, alphabet: Alphabet) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return classes with one more for rows of nothing but zeros, and the histograms without these."""
+    zero = np.flatnonzero(alphabet.values == 0)
+    empty = (way.symbols == zero[0]).all(1) if zero.size else np.zeros(len(way.symbols), np.bool_)
+    if not empty.any():
+        return way.classes, way.counts
+    kinds, counts, parities = way.classes.copy(), way.counts.copy(), 1 if way.odd is None else 2
+    kinds[empty] = int(way.classes.max()) + 1
+    odd = np.zeros(int(empty.sum()), np.int64) if way.odd is None else way.odd[empty].sum(1, dtype=np.int64)
+    zeros, tables = counts[:, zero[0]], way.classes[empty].astype(np.int64) * parities
+    np.subtract.at(zeros, tables, way.symbols.shape[1] - odd)
+    np.subtract.at(zeros, tables + parities - 1, odd)
+    zeros[~(counts > 0).any(1)] = 1  # a table must have something to describe
+    return kinds, np.maximum(counts, 0)  # that of the other half may have counted for this one
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A stream whose side information is decoded.
+
+    Attributes:
+        rows, columns: of the array in scan order.
+        lowest, highest: of the values that may occur.
+        columns_first: the array was transposed.
+        tables: what symbols mean; tiles: where their words are.
+        data: the bytes of the words.
+    """
+
+    rows: int
+    columns: int
+    lowest: int
+    highest: int
+    columns_first: bool
+    tables: Tables
+    tiles: Tiles
+    data: memoryview
+
+    @property
+    def exact(self) -> bool:
+        """Return whether float32 holds twice each value and one."""
+        return max(-self.lowest, self.highest) < _LARGEST - (1 << MOST_RAW)
+
+
+def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened:
+    """Decode the side information of a stream of `rows` × `columns` values."""
+    side, words = payload.split(data)
+    reader = Reader(side)
+    alphabet = Alphabet.take(reader)
+    raw = reader.take(_RAW, MOST_RAW, "the raw bits of a tile")
+    affine = alphabet.kind == alphabets.AFFINE and int(alphabet.values[-1] - alphabet.values[0]) == alphabet.size - 1
+    size = -(-alphabet.size // (1 << raw))
+    if alphabet.kind == alphabets.SPLIT or size > MOST_SYMBOLS or (raw and not affine):
+        raise ArtifactError("a stream of tiles has an alphabet of more than 256 symbols; the file is damaged")
+    if int(alphabet.values[-1] - alphabet.values[0]) >= SPAN:
+        raise ArtifactError("the values of a stream of tiles lie too far apart; the file is damaged")
+    columns_first = bool(reader.take(_SCAN, int(abs(states) == 1), "the scan"))
+    if columns_first:
+        rows, columns = columns, rows
+    most = row_classes.MAX_CLASSES
+    # A path along the rows leads from tile to tile, so that they would not be independent.
+    form = reader.take(_CLASSES, most - 2 + (states > 1) * most, "the number of classes")
+    paired, count = form >= most, form % most + 1
+    left_out = reader.take(_LEFT_OUT, 1, "the rows that are left out")
+    if states < -1 or (left_out and 0 not in alphabet.values) or count == most:
+        raise ArtifactError("a stream of tiles is described in an impossible way; the file is damaged")
+    kinds = row_classes.take(reader, rows, count + left_out) if count + left_out > 1 else np.zeros(rows, np.uint8)
+    frequencies = frequency_tables.take(reader, count << paired, size, PRECISION)
+    tiles = rans_tiles.count(rows, columns)
+    first, more = reader.take_all(_WORDS, 1), unzigzag(reader.take_all(_MORE_WORDS, tiles - 1))
+    lengths = np.cumsum(np.concatenate([first, more]))
+    tails, starts = reader.take_all(_TAIL, tiles), reader.take_all(_START, tiles)
+    reader.finish()
+    if int(tails.max()) > MOST_TAIL or not 1 <= int(starts.min()) <= int(starts.max()) <= MOST_START:
+        raise ArtifactError("a tile of a stream begins or ends in an impossible way; the file is damaged")
+    if int(lengths.min()) < 0 or int(lengths.max()) > len(words) or 2 * int(lengths.sum()) != len(words):
+        raise ArtifactError("the tiles of a stream are not as long as its payload; the file is damaged")
+    return Opened(
+        *(rows, columns, int(alphabet.values[0]), int(alphabet.values[-1]), columns_first),
+        Tables(kinds, frequencies, alphabet.values[:: 1 << raw], raw, trellis.machine(states), bool(paired)),
+        Tiles(lengths, tails.astype(np.uint8), starts.astype(np.uint8)),
+        words,
+    )
+
+
+def decode(
+    data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
+) -> NDArray[np.integer]:
+    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values."""
+    stream = open_stream(data, rows, columns, states)
+    check_range(stream.lowest, stream.highest, dtype)
+    out = np.empty((stream.rows, stream.columns), narrowest(stream.lowest, stream.highest, dtype))
+    rans_tiles.decode(stream.data, stream.tiles, stream.tables, out, threads)
+    return out.T if stream.columns_first else out
+
+
+def decode_weights(stream: Opened, factors: Factors, out: NDArray[np.unsignedinteger], threads: int) -> None:
+    """Fill `out` (rows, columns) of the stream in scan order with weights: see `rans_tiles.decode`."""
+    rans_tiles.decode(stream.data, stream.tiles, stream.tables, out, threads, factors)
