@@ -8,8 +8,9 @@ Neither saving nor the schemes are imported: the one-file decoder passes a table
 import math
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
@@ -19,6 +20,7 @@ from birdie.artifact import codes
 from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Reader
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
 from birdie.compress.tensors import from_planes
+from birdie.compress.tiled import Product
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
 from birdie.runtime.outputs import Source
@@ -196,11 +198,11 @@ class File(Reader):
 
         def decode_next(_: int) -> None:
             for name, block, part in queue:  # threads share it: a task for each of many small tensors would take longer
-                tensor = self.decode_entry(block, workers if lengths[block] > share else 1)
+                threads = workers if lengths[block] > share else 1
                 if block == name:
-                    decoded[name] = tensor
+                    decoded[name] = self.decode_entry(block, threads)
                 else:
-                    decoded[name].view(-1)[part] = tensor.reshape(-1)
+                    self.decode_into(decoded[name].view(-1)[part], block, threads)
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(decode_next, range(workers)))
@@ -220,14 +222,49 @@ class File(Reader):
             return self.decode_entry(name, threads)
         out = self._empty(name)
         for block, part in self.parts(name):
-            out.view(-1)[part] = self.decode_entry(block, threads).reshape(-1)
+            self.decode_into(out.view(-1)[part], block, threads)
         return self._complete(name, out)
 
     def decode_entry(self, name: str, threads: int | None = None) -> Tensor:
         """Read and decode one entry, which is a stored tensor, a block of one, or a group."""
         entry = self.read(name)
-        decoder, layout = self.decoder_of(entry), self.layout(entry)
+        product = self._product(entry, threads)
+        if product is None:
+            return self._decode_streams(entry, threads)
+        out = torch.empty(entry.shape, dtype=dtype_of(entry), device="cpu")
+        with self._named(name):
+            product.decode(out, threads or os.cpu_count() or 1)
+        return out
+
+    def decode_into(self, out: Tensor, name: str, threads: int | None = None) -> None:
+        """Read and decode one entry into `out`, which is contiguous and has as many elements."""
+        entry = self.read(name)
+        product = self._product(entry, threads) if out.device.type == "cpu" and out.dtype == dtype_of(entry) else None
+        if product is None:
+            out.copy_(self._decode_streams(entry, threads).reshape(out.shape))
+            return
+        with self._named(name):
+            product.decode(out, threads or os.cpu_count() or 1)
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Say in the message of an ArtifactError which tensor of which file is damaged."""
         try:
+            yield
+        except ArtifactError as error:
+            raise ArtifactError(f"tensor {name!r} of {self.where}: {error}") from error
+
+    def _product(self, entry: Entry, threads: int | None) -> Product | None:
+        decoder, layout = self.decoder_of(entry), self.layout(entry)
+        payloads = [(stream.coder, stream.payload) for stream in entry.streams]
+        with self._named(entry.name):
+            return Product.of(
+                decoder, entry.shape, dtype_of(entry), entry.params, layout, payloads, threads or os.cpu_count() or 1
+            )
+
+    def _decode_streams(self, entry: Entry, threads: int | None) -> Tensor:
+        decoder, layout = self.decoder_of(entry), self.layout(entry)
+        with self._named(entry.name):
             streams = tuple(
                 entropy.decode(
                     *(stream.coder, stream.payload, expected.rows, expected.columns, expected.hints, expected.dtype),
@@ -236,8 +273,6 @@ class File(Reader):
                 for stream, expected in zip(entry.streams, layout, strict=True)
             )
             return decoder.decode(Encoded(decoder.name, entry.shape, dtype_of(entry), entry.params, streams))
-        except ArtifactError as error:
-            raise ArtifactError(f"tensor {name!r} of {self.where}: {error}") from error
 
     def _members(self, group: str, decoded: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of a group, views of it."""

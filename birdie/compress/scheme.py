@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
 
 Integers = NDArray[np.integer]
@@ -197,12 +198,15 @@ class Decoder:
         layout: (shape, dtype, params) → layout of each stream; raises ArtifactError on impossible params.
         decode: `Encoded` whose streams match the layout → the tensor.
         cost: (shape, dtype, params) → cost of decoding; called with params that `layout` accepted.
+        factors: where the tensor is its first stream times factors: `Encoded`, of whose first stream only the shape
+            counts, → the factors.
     """
 
     name: str
     layout: Callable[[Shape, torch.dtype, Parameters], tuple[StreamLayout, ...]]
     decode: Callable[[Encoded], Tensor]
     cost: Callable[[Shape, torch.dtype, Parameters], Cost] = elementwise
+    factors: Callable[[Encoded], Factors] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ end costs little. Rows of nothing but zeros are left out.
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from birdie.entropy.factors import Factors
 from birdie.entropy.rans import Words, encode_table
 from birdie.entropy.trellis import Machine, chunk_rows
 from birdie.errors import ArtifactError
@@ -132,26 +134,9 @@ def encode(
     return np.concatenate(words), Tiles(lengths, tails, starts)
 
 
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """What turns numbers into weights: (doubled number + odd) · row · column in float32, in this order, clamped.
-
-    Attributes:
-        rows: (rows, groups) factors of rows, or of each group of columns of a row.
-        columns: (columns,), or empty.
-        group_size: columns that share a factor of a row.
-        double: 1 if the number is doubled and 1 added in odd states of the trellis, else 0.
-        limit: largest magnitude of a weight.
-    """
-
-    rows: NDArray[np.float32]
-    columns: NDArray[np.float32]
-    group_size: int
-    double: int
-    limit: float
-
-
-_NO_FACTORS = Factors(np.zeros((1, 1), np.float32), np.zeros(0, np.float32), 1, 0, 0.0)
+_NO_FACTORS = Factors(np.zeros((1, 1), np.float32), np.zeros(0, np.float32), 1, False, 0.0)
+Kind = Literal["int", "bfloat16", "float16", "float32"]
+_KINDS = get_args(Kind)
 
 
 def decode(
@@ -161,15 +146,17 @@ def decode(
     out: NDArray[np.integer],
     threads: int,
     factors: Factors | None = None,
+    kind: Kind = "int",
 ) -> None:
     """Fill `out` (rows, columns), C-contiguous, with the values, cut to its dtype, or with weights.
 
     Args:
         data: bytes of the words.
         tiles, tables: of the stream.
-        out: with factors, uint16 for bfloat16 or uint32 for float32.
+        out: of an integer type; for weights, words of their size.
         threads: that decode tiles.
         factors: of weights; values are then below 2**23, so that twice as much is exact.
+        kind: what is written.
     """
     rows, columns = out.shape
     words = np.frombuffer(bytes(data) + bytes(2 * LANES), "<u2").astype(np.uint16, copy=False)
@@ -178,12 +165,12 @@ def decode(
     listed = bool((np.diff(tables.values) != 1 << tables.raw).any())
     count, by = len(tables.frequencies), factors or _NO_FACTORS
     seen = tables.kinds >= count >> tables.paired
-    weigh, factor = factors is not None, (np.ascontiguousarray(by.rows), by.columns, by.group_size, by.double)
+    factor = np.ascontiguousarray(by.rows), by.columns, by.group_size, int(by.halves), np.float32(by.limit)
     arguments = (
         *(words, np.cumsum(tiles.lengths), tiles.tails, tiles.starts, tables.kinds, tables.entries(), seen),
         *(*tables.rules(), count << PRECISION, rows, columns, height(columns), chunk_rows(columns)),
-        *(values.view(np.uint32), listed, tables.raw, weigh, *factor, np.float32(by.limit)),
-        *(weigh and out.itemsize == 2, out.view(f"u{out.itemsize}").reshape(-1)),
+        *(values.view(np.uint32), listed, tables.raw, *factor, _KINDS.index(kind)),
+        out.view(f"u{out.itemsize}").reshape(-1),  # signed or not: fewer kernels to compile
     )
     parts = range(0, tiles.lengths.size, _TILES)
     with ThreadPoolExecutor(min(threads, len(parts))) as pool:
@@ -306,13 +293,12 @@ def _decode(  # type: ignore[no-untyped-def]
     values,
     listed,
     raw,
-    weigh,
     by_row,
     by_column,
     group_size,
     double,
     limit,
-    bfloat16,
+    kind,
     out,
 ):
     """Fill the part of tiles `begin` to `end` in `out`; return whether each ends as it should.
@@ -321,7 +307,7 @@ def _decode(  # type: ignore[no-untyped-def]
     into vector instructions.
     """
     lanes, real, turns = np.zeros(128, np.uint32), np.zeros(32, np.uint32), np.array([1 << 16, 0], np.uint32)
-    group, factor, weights = np.zeros(32, np.int64), np.ones(32, np.float32), np.zeros(32, np.float32)
+    group, factor, weights = np.zeros(32, np.int64), np.ones(32, np.float32), np.zeros(64, np.float32)
     shift, flip, paired, double = np.uint32(shift), np.uint32(flip), np.uint32(paired), np.uint32(double)
     size, sound, across, low = np.int64(1 << 12) << np.int64(paired > 0), True, -(-columns // 32), values[0]
     bits, grouped, mask = weights.view(np.uint32), by_row.shape[1] > 1, np.uint32(0xFFFFF if listed else 0xFF)
@@ -351,7 +337,7 @@ def _decode(  # type: ignore[no-untyped-def]
                 for lane in range(_NONE, _ALL):
                     lanes[lane + _STATE], lanes[lane + _ODD] = _ZERO, _ZERO
             first, target = np.int64(kinds[row]) * size, np.uint64(row) * np.uint64(columns) + np.uint64(column)
-            scale = by_row[row, 0] if weigh else np.float32(0)
+            scale = by_row[row, 0] if kind else np.float32(0)
             if first < left_out:
                 least = turns[np.int64(row >= last_row - tails[tile])]
                 # A word is loaded in any case: a branch would be a coin toss.
@@ -400,10 +386,19 @@ def _decode(  # type: ignore[no-untyped-def]
                 after = before >> _ONE ^ (_ZERO - half) & shift ^ (_ZERO - (number & _ONE)) & flip
                 lanes[lane + _STATE], lanes[lane + _ODD] = after, (_ZERO - (after & _ONE)) & paired
             seen[row] |= some != _ZERO
-            if bfloat16:
+            if kind == 1:
                 for lane in range(_NONE, np.uint64(width)):  # to the nearest, ties to even
                     out[target + lane] = (bits[lane] + np.uint32(0x7FFF) + (bits[lane] >> _HALF & _ONE)) >> _HALF
-            elif weigh:
+            elif kind == 2:
+                for lane in range(_NONE, _ALL):  # below 2**-14 the steps of float16 are those of float32 at 0.5
+                    weights[lane + _ALL] = abs(weights[lane]) + np.float32(0.5)
+                for lane in range(_NONE, np.uint64(width)):
+                    word = bits[lane] & np.uint32(0x7FFFFFFF)
+                    normal = (word + np.uint32(0xFFF) + (word >> np.uint32(13) & _ONE)) >> np.uint32(13)
+                    small = bits[lane + _ALL] - np.uint32(0x3F000000)
+                    half = small if word < np.uint32(0x38800000) else normal - np.uint32(112 << 10)
+                    out[target + lane] = half | bits[lane] >> _HALF & np.uint32(0x8000)
+            elif kind == 3:
                 for lane in range(_NONE, np.uint64(width)):
                     out[target + lane] = bits[lane]
             else:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import frequency_tables, payload, rans_tiles, row_classes, trellis
 from birdie.entropy.alphabet import LISTED, Alphabet, Symbols
+from birdie.entropy.factors import Factors
 from birdie.entropy.plan import Plan, Way
 from birdie.entropy.rans_tiles import (
     LANES,
@@ -24,7 +25,7 @@ from birdie.entropy.rans_tiles import (
     MOST_TAIL,
     PRECISION,
     SPAN,
-    Factors,
+    Kind,
     Tables,
     Tiles,
 )
@@ -172,6 +173,8 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
     columns_first = bool(reader.take(_SCAN, int(abs(states) == 1), "the scan"))
     if columns_first:
         rows, columns = columns, rows
+    if columns < LANES:
+        raise ArtifactError(f"rows of {columns} in a stream have tiles; the file is damaged")
     most = row_classes.MAX_CLASSES
     # A path along the rows leads from tile to tile, so that they would not be independent.
     form = reader.take(_CLASSES, most - 2 + (states > 1) * most, "the number of classes")
@@ -209,6 +212,18 @@ def decode(
     return out.T if stream.columns_first else out
 
 
-def decode_weights(stream: Opened, factors: Factors, out: NDArray[np.unsignedinteger], threads: int) -> None:
-    """Fill `out` (rows, columns) of the stream in scan order with weights: see `rans_tiles.decode`."""
-    rans_tiles.decode(stream.data, stream.tiles, stream.tables, out, threads, factors)
+def decode_weights(
+    stream: Opened, factors: Factors, out: NDArray[np.unsignedinteger], kind: Kind, threads: int
+) -> None:
+    """Fill `out` (rows, columns), in scan order, with weights.
+
+    Args:
+        stream: of numbers that are `exact`.
+        factors: rows and columns in scan order.
+        out: C-contiguous, words of the weights' size.
+        kind: dtype of the weights.
+        threads: that decode tiles.
+    """
+    if max(-stream.lowest, stream.highest) > factors.most:
+        raise ArtifactError(f"a number of a stream is beyond {factors.most}; the file is corrupt")
+    rans_tiles.decode(stream.data, stream.tiles, stream.tables, out, threads, factors, kind)

@@ -58,6 +58,7 @@ from birdie.compress.scheme import (
 )
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, underflows
+from birdie.entropy.factors import Factors
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.kernels import njit
 
@@ -101,6 +102,14 @@ def decode(encoded: Encoded) -> Tensor:
         rows = slice(start, start + height)
         _dequantize_rows(np.ascontiguousarray(symbols[rows]), scales_of(indices[rows]), group_size, limit, out[rows])
     return out.reshape(encoded.shape)
+
+
+def factors(encoded: Encoded) -> Factors:
+    """Return the scales of groups."""
+    symbols, indices = encoded.streams
+    limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
+    group_size = encoded.params[0] if encoded.params else symbols.shape[1]
+    return Factors(scales_of(indices), np.empty(0, np.float32), group_size, False, limit)
 
 
 def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
@@ -157,7 +166,7 @@ def _dequantize(symbols, scales, group_size, limit, out):  # type: ignore[no-unt
                         target[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-DECODER = Decoder("grid", layout, decode, cost)
+DECODER = Decoder("grid", layout, decode, cost, factors)
 
 
 def _by_width(bits: int) -> Callable[..., "Grid"]:

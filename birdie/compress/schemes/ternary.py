@@ -11,7 +11,7 @@ Base-3 packing takes 1.6 bits per weight, five weights in a byte, for any weight
 are frequent: 1.58 bits if a third of the weights are zeros, 1.5 if a half are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from birdie.compress.scheme import Decoder, Encoded, Scheme, Sensitivity, Spec, 
 from birdie.compress.schemes import grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_rows, underflows
+from birdie.entropy.factors import Factors
 from birdie.errors import ArtifactError, ConfigError
 
 GROUP_SIZE = 128  # columns that share a scale
@@ -47,7 +48,11 @@ def decode(encoded: Encoded) -> Tensor:
     return grid.decode(encoded)
 
 
-DECODER = Decoder("ternary", layout, decode, grid.cost)
+def _factors(encoded: Encoded) -> Factors:
+    return replace(grid.factors(encoded), most=1)
+
+
+DECODER = Decoder("ternary", layout, decode, grid.cost, _factors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, real_matrix, real_rows, rows_columns
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.compress.trellis.search import search
+from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
@@ -125,6 +126,13 @@ def column_scales(encoded: Encoded) -> NDArray[np.float32]:
     return scales_of(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // encoded.params[2]))
 
 
+def _factors(encoded: Encoded) -> Factors:
+    """Return half the scales of rows, because numbers count halves of a scale, and the scales of columns."""
+    columns = column_scales(encoded) if encoded.params[2] else np.empty(0, np.float32)
+    limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
+    return Factors(row_scales(encoded)[:, None] * np.float32(0.5), columns, encoded.streams[0].shape[1], True, limit)
+
+
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:  # noqa: ARG001
     (rows, columns), count = rows_columns(shape), prod(shape)
     height = min(rows, chunk_rows(columns))
@@ -154,7 +162,7 @@ def _dequantize(symbols, state, next_state, mask, row, column, out):  # type: ig
             state[0] = s
 
 
-DECODER = Decoder("trellis", layout, decode, _cost)
+DECODER = Decoder("trellis", layout, decode, _cost, _factors)
 
 
 def _gptq(*, bits: int = 6, clip_sigmas: float = CLIP_SIGMAS) -> "Trellis":
