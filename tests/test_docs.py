@@ -32,7 +32,6 @@ PAGES = (*FRONT, *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob
 RUNNABLE = (
     "README.md",
     "docs/index.md",
-    "docs/first-steps.md",
     "docs/compress.md",
     "docs/extend.md",
     "docs/scoring.md",
