@@ -16,7 +16,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from birdie import errors
 from birdie.artifact import codes, container, file, pytree
 from birdie.cli import GROUPS, commands
 from birdie.compress import registry
@@ -57,12 +56,6 @@ def command_table() -> str:
             if command.group == group
         ),
     )
-
-
-def error_table() -> str:
-    """Return the exceptions, with the first line of their docstrings."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind is not errors.BirdieError]
-    return table("error | meaning", ((f"`{kind.__name__}`", (kind.__doc__ or "").strip()) for kind in kinds))
 
 
 def recipe_settings(kind: Any = Recipe, path: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
@@ -246,7 +239,6 @@ def benchmark_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "commands": command_table,
-    "errors": error_table,
     "settings": setting_list,
     "variables": choice_table,
     "unavailable": unavailable_list,
