@@ -50,7 +50,13 @@ def encode(source: str, out: str, qp: str) -> None:
     """Write the weights of a .npz as the smaller of two bitstreams at one step size."""
     with np.load(source) as archive:
         weights = {name: archive[name].astype(np.float32) for name in archive.files}
-    settings = {"qp": int(qp), "nonweight_qp": NONWEIGHT_QP, "use_dq": True, "param_opt": True, "row_skipping": True}
+    settings: dict[str, Any] = {
+        "qp": int(qp),
+        "nonweight_qp": NONWEIGHT_QP,
+        "use_dq": True,
+        "param_opt": True,
+        "row_skipping": True,
+    }
     settings |= {"bitstream_path": None, "return_bitstream": True}
     compress = import_nncodec().compress
     streams = []
