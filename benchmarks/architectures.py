@@ -6,8 +6,8 @@
     python -m benchmarks.architectures --count 40          so many of them, spread evenly
     python -m benchmarks.architectures --page PATH         docs/ecosystem.md
 
-Classes are those of the auto mappings of transformers, the models of diffusers and two pipelines, adapters of peft, and
-timm if it is installed; random weights, and sizes found by rule (`benchmarks.shrunken`). In a process of its own, with
+Classes are those of the auto mappings of transformers, the models of diffusers and two pipelines, and adapters of peft;
+random weights, and sizes found by rule (`benchmarks.shrunken`). In a process of its own, with
 limits of time and memory, each model is saved, compressed (`birdie compress FOLDER --bits 6 --coder fast`),
 decompressed and loaded by `from_pretrained`. It comes back if all tensors are the decoded ones to the bit, if it has
 the outputs of the first model with the decoded weights (where inputs can be made up), and if every file of the folder
@@ -32,6 +32,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from torch import Tensor, nn
 
 import birdie
 from benchmarks.command import command_parser, log, report
-from benchmarks.shrunken import Size, completed, distinct, variants
+from benchmarks.shrunken import Size, distinct, variants
 from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -100,7 +101,7 @@ class NotMadeError(Exception):
 
 def subjects(*, every: bool = False) -> list[Subject]:
     """Return the classes of all installed libraries; of each model type of transformers one, or every one."""
-    return [*_transformers(every=every), *_diffusers(), *_peft(), *_timm()]
+    return [*_transformers(every=every), *_diffusers(), *_peft()]
 
 
 def _transformers(*, every: bool) -> list[Subject]:
@@ -141,14 +142,6 @@ def _peft() -> list[Subject]:
     ]
 
 
-def _timm() -> list[Subject]:
-    try:  # timm imports torchvision, which raises a RuntimeError where its build is not that of torch
-        timm = importlib.import_module("timm")
-    except (ImportError, RuntimeError):
-        return []
-    return [Subject("timm", name, name) for name in timm.list_modules()]
-
-
 Build = Callable[[Path], nn.Module]
 """Save a small model, or a part of one, into a folder, and return what `from_pretrained` must give back."""
 
@@ -159,9 +152,7 @@ def builds(subject: Subject) -> Iterable[Build]:
     Raises:
         NotMadeError: there is none.
     """
-    return {"transformers": _of_transformers, "diffusers": _of_diffusers, "peft": _of_peft, "timm": _of_timm}[
-        subject.library
-    ](subject)
+    return {"transformers": _of_transformers, "diffusers": _of_diffusers, "peft": _of_peft}[subject.library](subject)
 
 
 def _of_transformers(subject: Subject) -> Iterable[Build]:
@@ -171,32 +162,15 @@ def _of_transformers(subject: Subject) -> Iterable[Build]:
         raise NotMadeError(f"{_MADE}transformers has no class {subject.name}")
     config = _default_config(kind, transformers, subject.kind)
 
-    def makers(is_completed: bool) -> Iterator[Maker]:
-        for size, small in variants(config, is_completed=is_completed):
-            yield size, lambda small=small: kind(small)  # type: ignore[misc]
-
-    return _small(makers)
+    return _small((size, partial(kind, small)) for size, small in variants(config))
 
 
 Maker = tuple[Size, Callable[[], nn.Module]]
 Save = Callable[[Any, Path], None]
 
 
-def _small(makers: Callable[[bool], Iterator[Maker]], save: Save | None = None) -> Iterator[Build]:
-    """Yield builds of those models that are made and are small, the tiny ones last.
-
-    Settings that are None get a number where no model is made without.
-    """
-    try:
-        yield from _small_of(makers(False), save)
-    except NotMadeError as error:
-        try:
-            yield from _small_of(makers(True), save)
-        except NotMadeError:
-            raise error from None
-
-
-def _small_of(makers: Iterator[Maker], save: Save | None) -> Iterator[Build]:
+def _small(makers: Iterator[Maker], save: Save | None = None) -> Iterator[Build]:
+    """Yield builds of those models that are made and are small, the tiny ones last."""
     reason, is_made, tiny, large = "", False, list[Build](), list[Size]()
     for size, make in makers:
         if sum(other[1:] == size[1:] and other.divisor > size.divisor for other in large) > 1:  # and is wider than they
@@ -251,12 +225,12 @@ def _of_diffusers(subject: Subject) -> Iterable[Build]:
         scheduler = getattr(diffusers, subject.name.replace("Pipeline", "Scheduler"))()
         getattr(diffusers, subject.name)(unet=model, scheduler=scheduler).save_pretrained(folder)
 
-    def makers(is_completed: bool) -> Iterator[Maker]:
-        for size, settings in distinct(completed(defaults) if is_completed else defaults):
+    def makers() -> Iterator[Maker]:
+        for size, settings in distinct(defaults):
             settings |= {name: 4 for name, value in settings.items() if "norm_num_groups" in name and value}
-            yield size, lambda settings=settings: kind(**settings)  # type: ignore[misc]
+            yield size, partial(kind, **settings)
 
-    return _small(makers, save if is_pipeline else None)
+    return _small(makers(), save if is_pipeline else None)
 
 
 def _base() -> Any:
@@ -280,23 +254,6 @@ def _of_peft(subject: Subject) -> Iterable[Build]:
                     weight.add_(0.02 * torch.randn_like(weight))
         model.save_pretrained(folder)
         return model  # type: ignore[no-any-return]
-
-    return [build]
-
-
-def _of_timm(subject: Subject) -> Iterable[Build]:
-    timm, hub = importlib.import_module("timm"), importlib.import_module("timm.models._hub")
-    names = timm.list_models(module=subject.name)
-    if not names:
-        raise NotMadeError(f"{_MADE}timm has no model of {subject.name}")
-    with torch.device("meta"):
-        name = min(names, key=lambda one: sum(w.numel() for w in timm.create_model(one, num_classes=10).parameters()))
-
-    def build(folder: Path) -> nn.Module:
-        torch.manual_seed(0)
-        model: nn.Module = timm.create_model(name, num_classes=10).eval()
-        hub.save_for_hf(model, folder, safe_serialization=True)
-        return model
 
     return [build]
 
@@ -501,12 +458,12 @@ def examine_apart(subject: Subject, seconds: int = SECONDS) -> Outcome:
 
 _INTRODUCTION = """# Ecosystem
 
-Which models of other libraries go through birdie? `python -m benchmarks.architectures --page docs/ecosystem.md` writes
-this page. It takes one class of each model type in the auto mappings of `transformers` (`--every`: each class of each
-task), the models of `diffusers` and two pipelines, adapters of `peft`, and `timm` if it is installed. Configurations
-are made small by rule (two layers, 256 words, images of 32 × 32), and weights are random. Each model goes through
-`birdie compress FOLDER --bits 6 --coder fast` with made-up inputs, `birdie decompress` and `from_pretrained`, in a
-process of its own with a limit of 120 s of processor time.
+Which models of other libraries go through birdie? `python -m benchmarks.architectures --page docs/ecosystem.md`
+writes this page. It takes one class of each model type in the auto mappings of `transformers` (`--every`: each class
+of each task), the models of `diffusers` and two pipelines, and adapters of `peft`. Configurations are made small by
+rule (two layers, 256 words, images of 32 × 32), and weights are random. Each model goes through `birdie compress
+FOLDER --bits 6 --coder fast` with made-up inputs, `birdie decompress` and `from_pretrained`, in a process of its own
+with a limit of 120 s of processor time.
 
 A model *comes back* if every tensor that `from_pretrained` loads is the decoded one to the bit, if its outputs are
 those of the first model with the decoded weights (where inputs can be made up), and if every file of the folder is in

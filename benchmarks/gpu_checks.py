@@ -507,19 +507,6 @@ def profiles(setup: Setup) -> Iterator[Row]:
             yield line(name, milliseconds, "ms")
 
 
-def decoding(setup: Setup) -> Iterator[Row]:
-    """Both coders: loading a model to the device."""
-    side = 64 if setup.small else 2048
-    state = {f"w{i}": torch.randn(side, side, generator=torch.Generator().manual_seed(i)) for i in range(2)}
-    with tempfile.TemporaryDirectory() as folder:
-        for coder in ("fast", "max"):
-            path = Path(folder) / coder
-            save(state, path, scheme="int6", coder=coder)
-            seconds = median_seconds(lambda path=path: load(path, device=setup.device), setup.device, 3)  # type: ignore[misc]
-            rate = 2 * side**2 / seconds / 1e6
-            yield line(f"coder {coder}", rate, "M weights/s", note=f"{path.stat().st_size:,} bytes")
-
-
 def byte_budget(setup: Setup) -> Iterator[Row]:
     """Training on what a file of a byte budget stores: its steps against plain ones, and the file."""
     config = GPTConfig(vocab_size=260, num_layers=2, model_dim=64, num_heads=2, num_kv_heads=1)
@@ -595,7 +582,6 @@ CHECKS: dict[str, Check] = {
     "byte budget": Check("what does training on what a file stores cost?", byte_budget, 180),
     "loader": Check("does the loader keep up?", loader, 45),
     "profile": Check("where does the time of a step go?", profiles, 90),
-    "decoding": Check("how fast is decoding?", decoding, 45),
     "decoding on the device": Check(
         "do kernels decode to the CPU's bits, and how fast?", _on_device(on_device.tensor), 90
     ),

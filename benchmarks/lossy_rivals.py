@@ -1,7 +1,6 @@
 """Lossy coders of weights that birdie is compared with: each turns a state dict into a file and back.
 
-The record stack is in `record_stack`. A coder that is not installed raises
-`NotInstalledError`.
+The record stack is in `record_stack`. A coder that is not installed raises `NotInstalledError`.
 """
 
 import io
@@ -76,8 +75,8 @@ def row_maximum(bits: int, compressor: str) -> LossyCoder:
     return LossyCoder(f"int{bits} row maximum + torch.save + {packer.name}", packer.version, encode, decode)
 
 
-def naive(bits: int, group: int | None = None) -> LossyCoder:
-    """Return a coder of what many do by hand: integers up to the maximum of each channel or group, zstd -22.
+def naive(bits: int) -> LossyCoder:
+    """Return a coder of what many do by hand: integers up to the maximum of each channel, zstd -22.
 
     Scales, vectors and tensors below 1,024 elements are float16. The file has a header of names and shapes; of one
     stream and one stream for each of header, integers, scales and the rest, it takes the smaller. Four bits and fewer
@@ -88,10 +87,6 @@ def naive(bits: int, group: int | None = None) -> LossyCoder:
     def quantized(weight: Tensor) -> bool:
         return weight.ndim >= 2 and weight.numel() >= 1024 and weight.is_floating_point()
 
-    def rows_of(weight: Tensor) -> Tensor:
-        rows = weight.float().flatten(1)
-        return rows.reshape(-1, group) if group and rows.shape[1] % group == 0 else rows
-
     def encode(state: State) -> bytes:
         header = json.dumps([[name, list(weight.shape), str(weight.dtype)[6:]] for name, weight in state.items()])
         symbols, scales, rest = [], [], []
@@ -99,7 +94,7 @@ def naive(bits: int, group: int | None = None) -> LossyCoder:
             if not quantized(weight):
                 rest.append((weight.half() if weight.is_floating_point() else weight).numpy().tobytes())
                 continue
-            rows = rows_of(weight)
+            rows = weight.float().flatten(1)
             scale = (rows.abs().amax(1) / top).half()
             scale[scale == 0] = 1
             symbols.append((rows / scale.float()[:, None]).round().clamp(-top, top).to(torch.int8).reshape(-1).numpy())
@@ -144,7 +139,7 @@ def naive(bits: int, group: int | None = None) -> LossyCoder:
                 )
                 state[name], rest = values.reshape(shape).to(dtype), rest[size:]
                 continue
-            rows = rows_of(empty).shape
+            rows = empty.flatten(1).shape
             scale, scales = scales[: rows[0]].astype(np.float32), scales[rows[0] :]
             values = torch.from_numpy(numbers[: empty.numel()].reshape(rows) * scale[:, None])
             state[name], numbers = values.reshape(shape).to(dtype), numbers[empty.numel() :]
@@ -153,8 +148,7 @@ def naive(bits: int, group: int | None = None) -> LossyCoder:
     def unpacked(data: bytes) -> bytes:
         return packer.decompress(data, LIMIT)
 
-    name = f"int{bits}" + (f" in groups of {group}" if group else " per channel")
-    return LossyCoder(f"{name} + {packer.name}", packer.version, encode, decode)
+    return LossyCoder(f"int{bits} per channel + {packer.name}", packer.version, encode, decode)
 
 
 def challenge_int8() -> LossyCoder:
@@ -169,17 +163,9 @@ def challenge_int8() -> LossyCoder:
 
 def nncodec(qp: int) -> LossyCoder:
     """Return NNCodec with its trellis at one step size; separate processes encode and decode."""
-    return _in_environment("nncodec", "NNCodec", f"qp {qp}", qp)
 
-
-def entropack(bits: float) -> LossyCoder:
-    """Return EntroPack's lattice at one rate, bits per weight of a matrix; separate processes encode and decode."""
-    return _in_environment("entropack", "EntroPack", f"{bits:g} bits", bits)
-
-
-def _in_environment(package: str, name: str, label: str, setting: float) -> LossyCoder:
     def run(*arguments: str | Path) -> None:
-        run_in_environment([str(HERE / "rival_worker.py"), *map(str, arguments)], name)
+        run_in_environment([str(HERE / "rival_worker.py"), *map(str, arguments)], "NNCodec")
 
     def encode(state: State) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -187,16 +173,16 @@ def _in_environment(package: str, name: str, label: str, setting: float) -> Loss
             np.savez(
                 work / "in.npz", allow_pickle=False, **{name: weight.float().numpy() for name, weight in state.items()}
             )
-            run("encode", package, work / "in.npz", work / "file", str(setting))
+            run("encode", work / "in.npz", work / "file", str(qp))
             return (work / "file").read_bytes()
 
     def decode(data: bytes) -> dict[str, Tensor]:
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
             (work / "file").write_bytes(data)
-            run("decode", package, work / "file", work / "out.npz")
+            run("decode", work / "file", work / "out.npz")
             with np.load(work / "out.npz") as archive:
                 return {name: torch.from_numpy(archive[name]) for name in archive.files}
 
-    code = f"from importlib import metadata; print(metadata.version({package!r}))"
-    return LossyCoder(f"{name} {label}", run_in_environment(["-c", code], name).strip(), encode, decode)
+    code = "from importlib import metadata; print(metadata.version('nncodec'))"
+    return LossyCoder(f"NNCodec qp {qp}", run_in_environment(["-c", code], "NNCodec").strip(), encode, decode)

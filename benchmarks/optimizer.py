@@ -4,14 +4,10 @@ records.
     python -m benchmarks.optimizer --json [--seconds 60] [--ranks 2] [--device auto] [--seed 0] [--layers 11]
 
 In one process, with the same gradients, by turns, iterating in bfloat16 as `torch.optim.Muon` does: the loop over
-matrices that ships with torch; birdie's Muon on the same matrices, on four banks (stacks of matrices of equal shape),
-and on banks one Newton–Schulz step at a time, which shows what two steps on one Gram matrix save; and the matrix
-products of the classic iteration alone (314 GFLOP), one call per bank.
-
-On `--ranks` processes with one thread each and gloo or NCCL between them, from the end of backward to updated weights:
-replicated (gradients all-reduced in bfloat16, every rank updates all matrices) compared with Parallel Muon;
-Newton–Schulz without communication; the collectives of a step alone; and how long Parallel Muon waits for them. The
-slowest rank counts.
+matrices that ships with torch; birdie's Muon on the same matrices; and on four banks (stacks of matrices of equal
+shape). On `--ranks` processes with one thread each and gloo or NCCL between them, from the end of backward to updated
+weights: replicated (gradients all-reduced in bfloat16, every rank updates all matrices) compared with Parallel Muon.
+The slowest rank counts.
 
 Rows: median and best over the turns. `ratio` is the median of torch.optim.Muon, or of replicated, over the row's own.
 `difference` is the distance of the weights from torch's after three steps, over the distance that torch's weights moved
@@ -22,23 +18,20 @@ import datetime
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing, nn
+from torch import multiprocessing, nn
 
 from benchmarks.command import command_parser, report
 from benchmarks.processes import duration, take_turns
-from birdie.runtime.device import choose_device, synchronize
+from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World
-from birdie.train import muon as muon_module
 from birdie.train.banks import make_banks
-from birdie.train.muon import Muon, newton_schulz
+from birdie.train.muon import Muon
 from birdie.train.parallel_muon import ParallelMuon
-from birdie.train.profile import named_ranges
 
 LAYERS, DIM, KV_PART, HIDDEN_FACTOR = 11, 512, 2, 3
 RATE, MOMENTUM, DTYPE = 0.02, 0.95, torch.bfloat16
@@ -85,106 +78,38 @@ def update_of(optimizer: ParallelMuon) -> Turn:
     return turn
 
 
-def single_steps(turn: Turn) -> Turn:
-    """Return `turn` without the fusion of two Newton–Schulz steps."""
-
-    def without() -> None:
-        wide, muon_module.WIDE = muon_module.WIDE, 10**9
-        try:
-            turn()
-        finally:
-            muon_module.WIDE = wide
-
-    return without
-
-
-def products(device: torch.device, layers: int, dim: int) -> Turn:
-    """Return the products X·Xᵀ, A·A and B·X alone, five times for each bank."""
-    stacks = []
-    for rows, columns in ((dim, dim), (dim // KV_PART, dim), (dim, HIDDEN_FACTOR * dim)):
-        count = 2 * layers
-        X = torch.randn(count, rows, columns, device=device, dtype=DTYPE) / columns
-        A = torch.empty(count, rows, rows, device=device, dtype=DTYPE)
-        stacks.append((X, A, torch.empty_like(A), torch.empty_like(X)))
-
-    def turn() -> None:
-        for X, A, B, Y in stacks:
-            for _ in range(5):
-                torch.bmm(X, X.mT, out=A)
-                torch.bmm(A, A, out=B)
-                torch.bmm(B, X, out=Y)
-
-    return turn
-
-
-class RangeTimer:
-    """Adds up the seconds of each named range in its blocks, by torch's profiler."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = {}
-        self._device = device
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Add the ranges of the block."""
-        activity = torch.profiler.ProfilerActivity
-        activities = [activity.CPU, *([activity.CUDA] if self._device.type == "cuda" else [])]
-        with torch.profiler.profile(activities=activities) as recorded:
-            yield
-            synchronize(self._device)
-        for name, begin, end in named_ranges(recorded, self._device):
-            self.seconds[name] = self.seconds.get(name, 0.0) + (end - begin) / 1000
-
-
 def rows_of(durations: Mapping[str, Sequence[float]], baseline: str, ranks: int) -> list[dict[str, Any]]:
     """Return a row for each name, whose ratio is to `baseline`."""
     base = statistics.median(durations[baseline])
     rows = []
     for name, turns in durations.items():
         median = statistics.median(turns)
-        row = bare_row(name, ranks, round(1e3 * median, 2))
-        rows.append(
-            row | {"best_ms": round(1e3 * min(turns), 2), "ratio": round(base / median, 3), "turns": len(turns)}
-        )
+        best, ratio = round(1e3 * min(turns), 2), round(base / median, 3)
+        row = {"step": name, "ranks": ranks, "median_ms": round(1e3 * median, 2), "best_ms": best, "ratio": ratio}
+        rows.append(row | {"turns": len(turns), "difference": None})
     return rows
-
-
-def bare_row(step: str, ranks: int = 1, median_ms: float | None = None) -> dict[str, Any]:
-    """Return a row without a comparison."""
-    keys = ("best_ms", "ratio", "turns", "difference")
-    return {"step": step, "ranks": ranks, "median_ms": median_ms, **dict.fromkeys(keys)}
 
 
 def one_process(
     seconds: float, seed: int, device: torch.device, layers: int = LAYERS, dim: int = DIM
 ) -> list[dict[str, Any]]:
     """Return the rows of one process."""
-    members = {name: matrices(seed, device, layers, dim) for name in ("torch", "matrices", "banks", "single")}
-    banks = bank_muon(members["banks"])
+    members = {name: matrices(seed, device, layers, dim) for name in ("torch", "matrices", "banks")}
     turns: dict[str, Turn] = {
         # torch's momentum is a running mean, birdie's a sum: of equal direction, and Newton–Schulz normalizes
         "torch.optim.Muon": torch.optim.Muon(members["torch"].values(), RATE, momentum=MOMENTUM, weight_decay=0.0).step,
         "birdie.Muon, matrices": Muon(members["matrices"].values(), RATE, momentum=MOMENTUM, dtype=DTYPE).step,
-        "birdie, banks": banks,
-        "birdie, banks, one step at a time": single_steps(bank_muon(members["single"])),
+        "birdie, banks": bank_muon(members["banks"]),
     }
     initial = matrices(seed, device, layers, dim)
     for turn in turns.values():
         for _ in range(CHECKED_STEPS):
             turn()
     differences = {name: distance(members["torch"], moved, initial) for name, moved in members.items()}
-    with RangeTimer(device).recording():  # the first profile takes longer
-        banks()
-    durations = take_turns({**turns, "products alone": products(device, layers, dim)}, seconds=seconds, device=device)
-    rows = rows_of(durations, "torch.optim.Muon", ranks=1)
-    for row, key in zip(rows[1:], ("matrices", "banks", "single"), strict=False):
+    rows = rows_of(take_turns(turns, seconds=seconds, device=device), "torch.optim.Muon", ranks=1)
+    for row, key in zip(rows[1:], ("matrices", "banks"), strict=True):
         row["difference"] = round(differences[key], 5)
-    timer = RangeTimer(device)
-    with timer.recording():
-        for _ in range(CHECKED_STEPS):
-            banks()
-    parts = {name.rpartition("/")[2]: 1e3 * total / CHECKED_STEPS for name, total in timer.seconds.items()}
-    return [*rows, *(bare_row(f"of banks: {name}", median_ms=round(ms, 2)) for name, ms in parts.items())]
+    return rows
 
 
 def distance(
@@ -211,33 +136,10 @@ def replicated(optimizer: Muon, members: list[nn.Parameter], world: World) -> Tu
     return turn
 
 
-def orthogonalization(shares: list[Tensor]) -> Turn:
-    """Return the Newton–Schulz iteration alone."""
-
-    def turn() -> None:
-        for share in shares:
-            newton_schulz(share, 5, DTYPE)
-
-    return turn
-
-
-def communication(parallel: ParallelMuon, world: World) -> Turn:
-    """Return the collectives of a step and the copies that they need, without any work to overlap with."""
-
-    def turn() -> None:
-        parallel.start()
-        parallel.square_sum()  # waits for all ranks
-        gathered = [world.start_all_gather(part, buffer) for buffer, _, part in parallel._buffers]
-        for weights in gathered:
-            weights.wait()
-
-    return turn
-
-
 def run_rank(
     rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, layers: int, dim: int, results: Any
 ) -> None:
-    """Measure as one of several ranks; rank 0 puts (durations by name, seconds of waiting) into `results`."""
+    """Measure as one of several ranks; rank 0 puts the durations by name into `results`."""
     torch.set_num_threads(1)
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     timeout = datetime.timedelta(minutes=5)
@@ -256,16 +158,9 @@ def run_rank(
         p.grad.copy_(torch.randn_like(p, generator=None))
         bank.gradient.copy_(p.grad)
     parallel = ParallelMuon(shared, RATE, world=world, momentum=MOMENTUM, dtype=DTYPE)
-    update = update_of(parallel)
-    shards = [share.ranges[rank] for share in parallel.shardings]
     turns = {
         "replicated": replicated(Muon(full, RATE, momentum=MOMENTUM, dtype=DTYPE), full, world),
-        "parallel": update,
-        "Newton–Schulz, replicated": orthogonalization([p.detach() for p in full]),
-        "Newton–Schulz, shared": orthogonalization(
-            [p.detach()[shard.start : shard.stop] for p, shard in zip(full, shards, strict=True)]
-        ),
-        "communication alone": communication(parallel, world),
+        "parallel": update_of(parallel),
     }
     durations: dict[str, list[float]] = {name: [] for name in turns}
     for turn in turns.values():
@@ -275,14 +170,8 @@ def run_rank(
         for name, turn in turns.items():
             dist.barrier()
             durations[name].append(world.max_int(round(1e6 * duration(turn, device)), device) / 1e6)
-    timer = RangeTimer(device)
-    for _ in range(len(durations["parallel"])):
-        dist.barrier()
-        with timer.recording():
-            update()
-    waits = sum(total for name, total in timer.seconds.items() if name in ("reduce/wait", "optimizer/muon/exchange"))
     if rank == 0:
-        results.put((durations, waits / len(durations["parallel"])))
+        results.put(durations)
     dist.destroy_process_group()
 
 
@@ -291,20 +180,13 @@ def several_processes(
 ) -> list[dict[str, Any]]:
     """Return the rows of `size` processes."""
     if device.type == "cuda" and torch.cuda.device_count() < size:
-        return [bare_row(f"skipped: {torch.cuda.device_count()} GPU(s), not {size}", size)]
+        return [{"step": f"skipped: {torch.cuda.device_count()} GPU(s), not {size}", "ranks": size}]
     results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
             run_rank, (size, folder, seconds, seed, device.type, layers, dim, results), nprocs=size, join=True
         )
-        durations, waits = results.get()
-    steps = {name: durations[name] for name in ("replicated", "parallel", "communication alone")}
-    iterations = {name: turns for name, turns in durations.items() if "Newton" in name}
-    return [
-        *rows_of(steps, "replicated", size),
-        *rows_of(iterations, "Newton–Schulz, replicated", size),
-        bare_row("of parallel: waiting for it", size, round(1e3 * waits, 2)),
-    ]
+        return rows_of(results.get(), "replicated", size)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -160,7 +160,6 @@ class Measured:
     decode_mb: float | None = None
 
 
-Words = NDArray[np.generic]
 Measure = Callable[[SymbolSet], Measured]
 
 
@@ -280,22 +279,15 @@ LRZIP = Program(
 )
 
 
-def in_environment(package: str) -> Measure:
-    """Return the measurement of a package of the rivals' environment, by `rival_worker`."""
-
-    def measure(symbols: SymbolSet) -> Measured:
-        if package == "nncodec" and not symbols.is_integer:
-            raise NotApplicableError("codes integers only")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "tensors.npz"
-            arrays = _worker_arrays(symbols, as_bytes=package == "zipnn" and symbols.is_integer)
-            np.savez(path, allow_pickle=False, **arrays)
-            output = run_in_environment(
-                [str(HERE / "rival_worker.py"), "lossless", package, str(path)], package, Path(folder)
-            )
-        return Measured(**json.loads(output.strip().splitlines()[-1]))
-
-    return measure
+def nncodec(symbols: SymbolSet) -> Measured:
+    """Measure NNCodec in the rivals' environment, by `rival_worker`."""
+    if not symbols.is_integer:
+        raise NotApplicableError("codes integers only")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tensors.npz"
+        np.savez(path, allow_pickle=False, **{name: tensor.numpy() for name, tensor in symbols.tensors.items()})
+        output = run_in_environment([str(HERE / "rival_worker.py"), "lossless", str(path)], "NNCodec", Path(folder))
+    return Measured(**json.loads(output.strip().splitlines()[-1]))
 
 
 def run_in_environment(arguments: list[str], package: str, folder: Path | None = None) -> str:
@@ -325,19 +317,6 @@ def run_in_environment(arguments: list[str], package: str, folder: Path | None =
     return process.stdout
 
 
-def _worker_arrays(symbols: SymbolSet, *, as_bytes: bool) -> dict[str, Words]:
-    """Return the arrays for the worker; bfloat16, which numpy lacks, as int16 words under a marked name."""
-    if as_bytes:
-        return {"stream": np.frombuffer(join(symbols.tensors, "rows"), np.int8)}
-    arrays: dict[str, Words] = {}
-    for name, tensor in symbols.tensors.items():
-        if tensor.dtype == torch.bfloat16:
-            arrays[f"{name}|bf16"] = tensor.view(torch.int16).numpy()
-        else:
-            arrays[name] = tensor.numpy()
-    return arrays
-
-
 MEASURES: dict[str, tuple[str, Measure]] = {
     "save-zlib": ("torch.save + zlib -9", saved("zlib")),
     "save-zstd": ("torch.save + zstd -22", saved("zstd")),
@@ -346,6 +325,5 @@ MEASURES: dict[str, tuple[str, Measure]] = {
     "brotli": ("brotli -11", streamed("brotli")),
     "zpaq": ("zpaq -m5", ZPAQ),
     "lrzip": ("lrzip -z -L 9", LRZIP),
-    "nncodec": ("NNCodec", in_environment("nncodec")),
-    "zipnn": ("ZipNN", in_environment("zipnn")),
+    "nncodec": ("NNCodec", nncodec),
 }

@@ -2,7 +2,6 @@
 
     python -m benchmarks.scale                             10, 50 and 200 million weights, four bits each
     python -m benchmarks.scale --weights 10M,1B --json     other sizes
-    python -m benchmarks.scale --beside ../old             another checkout in the same run, row by row in turns
     python -m benchmarks.scale --methods "birdie fast"     some methods
 
 ZipNN, torch_ans and EntroPack run in the environment that `make rivals` builds. EntroPack without a GPU takes two
@@ -49,7 +48,7 @@ APART = ("zipnn", "torch_ans", "entropack")  # in an environment of their own
 METHODS = (*OURS, "gguf Q4_0", "torchao int4", "zstd -19", "zipnn", "torch_ans", "entropack")
 MOST = {"zstd -19": 60_000_000, "entropack": 60_000_000}  # weights: they take a second or two for a million
 
-# Runs with the working directory in a checkout. Arguments: method, small model, model, file, bits.
+# Arguments: method, small model, model, file, bits.
 _WORKER = """
 import json, os, resource, sys, time
 import torch
@@ -69,11 +68,7 @@ def peak():  # MiB since the last call; a process inherits the ru_maxrss of its 
 
 def birdie_methods():
     import birdie
-    try:
-        from birdie.runtime.mapped import releasing
-    except ImportError:
-        import contextlib
-        releasing = lambda files: contextlib.nullcontext()
+    from birdie.runtime.mapped import releasing
     from pathlib import Path
     _, coder = method.split()
     settings = dict(lossless=True, coder="fast") if coder == "lossless" else dict(bits=float(bits), coder=coder)
@@ -213,19 +208,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--weights", type=comma_separated(one_of(tuple(SIZES), "size")), default=["10M", "50M", "200M"])
     parser.add_argument("--methods", type=comma_separated(one_of(METHODS, "method")), default=list(METHODS))
     parser.add_argument("--bits", type=float, default=4.0, help="bits per weight of birdie (default: 4)")
-    parser.add_argument("--beside", type=Path, help="another checkout whose birdie is measured as well")
     parser.add_argument("--folder", type=Path, help="where the models are kept (default: a temporary folder)")
     options = parser.parse_args(arguments)
     with errors_as_exit(OSError), tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        rows = list(measured(folder, options.weights, options.methods, options.bits, options.beside))
+        rows = list(measured(folder, options.weights, options.methods, options.bits))
         report(rows, as_json=options.json)
 
 
-def measured(
-    folder: Path, sizes: list[str], methods: list[str], bits: float, beside: Path | None
-) -> Iterator[dict[str, Any]]:
-    """Yield a row for each size, method and checkout."""
+def measured(folder: Path, sizes: list[str], methods: list[str], bits: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each size and method."""
     folder.mkdir(parents=True, exist_ok=True)
     small = model_file(folder, "small", (1, 256, 512))
     for size in sizes:
@@ -234,10 +226,8 @@ def measured(
         for method in methods:
             if weights > MOST.get(method, weights):
                 continue
-            checkouts = {"": ROOT} | ({f" at {beside.name}": beside} if beside and method.startswith("birdie") else {})
-            for name, checkout in checkouts.items():
-                log(f"{size} {method}{name}")
-                yield row(f"{method}{name}", weights, run_worker(checkout, method, small, model, folder / "out", bits))
+            log(f"{size} {method}")
+            yield row(method, weights, run_worker(method, small, model, folder / "out", bits))
 
 
 def row(method: str, weights: int, results: list[float] | str) -> dict[str, Any]:
@@ -255,7 +245,7 @@ def row(method: str, weights: int, results: list[float] | str) -> dict[str, Any]
 COLUMNS = ("compress_cpu_s", "compress_M_per_s", "load_M_per_s", "peak_mib", "bytes", "bits", "error")
 
 
-def run_worker(checkout: Path, method: str, small: Path, model: Path, out: Path, bits: float) -> list[float] | str:
+def run_worker(method: str, small: Path, model: Path, out: Path, bits: float) -> list[float] | str:
     """Return what a process measured, or why it could not."""
     package, python = method.split()[0], sys.executable
     if package in ("gguf", "torchao") and not installed(package):
@@ -265,7 +255,7 @@ def run_worker(checkout: Path, method: str, small: Path, model: Path, out: Path,
             return "not installed (make rivals)"
         python = str(RIVALS)
     command = [python, "-c", _WORKER, method, str(small), str(model), str(out), str(bits)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
     results: list[float] = json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,7 @@
 """Bytes, error and KL of quantization schemes: `python -m benchmarks.schemes [--json] [--markdown]`.
 
     python -m benchmarks.schemes                        matrices of the shared GPT: the table of docs/schemes.md
-    python -m benchmarks.schemes --subject layers       layers of two ResNets: transforms and Tucker (docs/spectral.md)
+    python -m benchmarks.schemes --subject layers       layers of two ResNets: transforms and Tucker (docs/schemes.md)
     python -m benchmarks.schemes --subject normal       normal numbers: how far above the rate–distortion bound?
     python -m benchmarks.schemes --schemes 'int4;ternary + data' --subject g128
 

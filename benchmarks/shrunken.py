@@ -11,7 +11,6 @@ large; the first of which a model can be made, and which runs, is taken.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from math import gcd
 from typing import Any, NamedTuple
 
 VOCABULARY, POSITIONS, PIXELS, PATCH, FRAMES, EXPERTS = 256, 128, 32, 8, 8, 4
@@ -67,67 +66,22 @@ _SECTIONS = re.compile(r"mrope_section|axes_dims?(_rope)?$|rope_axes_dim$|rope_d
 _NAMED_LAYERS = re.compile(r"ind(ex|ic)es$|_idxs?$|_ids$|(?<!proj_)layers?$|attention_blocks$")
 _DERIVED = re.compile(r"^out_features$|^_out_|stage_names")  # from out_indices
 _DROPPED = {"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"}
-_NUMBERS = {  # of settings that are None
-    "n_routed_experts": EXPERTS,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "prediction_length": 8,
-    "in_channels": 4,
-    "patch_size": 2,
-    "sample_size": PIXELS,
-    "pad_token_id": 0,
-    "vocab_size": VOCABULARY,
-    "caption_channels": 64,
-    "addition_time_embed_dim": 16,
-}
 _TOKEN = re.compile(r"token_id$|_token_index$|token_ids?$|_id$|_index$")
 
 
-def variants(config: Any, *, is_completed: bool = False) -> Iterator[tuple[Size, Any]]:
-    """Yield sizes and smaller configurations of the class of a configuration of transformers, the smallest first.
-
-    Settings that are None may get a number: some classes have no default that they take.
-    """
-    settings = _settings(config.to_dict())
-    for size, smaller in distinct(completed(settings) if is_completed else settings):
+def variants(config: Any) -> Iterator[tuple[Size, Any]]:
+    """Yield sizes and smaller configurations of the class of a configuration of transformers, the smallest first."""
+    dropped = {*_DROPPED, "model_type"}
+    for size, smaller in distinct({key: value for key, value in config.to_dict().items() if key not in dropped}):
         try:
             yield size, type(config)(**smaller)
         except Exception:  # whatever a class objects to: the next one is less small
             continue
 
 
-def completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with numbers in place of None where a model must have one, those of their parts too."""
-    heads = values.get("num_attention_heads")
-    width = values.get("hidden_size")
-    derived = {"num_key_value_heads": heads, "head_dim": width // heads if heads and width else None}
-    numbers = _NUMBERS | {key: value for key, value in derived.items() if value}
-    return {
-        key: completed(value) if isinstance(value, dict) else numbers.get(key) if value is None else value
-        for key, value in values.items()
-    }
-
-
-def _with_heads_of_width(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with fewer heads where their number does not divide the width and no size of a head is set."""
-    result: dict[str, Any] = {
-        key: _with_heads_of_width(value) if isinstance(value, dict) else value for key, value in values.items()
-    }
-    heads: Any = result.get("num_attention_heads")
-    width: Any = result.get("hidden_size")
-    groups: Any = result.get("num_key_value_heads")
-    has_head_size = any(_HEAD_SIZE.search(str(key)) and value for key, value in result.items())
-    if not _is_number(heads) or not _is_number(width) or not heads or not width % heads or has_head_size:
-        return result
-    result["num_attention_heads"] = gcd(heads, width)
-    if _is_number(groups):
-        result["num_key_value_heads"] = gcd(groups, result["num_attention_heads"])
-    return result
-
-
 def distinct(settings: Mapping[str, Any]) -> Iterator[tuple[Size, dict[str, Any]]]:
     """Yield sizes and the smaller settings that they leave, each of those once."""
-    known, settings = set(), _with_heads_of_width(settings)
+    known = set()
     for size in sizes(settings):
         smaller = shrunken(settings, size)
         if (text := repr(smaller)) not in known:
@@ -149,16 +103,7 @@ def sizes(settings: Mapping[str, Any]) -> list[Size]:
             )
         )
 
-    return [Size(divisor, *kind) for divisor in sorted(DIVISORS, key=misfits) for kind in _KINDS] + [
-        Size(divisor, *kind) for divisor in _norm_divisors(settings) for kind in _KINDS
-    ]
-
-
-def _norm_divisors(settings: Mapping[str, Any]) -> list[int]:
-    """Return what divides channels of blocks so that groups of norms of a fixed number still divide them."""
-    channels = [value for key, value in settings.items() if "block_out_channels" in key]
-    common = gcd(*(n for value in channels if isinstance(value, list | tuple) for n in value if _is_number(n)))
-    return [common // _NORM_GROUPS] if common > _NORM_GROUPS and not common % _NORM_GROUPS else []
+    return [Size(divisor, *kind) for divisor in sorted(DIVISORS, key=misfits) for kind in _KINDS]
 
 
 def _widths(key: str, value: Any) -> Iterator[int]:
@@ -180,10 +125,6 @@ def _is_width(key: str, value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in _DROPPED and key != "model_type"}
 
 
 def _head_sizes(values: Mapping[str, Any], size: Size, inherited: int = 1) -> Iterator[tuple[int, int]]:

@@ -11,9 +11,8 @@ of its blocks; the JPEG test images are used for testing only. The sizes are rea
 from the previous.
 
 Other rows: the float network; the float network fine-tuned without a size, for as many steps as the smallest size,
-times `--longer` (a ResNet by labels, because it already predicts its own outputs), and of the GPT its files by trellis
-and Fisher information. Without training: plain grids with one step per matrix, birdie's trellis without data and with
-Fisher information, and NNCodec, all of the float network. Every row is decoded from its file.
+times `--longer` (a ResNet by labels, because it already predicts its own outputs), and of the GPT its files; and files
+of the float network without training. Every row is decoded from its file.
 """
 
 import argparse
@@ -43,10 +42,8 @@ from benchmarks.command import (
     report,
     shared_data,
 )
-from benchmarks.curves import bytes_at
 from benchmarks.networks import Block, augmented
-from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row
-from benchmarks.rivals import NotInstalledError
+from benchmarks.rate_distortion import Row, birdie_rows, row
 from benchmarks.subjects import CHOICES, Amounts, Batch, Subject, load_subject, windows
 from birdie.artifact.load import load
 from birdie.data.shards import read_shard
@@ -57,7 +54,6 @@ from birdie.runtime.provenance import VERSION
 
 PROGRAM = "python -m benchmarks.spectral_tune"
 SETTINGS = ("subject", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe
-GRIDS = (0.4, 0.6, 0.8, 1.1, 1.5, 2.0)  # steps of plain grids, in standard deviations of the matrix
 ROWS = ("plain", "spectral", "trellis", "untrained")  # that can be chosen; the float network is always measured
 TABLE = ("seed", "scheme", "bytes", "smaller", "bpb", "accuracy", "agreement", "kl", "encode_s")
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -207,9 +203,7 @@ class Bench:
         yield row("float", "float32, fine-tuned", self.float_bytes, quality, seconds, torch.__version__)
         if self.text:
             other = dataclasses.replace(subject, module=model, state=model.state_dict(), logits=dict(subject.logits))
-            sizes = self.budgets_and_larger() if "untrained" in self.options.rows else self.budgets
-            after = "fine-tuned, then Fisher steps"
-            for line in birdie_rows(other, [(after, after, {"budget": size}) for size in sizes]):
+            for line in self.files(other, "fine-tuned, then a file"):
                 yield {**line, "encode_s": line["encode_s"] + seconds}
 
     def rows(self) -> Iterator[Row]:
@@ -224,9 +218,7 @@ class Bench:
         if "trellis" in rows:
             yield from self.trellis()
         if "untrained" in rows:
-            yield from self.untrained()
-            if not self.text:
-                yield from rival_rows(subject, Cache(self.options.runs / "rd-cache", subject), ["nncodec"], ())
+            yield from self.files(subject, "without training")
 
     def spectral(self) -> Iterator[Row]:
         """Yield the rows of the network trained to each size in turn."""
@@ -236,12 +228,7 @@ class Bench:
         loss = target_loss if self.text else distillation_loss(self.subject.module)
         for budget in self.budgets:
             self.tune(model, data, loss, self.options.steps, budget)
-            with tempfile.TemporaryDirectory() as folder:
-                size = birdie.save(model, Path(folder) / "x.birdie").bytes
-                quality = self.subject.measure(load(Path(folder) / "x.birdie"))
-            seconds = time.perf_counter() - start
-            scheme = f"spectral, {self.options.transform}"
-            yield row("spectral", scheme, size, quality, seconds, VERSION)
+            yield self.trained(model, "spectral", f"spectral, {self.options.transform}", start)
 
     def trellis(self) -> Iterator[Row]:
         """Yield the rows of the network trained on what the trellis stores, from the float network for each size.
@@ -253,41 +240,18 @@ class Bench:
             torch.manual_seed(self.options.seed)
             model, start = self.start(), time.perf_counter()
             self.tune(model, self.data(), loss, self.options.steps * len(self.budgets), budget)
-            with tempfile.TemporaryDirectory() as folder:
-                size = birdie.save(model, Path(folder) / "x.birdie").bytes
-                quality = self.subject.measure(load(Path(folder) / "x.birdie"))
-            yield row("trained", "trained on the trellis", size, quality, time.perf_counter() - start, VERSION)
+            yield self.trained(model, "trained", "trained on the trellis", start)
 
-    def untrained(self) -> Iterator[Row]:
-        """Yield the rows of birdie's files of the float network without training, with and without calibration data."""
-        uncalibrated: dict[str, Any] = {"calibration": None}
-        grids: list[tuple[str, str, dict[str, Any]]] = [
-            ("plain grids", f"plain grid, {step:g} σ", uncalibrated | {"scheme": f"sigma:{step},per_tensor"})
-            for step in GRIDS
-        ]
-        trellis = [
-            ("trellis", "trellis, no data", uncalibrated | {"budget": size}) for size in self.budgets_and_larger()
-        ]
-        fisher = [("Fisher steps", "trellis, Fisher steps", {"budget": size}) for size in self.budgets_and_larger()]
-        yield from birdie_rows(self.subject, [*grids, *trellis, *fisher])
+    def trained(self, model: nn.Module, curve: str, scheme: str, start: float) -> Row:
+        """Return the row of a trained model, decoded from its file."""
+        with tempfile.TemporaryDirectory() as folder:
+            size = birdie.save(model, Path(folder) / "x.birdie").bytes
+            quality = self.subject.measure(load(Path(folder) / "x.birdie"))
+        return row(curve, scheme, size, quality, time.perf_counter() - start, VERSION)
 
-    def budgets_and_larger(self) -> list[int]:
-        """Return the sizes and larger ones, to interpolate the size of equal quality."""
-        return [*(int(self.budgets[0] * factor) for factor in (2.0, 1.6, 1.3)), *self.budgets]
-
-
-def comparison(rows: Sequence[Row], against: str) -> list[Row]:
-    """Return the bytes of each other curve at the quality of each trained size; None where a curve does not reach."""
-    lines = [{**line, "disagreement": 1 - line["agreement"]} for line in rows if line["bytes"]]
-    curves = [name for name in dict.fromkeys(line["curve"] for line in lines) if name not in ("float", "spectral")]
-    comparisons = []
-    for trained in (line for line in lines if line["curve"] == "spectral"):
-        value, size = trained[against], trained["bytes"]
-        for name in curves:
-            other = bytes_at([line for line in lines if line["curve"] == name], value, against)
-            sizes = {"spectral_bytes": size, "other": name, "other_bytes": other and round(other)}
-            comparisons.append({"equal": against, "value": value, **sizes, "ratio": other and size / other})
-    return comparisons
+    def files(self, subject: Subject, name: str) -> Iterator[Row]:
+        """Yield the rows of birdie's calibrated files of a network at each size."""
+        return birdie_rows(subject, [(name, name, {"budget": size}) for size in self.budgets])
 
 
 def over_seeds(rows: Sequence[Row], seeds: int, quality: str) -> list[Row]:
@@ -356,7 +320,7 @@ def from_recipe(name: str) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, and print the tables."""
     rows = []
-    with errors_as_exit(NotInstalledError):
+    with errors_as_exit():
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if options.seeds < 1:
             raise ConfigError(f"there is nothing to measure with {options.seeds} seeds; give at least 1")
@@ -369,18 +333,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append({"seed": seed, **line, "smaller": smaller})
                 log(json.dumps(rows[-1]))
     quality = "bpb" if subject.bits is not None else "accuracy"
-    compared, means = [], over_seeds(rows, options.seeds, quality)
-    if options.seeds == 1:
-        compared, means = comparison(rows, quality if quality == "bpb" else "disagreement"), []
+    means = over_seeds(rows, options.seeds, quality) if options.seeds > 1 else []
     if options.json:
-        marked = [*({"mean": True, **line} for line in means), *({"comparison": True, **line} for line in compared)]
-        report([*rows, *marked], as_json=True)
+        report([*rows, *({"mean": True, **line} for line in means)], as_json=True)
         return
     columns = [key for key in TABLE if any(line[key] is not None for line in rows)]
     report([{key: line[key] for key in columns} for line in rows], as_json=False)
-    for table in (means, compared):
-        if table:
-            report(table, as_json=False)
+    if means:
+        report(means, as_json=False)
 
 
 if __name__ == "__main__":

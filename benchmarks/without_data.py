@@ -3,10 +3,9 @@
     python -m benchmarks.without_data                          every network of the shared data (BIRDIE_DATA)
     python -m benchmarks.without_data --subjects silero        some of them
     python -m benchmarks.without_data --inputs synthetic       birdie gets the module as well, but no data
-    python -m benchmarks.without_data --entropack 4,3          EntroPack beside them, at bits per weight (make rivals)
 
 The error is the mean KL of the predictions on held-out data, and of Silero's the mean difference of probabilities.
-Naive files have per-channel integers of 8 to 3 bits, or four bits in groups, under zstd -22. birdie writes
+Naive files have per-channel integers of 8 to 3 bits under zstd -22. birdie writes
 files at budgets from int3's bytes to int8's. The column `rise` is the largest error over that at the next smaller
 budget. Constants of the prior were chosen on resnet20, silero and g128.
 """
@@ -27,14 +26,13 @@ from benchmarks.command import comma_separated, command_parser, errors_as_exit, 
 from benchmarks.curves import bytes_at
 from benchmarks.lossy_rivals import LossyCoder
 from benchmarks.networks import load_silero
-from benchmarks.rivals import NotInstalledError
 from benchmarks.subjects import SEQ_LEN, SUBJECTS, Amounts, load_subject
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.errors import BudgetError
 from birdie.runtime.provenance import VERSION
 
-BITS, GROUPS = (8, 6, 5, 4, 3), (128, 64, 32)
+BITS = (8, 6, 5, 4, 3)
 STEP, STEPS = 1.15, 8  # further budgets below int3's bytes, until birdie's error is the largest of the naive files
 IMAGES, TOKENS = 2000, 65_536
 NETWORKS = (*SUBJECTS, "silero")
@@ -56,12 +54,6 @@ class Network:
     module: nn.Module
     state: State
     measure: Callable[[State], tuple[float, float]] = field(repr=False)
-
-
-def naive_coders() -> list[LossyCoder]:
-    """Return the naive coders, from fine to coarse."""
-    by_row = [lossy_rivals.naive(bits) for bits in BITS]
-    return [*by_row, *(lossy_rivals.naive(4, group) for group in GROUPS)]
 
 
 def network(name: str, runs: Path) -> Network:
@@ -174,28 +166,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--budgets", type=int, default=20, help="from int3's bytes to int8's (default: 20)")
     parser.add_argument("--inputs", choices=("none", "synthetic"), default="none", help="what birdie gets besides")
-    parser.add_argument(
-        "--entropack", type=comma_separated(float), default=[], help="rates of EntroPack, which takes minutes each"
-    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached images")
     options = parser.parse_args(arguments)
     rows: list[Row] = []
     compared: list[Row] = []
     summaries: list[Row] = []
-    with errors_as_exit(NotInstalledError):
+    coders = [lossy_rivals.naive(bits) for bits in BITS]
+    with errors_as_exit():
         for name in options.subjects:
             measured = network(name, options.runs)
-            naive = rival_rows(measured, naive_coders())
-            beside = rival_rows(measured, [lossy_rivals.entropack(bits) for bits in options.entropack])
+            naive = rival_rows(measured, coders)
             worst = max(row["error"] for row in naive)
             birdie = birdie_rows(measured, budgets(naive, options.budgets), worst, options.inputs)
-            rows += [*naive, *beside, *birdie]
-            compared += comparison([*naive, *beside], birdie)
+            rows += [*naive, *birdie]
+            compared += comparison(naive, birdie)
             summaries.append(summary(naive, birdie))
     if options.json:
         report([*rows, *({"comparison": True, **line} for line in compared), *summaries], as_json=True)
         return
-    log(f"birdie {VERSION}; {naive_coders()[0].version}")
+    log(f"birdie {VERSION}; {coders[0].version}")
     report(compared, as_json=False)
     report(summaries, as_json=False)
 

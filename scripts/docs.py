@@ -7,14 +7,15 @@ compares every table with the code, so a change of a setting, a command or a lim
 
 import ast
 import dataclasses
+import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from birdie import errors
 from birdie.artifact import codes, container, file, pytree
 from birdie.cli import GROUPS, commands
 from birdie.compress import registry
@@ -57,12 +58,6 @@ def command_table() -> str:
     )
 
 
-def error_table() -> str:
-    """Return the exceptions, with the first line of their docstrings."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind is not errors.BirdieError]
-    return table("error | meaning", ((f"`{kind.__name__}`", (kind.__doc__ or "").strip()) for kind in kinds))
-
-
 def recipe_settings(kind: Any = Recipe, path: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
     """Yield (table, field, parameter) of each setting of a recipe; the parameter has its variables and its help."""
     hints = get_type_hints(kind, include_extras=True)
@@ -76,17 +71,23 @@ def recipe_settings(kind: Any = Recipe, path: str = "") -> Iterator[tuple[str, d
             yield from recipe_settings(hint, f"{path}.{setting.name}".strip("."))
 
 
-def setting_tables() -> str:
-    """Return a table of settings for each table of a recipe, under a heading."""
-    tables: dict[str, list[tuple[str, str, str, str]]] = {}
+def setting_list() -> str:
+    """Return the settings of each table of a recipe, with defaults and variables."""
+    tables: dict[str, list[str]] = {}
     for path, setting, parameter in recipe_settings():
-        row = (f"`{setting.name}`", spelled(setting), quoted(parameter.env_var or ()), parameter.help.replace("|", "/"))
-        tables.setdefault(path, []).append(row)
-    parts = []
-    for path, rows in sorted(tables.items(), key=lambda item: not item[0]):
-        heading = f"### `[{path}]`" if path else "### Outside of tables"
-        parts += [heading, "", table("setting | default | variable | meaning", rows), ""]
-    return "\n".join(parts).strip()
+        variables = tuple(parameter.env_var or ())
+        names = "" if variables == (setting.name.upper(),) else f" ({quoted(variables)})" if variables else ""
+        tables.setdefault(path, []).append(f"`{setting.name}`{'' if variables else '°'} {spelled(setting)}{names}")
+    lines = (
+        f"- **`[{path}]`** {', '.join(one)}" if path else f"- outside of tables: {', '.join(one)}"
+        for path, one in sorted(tables.items(), key=lambda item: not item[0])
+    )
+    return "\n".join(wrapped(line, "  ") for line in lines)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return text in lines of at most 100 characters; code with spaces stays in one line."""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def spelled(setting: "dataclasses.Field[Any]") -> str:
@@ -96,33 +97,37 @@ def spelled(setting: "dataclasses.Field[Any]") -> str:
         return str(value).lower()
     if value is None or value == ():
         return "–"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def choice_table() -> str:
-    """Return the variables that do not set exactly one setting."""
-    choices = (
-        (f"`{name}=1`", f'`model.{setting} = "{word}"`') for name, (setting, word) in environment.CHOICES.items()
-    )
-    rules = ((quoted(rule.variables), quoted(rule.settings)) for rule in environment.RULES)
-    return table("variable | setting", (*choices, *rules))
+    """Return the variables that do not set exactly one setting; those of one table, one setting each, share a row."""
+    choices: dict[str, list[str]] = {}
+    for name, (setting, word) in environment.CHOICES.items():
+        choices.setdefault(f'`model.{setting} = "{word}"`', []).append(f"{name}=1")
+    rows = [(quoted(names), setting) for setting, names in choices.items()]
+
+    def kind(rule: environment.Rule) -> object:
+        is_one = len(rule.variables) == len(rule.settings) == 1
+        return rule.settings[0].rpartition(".")[0] if is_one else rule
+
+    for _, group in itertools.groupby(environment.RULES, kind):
+        rules = list(group)
+        first, *others = [setting for rule in rules for setting in rule.settings]
+        names = [first, *(name.rpartition(".")[2] for name in others)] if len(rules) > 1 else [first, *others]
+        rows.append((quoted(name for rule in rules for name in rule.variables), quoted(names)))
+    return table("variable | setting", rows)
 
 
-def unavailable_table() -> str:
-    """Return the techniques of the records that are not supported, with their variables."""
-    every = environment.UNAVAILABLE
-    return table(
-        "technique | variables",
-        ((one.technique.rpartition(" ")[0].rstrip(","), quoted((*one.variables, *one.details))) for one in every),
-    )
+def unavailable_list() -> str:
+    """Return the techniques of the records that are not supported."""
+    names = (one.technique.rpartition(" ")[0].rstrip(",") for one in environment.UNAVAILABLE)
+    return wrapped("; ".join(names))
 
 
-def ignored_table() -> str:
-    """Return the variables that need no setting, by reason."""
-    reasons: dict[str, list[str]] = {}
-    for name, reason in environment.IGNORED.items():
-        reasons.setdefault(reason, []).append(name)
-    return table("variable | reason", ((quoted(names), reason) for reason, names in reasons.items()))
+def ignored_list() -> str:
+    """Return the variables that need no setting."""
+    return wrapped(quoted(environment.IGNORED))
 
 
 def recipe_table() -> str:
@@ -234,11 +239,10 @@ def benchmark_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "commands": command_table,
-    "errors": error_table,
-    "settings": setting_tables,
+    "settings": setting_list,
     "variables": choice_table,
-    "unavailable": unavailable_table,
-    "ignored": ignored_table,
+    "unavailable": unavailable_list,
+    "ignored": ignored_list,
     "recipes": recipe_table,
     "presets": preset_table,
     "schemes": registry.markdown_table,

@@ -32,7 +32,6 @@ PAGES = (*FRONT, *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob
 RUNNABLE = (
     "README.md",
     "docs/index.md",
-    "docs/first-steps.md",
     "docs/compress.md",
     "docs/extend.md",
     "docs/scoring.md",
@@ -253,9 +252,8 @@ def test_every_table_has_a_page() -> None:
 
 def test_the_page_of_settings_has_every_setting_of_a_recipe() -> None:
     page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8").partition("## Settings")[2]
-    sections = re.split(r"^### `\[(.+)\]`$", page.partition("### Outside")[0], flags=re.MULTILINE)[1:]
-    tables = zip(sections[::2], sections[1::2], strict=True)
-    listed = {f"{name}.{setting}" for name, rows in tables for setting in re.findall(r"^\| `(\w+)` \|", rows, re.M)}
+    rows = re.findall(r"^- \*\*`\[(.+?)\]`\*\* (.+?)(?=^- |^$)", page, re.MULTILINE | re.DOTALL)
+    listed = {f"{name}.{setting}" for name, row in rows for setting in re.findall(r"`([a-z]\w*)`", row)}
     assert listed == set(settings(Recipe().to_dict())) - {"device"}
 
 

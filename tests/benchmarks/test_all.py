@@ -169,7 +169,7 @@ def test_every_method_of_scale_is_measured_or_says_why_not(tmp_path: Path, monke
         "benchmarks.scale.subprocess.run", lambda command, *, cwd, **_: run_python(*command[1:], folder=cwd)
     )
     monkeypatch.setitem(scale.SIZES, "10M", (1, 128, 256))
-    rows = {row["method"]: row for row in scale.measured(tmp_path, ["10M"], list(scale.METHODS), 4.0, None)}
+    rows = {row["method"]: row for row in scale.measured(tmp_path, ["10M"], list(scale.METHODS), 4.0)}
     fast, lossless = rows["birdie fast"], rows["birdie lossless"]
     assert fast["bits"] <= 4
     assert lossless["error"] == 0 < fast["error"] < 0.2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.architectures import Outcome, Subject, chosen, examine, examine_apart, page
-from benchmarks.shrunken import Size, completed, distinct, shrunken, sizes
+from benchmarks.shrunken import Size, distinct, shrunken, sizes
 
 BERT = {
     "hidden_size": 768,
@@ -91,16 +91,6 @@ def test_variants_leave_different_settings_and_are_distinct() -> None:
     assert {small["image_size"] for small in first} == {32, 224}
     assert {small["num_attention_heads"] for small in first} >= {6, 12}
     assert {small["num_hidden_layers"] for small in first} >= {2, 4}
-
-
-def test_settings_that_are_none_get_numbers_that_fit() -> None:
-    part = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None}
-    full = completed({"text_config": part, "prediction_length": None, "dropout": None})
-    assert full["text_config"] == {**part, "num_key_value_heads": 32, "head_dim": 128}
-    assert full["prediction_length"] > 0
-    assert full["dropout"] is None
-    _, small = next(distinct({"hidden_size": 1152, "num_attention_heads": 14}))
-    assert small["hidden_size"] % small["num_attention_heads"] == 0
 
 
 def test_lists_of_sizes_are_shrunken_and_ids_stay_within_the_vocabulary() -> None:

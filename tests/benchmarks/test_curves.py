@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import rate_distortion, rivals, spectral_tune, without_data
+from benchmarks import rate_distortion, rivals, without_data
 from benchmarks.curves import bytes_at, frontier, quality_chart, ratios, speed_chart
 from benchmarks.subjects import Quality, Subject, tiny_subject
 
@@ -120,14 +120,3 @@ def test_without_data_makes_smaller_files_until_one_is_as_bad_as_the_worst_naive
     monkeypatch.setattr(without_data, "birdie_row", lambda _network, budget, _inputs: line(budget, 100 / budget))
     sizes = [row["bytes"] for row in without_data.birdie_rows(cast(Any, None), [100, 200], worst, "none")]
     assert (sizes, sizes[-2:], len(sizes)) == (sorted(sizes), [100, 200], 2 + below)
-
-
-def test_each_trained_size_is_compared_with_every_other_curve_at_equal_quality() -> None:
-    curves = (("float", 9000, 1.0), ("spectral", 400, 1.2), ("trellis", 800, 1.1), ("trellis", 600, 1.3))
-    rows = [{"curve": curve, "bytes": size, "bpb": bpb, "agreement": 0.9} for curve, size, bpb in curves]
-    (compared,) = spectral_tune.comparison(rows, "bpb")
-    assert (compared["spectral_bytes"], compared["other"], compared["equal"]) == (400, "trellis", "bpb")
-    assert (compared["other_bytes"], compared["ratio"]) == (
-        pytest.approx(696, abs=1),
-        pytest.approx(400 / 696, rel=1e-2),
-    )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import birdie
-from benchmarks import ablation, blockwise, coders, contest, estimate, lazy, optimizer, processes, schemes, train
+from benchmarks import ablation, blockwise, contest, estimate, lazy, optimizer, processes, schemes, train
 from benchmarks.ablation import CHANGES, Texts
 from birdie.model.gpt import GPTConfig
 from birdie.run.recipe import Recipe
@@ -90,7 +90,6 @@ def test_the_plain_loop_and_birdie_start_at_the_same_loss() -> None:
 def test_all_optimizers_take_the_same_step_and_ratios_are_to_the_baseline() -> None:
     rows = {row["step"]: row for row in optimizer.one_process(0.0, 0, CPU, layers=1, dim=32)}
     assert rows["birdie, banks"]["difference"] < 0.1
-    assert {"of banks: momentum", "of banks: orthogonalize"} <= rows.keys()
     first, second = optimizer.rows_of({"torch": [0.004, 0.006, 0.005], "banks": [0.002, 0.0025, 0.003]}, "torch", 2)
     assert (first["median_ms"], first["best_ms"], first["ratio"], second["ratio"]) == (5.0, 4.0, 1.0, 2.0)
 
@@ -98,7 +97,7 @@ def test_all_optimizers_take_the_same_step_and_ratios_are_to_the_baseline() -> N
 @pytest.mark.nightly  # two processes that import torch
 def test_two_ranks_are_measured() -> None:
     rows = optimizer.several_processes(0.0, 0, CPU, 2, layers=1, dim=32)
-    assert [row["step"] for row in rows[:2]] == ["replicated", "parallel"]
+    assert [row["step"] for row in rows] == ["replicated", "parallel"]
 
 
 def test_the_fit_of_estimates_has_no_negative_constant_and_finds_those_of_synthetic_runs() -> None:
@@ -113,20 +112,6 @@ def test_the_fit_of_estimates_has_no_negative_constant_and_finds_those_of_synthe
     parts = np.random.default_rng(0).uniform(1, 9, (5, 4))
     runs = [(Recipe(), [part], estimate.mean_ms(Recipe(), [part], constants)) for part in parts]
     assert estimate.fitted(runs) == pytest.approx(constants, rel=1e-3)
-
-
-@pytest.mark.parametrize("bits", [3.3, 5.0])
-def test_gaussian_weights_have_the_entropy_of_their_name(bits: float) -> None:
-    (weight,) = coders.gaussian(bits, 1, seed=0).values()
-    share = torch.unique(weight, return_counts=True)[1] / weight.numel()
-    assert -(share * share.log2()).sum().item() == pytest.approx(bits, abs=0.15)
-
-
-def test_loaded_files_are_exact() -> None:
-    rows = list(coders.file_rows("small", {"x": torch.randint(-9, 10, (64, 32), dtype=torch.int8)}, 0.0))
-    assert [(row["to"], row["threads"], row["exact"]) for row in rows] == [
-        (kind, threads, True) for kind in ("int8", "bfloat16", "float32") for threads in (1, 2)
-    ]
 
 
 def test_no_file_of_normal_numbers_beats_the_bound_and_the_grid_is_its_own_reference() -> None:
