@@ -159,7 +159,9 @@ def decode(
         kind: what is written.
     """
     rows, columns = out.shape
-    words = np.frombuffer(bytes(data) + bytes(2 * LANES), "<u2").astype(np.uint16, copy=False)
+    words = np.zeros(len(data) // 2 + LANES, "<u2")
+    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+    words = words.astype(np.uint16, copy=False)
     values = np.zeros(MOST_SYMBOLS, np.int32)
     values[: tables.values.size] = tables.values
     listed = bool((np.diff(tables.values) != 1 << tables.raw).any())
