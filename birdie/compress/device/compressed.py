@@ -1,53 +1,149 @@
 """Tensors that stay compressed in the memory of a GPU and are decoded there.
 
-    streams of a tensor ──side information, scales: CPU──► CompressedTensor ──one kernel──► weights on the device
+    Product (side information and scales, on the CPU) ──► CompressedTensor ──one kernel──► weights on the device
+                                                                └── compressed_linear ──► their product with a few tokens
 
-Only the payload crosses the bus, and what it takes to decode it: tables of frequencies, classes and scales, about a
-hundredth. Decoded weights equal those of the CPU bit for bit. Kernels decode streams of the coder "lanes" (files of the
-coder "fast", from 65,536 weights on) of the schemes grid, ternary and trellis, the latter with paths down the columns;
-`CompressedTensor.of` returns None for all others, which the CPU decodes.
+Only the words of the coder "tiles" cross the bus, and what it takes to decode them: tables, classes and scales, about a
+hundredth. Decoded weights equal those of the CPU bit for bit.
 """
 
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
 from torch import Tensor
 
-from birdie.compress.log_scales import scales_of
-from birdie.compress.scheme import Encoded, StreamLayout
-from birdie.compress.schemes import grid, ternary, trellis
-from birdie.entropy import coder, static
-from birdie.entropy.raw import check_range
+from birdie.compress.tiled import Product
+from birdie.entropy import rans_tiles
+from birdie.entropy.factors import Factors
+from birdie.entropy.rans_tiles import Tables
+from birdie.entropy.tiles import Opened
 from birdie.entropy.trellis import chunk_rows, machine
-from birdie.errors import ArtifactError
+from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.device import current
 
-Payload = tuple[int, bytes]  # coder and bytes of a stream
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_LARGEST = 1 << 23  # magnitude of a number: twice it and one is exact in float32 arithmetic
-_MOST_WORDS = (1 << 31) - 1  # positions have 32 bits
-_SCHEMES = {decoder.name: decoder for decoder in (grid.DECODER, ternary.DECODER, trellis.DECODER)}
+MOST_TOKENS = 8  # for which a product decodes into registers
+_MOST_WORDS = (1 << 31) - (1 << 21)  # positions have 32 bits, also those in a damaged tile
+_MOST_MATRICES = 1 << 15
+
+
+class Form(NamedTuple):
+    """What a kernel is compiled for; `birdie.entropy.rans_tiles` describes it."""
+
+    trellis: bool
+    paired: bool
+    halves: bool
+    raw: int
+    listed: bool
+    grouped: bool
+    columns: bool
+
+    @classmethod
+    def of(cls, product: Product) -> "Form":
+        """Return the form of a product."""
+        tables, factors = product.stream.tables, product.factors
+        listed = bool((np.diff(tables.values) != 1 << tables.raw).any())
+        grouped = factors.rows.shape[1] > 1
+        states = len(tables.paths.odd)
+        return cls(
+            *(states > 1, tables.paired, factors.halves, tables.raw, listed, grouped),
+            factors.columns.size > 0 and not grouped,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Scales:
-    """Factors of a matrix of numbers, float32.
+class Matrices:
+    """Matrices of one form, which one launch decodes; the attributes are arguments of the kernel."""
 
-    Attributes:
-        rows: (rows, groups); a row's factor comes first.
-        columns: (columns,), or empty.
-        group_size: columns that share a factor of a row.
-    """
+    form: Form
+    words: Tensor
+    bounds: Tensor
+    ends: Tensor
+    matrices: Tensor
+    tables: Tensor
+    entries: Tensor
+    values: Tensor
+    by_row: Tensor
+    by_column: Tensor
 
-    rows: NDArray[np.float32]
-    columns: NDArray[np.float32]
-    group_size: int
+    @classmethod
+    def of(cls, form: Form, products: Sequence[tuple[Product, int]]) -> "Matrices":
+        """Return matrices on the CPU, each given with the index of its first weight in the tensor."""
+        ends, matrices, tables, entries = [], [], [], []
+        first_tile = row = table = factor = column = 0
+        for number, (product, origin) in enumerate(products):
+            stream, factors = product.stream, product.factors
+            tiles, kinds, count = stream.tiles, stream.tables.kinds, len(stream.tables.frequencies) >> form.paired
+            shift, flip, _ = stream.tables.rules()
+            strides = (1, stream.rows) if stream.columns_first else (stream.columns, 1)
+            groups = factors.rows.shape[1]
+            matrices.append((
+                *(first_tile, row, stream.rows, stream.columns),
+                *(rans_tiles.height(stream.columns), chunk_rows(stream.columns), shift, flip),
+                *(int(stream.tables.values[0]), groups, factors.group_size, factor, column, origin, *strides),
+            ))  # fmt: skip
+            ends.append(tiles.starts.astype(np.int32) | tiles.tails.astype(np.int32) << 8 | number << 16)
+            size = 1 << rans_tiles.PRECISION + form.paired
+            tables.append(np.where(kinds < count, kinds.astype(np.int32) * size + table, -1))
+            entries.append(stream.tables.entries())
+            first_tile, row, table = first_tile + tiles.lengths.size, row + stream.rows, table + entries[-1].size
+            factor, column = factor + factors.rows.size, column + factors.columns.size
+        values = [np.pad(product.stream.tables.values, (0, 256))[:256] for product, _ in products if form.listed]
+        lengths = [np.zeros(1, np.int64), *(product.stream.tiles.lengths for product, _ in products)]
+        data = [np.frombuffer(product.stream.data, np.uint8) for product, _ in products]
+        last = products[-1][0].factors.rows
+        arrays = (
+            np.concatenate([*data, np.zeros(-sum(part.size for part in data) % 4, np.uint8)]).view(np.uint32),
+            np.cumsum(np.concatenate(lengths)).astype(np.int32),
+            np.concatenate(ends).astype(np.int32),
+            np.array(matrices, np.int64),
+            np.concatenate([*tables, tables[-1][-1:]]).astype(np.int32),
+            np.concatenate(entries),
+            np.concatenate([np.zeros(0, np.int32), *values]).astype(np.int32),
+            np.concatenate([*(product.factors.rows.ravel() for product, _ in products), last[-1]]),
+            np.concatenate([product.factors.columns for product, _ in products]),
+        )
+        return cls(form, *map(torch.from_numpy, arrays))
+
+    @property
+    def rows(self) -> int:
+        """Rows of all matrices."""
+        return len(self.tables) - 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what lies in the memory of a device."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "form"}
+
+    def launch(self, out: Tensor, dtype: torch.dtype, inputs: Tensor | None = None, tokens: int = 0) -> Tensor:
+        """Decode to `out`, or multiply by `inputs`; return (tiles + rows,) that are all 1 if no tile is damaged."""
+        import triton.language as tl
+
+        from birdie.compress.device import decoding_kernels as kernels
+
+        device, count = self.words.device, len(self.ends)
+        sound = torch.zeros(count + self.rows, dtype=torch.uint8, device=device)
+        with current(device):
+            kernels.decode[(count,)](
+                *self.tensors().values(),
+                sound,
+                out.view(torch.uint16) if out.dtype is torch.bfloat16 else out,
+                out if inputs is None else inputs,
+                *(len(self.words), count, self.rows),
+                min(torch.finfo(dtype).max, torch.finfo(torch.float32).max),
+                *self.form,
+                DTYPE=getattr(tl, str(dtype).removeprefix("torch.")),
+                TOKENS=tokens,
+                num_warps=1,
+                enable_fp_fusion=False,  # products are rounded one by one
+            )
+        return sound
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,126 +152,43 @@ class CompressedTensor:
 
     Attributes:
         shape, dtype: of the tensor.
-        matrix: rows and columns in scan order; strides: of the tensor's memory along these.
-        states: of the trellis whose paths run down the columns, 1 for a grid.
-        paired: tables come in pairs, for even and for odd states.
-        zero_rows: a row of nothing but zeros decodes to zeros, also in odd states.
-        precision: log2 of the slots of a table.
-        lanes: of a chunk.
-        group_size: columns that share a factor of a row.
-        words: (words,) uint16, lane after lane; bounds: (chunks · lanes + 1,) int32, where lanes begin.
-        classes: (rows,) uint8.
-        entries: (tables, symbols) int64: frequency, from bit 16 on first slot, from bit 32 on the number.
-        rows, columns: factors, (rows, groups) and (columns,) or (0,) float32.
+        parts: what it consists of, a launch each: matrices of blocks of rows.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    matrix: tuple[int, int]
-    strides: tuple[int, int]
-    states: int
-    paired: bool
-    zero_rows: bool
-    precision: int
-    lanes: int
-    group_size: int
-    words: Tensor
-    bounds: Tensor
-    classes: Tensor
-    entries: Tensor
-    rows: Tensor
-    columns: Tensor
+    parts: tuple[Matrices, ...]
 
     @classmethod
     def of(
-        cls,
-        scheme: str,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        params: tuple[int, ...],
-        layout: Sequence[StreamLayout],
-        payloads: Sequence[Payload],
-        threads: int = 1,
+        cls, shape: tuple[int, ...], dtype: torch.dtype, products: Sequence[tuple[Product, int]]
     ) -> "CompressedTensor | None":
-        """Return a tensor of a file, on the CPU; None if the kernels do not decode it.
-
-        Args:
-            scheme: name of its scheme.
-            shape, dtype, params: as the file has them.
-            layout: of its streams, by the scheme's decoder.
-            payloads: coder and payload of each stream.
-            threads: that decode the scales.
-        """
-        if not may_decode(scheme, dtype, params, [code for code, _ in payloads]):
+        """Return a tensor, on the CPU, of products and the index of each one's first weight; None if it is too long."""
+        words = sum(int(product.stream.tiles.lengths.sum()) + 2 for product, _ in products)
+        if words > _MOST_WORDS or len(products) > _MOST_MATRICES:
             return None
-        symbols = layout[0]
-        states = symbols.hints.states
-        stream = static.open_stream(payloads[0][1], symbols.rows, symbols.columns, states, in_lanes=True)
-        values = stream.alphabet.values
-        if not stream.direct or int(np.abs(values).max()) > _LARGEST or int(stream.lengths.sum()) > _MOST_WORDS:
-            return None
-        if len(stream.data) != 2 * int(stream.lengths.sum()):
-            raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
-        check_range(int(values[0]), int(values[-1]), symbols.dtype)
-        scales = [
-            coder.decode(code, payload, one.rows, one.columns, one.hints, one.dtype, threads)
-            for one, (code, payload) in zip(layout[1:], payloads[1:], strict=True)
-        ]
-        # The symbols are not decoded here; of an array for all of them only the shape is looked at.
-        nothing = np.broadcast_to(np.zeros((), np.int8), (symbols.rows, symbols.columns))
-        factors = _scales(Encoded(scheme, shape, dtype, params, (nothing, *scales)))
-        if scheme == "ternary" and (int(values[0]) < -1 or int(values[-1]) > 1):
-            raise ArtifactError("a ternary symbol is not -1, 0 or 1; the file is corrupt")
-        strides = symbols.columns, 1
-        if stream.columns_first:
-            if scheme == "trellis" or factors.rows.shape[1] > 1:
-                return None
-            # Transposed, a row's factor is that of a column; another of 1 before it changes no bit.
-            factors = Scales(np.ones((stream.rows, 1), np.float32), factors.rows[:, 0], stream.columns)
-            strides = 1, symbols.columns
-        if scheme == "trellis" and states == 1:
-            values = 2 * values
-        frequencies = stream.frequencies
-        starts = np.cumsum(frequencies, axis=1) - frequencies
-        bounds = np.concatenate([[0], np.cumsum(stream.lengths)])
-        words = np.frombuffer(stream.data, "<u2").astype(np.uint16)
-        return cls(
-            shape,
-            dtype,
-            (stream.rows, stream.columns),
-            strides,
-            states,
-            stream.paths.odd.size > 1,
-            scheme == "trellis" and symbols.columns >= trellis.ZERO_ROW_COLUMNS,
-            stream.precision,
-            stream.lengths.shape[1],
-            factors.group_size,
-            torch.from_numpy(words if words.size else np.zeros(1, np.uint16)),
-            torch.from_numpy(bounds.astype(np.int32)),
-            torch.from_numpy(stream.classes),
-            torch.from_numpy(frequencies | starts << 16 | values << 32),
-            torch.from_numpy(np.ascontiguousarray(factors.rows)),
-            torch.from_numpy(np.ascontiguousarray(factors.columns)),
-        )
+        forms: dict[Form, list[tuple[Product, int]]] = {}
+        for product, origin in products:
+            forms.setdefault(Form.of(product), []).append((product, origin))
+        return cls(shape, dtype, tuple(Matrices.of(form, some) for form, some in forms.items()))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the coded form."""
-        return sum(part.nbytes for part in self._parts().values())
+        return sum(tensor.nbytes for part in self.parts for tensor in part.tensors().values())
 
     @property
-    def chunks(self) -> int:
-        """Number of chunks, which decode independently."""
-        return -(-self.matrix[0] // chunk_rows(self.matrix[1]))
-
-    def _parts(self) -> dict[str, Tensor]:
-        names = ("words", "bounds", "classes", "entries", "rows", "columns")
-        return {name: getattr(self, name) for name in names}
+    def device(self) -> torch.device:
+        """Where the coded form lies."""
+        return self.parts[0].words.device
 
     def to(self, device: torch.device) -> "CompressedTensor":
         """Return the tensor in the memory of `device`."""
-        moved = {name: part.to(device, non_blocking=True) for name, part in self._parts().items()}
-        return replace(self, **moved)  # type: ignore[arg-type]
+        parts = []
+        for part in self.parts:
+            moved = {name: tensor.to(device, non_blocking=True) for name, tensor in part.tensors().items()}
+            parts.append(replace(part, **moved))  # type: ignore[arg-type]
+        return replace(self, parts=tuple(parts))
 
     def decode(self, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Decode on the device, on its current stream.
@@ -184,78 +197,61 @@ class CompressedTensor:
             out: contiguous memory for the tensor; default: new.
 
         Returns:
-            The tensor, and (chunks,) int32 on the device: not 0 where a chunk was damaged (see `require_sound`).
+            The tensor, and numbers on the device: 0 where a tile was damaged (see `require_sound`).
         """
-        from birdie.compress.device import decoding_kernels as kernels
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
+        sound = [part.launch(out, self.dtype) for part in self.parts]
+        return out, sound[0] if len(sound) == 1 else torch.cat(sound)
 
-        device = self.bounds.device
-        out = torch.empty(self.shape, dtype=self.dtype, device=device) if out is None else out
-        (rows, columns), (tables, size) = self.matrix, self.entries.shape
-        with current(device):
-            kind = torch.uint8 if size <= 256 else torch.uint16
-            symbols = torch.empty((tables, 1 << self.precision), dtype=kind, device=device)
-            blocks = -(-(1 << self.precision) // kernels.SLOTS)
-            kernels.expand[(tables, blocks)](self.entries, symbols, size, self.precision, kernels.SLOTS)
-            trellis_states = self.states > 1
-            paths = machine(self.states)
-            states = torch.empty(self.chunks * columns if trellis_states else 1, dtype=torch.uint8, device=device)
-            bfloat16 = self.dtype is torch.bfloat16
-            damaged = torch.empty(self.chunks, dtype=torch.int32, device=device)
-            kernels.decode[(self.chunks,)](
-                *(self.words, self.bounds, self.classes, symbols, self.entries, self.rows, self.columns, states),
-                *(
-                    out.view(torch.uint16) if bfloat16 else out,
-                    damaged,
-                    rows,
-                    columns,
-                    chunk_rows(columns),
-                    size,
-                    self.rows.shape[1],
-                    self.group_size,
-                ),
-                min(torch.finfo(self.dtype).max, torch.finfo(torch.float32).max),
-                int(paths.next_state[-1, 0]) ^ (abs(self.states) - 1) >> 1,
-                int(paths.next_state[0, 1]),
-                *self.strides,
-                PRECISION=self.precision,
-                PAIRED=self.paired,
-                TRELLIS=trellis_states,
-                ZERO_ROWS=self.zero_rows,
-                GROUPED=self.rows.shape[1] > 1,
-                COLUMN_SCALES=self.columns.numel() > 0,
-                BFLOAT16=bfloat16,
-                LANES=self.lanes,
-                num_warps=max(1, self.lanes // 32),
-                enable_fp_fusion=False,  # products are rounded one by one
-            )
-        return out, damaged
+    @property
+    def multiplies(self) -> bool:
+        """Return whether a kernel multiplies by this matrix: its blocks are of one form, and tiles lie along rows."""
+        along = all(bool((part.matrices[:, 15] == 1).all()) for part in self.parts)
+        return along and len(self.shape) == 2 and len(self.parts) == 1
 
 
-def may_decode(scheme: str, dtype: torch.dtype, params: tuple[int, ...], coders: Sequence[int]) -> bool:
-    """Return whether kernels may decode a tensor of these streams; its side information may still be beyond them."""
-    down = scheme != "trellis" or params[0] > 0
-    return scheme in _SCHEMES and down and dtype in DTYPES and coders[0] == coder.LANES
+def compressed_linear(x: Tensor, weight: CompressedTensor, bias: Tensor | None = None) -> Tensor:
+    """Return `torch.nn.functional.linear(x, weight, bias)` of a weight that stays compressed.
+
+    For up to 8 tokens the weight is decoded in registers, and takes no memory; the sums of tiles are float32 and added
+    in a fixed order, so that results do not depend on which tile comes first. For more tokens the weight is decoded and
+    multiplied.
+
+    Args:
+        x: (…, in), on the device of the weight.
+        weight: (out, in); `birdie.load_compressed` returns those of a file.
+        bias: (out,).
+    """
+    if len(weight.shape) != 2 or x.shape[-1:] != weight.shape[1:] or x.device != weight.device:
+        raise ConfigError(
+            f"an input {tuple(x.shape)} on {x.device} cannot be multiplied by a weight {weight.shape} on "
+            f"{weight.device}; both are on one device, and the last dimensions are equal"
+        )
+    count = math.prod(x.shape[:-1])
+    if not 0 < count <= MOST_TOKENS or not weight.multiplies:
+        return F.linear(x, weight.decode()[0], bias)
+    part, (rows, columns) = weight.parts[0], weight.shape
+    tokens = 1 << (count - 1).bit_length()
+    inputs = torch.zeros(tokens, columns, device=x.device)
+    inputs[:count] = x.reshape(count, columns)
+    # Sums of tiles lie apart: an atomic addition would add them in any order, and there are few.
+    sums = torch.empty(-(-columns // rans_tiles.LANES), tokens, rows, device=x.device)
+    part.launch(sums, weight.dtype, inputs, tokens)
+    y = sums.sum(0)[:count]
+    y = y if bias is None else y + bias
+    return y.to(x.dtype).reshape(*x.shape[:-1], rows)
 
 
-def _scales(encoded: Encoded) -> Scales:
-    """Return the factors of a tensor, whose symbols are not looked at."""
-    columns = encoded.streams[0].shape[1]
-    if encoded.scheme != "trellis":
-        group_size = encoded.params[0] if encoded.params else columns
-        return Scales(scales_of(encoded.streams[1]), np.empty(0, np.float32), group_size)
-    by_column = trellis.column_scales(encoded) if encoded.params[2] else np.empty(0, np.float32)
-    return Scales(trellis.row_scales(encoded)[:, None] * np.float32(0.5), by_column, columns)
-
-
-def require_sound(damaged: Tensor) -> None:
+def require_sound(sound: Tensor) -> None:
     """Wait for the device, and check what `CompressedTensor.decode` returned beside the tensor."""
-    if bool(damaged.any()):
-        raise ArtifactError("a lane of a coded chunk does not end where it should; the file is damaged")
+    if not bool(sound.all()):
+        raise ArtifactError("a tile of a stream does not end where it should, or a row of zeros is coded; "
+                            "the file is damaged")  # fmt: skip
 
 
 @cache
 def works(device: torch.device) -> bool:
-    """Return whether the kernels decode a small tensor on `device` as the CPU does; log once if they do not.
+    """Return whether the kernel decodes a small tensor on `device` as the CPU does; log once if it does not.
 
     An installed Triton also needs a C compiler, a driver and a GPU that it knows.
     """
@@ -269,18 +265,28 @@ def works(device: torch.device) -> bool:
 
 def trial(device: torch.device) -> str | None:
     """Decode a small tensor on `device`, and return what went wrong, or None."""
-    numbers = np.random.default_rng(0).normal(0, 2, (40, 70)).round().astype(np.int32)
-    scales = np.zeros((40, 1), np.int32)
-    params = (8, 16, 0, 0, 0)
-    layout = trellis.layout((40, 70), torch.bfloat16, params)
-    payloads = [(coder.LANES, static.encode(numbers, (1, 1), 8, 32)), (coder.CONSTANT, b"")]
+    product, shape = _small_product(), (70, 40)
     try:
-        compressed = CompressedTensor.of("trellis", (40, 70), torch.bfloat16, params, layout, payloads)
+        compressed = CompressedTensor.of(shape, torch.bfloat16, [(product, 0)])
         assert compressed is not None
-        out, damaged = compressed.to(device).decode()
-        require_sound(damaged)
-        expected = trellis.decode(Encoded("trellis", (40, 70), torch.bfloat16, params, (numbers, scales)))
+        out, sound = compressed.to(device).decode()
+        require_sound(sound)
+        expected = torch.empty(shape, dtype=torch.bfloat16, device="cpu")
+        product.decode(expected, 1)
         same = torch.equal(out.cpu().view(torch.int16), expected.view(torch.int16))
-        return None if same else "the kernels decode other weights than the CPU"
+        return None if same else "the kernel decodes other weights than the CPU"
     except Exception as error:  # whatever Triton and the driver raise
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _small_product() -> Product:
+    """Return two tiles of a trellis, the second one narrow."""
+    rng = np.random.default_rng(0)
+    symbols = np.minimum(rng.geometric(0.5, (70, 40)) - 1, 7).astype(np.uint16)
+    frequencies = np.array([[2048, 1024, 512, 256, 128, 64, 32, 32]])
+    kinds, values = np.zeros(70, np.uint8), np.arange(-3, 5)
+    words, tiles = rans_tiles.encode(symbols, kinds, frequencies, None)
+    tables = Tables(kinds, frequencies, values, 0, machine(32), False)
+    by_row, by_column = (rng.uniform(0.5, 1, size).astype(np.float32) for size in ((70, 1), 40))
+    stream = Opened(70, 40, -3, 4, False, tables, tiles, memoryview(words.tobytes()))
+    return Product(stream, Factors(by_row, by_column, 40, True, float(torch.finfo(torch.bfloat16).max)))

@@ -1,151 +1,198 @@
-"""Triton kernels that decode the coder "lanes" and dequantize in one pass. Importing this module needs Triton.
+"""Triton kernel that decodes the coder "tiles" into weights, or into products. Importing this module needs Triton.
 
-    words ─► rANS: a lane per thread ─► numbers ─► states of the trellis ─► number · row · column ─► weights
+    words ─► rANS: a warp a tile, a lane a column ─► numbers ─► number · row · column ─► weights, or sums of products
 
-A program decodes a chunk: all its lanes take the same step at the same time, and the lanes are neighboring columns, so
-that they write neighboring weights. The integer arithmetic is that of `birdie.entropy.rans_lanes`, and products of
-float32 are rounded one by one in the order of docs/format.md, so weights equal those of the CPU bit for bit.
+The arithmetic is that of `birdie.entropy.rans_tiles._decode`, bit for bit: integers of 32 bits, and products of float32
+that are rounded one by one. What a row waits for is the way from a lane's state to its next one: a look-up in a table,
+which the L1 cache holds, then the lane's word. The words come from registers (`window`), which are refilled long before
+they are needed, and a lane finds its own by a sum over the warp of one bit a lane, one instruction on a GPU
+(redux.sync), and by counting bits, which LLVM makes one instruction (popc). A prefix sum would take five exchanges
+between lanes, one after the other.
 
-Nothing that a file says is believed: the words of a lane are read within its bounds, which were checked with the side
-information, slots and symbols lie within their tables by arithmetic, and loops have as many steps as the tensor has
-weights. A program notes whether its lanes ended where they should. With TRITON_INTERPRET=1 set before Triton is
-imported the kernels run on a CPU, which is how they are tested.
+Nothing that a file says is believed: words are read within their array, slots and symbols lie within their tables by
+arithmetic, and loops have as many steps as a tile has rows. A program notes whether its tile ended where it should, and
+which rows are not all zeros. With TRITON_INTERPRET=1 set before Triton is imported the kernel runs on a CPU, which is
+how it is tested.
 """
 
 import triton
 import triton.language as tl
 
-SLOTS = 4096  # of a table that a program of `expand` fills
+FIELDS: tl.constexpr = tl.constexpr(16)  # of a matrix, in the order in which `decode` reads them
 
 
-@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
-def expand(entries, symbols, size, PRECISION: tl.constexpr, SLOTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Fill `symbols` (tables, 2**PRECISION) with the symbol of each slot: the first whose slots end after it."""
-    table = tl.program_id(0)
-    slot = tl.program_id(1) * SLOTS + tl.arange(0, SLOTS)
-    symbol = tl.zeros([SLOTS], tl.int32)
-    for index in range(size):
-        entry = tl.load(entries + table * size + index)
-        symbol += tl.where(slot >= (entry & 0xFFFF) + ((entry >> 16) & 0xFFFF), 1, 0)
-    inside = slot < (1 << PRECISION)
-    tl.store(symbols + (table << PRECISION) + slot, symbol.to(symbols.dtype.element_ty), mask=inside)
+@triton.jit
+def _bits(x):  # type: ignore[no-untyped-def]
+    """Return how many bits of an unsigned integer of 32 bits are 1."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    return (((x + (x >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
+
+
+@triton.jit
+def _half(pair, index):  # type: ignore[no-untyped-def]
+    """Return the word of an index from the pair of words that holds it."""
+    return (pair >> ((index & 1) * 16).to(tl.uint32)) & 0xFFFF
 
 
 # Triton would compile a variant for each divisibility of these.
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["rows", "height", "size", "groups", "group_size", "shift", "flip", "row_stride"]
-)
+@triton.jit(do_not_specialize=["pairs", "tiles", "height_of_all"])  # type: ignore[untyped-decorator]
 def decode(  # type: ignore[no-untyped-def]
     words,
     bounds,
-    classes,
-    symbols,
+    ends,
+    matrices,
+    tables,
     entries,
-    row_scales,
-    column_scales,
-    states,
+    values,
+    by_row,
+    by_column,
+    sound,
     out,
-    damaged,
-    rows,
-    columns,
-    height,
-    size,
-    groups,
-    group_size,
+    inputs,
+    pairs,
+    tiles,
+    height_of_all,
     limit,
-    shift,
-    flip,
-    row_stride,
-    column_stride,
-    PRECISION: tl.constexpr,
-    PAIRED: tl.constexpr,
     TRELLIS: tl.constexpr,
-    ZERO_ROWS: tl.constexpr,
+    PAIRED: tl.constexpr,
+    HALVES: tl.constexpr,
+    RAW: tl.constexpr,
+    LISTED: tl.constexpr,
     GROUPED: tl.constexpr,
-    COLUMN_SCALES: tl.constexpr,
-    BFLOAT16: tl.constexpr,
-    LANES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
-    """Decode and dequantize one chunk of `height` rows to `out`, of bfloat16 as uint16.
+    """Decode one tile of one of several matrices.
 
-    `bounds` (chunks · LANES + 1,) are the positions in `words` where lanes begin, `states` (chunks, columns) is memory
-    to work with. The entry of a symbol is its frequency, from bit 16 on where its slots start, from bit 32 on its
-    value.
+    Args:
+        words: pairs of them, `pairs` uint32.
+        bounds: (tiles + 1,) where tiles begin.
+        ends: (tiles,) start, from bit 8 on tail, from bit 16 on number of the matrix.
+        matrices: (matrices, FIELDS).
+        tables: (rows of all matrices + 1,) first entry of a row's table, -1 for a row that is left out.
+        entries, values: of tables; 256 of each matrix.
+        by_row, by_column: factors, those of rows with one more row.
+        sound: (tiles + rows of all matrices,) 1 for a tile that ends as it should and for a row that is not zeros.
+        out: weights, of bfloat16 as uint16; or with TOKENS sums, (tiles across, TOKENS, rows of all matrices) float32.
+        inputs: (TOKENS, columns) float32.
+        limit: largest magnitude of a weight.
+        DTYPE: of weights.
+        TOKENS: a power of two; 0 writes weights.
     """
-    chunk = tl.program_id(0)
-    lane = tl.arange(0, LANES)
-    begin = tl.load(bounds + chunk * LANES + lane)
-    length = tl.load(bounds + chunk * LANES + lane + 1) - begin
-    position = tl.zeros([LANES], tl.int32)
-    x = tl.zeros([LANES], tl.uint64)
-    wrong = tl.zeros([LANES], tl.int32)
-    for step in tl.static_range(3):
-        need = (x < (1 << 24)) & (position < length)
-        word = tl.load(words + begin + position, mask=need, other=0).to(tl.uint64)
-        x = tl.where(need, (x << 16) | word, x)
-        position += need.to(tl.int32)
-        if step == 0:
-            wrong = (need & (word == 0)).to(tl.int32)
-    # The next word of each lane is loaded as soon as the one before is taken, to be there when it is needed.
-    word = tl.load(words + begin + position, mask=position < length, other=0).to(tl.uint64)
-    state_of = states + chunk.to(tl.int64) * columns
-    for row in range(chunk * height, tl.minimum(chunk * height + height, rows)):
-        table_of_row = tl.load(classes + row).to(tl.int32)
-        out_of_row = out + tl.cast(row, tl.int64) * row_stride
-        scales_of_row = row_scales + tl.cast(row, tl.int64) * groups
-        scale_of_row = tl.load(scales_of_row)
-        seen = tl.zeros([LANES], tl.int32)
-        state = tl.zeros([LANES], tl.int32)
-        upcoming = tl.zeros([LANES], tl.int32)
-        if TRELLIS:  # the same for the states of the next columns
-            upcoming = tl.load(state_of + lane, mask=lane < columns, other=0).to(tl.int32)
-        for first in range(0, columns, LANES):
-            column = first + lane
-            inside = column < columns
-            table = table_of_row + tl.zeros([LANES], tl.int32)
-            if TRELLIS:
-                state = tl.where(row > chunk * height, upcoming, 0)  # what was in memory before the first row is noise
-                upcoming = tl.load(state_of + column + LANES, mask=column + LANES < columns, other=0).to(tl.int32)
+    tile = tl.program_id(0)
+    lane = tl.arange(0, 32)
+    end, begin, last = tl.load(ends + tile), tl.load(bounds + tile), tl.load(bounds + tile + 1)
+    matrix = end >> 16
+    field = matrices + matrix * FIELDS
+    index = tile - tl.load(field).to(tl.int32)
+    row_of_all, rows = tl.load(field + 1).to(tl.int32), tl.load(field + 2).to(tl.int32)
+    columns, height, chunk = (
+        tl.load(field + 3).to(tl.int32),
+        tl.load(field + 4).to(tl.int32),
+        tl.load(field + 5).to(tl.int32),
+    )
+    shift, flip = tl.load(field + 6).to(tl.uint32), tl.load(field + 7).to(tl.uint32)
+    low, groups, group_size = (
+        tl.load(field + 8).to(tl.int32),
+        tl.load(field + 9).to(tl.int32),
+        tl.load(field + 10).to(tl.int32),
+    )
+    factors_of_matrix, column_of_all = tl.load(field + 11), tl.load(field + 12)
+    origin, row_stride, column_stride = tl.load(field + 13), tl.load(field + 14), tl.load(field + 15)
+    across = tl.cdiv(columns, 32)
+    first_row, first_column = index // across * height, index % across * 32
+    last_row = tl.minimum(first_row + height, rows)
+    coded_until = last_row - ((end >> 8) & 0xFF)
+    column = first_column + lane
+    inside = column < columns
+    group = column // group_size
+    factor = tl.full([32], 1.0, tl.float32)
+    if COLUMNS:
+        factor = tl.load(by_column + column_of_all + column, mask=inside, other=0.0)
+    if TOKENS > 0:
+        token = tl.arange(0, TOKENS)
+        tokens = tl.load(
+            inputs + token[:, None] * columns + column[None, :], mask=inside[None, :], other=0.0
+        )
+
+    place = begin + 2 * lane
+    pair = tl.load(words + (place >> 1), mask=inside & (place >> 1 < pairs), other=0)
+    x = _half(pair, place) << 16
+    place += 1
+    pair = tl.load(words + (place >> 1), mask=inside & (place >> 1 < pairs), other=0)
+    x = x | _half(pair, place)
+    # Words that come next: a lane has a pair of the 64 from `base` on. Of these at most 31 are behind, 32 are taken.
+    position = begin + 2 * tl.minimum(columns - first_column, 32)
+    base = position & -2
+    window = tl.load(words + (base >> 1) + lane, mask=(base >> 1) + lane < pairs, other=0)
+    ahead = tl.load(words + (base >> 1) + 16 + lane, mask=(base >> 1) + 16 + lane < pairs, other=0)
+
+    row_of_all += first_row
+    table = tl.load(tables + row_of_all)
+    scale = tl.load(by_row + factors_of_matrix + tl.cast(first_row, tl.int64) * groups)
+    for chunk_row in range(first_row, last_row, chunk):
+        state = tl.zeros([32], tl.uint32)
+        for row in range(chunk_row, tl.minimum(chunk_row + chunk, last_row)):
+            next_table = tl.load(tables + row_of_all + 1)  # a row early, because nothing else waits for it
+            factors_of_row = by_row + factors_of_matrix + tl.cast(row, tl.int64) * groups
+            next_scale = tl.load(factors_of_row + groups)
+            coded = table >= 0
+            slot = x & 0xFFF
             if PAIRED:
-                table = 2 * table + (state & 1)
-            slot = (x & ((1 << PRECISION) - 1)).to(tl.int32)
-            symbol = tl.load(symbols + (table << PRECISION) + slot).to(tl.int32)
-            entry = tl.load(entries + table * size + symbol)
-            frequency, start = (entry & 0xFFFF).to(tl.uint32), ((entry >> 16) & 0xFFFF).to(tl.int32)
-            number = (entry >> 32).to(tl.int32)
-            # Both factors have 32 bits, which a GPU multiplies to 64 in one instruction.
-            advanced = frequency.to(tl.uint64) * (x >> PRECISION).to(tl.uint32).to(tl.uint64)
-            advanced += (slot - start).to(tl.uint64)
-            need = inside & (advanced < (1 << 24)) & (position < length)
-            x = tl.where(inside, tl.where(need, (advanced << 16) | word, advanced), x)
-            position += need.to(tl.int32)
-            next_word = tl.load(words + begin + position, mask=need & (position < length), other=0).to(tl.uint64)
-            word = tl.where(need, next_word, word)
-            seen |= (inside & (number != 0)).to(tl.int32)
-            if TRELLIS:
-                following = (state >> 1) ^ ((state & 1) * shift) ^ ((number & 1) * flip)
-                tl.store(state_of + column, following.to(tl.uint8), mask=inside)
-                number = 2 * number + (state & 1)
+                slot = slot | ((state & 1) << 12)
+            entry = tl.load(entries + tl.maximum(table, 0) + slot.to(tl.int32))
+            after = ((entry >> 20) + 1) * (x >> 12) + (entry & 0xFFF)
+            symbol = ((entry >> 12) & 0xFF).to(tl.int32)
+            if LISTED:
+                number = tl.load(values + matrix * 256 + symbol)
+            else:
+                number = low + (symbol << RAW)
+            if RAW > 0:
+                number += (after & ((1 << RAW) - 1)).to(tl.int32)
+                after = after >> RAW
+            need = inside & coded & (row < coded_until) & (after < 65536)
+            taken = tl.sum(need.to(tl.uint32) << lane.to(tl.uint32), 0)
+            place = position - base + _bits(taken & ((1 << lane.to(tl.uint32)) - 1)).to(tl.int32)
+            word = _half(tl.gather(window, place >> 1, 0), place)
+            x = tl.where(coded, tl.where(need, (after << 16) | word, after), x)
+            position += _bits(taken).to(tl.int32)
+            if position - base >= 32:
+                window = tl.where(lane < 16, tl.gather(window, (lane + 16) & 31, 0), ahead)
+                base += 32
+                ahead = tl.load(words + (base >> 1) + 16 + lane, mask=(base >> 1) + 16 + lane < pairs, other=0)
+
+            seen = sound + tiles + row_of_all + tl.zeros([32], tl.int32)
+            tl.store(seen, tl.full([32], 1, tl.uint8), mask=inside & (tl.where(coded, number, 1) != 0))
+            number = tl.where(coded, number, 0)
+            count = number
+            if HALVES:
+                count = 2 * number + (state & 1).to(tl.int32)
             if GROUPED:
-                weight = number.to(tl.float32) * tl.load(scales_of_row + column // group_size, mask=inside, other=0.0)
+                weight = count.to(tl.float32) * tl.load(factors_of_row + group, mask=inside, other=0.0)
             else:
-                weight = number.to(tl.float32) * scale_of_row
-            if COLUMN_SCALES:
-                weight *= tl.load(column_scales + column, mask=inside, other=0.0)
+                weight = count.to(tl.float32) * tl.where(coded, scale, 0.0) * factor
             weight = tl.minimum(tl.maximum(weight, -limit), limit)
-            target = out_of_row + column.to(tl.int64) * column_stride
-            if BFLOAT16:
+            if TRELLIS:
+                state = (state >> 1) ^ ((state & 1) * shift) ^ ((number & 1).to(tl.uint32) * flip)
+            if DTYPE == tl.bfloat16:  # to the nearest, ties to even
                 bits = weight.to(tl.uint32, bitcast=True)
-                bits += 0x7FFF + ((bits >> 16) & 1)  # to the nearest, ties to even
-                tl.store(target, (bits >> 16).to(tl.uint16), mask=inside)
+                bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+                weight = (bits << 16).to(tl.float32, bitcast=True)
             else:
-                tl.store(target, weight.to(out.dtype.element_ty), mask=inside)
-        if ZERO_ROWS and tl.max(seen, 0) == 0:
-            for first in range(0, columns, LANES):
-                column = first + lane
-                target = out_of_row + column.to(tl.int64) * column_stride
-                tl.store(target, tl.zeros([LANES], out.dtype.element_ty), mask=column < columns)
-        if TRELLIS:
-            tl.debug_barrier()  # states are read where another thread may have written them
-    wrong |= ((x != 0) | (position != length)).to(tl.int32)
-    tl.store(damaged + chunk, tl.max(wrong, 0))
+                weight = weight.to(DTYPE)
+            if TOKENS > 0:
+                products = tl.sum(weight.to(tl.float32)[None, :] * tokens, 1)
+                sums = out + (tl.cast(index % across, tl.int64) * TOKENS + token) * height_of_all + row_of_all
+                tl.store(sums, products)
+            else:
+                target = out + origin + tl.cast(row, tl.int64) * row_stride + column * column_stride
+                if DTYPE == tl.bfloat16:
+                    tl.store(target, bits.to(tl.uint16), mask=inside)
+                else:
+                    tl.store(target, weight, mask=inside)
+            row_of_all += 1
+            table, scale = next_table, next_scale
+    right = (x == (tl.full([32], 1, tl.uint32) << (end & 0xFF).to(tl.uint32))) | (lane >= columns - first_column)
+    tl.store(sound + tile, (tl.min(right.to(tl.int32), 0) * (position == last)).to(tl.uint8))

@@ -1,9 +1,11 @@
 """Compile the kernels of birdie.compress.device for Hopper, without a GPU: prints how many variants were compiled."""
 
+import re
 import sys
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -11,15 +13,17 @@ from birdie.compress.device import decoding_kernels, encoding_kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
-    "words": "*u16",
+    "words": "*u32",
     "bounds": "*i32",
-    "classes": "*u8",
-    "symbols": "*u8",
-    "entries": "*i64",
-    "row_scales": "*fp32",
-    "column_scales": "*fp32",
-    "states": "*u8",
-    "damaged": "*i32",
+    "ends": "*i32",
+    "matrices": "*i64",
+    "tables": "*i32",
+    "entries": "*u32",
+    "values": "*i32",
+    "by_row": "*fp32",
+    "by_column": "*fp32",
+    "sound": "*u8",
+    "inputs": "*fp32",
     "weights": "*fp32",
     "inverse": "*fp32",
     "inverse_column": "*fp32",
@@ -53,26 +57,23 @@ def compile_kernel(kernel: Any, warps: int = 4, **constants: Any) -> str:
 
 def decoding() -> int:
     """Compile variants of the decoder; neither fused nor flushed products may occur in them."""
-    variants = [
-        {"out": "*u16", "BFLOAT16": True, "LANES": 128, "PAIRED": True, "TRELLIS": True, "column_stride": 1},
-        {"out": "*fp16", "BFLOAT16": False, "LANES": 4, "PAIRED": False, "TRELLIS": True},
-        {
-            "out": "*fp32",
-            "BFLOAT16": False,
-            "LANES": 256,
-            "PAIRED": False,
-            "TRELLIS": False,
-            "GROUPED": True,
-            "symbols": "*u16",
-        },
+    plain = dict(TRELLIS=False, PAIRED=False, HALVES=False, RAW=0, LISTED=False, GROUPED=False, COLUMNS=False, TOKENS=0)
+    path = plain | dict(TRELLIS=True, PAIRED=True, HALVES=True, COLUMNS=True)
+    variants: list[dict[str, Any]] = [
+        path | {"out": "*u16", "DTYPE": tl.bfloat16},
+        plain | {"out": "*fp16", "DTYPE": tl.float16, "GROUPED": True, "RAW": 2},
+        plain | {"out": "*fp32", "DTYPE": tl.float32, "LISTED": True, "COLUMNS": True},
+        path | {"out": "*fp32", "DTYPE": tl.bfloat16, "TOKENS": 1},
+        plain | {"out": "*fp32", "DTYPE": tl.float16, "TOKENS": 8},
     ]
     for variant in variants:
-        options = {"PRECISION": 12, "ZERO_ROWS": True, "COLUMN_SCALES": True, "GROUPED": False} | variant
-        ptx = compile_kernel(decoding_kernels.decode, max(1, int(options["LANES"]) // 32), **options)  # type: ignore[call-overload]
+        ptx = compile_kernel(decoding_kernels.decode, 1, **variant)
         assert "fma" not in ptx
         assert "ftz" not in ptx
-    compile_kernel(decoding_kernels.expand, PRECISION=12, SLOTS=decoding_kernels.SLOTS)
-    return len(variants) + 1
+        assert "bar.sync" not in ptx  # a tile is a warp, which waits for nobody
+        assert len(re.findall("redux.sync", ptx)) == 1
+        assert "popc.b32" in ptx
+    return len(variants)
 
 
 def encoding() -> int:
