@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
+    from birdie.artifact.device import load_compressed
     from birdie.artifact.in_memory import compress_weights, load_weights, quantize_
     from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from birdie.artifact.summary import Summary
     from birdie.compress.calibration.calibrate import calibrate
     from birdie.compress.calibration.table import sensitivity
+    from birdie.compress.device.compressed import compressed_linear
     from birdie.compress.qat.trained import plain
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
     from birdie.errors import (
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from birdie.train.muon import Muon
 
 _HOMES = {
+    "birdie.artifact.device": ("load_compressed",),
     "birdie.artifact.in_memory": ("compress_weights", "load_weights", "quantize_"),
     "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
@@ -48,6 +51,7 @@ _HOMES = {
     "birdie.artifact.summary": ("Summary",),
     "birdie.compress.calibration.calibrate": ("calibrate",),
     "birdie.compress.calibration.table": ("sensitivity",),
+    "birdie.compress.device.compressed": ("compressed_linear",),
     "birdie.compress.qat.trained": ("plain",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.errors": (
@@ -82,11 +86,13 @@ __all__ = [
     "__version__",
     "calibrate",
     "compress_weights",
+    "compressed_linear",
     "fine_tune",
     "from_pretrained",
     "inspect",
     "leaky_floor",
     "load",
+    "load_compressed",
     "load_object",
     "load_weights",
     "plain",

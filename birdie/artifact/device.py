@@ -1,29 +1,35 @@
-"""Decoding of the tensors of a file on a GPU: by kernels where these can, otherwise on the CPU and then moved.
+"""Decoding of the tensors of a file on a GPU: by a kernel where it can, otherwise on the CPU and then moved.
 
-    entry ──► CompressedTensor ──payload──► device ──kernel──► tensor          (birdie.compress.device)
-      └─────► File.decode ──► tensor ───────────────────────►  tensor
+    entry ──► Product ──► CompressedTensor ──► device ──kernel──► tensor          (birdie.compress.device)
+      └─────► File.decode ──► tensor ──────────────────────────►  tensor
 
-Lazy loading keeps tensors in their coded form in the memory of the device, and decodes each when it is read.
+Lazy loading keeps tensors in their coded form in the memory of the device. One launch decodes the tensor that is read
+and those beside it, because a matrix alone has too few tiles for a GPU.
 """
 
+import math
+import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact.container import ALIAS
+from birdie.artifact.container import ALIAS, Entry
 from birdie.artifact.file import Data, File, decoded_bytes, dtype_of
 from birdie.compress import registry
-from birdie.compress.device.compressed import CompressedTensor, may_decode, require_sound, works
+from birdie.compress.device.compressed import CompressedTensor, require_sound, works
 from birdie.compress.scheme import Decoder
+from birdie.compress.tiled import Product
 from birdie.compress.wrappers import unwrapped
-from birdie.errors import ArtifactError
+from birdie.entropy import coder
+from birdie.errors import ArtifactError, ConfigError
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
-_Blocks = list[tuple[CompressedTensor, slice]]  # of a tensor, each with its elements in row-major order
+_TOGETHER = 1 << 26  # weights that a launch decodes: 2,000 tiles, half of those that an H100 runs at a time
 
 
 class DeviceFile(File):
@@ -33,36 +39,53 @@ class DeviceFile(File):
         super().__init__(source, decoder)
         self.device = device
         self._lock = threading.Lock()  # Triton compiles kernels at their first call
-        self._damaged: dict[str, Tensor] = {}
+        self._sound: dict[str, Tensor] = {}
 
     def decode_all(self, names: Collection[str] | None = None, workers: int | None = None) -> dict[str, Tensor]:
-        """Decode tensors, as `File.decode_all`, wait for the device, and check those that kernels decoded."""
+        """Decode tensors, as `File.decode_all`, wait for the device, and check those that the kernel decoded."""
         tensors = super().decode_all(names, workers)
-        if self._damaged:
-            flags = torch.stack([chunks.any() for chunks in self._damaged.values()]).tolist()  # one wait for all
-            for name, flag in zip(self._damaged, flags, strict=True):
-                if flag:
-                    raise ArtifactError(
-                        f"tensor {name!r} of {self.where}: a lane of a coded chunk does not end where it should; "
-                        "the file is damaged"
-                    )
+        if self._sound:
+            flags = torch.stack([sound.all() for sound in self._sound.values()]).tolist()  # one wait for all
+            for name, flag in zip(self._sound, flags, strict=True):
+                if not flag:
+                    with self.naming(name):
+                        require_sound(self._sound[name])
         return tensors
 
     def decode_entry(self, name: str, threads: int | None = None) -> Tensor:
-        """Return an entry's tensor on the device; `decode_all` checks that it is sound if a kernel decoded it."""
-        compressed = compressed_entry(self, name, threads or 1)
-        if compressed is None:
-            return super().decode_entry(name, threads).to(self.device)
-        with self._lock:
-            tensor, self._damaged[name] = compressed.to(self.device).decode()
-        return tensor
+        """Return an entry's tensor on the device; `decode_all` checks that it is sound if the kernel decoded it."""
+        out = torch.empty(self.entry(name).shape, dtype=dtype_of(self.entry(name)), device=self.device)
+        return out if self._decode(out, name, threads) else super().decode_entry(name, threads).to(self.device)
+
+    def decode_into(self, out: Tensor, name: str, threads: int | None = None) -> None:
+        """Decode an entry into `out`, as `decode_entry`."""
+        if not self._decode(out, name, threads):
+            super().decode_into(out, name, threads)
+
+    def _decode(self, out: Tensor, name: str, threads: int | None) -> bool:
+        entry = self.entry(name)
+        product = self.product(self.read(name), threads) if may_decode(entry) and out.dtype == dtype_of(entry) else None
+        compressed = None if product is None else CompressedTensor.of(entry.shape, out.dtype, [(product, 0)])
+        if compressed is not None:
+            with self._lock:
+                _, self._sound[name] = compressed.to(self.device).decode(out)
+        return compressed is not None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tensors of one dtype that are decoded together, each with its first weight."""
+
+    tensor: CompressedTensor
+    first: dict[str, int]
+    sound: bool = False
 
 
 class CompressedTensors:
-    """The tensors of a file in their coded form on a device, decoded there one by one.
+    """The tensors of a file in their coded form on a device, decoded there when they are read.
 
-    Those that kernels do not decode stay decoded on the device if they are small or hardly smaller in the file; others
-    are read from the file and decoded on the CPU each time.
+    Those that the kernel does not decode stay decoded on the device if they are small or hardly smaller in the file;
+    others are read from the file and decoded on the CPU each time.
 
     Args:
         file: whose tensors they are.
@@ -73,43 +96,52 @@ class CompressedTensors:
     def __init__(self, file: File, device: torch.device, workers: int) -> None:
         self._file, self._device, self._workers = file, device, workers
         self._resident: dict[str, Tensor] = {}
-        self._sound: set[str] = set()
-        stored = [name for name in file.names if file.entry(name).scheme != ALIAS]
+        self._ready: dict[str, Tensor] = {}  # decoded beside the tensor that was read
 
-        def read(name: str) -> _Blocks | None:
-            if file.holder(name) != name or file.is_planes(name):
-                return None
-            blocks = []
-            for block, part in file.parts(name):
-                compressed = compressed_entry(file, block)
-                if compressed is None:
-                    return None
-                blocks.append((compressed.to(device), part))
-            return blocks
+        def read(names: Sequence[str]) -> _Group | None:
+            products: list[tuple[Product, int]] = []
+            first, count = {}, 0
+            for name in names:
+                if (some := products_of(file, name)) is not None:
+                    products += [(product, count + origin) for product, origin in some]
+                    first[name], count = count, count + math.prod(file.entry(name).shape)
+            tensor = CompressedTensor.of((count,), dtype_of(file.entry(names[0])), products)
+            return None if tensor is None else _Group(tensor.to(device), first)
 
         with ThreadPoolExecutor(workers) as pool:
-            tensors = dict(zip(stored, pool.map(read, stored), strict=True))
-        self._compressed = {name: blocks for name, blocks in tensors.items() if blocks is not None}
+            groups = [group for group in pool.map(read, _groups(file)) if group is not None]
+        self._groups = {name: group for group in groups for name in group.first}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors in their coded form."""
-        return sum(tensor.nbytes for blocks in self._compressed.values() for tensor, _ in blocks)
+        return sum(group.tensor.nbytes for group in {id(group): group for group in self._groups.values()}.values())
 
     def decode(self, name: str) -> Tensor:
         """Return a stored tensor, decoded on the current stream; the first time wait until it is known to be sound."""
-        if name not in self._compressed:
+        if name not in self._groups:
             return self._decoded_on_cpu(name)
-        entry = self._file.entry(name)
-        tensor = torch.empty(entry.shape, dtype=dtype_of(entry), device=self._device)
-        damaged = [compressed.decode(tensor.view(-1)[part])[1] for compressed, part in self._compressed[name]]
-        if name not in self._sound:
+        if name not in self._ready:
+            self._decode(self._groups[name])
+        return self._ready.pop(name)
+
+    def _decode(self, group: _Group) -> None:
+        """Add the tensors of a group to those that are ready; beyond a limit drop the oldest, which nobody has read."""
+        count = math.prod(group.tensor.shape)
+        while self._ready and sum(tensor.numel() for tensor in self._ready.values()) + count > 2 * _TOGETHER:
+            del self._ready[next(iter(self._ready))]
+        flat, sound = group.tensor.decode()
+        if not group.sound:
             try:
-                require_sound(torch.cat(damaged))
+                require_sound(sound)
             except ArtifactError as error:
-                raise ArtifactError(f"tensor {name!r} of {self._file.where}: {error}") from error
-            self._sound.add(name)
-        return tensor
+                names = ", ".join(map(repr, group.first))
+                raise ArtifactError(f"of the tensors {names} of {self._file.where}: {error}") from error
+            group.sound = True
+        # Not views of it, which would have one version, by which a cache sees that one of them was changed.
+        memory = flat.untyped_storage()
+        for name, first in group.first.items():
+            self._ready[name] = flat.new_empty(0).set_(memory, first, self._file.entry(name).shape)
 
     def _decoded_on_cpu(self, name: str) -> Tensor:
         if name in self._resident:
@@ -121,17 +153,71 @@ class CompressedTensors:
         return tensor
 
 
-def compressed_entry(file: File, name: str, threads: int = 1) -> CompressedTensor | None:
-    """Read an entry in its coded form, to memory of the CPU; None if the kernels do not decode it."""
-    entry = file.entry(name)
-    scheme, dtype, layout = file.decoder_of(entry).name, dtype_of(entry), file.layout(entry)
-    if not may_decode(scheme, dtype, entry.params, [stream.coder for stream in entry.streams]):
-        return None
-    payloads = [(stream.coder, stream.payload) for stream in file.read(name).streams]
-    try:
-        return CompressedTensor.of(scheme, entry.shape, dtype, entry.params, layout, payloads, threads)
-    except ArtifactError as error:
-        raise ArtifactError(f"tensor {name!r} of {file.where}: {error}") from error
+def may_decode(entry: Entry) -> bool:
+    """Return whether the kernel may decode an entry; its side information may still be beyond it."""
+    return bool(entry.streams) and entry.streams[0].coder == coder.TILES
+
+
+def products_of(file: File, name: str) -> list[tuple[Product, int]] | None:
+    """Read a stored tensor as products, each with its first weight; None if it is not coded that way."""
+    products = []
+    for block, part in file.parts(name):
+        product = file.product(file.read(block), 1) if may_decode(file.entry(block)) else None
+        if product is None:
+            return None
+        products.append((product, part.start or 0))
+    return products
+
+
+def _groups(file: File) -> Iterator[list[str]]:
+    """Yield names of tensors that may be decoded together: neighbors in the file."""
+    names: list[str] = []
+    count, dtype = 0, None
+    for name in file.names:
+        entry = file.entry(name)
+        if entry.scheme == ALIAS or file.holder(name) != name or file.is_planes(name):
+            continue
+        if not all(may_decode(file.entry(block)) for block, _ in file.parts(name)):
+            continue
+        if names and (dtype_of(entry) != dtype or count + math.prod(entry.shape) > _TOGETHER):
+            yield names
+            names, count = [], 0
+        names.append(name)
+        count, dtype = count + math.prod(entry.shape), dtype_of(entry)
+    if names:
+        yield names
+
+
+def load_compressed(
+    path: Data, device: torch.device | str = "cuda", *, workers: int | None = None
+) -> dict[str, CompressedTensor]:
+    """Read the tensors of a file to the memory of a GPU in their coded form, for `birdie.compressed_linear`.
+
+    Each is decoded once, to see that it is sound. Those that the kernel does not decode are left out.
+
+    Args:
+        path: a .birdie file of the coder "fast", or its bytes.
+        device: a GPU on which Triton works.
+        workers: threads that read the file; None uses every core.
+    """
+    target = target_of(device, None)
+    if target is None or not works(target):
+        raise ConfigError(f"the kernel that decodes weights does not run on {device}; load the file with birdie.load")
+    with File(path, registry.decoder) as file:
+        file.require()
+
+        def read(name: str) -> CompressedTensor | None:
+            products, entry = products_of(file, name), file.entry(name)
+            return None if products is None else CompressedTensor.of(entry.shape, dtype_of(entry), products)
+
+        names = [name for names in _groups(file) for name in names]
+        with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+            known = zip(names, pool.map(read, names), strict=True)
+            tensors = {name: tensor.to(target) for name, tensor in known if tensor is not None}
+        for name, tensor in tensors.items():
+            with file.naming(name):
+                require_sound(tensor.decode()[1])
+    return tensors
 
 
 def open_file(source: Data, device: torch.device | str | None = None, module: nn.Module | None = None) -> File:

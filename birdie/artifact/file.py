@@ -228,43 +228,44 @@ class File(Reader):
     def decode_entry(self, name: str, threads: int | None = None) -> Tensor:
         """Read and decode one entry, which is a stored tensor, a block of one, or a group."""
         entry = self.read(name)
-        product = self._product(entry, threads)
+        product = self.product(entry, threads)
         if product is None:
             return self._decode_streams(entry, threads)
         out = torch.empty(entry.shape, dtype=dtype_of(entry), device="cpu")
-        with self._named(name):
+        with self.naming(name):
             product.decode(out, threads or os.cpu_count() or 1)
         return out
 
     def decode_into(self, out: Tensor, name: str, threads: int | None = None) -> None:
         """Read and decode one entry into `out`, which is contiguous and has as many elements."""
         entry = self.read(name)
-        product = self._product(entry, threads) if out.device.type == "cpu" and out.dtype == dtype_of(entry) else None
+        product = self.product(entry, threads) if out.device.type == "cpu" and out.dtype == dtype_of(entry) else None
         if product is None:
             out.copy_(self._decode_streams(entry, threads).reshape(out.shape))
             return
-        with self._named(name):
+        with self.naming(name):
             product.decode(out, threads or os.cpu_count() or 1)
 
     @contextmanager
-    def _named(self, name: str) -> Iterator[None]:
+    def naming(self, name: str) -> Iterator[None]:
         """Say in the message of an ArtifactError which tensor of which file is damaged."""
         try:
             yield
         except ArtifactError as error:
             raise ArtifactError(f"tensor {name!r} of {self.where}: {error}") from error
 
-    def _product(self, entry: Entry, threads: int | None) -> Product | None:
+    def product(self, entry: Entry, threads: int | None = None) -> Product | None:
+        """Return an entry that was read as numbers and factors; None if it is not coded that way."""
         decoder, layout = self.decoder_of(entry), self.layout(entry)
         payloads = [(stream.coder, stream.payload) for stream in entry.streams]
-        with self._named(entry.name):
+        with self.naming(entry.name):
             return Product.of(
                 decoder, entry.shape, dtype_of(entry), entry.params, layout, payloads, threads or os.cpu_count() or 1
             )
 
     def _decode_streams(self, entry: Entry, threads: int | None) -> Tensor:
         decoder, layout = self.decoder_of(entry), self.layout(entry)
-        with self._named(entry.name):
+        with self.naming(entry.name):
             streams = tuple(
                 entropy.decode(
                     *(stream.coder, stream.payload, expected.rows, expected.columns, expected.hints, expected.dtype),

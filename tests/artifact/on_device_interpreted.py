@@ -22,9 +22,9 @@ from birdie.artifact import load as load_module
 from birdie.artifact.container import Reader, Stream
 from birdie.artifact.file import File
 from birdie.compress import registry, row_blocks
-from birdie.compress.device.compressed import CompressedTensor
+from birdie.compress.device.compressed import Matrices, compressed_linear
 from birdie.compress.schemes.trellis import Trellis
-from birdie.entropy import coder, static, trellis
+from birdie.entropy import coder, tiles, trellis
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
 
@@ -37,11 +37,11 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(40, 64)
-        self.up, self.norm, self.down = nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64, bias=False)
+        self.embedding = nn.Embedding(40, 32)
+        self.up, self.norm, self.down = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32, bias=False)
         for layer in (self.up, self.down):
             nn.init.normal_(layer.weight)
-        self.head = nn.Linear(64, 40, bias=False)
+        self.head = nn.Linear(32, 40, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("steps", torch.tensor(3))
 
@@ -51,17 +51,16 @@ class Net(nn.Module):
 
 
 @contextmanager
-def in_lanes() -> Iterator[None]:
+def in_tiles() -> Iterator[None]:
     """Code small tensors as if they were large."""
-    rules = mock.patch.multiple(static, _LEAST_IN_LANES=1 << 10, _BYTES_PER_LANE=1, _STEPS=1, _MOST_LANES=64)
-    with rules, mock.patch.dict(coder._TRY_NUMBERS, fast=0):
+    with mock.patch.multiple(tiles, _LEAST=1, _MOST_SHARE=1), mock.patch.dict(coder._TRY_NUMBERS, fast=0):
         yield
 
 
 @contextmanager
 def in_blocks() -> Iterator[None]:
     """Encode the layers in two blocks of rows, each of one small chunk."""
-    chunk = 32 * 64
+    chunk = 16 * 32
     with mock.patch.object(trellis, "CHUNK", chunk), mock.patch.multiple(row_blocks, LARGE=chunk, _BLOCK=chunk):
         yield
 
@@ -69,22 +68,22 @@ def in_blocks() -> Iterator[None]:
 def saved(folder: Path, **settings: Any) -> Path:
     torch.manual_seed(0)
     path = folder / "model.birdie"
-    with in_lanes():
+    with in_tiles():
         birdie.save(Net(), path, workers=1, coder="fast", **settings)
     return path
 
 
 def on_cpu(load: Callable[[], Any]) -> Any:
-    """Load as if the CPU were a GPU on which the kernels work; fail if they decode nothing."""
-    decoded: list[Any] = []
-    decode = CompressedTensor.decode
+    """Load as if the CPU were a GPU on which the kernel works; count its launches."""
+    launches: list[Any] = []
+    launch = Matrices.launch
     with (
         mock.patch.object(device, "works", return_value=True),
         mock.patch.object(device, "target_of", return_value=CPU),
-        mock.patch.object(CompressedTensor, "decode", lambda *args: decoded.append(0) or decode(*args)),
+        mock.patch.object(Matrices, "launch", lambda *args: launches.append(0) or launch(*args)),
     ):
         result = load()
-    return result, len(decoded)
+    return result, len(launches)
 
 
 def loaded(path: Path, **settings: Any) -> dict[str, Any]:
@@ -105,10 +104,10 @@ def damaged(path: Path) -> dict[str, Any]:
     """Change a word of a tensor and let the checksum agree again."""
     with Reader(path) as reader:
         entries, metadata = [reader.read(name) for name in reader.names], reader.metadata
-    index = next(i for i, entry in enumerate(entries) if entry.streams and entry.streams[0].coder == coder.LANES)
+    index = next(i for i, entry in enumerate(entries) if entry.streams and entry.streams[0].coder == coder.TILES)
     payload = bytearray(entries[index].streams[0].payload)
     payload[-3] ^= 8
-    streams = (Stream(coder.LANES, bytes(payload)), *entries[index].streams[1:])
+    streams = (Stream(coder.TILES, bytes(payload)), *entries[index].streams[1:])
     entries[index] = replace(entries[index], streams=streams)
     data: Any = container.to_bytes(entries, bytes(metadata))
     errors = []
@@ -141,8 +140,17 @@ def lazy(path: Path, **settings: Any) -> dict[str, Any]:
 def coders(path: Path) -> dict[str, Any]:
     with File(path, registry.decoder) as file:
         stored = [name for name in file.names if file.entry(name).target is None]
-        known = {name: device.compressed_entry(file, name) for name in stored}
-    return {"compressed": sorted(name for name, tensor in known.items() if tensor is not None)}
+        return {"compressed": sorted(name for name in stored if device.products_of(file, name) is not None)}
+
+
+def products(path: Path) -> dict[str, Any]:
+    """Multiply by the tensors of a file that stay compressed."""
+    (weights, _), state = on_cpu(lambda: birdie.load_compressed(path)), birdie.load(path)
+    x = torch.randn(2, 3, 32)
+    close = [
+        torch.allclose(compressed_linear(x, weight), x @ state[name].T, atol=1e-5) for name, weight in weights.items()
+    ]
+    return {"names": sorted(weights), "same": all(close)}
 
 
 def main(folder: Path) -> Results:
@@ -158,6 +166,7 @@ def main(folder: Path) -> Results:
     path = saved(folder, scheme=Trellis(8, along=False))
     results["cast"] = loaded(path, dtype=torch.float16)
     results["into a module"] = filled(path)
+    results["products"] = products(path)
     results["lazy"] = lazy(path)
     results["lazy, all cached"] = lazy(path, cache_bytes=1 << 20)
     return results

@@ -1,7 +1,7 @@
 """Tensors that stay compressed in the memory of a GPU and are decoded there.
 
-    Product (side information and scales, on the CPU) ──► CompressedTensor ──one kernel──► weights on the device
-                                                                └── compressed_linear ──► their product with a few tokens
+    Product (side information and scales, on the CPU) ──► CompressedTensor ──kernel──► weights on the device
+                                                                └─ compressed_linear ─► their product with tokens
 
 Only the words of the coder "tiles" cross the bus, and what it takes to decode them: tables, classes and scales, about a
 hundredth. Decoded weights equal those of the CPU bit for bit.
@@ -138,7 +138,7 @@ class Matrices:
                 *(len(self.words), count, self.rows),
                 min(torch.finfo(dtype).max, torch.finfo(torch.float32).max),
                 *self.form,
-                DTYPE=getattr(tl, str(dtype).removeprefix("torch.")),
+                dtype=getattr(tl, str(dtype).removeprefix("torch.")),
                 TOKENS=tokens,
                 num_warps=1,
                 enable_fp_fusion=False,  # products are rounded one by one
@@ -229,7 +229,7 @@ def compressed_linear(x: Tensor, weight: CompressedTensor, bias: Tensor | None =
         )
     count = math.prod(x.shape[:-1])
     if not 0 < count <= MOST_TOKENS or not weight.multiplies:
-        return F.linear(x, weight.decode()[0], bias)
+        return F.linear(x, weight.decode()[0].to(x.dtype), bias)
     part, (rows, columns) = weight.parts[0], weight.shape
     tokens = 1 << (count - 1).bit_length()
     inputs = torch.zeros(tokens, columns, device=x.device)

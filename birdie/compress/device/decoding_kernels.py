@@ -61,7 +61,7 @@ def decode(  # type: ignore[no-untyped-def]
     LISTED: tl.constexpr,
     GROUPED: tl.constexpr,
     COLUMNS: tl.constexpr,
-    DTYPE: tl.constexpr,
+    dtype: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """Decode one tile of one of several matrices.
@@ -78,7 +78,7 @@ def decode(  # type: ignore[no-untyped-def]
         out: weights, of bfloat16 as uint16; or with TOKENS sums, (tiles across, TOKENS, rows of all matrices) float32.
         inputs: (TOKENS, columns) float32.
         limit: largest magnitude of a weight.
-        DTYPE: of weights.
+        dtype: of weights.
         TOKENS: a power of two; 0 writes weights.
     """
     tile = tl.program_id(0)
@@ -113,9 +113,7 @@ def decode(  # type: ignore[no-untyped-def]
         factor = tl.load(by_column + column_of_all + column, mask=inside, other=0.0)
     if TOKENS > 0:
         token = tl.arange(0, TOKENS)
-        tokens = tl.load(
-            inputs + token[:, None] * columns + column[None, :], mask=inside[None, :], other=0.0
-        )
+        tokens = tl.load(inputs + token[:, None] * columns + column[None, :], mask=inside[None, :], other=0.0)
 
     place = begin + 2 * lane
     pair = tl.load(words + (place >> 1), mask=inside & (place >> 1 < pairs), other=0)
@@ -145,10 +143,7 @@ def decode(  # type: ignore[no-untyped-def]
             entry = tl.load(entries + tl.maximum(table, 0) + slot.to(tl.int32))
             after = ((entry >> 20) + 1) * (x >> 12) + (entry & 0xFFF)
             symbol = ((entry >> 12) & 0xFF).to(tl.int32)
-            if LISTED:
-                number = tl.load(values + matrix * 256 + symbol)
-            else:
-                number = low + (symbol << RAW)
+            number = tl.load(values + matrix * 256 + symbol) if LISTED else low + (symbol << RAW)
             if RAW > 0:
                 number += (after & ((1 << RAW) - 1)).to(tl.int32)
                 after = after >> RAW
@@ -176,19 +171,19 @@ def decode(  # type: ignore[no-untyped-def]
             weight = tl.minimum(tl.maximum(weight, -limit), limit)
             if TRELLIS:
                 state = (state >> 1) ^ ((state & 1) * shift) ^ ((number & 1).to(tl.uint32) * flip)
-            if DTYPE == tl.bfloat16:  # to the nearest, ties to even
+            if dtype == tl.bfloat16:  # to the nearest, ties to even
                 bits = weight.to(tl.uint32, bitcast=True)
                 bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
                 weight = (bits << 16).to(tl.float32, bitcast=True)
             else:
-                weight = weight.to(DTYPE)
+                weight = weight.to(dtype)
             if TOKENS > 0:
                 products = tl.sum(weight.to(tl.float32)[None, :] * tokens, 1)
                 sums = out + (tl.cast(index % across, tl.int64) * TOKENS + token) * height_of_all + row_of_all
                 tl.store(sums, products)
             else:
                 target = out + origin + tl.cast(row, tl.int64) * row_stride + column * column_stride
-                if DTYPE == tl.bfloat16:
+                if dtype == tl.bfloat16:
                     tl.store(target, bits.to(tl.uint16), mask=inside)
                 else:
                     tl.store(target, weight, mask=inside)

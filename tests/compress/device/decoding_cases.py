@@ -1,173 +1,222 @@
-"""Tensors decoded by the kernels under Triton's interpreter, against the CPU."""
+"""Tiles decoded and multiplied by the kernel under Triton's interpreter, against the CPU."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
+from torch import Tensor
 
-from birdie.compress import registry
 from birdie.compress.device import compressed
-from birdie.compress.device.compressed import CompressedTensor
-from birdie.compress.scheme import Encoded
-from birdie.entropy import coder, static, trellis
+from birdie.compress.device.compressed import CompressedTensor, compressed_linear
+from birdie.compress.tiled import Product
+from birdie.entropy import rans_tiles, trellis
+from birdie.entropy.factors import Factors
+from birdie.entropy.rans_tiles import PRECISION, Tables
+from birdie.entropy.tiles import Opened
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
-from tests.reference.streams import on_paths
 
-Integers = NDArray[np.integer]
-CPU = torch.device("cpu")
+Results = dict[str, dict[str, Any]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Case:
-    """A tensor: its scheme, its numbers and the indices of its scales."""
+    """A matrix in scan order, and what it is coded and multiplied with.
 
-    scheme: str
-    numbers: Integers
-    scales: tuple[Integers, ...]
+    Attributes:
+        groups: columns that share a factor of a row; 0 for one factor a row.
+        by_column: whether columns have factors.
+        scale: of the factors of rows.
+        height, chunk: of tiles in rows, and of paths in weights.
+        left_out: every so many rows are zeros, and not coded.
+        zeros: the first row is zeros, but coded, which is an error.
+    """
+
+    rows: int = 10
+    columns: int = 40
     dtype: torch.dtype = torch.bfloat16
-    params: tuple[int, ...] = ()
-    lanes: int = 16
-    chunk: int = trellis.CHUNK
-    facts: dict[str, object] = field(default_factory=dict)
+    states: int = 1
+    paired: bool = False
+    classes: int = 1
+    raw: int = 0
+    values: tuple[int, ...] = tuple(range(-3, 5))
+    groups: int = 0
+    by_column: bool = False
+    columns_first: bool = False
+    left_out: int = 0
+    zeros: bool = False
+    scale: float = 1.0
+    height: int = 8
+    chunk: int = 1 << 20
+    seed: int = 0
 
-    def run(self, flips: int = 0, seed: int = 0) -> dict[str, object]:
-        """Return whether the kernels give the bits of the CPU, and notice `flips` damaged bits where it does."""
-        with mock.patch.object(trellis, "CHUNK", self.chunk):
-            rows, columns = shape = self.numbers.shape
-            decoder = registry.decoder(self.scheme)
-            layout = decoder.layout(shape, self.dtype, self.params)
-            states = layout[0].hints.states
-            data = bytearray(static.encode(self.numbers, (1, 1), states, self.lanes))
-            stream = static.open_stream(bytes(data), rows, columns, states, in_lanes=True)
-            rng = random.Random(seed)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the tensor."""
+        return (self.columns, self.rows) if self.columns_first else (self.rows, self.columns)
+
+    def product(self) -> Product:
+        """Return the coded matrix."""
+        rng, size = np.random.default_rng(self.seed), len(self.values)
+        symbols = rng.integers(0, size << self.raw, (self.rows, self.columns)).astype(np.uint16)
+        if self.zeros:
+            symbols[0] = self.values.index(0)
+        values = np.array(self.values) << self.raw
+        numbers = values[symbols >> self.raw] + (symbols & (1 << self.raw) - 1)
+        kinds = rng.integers(0, self.classes, self.rows).astype(np.uint8)
+        if self.left_out:
+            kinds[:: self.left_out], numbers[:: self.left_out] = self.classes, 0
+        odd = trellis.odd_states(numbers, self.states) if self.paired else None
+        frequencies = rng.multinomial(
+            (1 << PRECISION) - size, rng.dirichlet(np.ones(size)), self.classes << self.paired
+        )
+        words, tiles = rans_tiles.encode(symbols, kinds, frequencies + 1, odd, self.raw)
+        tables = Tables(kinds, frequencies + 1, values, self.raw, trellis.machine(self.states), self.paired)
+        limit = float(min(torch.finfo(self.dtype).max, torch.finfo(torch.float32).max))
+        most = int(np.abs(numbers).max())
+        groups = self.groups or self.columns
+        by_row = self.scale * rng.uniform(0.5, 1, (self.rows, -(-self.columns // groups)))
+        by_column = rng.uniform(0.5, 1, self.columns if self.by_column else 0)
+        factors = Factors(by_row.astype(np.float32), by_column.astype(np.float32), groups, self.states > 1, limit)
+        data = memoryview(words.tobytes())
+        return Product(Opened(*numbers.shape, -most, most, self.columns_first, tables, tiles, data), factors)
+
+
+def expected(products: list[tuple[Product, int]], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return what the CPU decodes."""
+    out = torch.empty(shape, dtype=dtype)
+    for product, origin in products:
+        product.decode(out.view(-1)[origin : origin + product.stream.rows * product.stream.columns], 1)
+    return out
+
+
+def of(*cases: Case) -> tuple[list[tuple[Product, int]], tuple[int, ...], torch.dtype]:
+    """Return blocks of rows of one tensor."""
+    sizes = [case.rows * case.columns for case in cases]
+    products = [(case.product(), sum(sizes[:index])) for index, case in enumerate(cases)]
+    return products, (sum(case.shape[0] for case in cases), cases[0].shape[1]), cases[0].dtype
+
+
+def run(*cases: Case, flips: int = 0, launches: int = 1) -> dict[str, Any]:
+    """Return whether the kernel gives the bits of the CPU, and notices `flips` damaged bits where that does."""
+    with (
+        mock.patch.object(trellis, "CHUNK", cases[0].chunk),
+        mock.patch.object(rans_tiles, "_ROWS", cases[0].height),
+    ):
+        products, shape, dtype = of(*cases)
+        if flips:
+            (product, _), rng = products[0], random.Random(cases[0].seed)
+            data = bytearray(product.stream.data)
             for _ in range(flips):
-                data[-1 - rng.randrange(len(stream.data))] ^= 1 << rng.randrange(8)
-            coded = [coder.encode(one, expected.hints) for one, expected in zip(self.scales, layout[1:], strict=True)]
-            payloads = [(coder.LANES, bytes(data)), *((one.coder, one.payload) for one in coded)]
-            tensor = CompressedTensor.of(self.scheme, shape, self.dtype, self.params, layout, payloads)
-            assert tensor is not None, (stream.alphabet.kind, stream.predictor)
-            facts = {
-                "paired": tensor.paired,
-                "precision": tensor.precision,
-                "chunks": tensor.chunks,
-                "transposed": tensor.strides[0] == 1,
-                "tables": len(tensor.entries),
-            }
-            assert facts.items() >= self.facts.items(), facts
-            out, damaged = tensor.to(CPU).decode()
-            noticed = bool(damaged.any())
-            try:
-                numbers = coder.decode(coder.LANES, bytes(data), rows, columns, layout[0].hints, layout[0].dtype)
-            except ArtifactError:
-                return {"same": noticed, "damaged": True}
-            weight = decoder.decode(Encoded(self.scheme, shape, self.dtype, self.params, (numbers, *self.scales)))
-            return {"same": same_bits(out, weight) and not noticed, "damaged": False}
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            products = [(replace(product, stream=replace(product.stream, data=memoryview(bytes(data)))), 0)]
+        tensor = CompressedTensor.of(shape, dtype, products)
+        assert tensor is not None
+        assert len(tensor.parts) == launches
+        out, sound = tensor.to(torch.device("cpu")).decode()
+        try:
+            weights = expected(products, shape, dtype)
+        except ArtifactError:
+            return {"same": not bool(sound.all()), "damaged": True}
+        return {"same": bool(sound.all()) and same_bits(out, weights)}
 
 
-def indices(count: int, seed: int, low: int = -60, high: int = 20) -> Integers:
-    return np.random.default_rng(seed).integers(low, high, (count, 1)).astype(np.int32)
-
-
-def normal(rows: int, columns: int, deviation: float, seed: int = 0) -> Integers:
-    values = np.random.default_rng(seed).normal(0, deviation, (rows, columns))
-    return np.rint(values * np.geomspace(0.5, 2, rows)[:, None]).astype(np.int32)
-
-
-def sparse(rows: int, columns: int) -> Integers:
-    """Return numbers with some rows of zeros, some of them odd states."""
-    numbers = normal(rows, columns, 1.5)
-    numbers[::3] = 0
-    numbers[1] = 1
-    return numbers
-
-
-def of_two_classes(rows: int, columns: int) -> Integers:
-    """Return numbers of narrow and of wide rows in turn, from which no row is predicted."""
-    wide = np.where(np.arange(rows) % 2, 30, 1)[:, None]
-    return np.rint(np.random.default_rng(1).normal(0, 1, (rows, columns)) * wide).astype(np.int32)
-
-
-CASES: dict[str, Case] = {
-    "grid, float32": Case("grid", normal(9, 37, 3), (indices(9, 1),), torch.float32),
-    "grid, bfloat16": Case("grid", normal(9, 37, 3), (indices(9, 1),)),
-    "grid, float16": Case("grid", normal(9, 37, 3), (indices(9, 1),), torch.float16),
-    "grid, beyond float16": Case("grid", normal(6, 20, 900), (indices(6, 2, 100, 300),), torch.float16, lanes=4),
-    "grid, beyond bfloat16": Case("grid", normal(6, 20, 900), (indices(6, 2, 1990, 2040),), lanes=4),
-    "grid, subnormal": Case("grid", normal(6, 20, 3), (indices(6, 3, -2016, -1950),), torch.float32, lanes=4),
-    "grid, groups": Case(
-        "grid", normal(9, 37, 3), (indices(54, 4).reshape(9, 6),), params=(7,), facts={"transposed": False}
-    ),
-    "grid, row classes": Case("grid", of_two_classes(60, 64), (indices(60, 5),), lanes=64, facts={"tables": 3}),
-    "grid, column classes": Case(
-        "grid", of_two_classes(64, 60).T, (indices(60, 5),), lanes=32, facts={"transposed": True}
-    ),
-    "grid, listed": Case("grid", np.array([-5000, 3, 5, 100_000])[normal(9, 37, 1).clip(0, 3)], (indices(9, 1),)),
-    "grid, chunks": Case("grid", normal(11, 30, 3), (indices(11, 6),), chunk=100, lanes=8, facts={"chunks": 4}),
-    "ternary": Case("ternary", normal(9, 37, 0.5).clip(-1, 1), (indices(45, 7).reshape(9, 5),), params=(8,)),
-    "trellis, 1 state": Case("trellis", normal(9, 37, 3), (indices(9, 8),), params=(1, 16, 0, 7, 3)),
-    "trellis, 4 states": Case(
-        "trellis", on_paths(40, 64, 4, 0.7), (indices(40, 8, -9, 9),), params=(4, 4, 0, -50, 5), facts={"paired": True}
-    ),
-    "trellis, 64 states, columns": Case(
-        "trellis",
-        normal(16, 37, 1),
-        (indices(16, 8, -9, 9), indices(37, 9, -9, 9)),
-        torch.float32,
-        params=(64, 4, 4, -50, 5),
-    ),
-    "trellis, rows of zeros": Case(
-        "trellis", sparse(15, 20), (indices(15, 8, -9, 9),), params=(8, 4, 0, 0, 0), lanes=16
-    ),
-    "trellis, narrow rows of zeros": Case(
-        "trellis", sparse(15, 15), (indices(15, 8, -9, 9),), params=(8, 4, 0, 0, 0), lanes=8
-    ),
-    "trellis, zeros, 1 state": Case("trellis", sparse(15, 20), (indices(15, 8, -9, 9),), params=(1, 4, 0, 0, 0)),
-    "trellis, chunks": Case(
-        "trellis", normal(20, 33, 1), (indices(20, 8, -9, 9),), params=(32, 4, 0, 0, 0), chunk=200, facts={"chunks": 4}
-    ),
-    "trellis, unpaired": Case(
-        "trellis", normal(12, 40, 1), (indices(12, 8, -9, 9),), params=(8, 4, 0, 0, 0), facts={"paired": False}
-    ),
-    "trellis, high precision": Case(
-        "trellis",
-        on_paths(100, 8, 8, 0.7),
-        (indices(100, 8, -9, 9),),
-        params=(8, 4, 0, 0, 0),
-        lanes=8,
-        facts={"precision": 14, "paired": True},
-    ),
-    "trellis, row classes": Case(
-        "trellis", on_paths(72, 64, 16, 0.6), (indices(72, 8, -9, 9),), params=(16, 4, 0, 0, 0), lanes=32
-    ),
+LISTED = (-5000, 0, 3, 5, 100_000)
+CASES: dict[str, tuple[Case, ...]] = {
+    "one scale": (Case(),),
+    "float16": (Case(dtype=torch.float16, scale=0.1),),
+    "float32, three rows of tiles": (Case(rows=18, dtype=torch.float32),),
+    "float16, subnormal": (Case(dtype=torch.float16, scale=1e-6),),
+    "float32, subnormal": (Case(dtype=torch.float32, scale=1e-39),),
+    "float16, clamped": (Case(dtype=torch.float16, scale=3e4),),
+    "bfloat16, clamped": (Case(scale=1.5e38),),
+    "groups": (Case(groups=7, raw=1),),
+    "ternary": (Case(values=(-1, 0, 1), groups=8),),
+    "columns first": (Case(columns_first=True, by_column=True, dtype=torch.float16),),
+    "classes": (Case(classes=3, rows=12, columns=64),),
+    "listed": (Case(values=LISTED, classes=2),),
+    "listed, rows left out": (Case(values=LISTED, left_out=3, dtype=torch.float32),),
+    "raw bits": (Case(raw=4, dtype=torch.float32, left_out=5),),
+    "no tail column": (Case(columns=32),),
+    "one column in a tile": (Case(columns=33, rows=9),),
+    "trellis, 1 state": (replace(Case(by_column=True), states=1, left_out=4),),
+    "trellis, 4 states": (Case(states=4, paired=True, left_out=3),),
+    "trellis, 32 states": (Case(states=32, paired=True, by_column=True, classes=2, rows=12, columns=70),),
+    "trellis, 64 states, unpaired": (Case(states=64, by_column=True, dtype=torch.float32),),
+    "trellis, unpaired, rows left out": (Case(states=8, left_out=2),),
+    "trellis, paths restart in tiles": (Case(states=32, paired=True, chunk=200, rows=22),),
+    "trellis, raw bits": (Case(states=16, raw=2, left_out=6, paired=True),),
+    "blocks of rows": (Case(states=8, paired=True), Case(states=8, paired=True, rows=5, classes=2, seed=1)),
+    "blocks, listed": (Case(values=LISTED), Case(rows=5, values=(1, 2, 4), seed=1)),
 }
 
 
 def any_case(seed: int) -> Case:
-    """Return a small tensor with anything in it."""
+    """Return a matrix with anything in it."""
     rng = np.random.default_rng(seed)
-    rows, columns = int(rng.integers(2, 12)), int(rng.integers(4, 40))
-    lanes = int(rng.choice([one for one in (4, 8, 16, 32) if one <= columns]))
-    numbers = normal(rows, columns, float(rng.choice([0.3, 1, 5, 700])), seed)
-    numbers[rng.random(rows) < 0.2] = 0
-    numbers[0, 0], numbers[-1, -1] = -1, 2  # a constant has another coder
-    dtype = (torch.float16, torch.bfloat16, torch.float32)[int(rng.integers(3))]
-    chunk = int(rng.choice([1 << 20, 64]))
-    if rng.random() < 0.4:
-        group = int(rng.integers(1, columns + 1))
-        scales = indices(rows * -(-columns // group), seed).reshape(rows, -1)
-        return Case("grid", numbers, (scales,), dtype, (group,), lanes, chunk)
-    by_column = (indices(columns, seed, -9, 9),) if rng.random() < 0.5 else ()
-    params = (int(rng.choice(trellis.STATES)), 4, 4 if by_column else 0, -40, int(rng.integers(rows)))
-    return Case("trellis", numbers, (indices(rows, seed, -9, 9), *by_column), dtype, params, lanes, chunk)
+    states = int(rng.choice(trellis.STATES))
+    trellis_or_groups = {"by_column": bool(rng.random() < 0.5)} if states > 1 else {"groups": int(rng.integers(0, 50))}
+    return Case(
+        int(rng.integers(2, 10)),
+        int(rng.integers(32, 70)),
+        (torch.float16, torch.bfloat16, torch.float32)[seed % 3],
+        states,
+        states > 1 and bool(rng.random() < 0.5),
+        int(rng.integers(1, 4)),
+        int(rng.integers(0, 3)),
+        left_out=int(rng.integers(0, 4)) if rng.random() < 0.5 else 0,
+        chunk=int(rng.choice([1 << 20, 300])),
+        seed=seed,
+        **trellis_or_groups,  # type: ignore[arg-type]
+    )
 
 
-def results() -> dict[str, dict[str, object]]:
-    """Return what the kernels made of every case, of any tensors, and of damaged ones."""
-    outcomes = {name: case.run() for name, case in CASES.items()}
-    outcomes |= {f"any {seed}": any_case(seed).run() for seed in range(12)}
-    outcomes |= {f"damaged {seed}": any_case(seed).run(1 + seed % 3, seed) for seed in range(14)}
-    return outcomes | {"trial": {"same": compressed.trial(CPU) is None}}
+def linear(*cases: Case, tokens: tuple[int, ...] = (1,), bias: bool = False) -> dict[str, Any]:
+    """Return the largest error of a product in shares of the sum of magnitudes, and whether it wrote no weights."""
+    with mock.patch.object(rans_tiles, "_ROWS", cases[0].height):
+        products, shape, dtype = of(*cases)
+        tensor = CompressedTensor.of(shape, dtype, products)
+        assert tensor is not None
+        weight = expected(products, shape, dtype).double()
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(*tokens, shape[1], generator=generator)
+        offset = torch.randn(shape[0], generator=generator) if bias else None
+        with mock.patch.object(
+            CompressedTensor, "decode", autospec=True, side_effect=CompressedTensor.decode
+        ) as decode:
+            y = compressed_linear(x, tensor, offset).double()
+    exact = F.linear(x.double(), weight, None if offset is None else offset.double())
+    error = (y - exact).abs() / (F.linear(x.double().abs(), weight.abs()) + 1e-30)  # rows left out are 0
+    return {"error": float(error.max()), "registers": not decode.called}
+
+
+def products() -> Results:
+    """Return the errors of products."""
+    path = Case(states=32, paired=True, by_column=True, columns=70, left_out=5)
+    return {
+        "1 token": linear(path),
+        "3 tokens, bias": linear(path, tokens=(3,), bias=True),
+        "2 × 4 tokens, tiles below each other": linear(replace(path, columns=32), tokens=(2, 4)),
+        "float16": linear(Case(dtype=torch.float16, groups=9), tokens=(2,)),
+        "float32, raw bits": linear(Case(dtype=torch.float32, raw=2)),
+        "blocks of rows": linear(path, replace(path, rows=7, seed=1)),
+        "9 tokens, decoded": linear(path, tokens=(9,)),
+        "columns first, decoded": linear(Case(columns_first=True)),
+    }
+
+
+def results() -> Results:
+    """Return what the kernel made of every case, of any matrices, of damaged ones, and of products."""
+    outcomes = {name: run(*cases) for name, cases in CASES.items()}
+    outcomes["blocks of two forms"] = run(Case(), Case(rows=6, values=LISTED), launches=2)
+    outcomes |= {f"any {seed}": run(any_case(seed)) for seed in range(8)}
+    outcomes |= {f"damaged {seed}": run(any_case(seed), flips=1 + seed % 3) for seed in range(12)}
+    outcomes |= {
+        "damaged, zeros": run(Case(rows=3, zeros=True)),
+        "trial": {"same": compressed.trial(torch.device("cpu")) is None},
+    }
+    return outcomes

@@ -9,4 +9,5 @@ import sys
 from tests.compress.device import decoding_cases, encoding_cases
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({"decoding": decoding_cases.results(), "encoding": encoding_cases.results()}))
+    results = {"decoding": decoding_cases.results(), "products": decoding_cases.products()}
+    sys.stdout.write(json.dumps(results | {"encoding": encoding_cases.results()}))
