@@ -161,7 +161,7 @@ def blocks_of_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.nightly  # processes, or compression
 def test_matrices_that_a_file_holds_in_blocks_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks_of_size(65_536, monkeypatch)  # the fewest weights that the fast coder codes in lanes
+    blocks_of_size(65_536, monkeypatch)  # the fewest weights that the fast coder codes in tiles
     assert any(row["what"] == "decode, CPU" for row in on_device.tensor(CPU.device, small=True))
     blocks_of_size(2048, monkeypatch)
     rows = on_device.model(CPU.device, small=True)
