@@ -35,7 +35,7 @@ _MOST_MATRICES = 1 << 15
 
 
 class Form(NamedTuple):
-    """What a kernel is compiled for; `birdie.entropy.rans_tiles` describes it."""
+    """Constants that a kernel is compiled for; `birdie.entropy.rans_tiles` describes them."""
 
     trellis: bool
     paired: bool
@@ -179,7 +179,7 @@ class CompressedTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where the coded form lies."""
+        """Device whose memory holds the coded form."""
         return self.parts[0].words.device
 
     def to(self, device: torch.device) -> "CompressedTensor":

@@ -115,12 +115,12 @@ def decode(  # type: ignore[no-untyped-def]
         token = tl.arange(0, TOKENS)
         tokens = tl.load(inputs + token[:, None] * columns + column[None, :], mask=inside[None, :], other=0.0)
 
-    place = begin + 2 * lane
-    pair = tl.load(words + (place >> 1), mask=inside & (place >> 1 < pairs), other=0)
-    x = _half(pair, place) << 16
-    place += 1
-    pair = tl.load(words + (place >> 1), mask=inside & (place >> 1 < pairs), other=0)
-    x = x | _half(pair, place)
+    word_index = begin + 2 * lane
+    pair = tl.load(words + (word_index >> 1), mask=inside & (word_index >> 1 < pairs), other=0)
+    x = _half(pair, word_index) << 16
+    word_index += 1
+    pair = tl.load(words + (word_index >> 1), mask=inside & (word_index >> 1 < pairs), other=0)
+    x = x | _half(pair, word_index)
     # Words that come next: a lane has a pair of the 64 from `base` on. Of these at most 31 are behind, 32 are taken.
     position = begin + 2 * tl.minimum(columns - first_column, 32)
     base = position & -2
@@ -149,8 +149,8 @@ def decode(  # type: ignore[no-untyped-def]
                 after = after >> RAW
             need = inside & coded & (row < coded_until) & (after < 65536)
             taken = tl.sum(need.to(tl.uint32) << lane.to(tl.uint32), 0)
-            place = position - base + _bits(taken & ((1 << lane.to(tl.uint32)) - 1)).to(tl.int32)
-            word = _half(tl.gather(window, place >> 1, 0), place)
+            window_index = position - base + _bits(taken & ((1 << lane.to(tl.uint32)) - 1)).to(tl.int32)
+            word = _half(tl.gather(window, window_index >> 1, 0), window_index)
             x = tl.where(coded, tl.where(need, (after << 16) | word, after), x)
             position += _bits(taken).to(tl.int32)
             if position - base >= 32:
