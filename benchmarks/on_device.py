@@ -194,7 +194,7 @@ def products_on_device(compressed: CompressedTensor, weight: Tensor, turns: int)
         error = float((compressed_linear(x.float(), compressed) - exact).norm() / exact.norm())
         note = f"{plain / seconds:.2f} × the speed of bfloat16, {compressed.nbytes / seconds / 1e9:.0f} GB/s read"
         target = {"target": "error ≤ 1e-6", "met": error <= 1e-6}
-        yield line(f"product, {tokens} tokens", 1e6 * seconds, "µs", note=f"{note}; error {error:.1g}", **target)
+        yield line(f"product, batch of {tokens}", 1e6 * seconds, "µs", note=f"{note}; error {error:.1g}", **target)
 
 
 def speed(what: str, count: int, seconds: float, note: str | None = None) -> Row:
