@@ -187,7 +187,7 @@ def products_on_device(compressed: CompressedTensor, weight: Tensor, turns: int)
     """Multiply by few tokens, beside the product in bfloat16."""
     for tokens in (1, 8):
         x = torch.randn(tokens, weight.shape[1], device=weight.device, dtype=weight.dtype)
-        ways = {"compressed": lambda x=x: compressed_linear(x, compressed), "plain": lambda x=x: F.linear(x, weight)}  # type: ignore[misc]
+        ways = {"compressed": lambda x=x: compressed_linear(x, compressed), "plain": lambda x=x: F.linear(x, weight)}
         times = take_turns(ways, turns=turns, device=weight.device)
         seconds, plain = (statistics.median(times[name]) for name in ways)
         exact = F.linear(x.double(), weight.double())

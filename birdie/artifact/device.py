@@ -138,10 +138,10 @@ class CompressedTensors:
                 names = ", ".join(map(repr, group.first))
                 raise ArtifactError(f"of the tensors {names} of {self._file.where}: {error}") from error
             group.sound = True
-        # Not views of it, which would have one version, by which a cache sees that one of them was changed.
-        memory = flat.untyped_storage()
         for name, first in group.first.items():
-            self._ready[name] = flat.new_empty(0).set_(memory, first, self._file.entry(name).shape)
+            shape = self._file.entry(name).shape
+            # A view would have the version of all, by which a cache sees that a tensor was changed; data has its own.
+            self._ready[name] = flat[first : first + math.prod(shape)].view(shape).data
 
     def _decoded_on_cpu(self, name: str) -> Tensor:
         if name in self._resident:

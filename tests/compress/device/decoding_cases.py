@@ -83,7 +83,7 @@ class Case:
         by_column = rng.uniform(0.5, 1, self.columns if self.by_column else 0)
         factors = Factors(by_row.astype(np.float32), by_column.astype(np.float32), groups, self.states > 1, limit)
         data = memoryview(words.tobytes())
-        return Product(Opened(*numbers.shape, -most, most, self.columns_first, tables, tiles, data), factors)
+        return Product(Opened(self.rows, self.columns, -most, most, self.columns_first, tables, tiles, data), factors)
 
 
 def expected(products: list[tuple[Product, int]], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -171,7 +171,7 @@ def any_case(seed: int) -> Case:
         left_out=int(rng.integers(0, 4)) if rng.random() < 0.5 else 0,
         chunk=int(rng.choice([1 << 20, 300])),
         seed=seed,
-        **trellis_or_groups,  # type: ignore[arg-type]
+        **trellis_or_groups,
     )
 
 
