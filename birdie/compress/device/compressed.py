@@ -153,11 +153,13 @@ class CompressedTensor:
     Attributes:
         shape, dtype: of the tensor.
         parts: what it consists of, a launch each: matrices of blocks of rows.
+        multiplies: whether the kernel multiplies by it: a matrix, in one part, and scanned along its rows.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[Matrices, ...]
+    multiplies: bool
 
     @classmethod
     def of(
@@ -170,7 +172,9 @@ class CompressedTensor:
         forms: dict[Form, list[tuple[Product, int]]] = {}
         for product, origin in products:
             forms.setdefault(Form.of(product), []).append((product, origin))
-        return cls(shape, dtype, tuple(Matrices.of(form, some) for form, some in forms.items()))
+        along = not any(product.stream.columns_first for product, _ in products)
+        parts = tuple(Matrices.of(form, some) for form, some in forms.items())
+        return cls(shape, dtype, parts, along and len(shape) == 2 and len(parts) == 1)
 
     @property
     def nbytes(self) -> int:
@@ -202,12 +206,6 @@ class CompressedTensor:
         out = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
         sound = [part.launch(out, self.dtype) for part in self.parts]
         return out, sound[0] if len(sound) == 1 else torch.cat(sound)
-
-    @property
-    def multiplies(self) -> bool:
-        """Return whether a kernel multiplies by this matrix: its blocks are of one form, and tiles lie along rows."""
-        along = all(bool((part.matrices[:, 15] == 1).all()) for part in self.parts)
-        return along and len(self.shape) == 2 and len(self.parts) == 1
 
 
 def compressed_linear(x: Tensor, weight: CompressedTensor, bias: Tensor | None = None) -> Tensor:
