@@ -18,6 +18,7 @@ from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.modes import differentiable_evaluation
 from birdie.compress.calibration.result import CalibrationResult
 from tests.forked import run_python
+from tests.nightly import mostly_nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,7 +92,7 @@ def test_the_kl_is_measured_under_autocast() -> None:
     assert exact < near < far
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("blockwise", mostly_nightly([False, True], [True]))
 def test_a_default_device_changes_nothing(blockwise: bool, tmp_path: Path) -> None:
     module, data = linear(), batches()
     known = birdie.calibrate(module, data, loss, blockwise=blockwise)

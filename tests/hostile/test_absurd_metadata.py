@@ -7,9 +7,9 @@ from tests.hostile import absurd_metadata
 
 def test_absurd_metadata_are_refused_and_irrelevant_ones_change_nothing() -> None:
     """A part of the table and a few random edits; all of it at night, in a process with limits."""
-    counts, faults = absurd_metadata.campaign(3, 0, every=8)
+    counts, faults = absurd_metadata.campaign(3, 0, every=16)
     assert faults == []
-    assert counts["refused"] > 10
+    assert counts["refused"] > 5
     assert counts["scored"] >= 5
 
 

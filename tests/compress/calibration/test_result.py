@@ -215,14 +215,11 @@ def test_classes_that_are_ruled_out_cost_no_divergence() -> None:
 def test_wide_layers_in_blocks_keep_most_of_the_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = mlp(), batches(10)
     results = []
-    for columns in (0, 32, 128):
-        monkeypatch.setattr("birdie.compress.calibration.sensitivity.MAX_COLUMNS", columns)
-        calibration = (model, data, classify) if columns else None
+    monkeypatch.setattr("birdie.compress.calibration.sensitivity.MAX_COLUMNS", 32)
+    for calibration in (None, (model, data, classify)):
         birdie.save(model, tmp_path / "x", bits=3, calibration=calibration)
         results.append(divergence(model, tmp_path / "x", batches(4, seed=5)))
-    none, blocks, dense = results
-    assert dense < 1.1 * blocks  # equal but for noise here
-    assert blocks < 0.7 * none
+    assert results[1] < 0.7 * results[0]
 
 
 def test_two_examples_are_no_worse_than_none(tmp_path: Path) -> None:
