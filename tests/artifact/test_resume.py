@@ -27,7 +27,7 @@ from tests.forked import run_python
 from tests.ranks import birdie_command, run_as_ranks
 
 
-def weights(count: int = 6) -> dict[str, Tensor]:
+def weights(count: int = 5) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {f"blocks.{index}.w": torch.randn(64 + 8 * index, 96, generator=generator) for index in range(count)}
 

@@ -96,7 +96,7 @@ def schemes_of(encoded: EncodedState) -> set[str]:
     return {tensor.scheme for tensor in encoded.tensors.values()}
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(bits=st.floats(0.6, 10.0), seed=st.integers(0, 100))
 def test_any_budget_is_met_from_just_below(bits: float, seed: int) -> None:
     state = model(seed)

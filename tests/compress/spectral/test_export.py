@@ -81,13 +81,13 @@ def test_training_shrinks_the_file(tmp_path: Path) -> None:
 
 
 def test_what_was_loaded_goes_on_training(tmp_path: Path) -> None:
-    model = trained(spectral(mlp(), transform="dct").model, 40, 0.1, [])
+    model = trained(spectral(mlp(), transform="dct").model, 20, 0.1, [])
     birdie.save(model, tmp_path / "x.birdie")
     again = mlp()
     q_net = spectral(again, transform="dct", init_bits=6)
     birdie.load(tmp_path / "x.birdie", into=again)
     size = float(quantization_loss(again).detach())
-    trained(again, 40, 0.1, list(q_net.parameters()))
+    trained(again, 20, 0.1, list(q_net.parameters()))
     assert float(quantization_loss(again).detach()) < size
 
 
