@@ -14,5 +14,6 @@ def test_absurd_metadata_are_refused_and_irrelevant_ones_change_nothing() -> Non
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(0)  # the campaign has a limit of its own
 def test_random_edits_of_metadata_are_refused_or_harmless() -> None:
     assert absurd_metadata.run(3000, 1).endswith("scored\n")

@@ -10,9 +10,10 @@ from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import DIFFERENCES, DTYPES, HALVES, LISTED, RUNS, VALUES, WHOLE, Lossless
-from birdie.compress.tensors import FORMATS, from_bits, to_bits
+from birdie.compress.tensors import FORMATS, from_bits
 from birdie.entropy import coder
 from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.artifact.states import same_bits
 from tests.compress.matrices import assert_matches_layout, coded_bytes, gaussian
 from tests.nightly import mostly_nightly
 
@@ -25,13 +26,6 @@ def random_bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> to
         return torch.from_numpy(generator.integers(0, 2, shape).astype(bool))
     data = generator.integers(0, 256, (count + 1) * dtype.itemsize).astype(np.uint8)
     return torch.from_numpy(data).view(dtype)[:count].reshape(shape)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors are equal, NaN payloads and signed zeros included."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return one.numel() == 0 or bool((to_bits(one) == to_bits(other)).all())
 
 
 def encode(weight: torch.Tensor) -> Encoded:
