@@ -9,7 +9,6 @@ import importlib.util
 import resource
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from birdie.entropy.side_information import Writer
 from birdie.errors import ArtifactError
 from birdie.golf import decoder
 from birdie.golf.packed import pack
+from tests.forked import run_python
 
 varint = cursor.varint
 
@@ -343,8 +343,7 @@ def one_file_decoder(folder: Path) -> Load:
 
 def run(*options: str) -> None:
     """Attempt every bomb in a process of its own; raises CalledProcessError when one passes its limits."""
-    command, root = [sys.executable, "-m", "tests.hostile.bombs", *options], Path(__file__).resolve().parents[2]
-    subprocess.run(command, check=True, timeout=900, cwd=root)
+    run_python("-m", "tests.hostile.bombs", *options, folder=Path(__file__).resolve().parents[2]).check_returncode()
 
 
 def main() -> None:
