@@ -34,7 +34,8 @@ from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
 from birdie.errors import ArtifactError
 
 _LEAST = 1 << 16  # values for which tiles are worth a thought
-_LANE_BITS, _MOST_SHARE = 17, 0.02  # that a column of a tile costs, and the share of all bits that it may be
+_LANE_BITS, _MOST_SHARE = 17, 0.006  # that a column of a tile costs, and the share of all bits that it may be
+_LONG = 768  # rows of a tile, from which on it may be more: sparse weights have few bits
 _WORSE = 1.01  # of the bits, if symbols stand for several numbers
 _LARGEST = 1 << 23  # magnitude of a number: twice it and one is exact in float32 arithmetic
 # Contexts of the side information
@@ -50,14 +51,14 @@ def encode(plan: Plan, states: int = 1) -> bytes | None:
     """
     way, alphabet, symbols = plan.way, plan.alphabet, plan.way.symbols
     rows, columns = symbols.shape
-    lanes = columns * -(-rows // rans_tiles.height(columns))
+    tall = -(-rows // rans_tiles.height(columns))  # tiles one below the other
     if (
         way.predictor is not None
         or alphabet.kind == alphabets.SPLIT
         or (abs(states) > 1 and (way.columns_first or states < 0))
         or columns < LANES
         or symbols.size < _LEAST
-        or _LANE_BITS * lanes > _MOST_SHARE * plan.bits
+        or (rows < _LONG * tall and _LANE_BITS * columns * tall > _MOST_SHARE * plan.bits)
     ):
         return None
     kinds, counts = _leave_out(way, alphabet)
