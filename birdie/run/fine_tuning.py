@@ -190,16 +190,16 @@ def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 class _Target:
-    """What a step has to do for the size of the file: nothing, if there is no target."""
+    """Target of the size of the file, and its part in each step; this one is no target."""
 
-    def before(self, number: int) -> None:
+    def begin_step(self, number: int) -> None:
         """Prepare the model for step `number`."""
 
     def penalty(self) -> Tensor | float:
         """Return the term to add to the loss of the step."""
         return 0.0
 
-    def after(self, number: int, steps: int, batch: Any) -> int:  # noqa: ARG002  (for the targets that have something to do)
+    def end_step(self, number: int, steps: int, batch: Any) -> int:  # noqa: ARG002
         """Measure or settle the model after step `number` of `steps`, on `batch`; return how many steps to add."""
         return 0
 
@@ -226,7 +226,7 @@ class _SpectralTarget(_Target):
     def penalty(self) -> Tensor:
         return self.control.penalty()
 
-    def after(self, number: int, steps: int, batch: Any) -> int:  # noqa: ARG002
+    def end_step(self, number: int, steps: int, batch: Any) -> int:  # noqa: ARG002
         if number == steps:
             Spectral(self.model, self.network).settle()
             return 0 if self.measure() else self._extra_steps(number)
@@ -289,11 +289,11 @@ class _StoredTarget(_Target, Generic[Batch]):
         self.training = StoredTraining(model, BudgetFile(budget), partial(self._calibration, first))
         self.last = self.training.encode()
 
-    def before(self, number: int) -> None:
+    def begin_step(self, number: int) -> None:
         if number > 1 and (number - 1) % self.apart == 0:
             self.last = self.training.encode()
 
-    def after(self, number: int, steps: int, batch: Batch) -> int:
+    def end_step(self, number: int, steps: int, batch: Batch) -> int:
         self.recent.append(batch)
         if number == steps:
             more = (next(self.batches) for _ in range(self.calibrated - len(self.recent)))
@@ -324,7 +324,7 @@ def _steps(
     try:
         while number < last:
             number += 1
-            target.before(number)
+            target.begin_step(number)
             batch = next(batches)
             task = loss(model, batch)
             if not bool(torch.isfinite(task)):
@@ -337,7 +337,7 @@ def _steps(
             total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            last += target.after(number, last, batch)
+            last += target.end_step(number, last, batch)
             yield FineTuneStep(number, last, float(task.detach()), **target.figures())
     finally:
         target.release()

@@ -153,7 +153,7 @@ def test_a_model_in_training_computes_with_decoded_weights_in_either_mode(traini
     steps = fine_tune(model, [data()], loss, steps=30, budget=2_600)
     for _ in range(13):  # the second encoding is that of this step
         next(steps)
-    logits, before = model(x), copy.deepcopy(model)
+    logits, earlier = model(x), copy.deepcopy(model)
     with pytest.raises(WeightsError, match="finish"):
         birdie.save(model, tmp_path / "x.birdie")
     latent = birdie.plain(copy.deepcopy(model), latent=True)
@@ -161,10 +161,10 @@ def test_a_model_in_training_computes_with_decoded_weights_in_either_mode(traini
     assert not torch.allclose(latent(x), logits, atol=1e-3)
     next(steps)
     assert not torch.equal(model(x), logits)
-    assert torch.equal(before(x), logits)
-    assert torch.equal(birdie.plain(before)(x), logits)
-    assert type(before.get_submodule("0")) is nn.Linear
-    birdie.save(before, tmp_path / "x.birdie", budget=3_000)
+    assert torch.equal(earlier(x), logits)
+    assert torch.equal(birdie.plain(earlier)(x), logits)
+    assert type(earlier.get_submodule("0")) is nn.Linear
+    birdie.save(earlier, tmp_path / "x.birdie", budget=3_000)
 
 
 def test_weights_that_moved_afterwards_are_not_saved_by_mistake(tmp_path: Path) -> None:
