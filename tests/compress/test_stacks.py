@@ -221,13 +221,12 @@ def test_what_calibration_knows_as_a_convolution_is_none() -> None:
 
 @pytest.mark.parametrize("qat", [Qat(bits=4), Qat(sigma=0.3), Qat(levels="ternary"), Qat(scheme="codebook:k=8")])
 def test_training_quantizes_matrices_as_if_they_were_apart(qat: Qat) -> None:
-    weight, sharpness = experts(), torch.ones(())
-    apart = torch.stack([quantized(qat, matrix, sharpness) for matrix in weight])
-    assert torch.equal(quantized(qat, weight, sharpness), apart)
+    weight = experts()
+    assert torch.equal(quantized(qat, weight), torch.stack([quantized(qat, matrix) for matrix in weight]))
 
 
 @pytest.mark.parametrize("spec", ["codebook:k=8", "tucker:energy=0.9"])
 def test_training_sees_what_a_file_stores(spec: str) -> None:
     weight = experts()
     _, decoded = saved({"w": weight}, scheme=spec)
-    assert torch.allclose(quantized(Qat(scheme=spec), weight, torch.ones(())), decoded["w"], atol=1e-7)
+    assert torch.allclose(quantized(Qat(scheme=spec), weight), decoded["w"], atol=1e-7)

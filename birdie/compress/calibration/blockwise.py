@@ -141,7 +141,7 @@ def calibrate_blockwise(
             names = names_by_memory(module)
             device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
             runs = _Runs(module, batches, loss, device)
-            recorder = Recorder(names, torch.Generator().manual_seed(0), 1.0, device, gradients=True)
+            recorder = Recorder(names, torch.Generator().manual_seed(0), device, gradients=True)
             units = together(world, lambda: find_units(module, recorder, runs, blocks) if batches else _NO_UNITS)
             files = _Calibration(work, runs, Interception(recorder, units), progress).finish()
             work.save_progress({"sensitivities": files})
