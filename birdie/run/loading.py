@@ -5,42 +5,20 @@
 An unknown key in a file or flag is an error that names the nearest known one.
 """
 
-import copy
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
+from cyclopts import CycloptsError, Parameter
 
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.environment import RULES
 from birdie.run.recipe import Recipe, is_removed, setting_names, typed_setting
-from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
+from birdie.run.recipe_file import ABOUT, CommandApp, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
 
 FLAT = Parameter(name="*")
-
-
-class RecipeApp(App):
-    """Application whose flags are those of a recipe: they are collected once, which takes a tenth of a second."""
-
-    _flags: ArgumentCollection | None = None
-
-    def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
-        """Return the flags without values."""
-        if RecipeApp._flags is None:
-            RecipeApp._flags = super().assemble_argument_collection(**options)
-        return without_values(RecipeApp._flags)
-
-
-def without_values(flags: ArgumentCollection) -> ArgumentCollection:
-    """Return copies of flags, so that the values that a command line gives them do not stay for the next one."""
-    copies = {id(flag): copy.copy(flag) for flag in flags}
-    for flag in copies.values():
-        flag.tokens = []
-        flag.children = ArgumentCollection([copies[id(child)] for child in flag.children])
-    return ArgumentCollection(list(copies.values()))
 
 
 def typed_tables(content: Mapping[str, Any], kind: Any = Recipe, path: str = "") -> dict[str, Any]:
@@ -85,6 +63,10 @@ def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _recipe(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
+    return recipe or Recipe()
+
+
 def load_recipe(
     file: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), origins: dict[str, str] | None = None
 ) -> Recipe:
@@ -93,11 +75,9 @@ def load_recipe(
     Args:
         origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
     """
-    app = RecipeApp(name="recipe", config=(*configuration(file, origins), read_arguments), help_flags=[], version_flags=[])
-
-    @app.default
-    def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
-        return recipe or Recipe()
+    config = (*configuration(file, origins), read_arguments)
+    app = CommandApp(name="recipe", config=config, help_flags=[], version_flags=[])
+    app.default(_recipe)
 
     try:
         command, bound, _ = app.parse_args(list(flags), exit_on_error=False, print_error=False)
