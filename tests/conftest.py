@@ -29,6 +29,30 @@ def challenge_variables(kind: type) -> Iterator[str]:
             yield from parameter.env_var
 
 
+class _FromTheEnd(pytest.Dir):
+    """A folder whose last file is collected first."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        return [*super().collect()][::-1]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Let every second worker begin at the end: each then rewrites the assertions of half of the files.
+
+    To rewrite those of all files takes a quarter of a minute; the next process reads the bytecode.
+    """
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] not in "13579" or (path / "__init__.py").exists():
+        return None
+    from_the_end: pytest.Collector = _FromTheEnd.from_parent(parent, path=path)
+    return from_the_end
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring tests into one order, which all workers must have."""
+    items.sort(key=lambda item: item.path)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _clean_environment() -> Iterator[None]:
     """Remove the variables of the challenge, so that those in the developer's shell change no test and no fixture."""

@@ -80,7 +80,9 @@ def _imported(content: bytes) -> tuple[tuple[tuple[str, bool], ...], tuple[str, 
             late = late or isinstance(node, ast.FunctionDef)
             children = ast.iter_child_nodes(node)  # no expression holds an import
             queue += ((child, late) for child in children if not isinstance(child, ast.expr))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if b"pkgutil.iter_modules(" in content else []
+    calls = (
+        [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if b"pkgutil.iter_modules(" in content else []
+    )
     listed = [call for call in calls if ast.unparse(call.func) == "pkgutil.iter_modules"]
     return tuple(imported), tuple(packages[ast.unparse(call.args[0]).removesuffix(".__path__")] for call in listed)
 

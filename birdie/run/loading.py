@@ -16,7 +16,16 @@ from cyclopts import CycloptsError, Parameter
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.environment import RULES
 from birdie.run.recipe import Recipe, is_removed, setting_names, typed_setting
-from birdie.run.recipe_file import ABOUT, CommandApp, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
+from birdie.run.recipe_file import (
+    ABOUT,
+    CommandApp,
+    Source,
+    explain,
+    read_arguments,
+    read_recipe_file,
+    sources,
+    wrong_program,
+)
 
 FLAT = Parameter(name="*")
 

@@ -452,7 +452,10 @@ def two_ranks(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(len(RANKED) + 2)]
         ports = [free.getsockname()[1] for free in sockets]
     run_as_ranks(commands_of_a_rank, (str(trained / "recipe.toml"), str(weights), ports), 2, folder, {})
-    assert run(build_app, ["compress", str(weights), "--bits", "4", "--coder", "fast", "-o", str(folder / "one.birdie")]) == 0
+    assert (
+        run(build_app, ["compress", str(weights), "--bits", "4", "--coder", "fast", "-o", str(folder / "one.birdie")])
+        == 0
+    )
     return folder
 
 

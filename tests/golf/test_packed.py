@@ -207,10 +207,7 @@ def test_a_script_trains_exports_and_scores(name: str, compiled: bool, data: Pat
     packed = pack("train", recipe)
     (tmp_path / "train_gpt.py").write_bytes(packed.script)
     settings = {"RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes"} | ({} if compiled else INTERPRETED)
-    if compiled:
-        done = start(tmp_path, "train_gpt.py", variables=settings)
-    else:
-        done = start_in_a_fork(tmp_path, settings)
+    done = start(tmp_path, "train_gpt.py", variables=settings) if compiled else start_in_a_fork(tmp_path, settings)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"Code size: {len(packed.script)} bytes" in done.stdout.splitlines()
     assert "final_birdie_roundtrip_exact" in done.stdout
