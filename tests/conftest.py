@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import get_type_hints
 
@@ -29,22 +29,18 @@ def challenge_variables(kind: type) -> Iterator[str]:
             yield from parameter.env_var
 
 
-class _FromTheEnd(pytest.Dir):
-    """A folder whose last file is collected first."""
-
-    def collect(self) -> list[pytest.Item | pytest.Collector]:
-        return [*super().collect()][::-1]
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Let every second worker begin at the end: each then rewrites the assertions of half of the files.
 
     To rewrite those of all files takes a quarter of a minute; the next process reads the bytecode.
     """
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] not in "13579" or (path / "__init__.py").exists():
-        return None
-    from_the_end: pytest.Collector = _FromTheEnd.from_parent(parent, path=path)
-    return from_the_end
+    report = yield
+    if isinstance(collector, pytest.Dir) and os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579":
+        report.result = [*(report.result or ())][::-1]
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

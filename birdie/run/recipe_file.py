@@ -55,8 +55,8 @@ class CommandApp(App):
         copies = {id(flag): copy.copy(flag) for flag in self._flags[command]}
         for flag in copies.values():
             flag.tokens = []
-            flag.children = ArgumentCollection([copies[id(child)] for child in flag.children])
-        return ArgumentCollection(list(copies.values()))
+            flag.children = ArgumentCollection([copies[id(child)] for child in flag.children])  # type: ignore[no-untyped-call]
+        return ArgumentCollection(list(copies.values()))  # type: ignore[no-untyped-call]
 
 
 Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]

@@ -73,6 +73,6 @@ runpy.run_path("train_gpt.py", run_name="__main__")
 
 def start_in_a_fork(folder: Path, variables: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run train_gpt.py as `start` does, in a process that has imported torch and numba, and no birdie."""
-    environment = environment_of(folder) | variables
+    environment = {**environment_of(folder), **variables}
     code = IN_A_FORK.format(root=str(Path(__file__).resolve().parents[2]))
     return run_python("-c", code, folder=folder, variables=environment)
