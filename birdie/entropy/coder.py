@@ -99,7 +99,7 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
             tried.append(Stream(MIXED, payload))
     if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
         described = plan.search(values, kernel, states)
-        tiled = tiles.encode(described, states) if effort == "fast" else None
+        tiled = tiles.encode(described, states) if effort == "fast" and tiles.pay(described) else None
         tried.append(Stream(STATIC, static.write(values, described)) if tiled is None else Stream(TILES, tiled))
     best = min(tried, key=_size, default=None)
     if best is not None and 8 * len(best.payload) < values.size * (high - low).bit_length():

@@ -42,23 +42,27 @@ _LARGEST = 1 << 23  # magnitude of a number: twice it and one is exact in float3
 _SCAN, _CLASSES, _WORDS, _MORE_WORDS, _LEFT_OUT, _TAIL, _START, _RAW = 5, 7, 21, 57, 80, 81, 82, 83
 
 
+def pay(plan: Plan) -> bool:
+    """Return whether tiles cost next to nothing in the array of a plan."""
+    rows, columns = plan.way.symbols.shape
+    tall = -(-rows // rans_tiles.height(columns))  # tiles one below the other
+    few = _LANE_BITS * columns * tall <= _MOST_SHARE * plan.bits
+    return rows * columns >= _LEAST and (few or rows >= _LONG * tall)
+
+
 def encode(plan: Plan, states: int = 1) -> bytes | None:
-    """Return the payload of the array of a plan, or None where the coder "static" suits it better.
+    """Return the payload of the array of a plan; None where its symbols cannot be in tiles, or are not worth it.
 
     Args:
         plan: of the array.
         states: of the trellis on whose paths the values lie, negative along rows, 1 for a plain grid.
     """
     way, alphabet, symbols = plan.way, plan.alphabet, plan.way.symbols
-    rows, columns = symbols.shape
-    tall = -(-rows // rans_tiles.height(columns))  # tiles one below the other
     if (
         way.predictor is not None
         or alphabet.kind == alphabets.SPLIT
         or (abs(states) > 1 and (way.columns_first or states < 0))
-        or columns < LANES
-        or symbols.size < _LEAST
-        or (rows < _LONG * tall and _LANE_BITS * columns * tall > _MOST_SHARE * plan.bits)
+        or symbols.shape[1] < LANES
     ):
         return None
     kinds, counts = _leave_out(way, alphabet)

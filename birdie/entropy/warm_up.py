@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, numbers, planes, static
+from birdie.entropy import coder, mixed, numbers, plan, planes, static, tiles
 from birdie.entropy.hints import Hints
 
 Integers = NDArray[np.integer]
@@ -22,7 +22,7 @@ def compile_kernels() -> None:
         streams = {
             coder.NUMBERS: numbers.encode(values),
             coder.STATIC: static.encode(values, kernel, states),
-            coder.LANES: static.encode(values, kernel, states, 4) if states > 0 else None,
+            coder.TILES: tiles.encode(plan.search(values, kernel, states), states),
             coder.MIXED: mixed.encode(values, kernel, states),
         }
         for dtype in coder.DTYPES:
