@@ -293,6 +293,11 @@ _received: list[int] = []
 """Signals that the command received; each becomes a KeyboardInterrupt, and the last one decides the exit code."""
 
 
+def seconds(value: float) -> str:
+    """Return a duration in seconds or minutes."""
+    return f"{value:.2g} s" if value < 100 else f"{value / 60:.0f} min"
+
+
 @contextmanager
 def stop_on_signal(*, shown: bool = True) -> Iterator[Callable[[], bool]]:
     """Yield a function that returns True after a first Ctrl-C, SIGTERM or SIGHUP; the second ends the command.
