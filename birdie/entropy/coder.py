@@ -99,7 +99,8 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         if payload is not None:
             tried.append(Stream(MIXED, payload))
     if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
-        described = plan.search(values, kernel, states)
+        classes = plan.CLASS_COUNTS if effort == "max" else plan.FEW_CLASSES
+        described = plan.search(values, kernel, states, classes)
         tiled = tiles.encode(described, states) if effort == "fast" and tiles.pay(described) else None
         tried.append(Stream(STATIC, static.write(values, described)) if tiled is None else Stream(TILES, tiled))
     best = min(tried, key=_size, default=None)
