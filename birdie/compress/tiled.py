@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
+from birdie.compress.tensors import empty
 from birdie.entropy import coder, tiles
 from birdie.entropy.factors import Factors
 from birdie.entropy.rans_tiles import Kind
@@ -73,7 +74,7 @@ class Product:
         """Fill `out`, a contiguous tensor on the CPU, of as many elements."""
         stream = self.stream
         if stream.columns_first:
-            scanned = torch.empty(stream.rows, stream.columns, dtype=out.dtype, device="cpu")
+            scanned = empty((stream.rows, stream.columns), out.dtype)
             self._fill(scanned, threads)
             out.view(stream.columns, stream.rows).copy_(scanned.T)
         else:
