@@ -33,7 +33,7 @@ SPAN = 1 << 20  # of the values: the first and the last one are less apart
 Kind = Literal["int", "bfloat16", "float16", "float32"]
 _KINDS = get_args(Kind)
 _ROWS = 1024  # of a tile, about
-_TILES = 32  # that a task decodes
+_TILES = 32  # that are coded at a time
 _HALF = np.uint32(16)  # bits of a word
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 _NONE, _ALL = np.uint64(0), np.uint64(32)  # unsigned indices need no check for those from the end
@@ -120,18 +120,16 @@ def encode(
     """
     rows, columns = symbols.shape
     parities, odd = (1, np.zeros((1, columns), np.uint8)) if odd is None else (2, odd)
-    table, step = encode_table(frequencies), height(columns)
-    most = LANES * min(step, rows) + 2 * LANES
-    buffer = np.empty((-(-columns // LANES), most), np.uint16)
+    table, tall = encode_table(frequencies), min(height(columns), rows)
+    buffer = np.empty((_TILES, LANES * tall + 2 * LANES), np.uint16)
     words, parts = [], []
-    for first in range(0, rows, step):
-        part = slice(first, first + step)
-        below = odd[part] if parities == 2 else odd
-        begins = np.empty(len(buffer), np.int64)
-        tails, starts = np.empty(len(buffer), np.uint8), np.empty(len(buffer), np.uint8)
-        _encode(symbols[part], kinds[part], parities, below, raw, table, buffer, begins, tails, starts)
-        words += [tile[begin:] for tile, begin in zip(buffer.copy(), begins, strict=True)]
-        parts.append((most - begins, tails, starts))
+    for first in range(0, rows, tall):
+        for column in range(0, columns, _TILES * LANES):
+            begins = np.empty(min(_TILES, -(-(columns - column) // LANES)), np.int64)
+            tails, starts = np.empty(begins.size, np.uint8), np.empty(begins.size, np.uint8)
+            _encode(symbols, kinds, parities, odd, raw, table, first, tall, column, buffer, begins, tails, starts)
+            words += [tile[begin:].copy() for tile, begin in zip(buffer, begins, strict=False)]
+            parts.append((buffer.shape[1] - begins, tails, starts))
     lengths, tails, starts = (np.concatenate(part) for part in zip(*parts, strict=True))
     return np.concatenate(words), Tiles(lengths, tails, starts)
 
@@ -239,26 +237,30 @@ def _tail(symbols, kinds, parities, odd, raw, table, start):  # type: ignore[no-
 
 
 @njit(nogil=True, cache=True)
-def _encode(symbols, kinds, parities, odd, raw, table, buffer, begins, tails, starts):  # type: ignore[no-untyped-def]
+def _encode(  # type: ignore[no-untyped-def]
+    symbols, kinds, parities, odd, raw, table, first_row, height, first_column, buffer, begins, tails, starts
+):
     """Fill the end of each tile's part of `buffer`, and begins, tails and starts (tiles,)."""
-    rows, columns = symbols.shape
+    last_row = min(first_row + height, symbols.shape[0])
+    rows, kind = last_row - first_row, kinds[first_row:last_row]
+    above, below = (first_row, last_row) if parities == 2 else (0, 1)
     x, left_out = np.empty(32, np.uint64), table.shape[0] // parities
     low_bits = np.uint64(1 << raw) - np.uint64(1)
     for tile in range(begins.size):
-        first = 32 * tile
-        width = min(columns - first, 32)
-        some, half = symbols[:, first : first + width], odd[:, first : first + width]
-        start, tail = np.int64(1), _tail(some, kinds, parities, half, raw, table, np.int64(1))
+        first = first_column + 32 * tile
+        width = min(symbols.shape[1] - first, 32)
+        some, half = symbols[first_row:last_row, first : first + width], odd[above:below, first : first + width]
+        start, tail = np.int64(1), _tail(some, kind, parities, half, raw, table, np.int64(1))
         while tail < 0:  # a start at 2**16 needs no tail
             start += 1
-            tail = _tail(some, kinds, parities, half, raw, table, start)
+            tail = _tail(some, kind, parities, half, raw, table, start)
         position, words = buffer.shape[1], buffer[tile]
         for lane in range(width):
             x[lane] = np.uint64(1) << np.uint64(start)
         for row in range(rows - 1, -1, -1):
-            if kinds[row] >= left_out:
+            if kind[row] >= left_out:
                 continue
-            entries, states = np.int64(kinds[row]) * parities, row * (parities - 1)
+            entries, states = np.int64(kind[row]) * parities, row * (parities - 1)
             limit = np.uint64(20 - raw) if row < rows - tail else np.uint64(32)
             for lane in range(width - 1, -1, -1):
                 symbol, state = np.uint64(some[row, lane]), x[lane]

@@ -17,6 +17,7 @@ from birdie.entropy import frequency_tables, payload, rans_tiles, row_classes, t
 from birdie.entropy.alphabet import LISTED, Alphabet, Symbols
 from birdie.entropy.factors import Factors
 from birdie.entropy.plan import Plan, Way
+from birdie.entropy.planes import blocks
 from birdie.entropy.rans_tiles import (
     LANES,
     MOST_RAW,
@@ -105,7 +106,10 @@ def _narrowed(
     """
     present = np.flatnonzero(counts.any(0))
     if present.size <= MOST_SYMBOLS:
-        listed = np.searchsorted(present, symbols).astype(np.uint16)
+        listed, index = np.empty_like(symbols), np.zeros(alphabet.size, np.uint16)
+        index[present] = np.arange(present.size)
+        for block in blocks(*symbols.shape):  # indices have eight bytes each
+            listed[block] = index[symbols[block]]
         return Alphabet(LISTED, alphabet.values[present]), listed, np.ascontiguousarray(counts[:, present]), 0
     raw = (alphabet.size - 1 >> 8).bit_length()
     if alphabet.kind == LISTED or alphabet.values[1] - alphabet.values[0] > 1:
