@@ -22,7 +22,6 @@ def compile_kernels() -> None:
         streams = {
             coder.NUMBERS: numbers.encode(values),
             coder.STATIC: static.encode(values, kernel, states),
-            coder.LANES: static.encode(values, kernel, states, 4) if states > 0 else None,
             coder.MIXED: mixed.encode(values, kernel, states),
         }
         for dtype in coder.DTYPES:
