@@ -17,7 +17,7 @@ import birdie
 from birdie.entropy import coder
 from birdie.run.warm_up import compile_kernels
 from tests.artifact.states import every_dtype, small_model
-from tests.reference.streams import FEATURES
+from tests.reference.streams import FEATURES, stream
 
 def signatures():
     return {
@@ -31,8 +31,8 @@ def signatures():
 compile_kernels()
 known = signatures()
 path = Path(tempfile.mkdtemp()) / "model.birdie"
-for feature in FEATURES.values():
-    coded = feature.coded()
+for name, feature in FEATURES.items():
+    coded = stream(name)
     coder.decode(coded.coder, coded.payload, *feature.values.shape, hints=feature.hints)
 for effort in ("max", "fast"):
     settings = [{"bits": bits} for bits in (2, 3, 5)]
