@@ -55,7 +55,7 @@ def count(rows: int, columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What the tiles of an array need besides its tables, tiles of the same rows one after the other.
+    """Numbers that the tiles of an array need besides its tables, tiles of the same rows one after the other.
 
     Attributes:
         lengths: (tiles,) words of each.
@@ -70,7 +70,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What symbols of a row mean.
+    """Meaning of the symbols of a row.
 
     Attributes:
         kinds: (rows,) class of each row; as many as there are classes for one that is left out.
@@ -345,11 +345,9 @@ def _decode(  # type: ignore[no-untyped-def]
                 # A word is loaded in any case: a branch would be a coin toss.
                 if raw:
                     for lane in range(_NONE, np.uint64(width)):
-                        before, word = lanes[lane], np.uint32(words[position])
-                        entry = slots[np.uint64(first) + np.uint64(before & _OFFSET | lanes[lane + _ODD])]
-                        after = np.uint32(
-                            ((entry >> _FREQUENCY_AT) + _ONE) * (before >> _SYMBOL_AT) + (entry & _OFFSET)
-                        )
+                        x, word = lanes[lane], np.uint32(words[position])
+                        entry = slots[np.uint64(first) + np.uint64(x & _OFFSET | lanes[lane + _ODD])]
+                        after = np.uint32(((entry >> _FREQUENCY_AT) + _ONE) * (x >> _SYMBOL_AT) + (entry & _OFFSET))
                         entry, after = entry & ~_OFFSET | after & low_bits, after >> raw
                         need = after < least
                         position += np.uint64(need)
@@ -357,11 +355,9 @@ def _decode(  # type: ignore[no-untyped-def]
                         lanes[lane + _ENTRY] = entry
                 else:
                     for lane in range(_NONE, np.uint64(width)):
-                        before, word = lanes[lane], np.uint32(words[position])
-                        entry = slots[np.uint64(first) + np.uint64(before & _OFFSET | lanes[lane + _ODD])]
-                        after = np.uint32(
-                            ((entry >> _FREQUENCY_AT) + _ONE) * (before >> _SYMBOL_AT) + (entry & _OFFSET)
-                        )
+                        x, word = lanes[lane], np.uint32(words[position])
+                        entry = slots[np.uint64(first) + np.uint64(x & _OFFSET | lanes[lane + _ODD])]
+                        after = np.uint32(((entry >> _FREQUENCY_AT) + _ONE) * (x >> _SYMBOL_AT) + (entry & _OFFSET))
                         need = after < least
                         position += np.uint64(need)
                         lanes[lane] = np.uint32(after << _HALF | word) if need else after
@@ -380,12 +376,12 @@ def _decode(  # type: ignore[no-untyped-def]
                 scale = np.float32(1)
             some = _ZERO
             for lane in range(_NONE, _ALL):
-                before, number = lanes[lane + _STATE], _number(lanes[lane + _ENTRY], low, mask, raw, low_bits)
+                state, number = lanes[lane + _STATE], _number(lanes[lane + _ENTRY], low, mask, raw, low_bits)
                 some = np.uint32(some | number & real[lane])
-                half = before & _ONE
+                half = state & _ONE
                 weight = np.float32(np.int32((number << double) + half)) * scale * factor[lane]
                 weights[lane] = min(max(weight, -limit), limit)
-                after = before >> _ONE ^ (_ZERO - half) & shift ^ (_ZERO - (number & _ONE)) & flip
+                after = state >> _ONE ^ (_ZERO - half) & shift ^ (_ZERO - (number & _ONE)) & flip
                 lanes[lane + _STATE], lanes[lane + _ODD] = after, (_ZERO - (after & _ONE)) & paired
             if some != _ZERO:  # never a store of False, which could undo that of another thread
                 seen[row] = True

@@ -37,7 +37,7 @@ def write_model(path: Path) -> None:
 
 
 def write_fast(path: Path) -> None:
-    signs = torch.randint(-1, 2, (256, 512), generator=torch.Generator().manual_seed(0))  # enough for lanes
+    signs = torch.randint(-1, 2, (256, 512), generator=torch.Generator().manual_seed(0))  # enough for tiles
     state = {"signs": signs.to(torch.int8), "numbers": torch.arange(4096) * 2654435761 % 65521}
     birdie.save(state, path, lossless=True, coder="fast")
 

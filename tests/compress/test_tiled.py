@@ -33,9 +33,9 @@ def product(encoded: Encoded) -> Product | None:
 
 def at_once(encoded: Encoded, threads: int = 1) -> Tensor:
     """Return the weights."""
-    found, out = product(encoded), torch.empty(encoded.shape, dtype=encoded.dtype)
-    assert found is not None
-    found.decode(out, threads)
+    coded, out = product(encoded), torch.empty(encoded.shape, dtype=encoded.dtype)
+    assert coded is not None
+    coded.decode(out, threads)
     return out
 
 
@@ -122,9 +122,9 @@ def of_columns(values: Integers, *columns: Integers) -> Encoded:
 
 def test_tensors_that_are_coded_column_by_column() -> None:
     values = some_zeros(gaussian(96, 48, 1, 40)).T.astype(np.int32)
-    found = product(of_columns(values))
-    assert found is not None
-    assert found.stream.columns_first
+    coded = product(of_columns(values))
+    assert coded is not None
+    assert coded.stream.columns_first
     assert same_bits(at_once(of_columns(values)), decode(of_columns(values)))
 
 
@@ -137,7 +137,7 @@ def test_column_by_column_two_factors_are_left_to_the_integers() -> None:
 
 
 def test_many_threads_give_the_same_weights() -> None:
-    """Of an array of several rows and columns of tiles."""
+    """The array has several rows and columns of tiles."""
     values = on_paths(30, 3000, 8, 0.5, gaps=True)
     scales = np.arange(30)[:, None] % 5
     encoded = Encoded("trellis", values.shape, torch.float16, (8, 4, 0, -40, 0), (values, scales))

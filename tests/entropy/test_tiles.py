@@ -1,4 +1,6 @@
-"""The coder "tiles" gives back any integers or, at once, the weights that they stand for; costs little; and sees damage."""
+"""The coder "tiles" gives back any integers, costs little, and sees damage."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from birdie.artifact.container import Entry
 from birdie.entropy import coder, payload, plan, rans_tiles, static, tiles, trellis
 from birdie.entropy.hints import Hints
 from birdie.errors import ArtifactError
+from tests.hostile import seeds
 from tests.nightly import mostly_nightly
 from tests.reference import decoder as reference
 from tests.reference import tiles as reference_tiles
@@ -176,3 +179,54 @@ def test_exchanged_tiles_are_refused(name: str) -> None:
     middle = at + (len(sound) - at) // 4 * 2
     with pytest.raises(ArtifactError):
         tiles.decode(sound[:at] + sound[middle:] + sound[at:middle], *feature.values.shape, INT32, 1, feature.states)
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "number"),
+    [
+        ("tiles plain", 81, 256),  # a longer tail, a start that is none, no words, and some for all others
+        *(("tiles plain", 82, start) for start in (0, 17, 1 << 33)),
+        *(("tiles plain", 21, words) for words in (0, 63, 1 << 33)),
+        ("tiles below each other", 57, 1 << 34),
+        *(("tiles plain", 83, raw) for raw in (1, 4, 5)),  # raw bits that do not divide the alphabet
+        ("tiles step", 83, 2),
+        ("tiles of raw bits", 83, 3),  # more than 256 symbols
+        ("tiles plain", 3, 4095),
+        ("tiles step", 2, 1 << 20),  # values that lie too far apart
+        ("tiles plain", 0, 2),
+        ("tiles plain", 7, 31),  # classes without number, and pairs of tables without a trellis
+        ("tiles plain", 7, 32),
+        ("tiles 32 states", 5, 1),
+        ("tiles without rows of zeros", 1, 99),  # rows of zeros that no value is, or that are not left out
+        ("tiles without rows of zeros", 80, 0),
+    ],
+)
+def test_an_impossible_description_is_refused(name: str, context: int, number: int) -> None:
+    feature, known = FEATURES[name], {}  # type: ignore[var-annotated]
+    with seeds.recorded(known):
+        payload_of = feature.coded().payload
+    side = seeds.side_of(coder.TILES, payload_of, known)
+    assert side is not None
+    numbers = side.numbers.copy()
+    numbers[np.flatnonzero(side.contexts == context)[0]] = number
+    damaged = replace(side, numbers=numbers).payload(coder.TILES)
+    with pytest.raises(ArtifactError):
+        tiles.decode(damaged, *feature.values.shape, INT32, 1, feature.states)
+
+
+def test_needless_bytes_are_refused() -> None:
+    feature, sound = FEATURES["tiles plain"], stream("tiles plain").payload
+    for extra in b"\0", b"\0\0":
+        with pytest.raises(ArtifactError):
+            tiles.decode(sound + extra, *feature.values.shape, INT32, 1)
+
+
+@pytest.mark.nightly
+def test_threads_do_not_forget_what_others_have_seen() -> None:
+    """A row whose only value lies in one thread's part is no row of zeros, whenever the others are done with it."""
+    values = np.zeros((512, 2048), np.int8)
+    values[np.arange(512), 992 + np.arange(512) % 32] = 1
+    values[0] = np.arange(2048) % 3
+    stream = tiles.open_stream(coded(values.astype(np.int32)) or b"", *values.shape)
+    for _ in range(300):
+        rans_tiles.decode(stream.data, stream.tiles, stream.tables, np.empty(values.shape, np.int8), 2)

@@ -80,13 +80,13 @@ class Seed:
 
 @contextmanager
 def short_chunks() -> Iterator[None]:
-    """Coders that cut chunks of CHUNK symbols instead of a million, and short tiles: the same code, quicker to reach."""
+    """Coders that cut short tiles, and chunks of CHUNK symbols, not a million: the same code, quicker to reach."""
     with mock.patch.object(trellis, "CHUNK", CHUNK), mock.patch.object(rans_tiles, "_ROWS", TILE):
         yield
 
 
 @contextmanager
-def _recorded(known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Iterator[None]:
+def recorded(known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Iterator[None]:
     """Remember in `known` what numbers the words of every finished writer stand for."""
     finish = side_information.Writer.finish
 
@@ -174,18 +174,19 @@ def streams() -> list[Seed]:
     """One file for each coder and feature, an entry of one stream and an alias of it."""
     known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     out = []
-    with _recorded(known):
+    with recorded(known):
         coded = list(_coded())
     for name, values, code, payload, states in coded:
         entry = Entry(name, 1, 2, values.shape, (states,), (Stream(code, payload),))
         alias = Entry("~", ALIAS, 2, values.shape, target=name)
-        side = _side(code, payload, known)
+        side = side_of(code, payload, known)
         data = container.to_bytes([entry, alias], b"{}")
         out.append(Seed(data, {} if side is None else {(0, 0): side}))
     return out
 
 
-def _side(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Side | None:
+def side_of(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Side | None:
+    """Return the side information of a stream that was `recorded`; None for a coder without."""
     if code == coder.NUMBERS:
         return Side(*known[payload], b"")
     if code not in (coder.STATIC, coder.MIXED, coder.LANES, coder.TILES):
@@ -196,14 +197,14 @@ def _side(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64],
 
 def _written(save: Callable[[Path], object]) -> Seed:
     known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-    with tempfile.TemporaryDirectory() as folder, _recorded(known):
+    with tempfile.TemporaryDirectory() as folder, recorded(known):
         path = Path(folder) / "seed.birdie"
         save(path)
         reader = container.Reader(path.read_bytes())
         sides = {}
         for at, name in enumerate(reader._index):
             for index, stream in enumerate(reader.read(name).streams):
-                side = _side(stream.coder, stream.payload, known)
+                side = side_of(stream.coder, stream.payload, known)
                 if side is not None:
                     sides[at, index] = side
         return Seed(path.read_bytes(), sides)
