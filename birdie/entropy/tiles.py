@@ -47,7 +47,7 @@ def pay(plan: Plan) -> bool:
     rows, columns = plan.way.symbols.shape
     tall = -(-rows // rans_tiles.height(columns))  # tiles one below the other
     few = _LANE_BITS * columns * tall <= _MOST_SHARE * plan.bits
-    return rows * columns >= _LEAST and (few or rows >= _LONG * tall)
+    return bool(rows * columns >= _LEAST and (few or rows >= _LONG * tall))
 
 
 def encode(plan: Plan, states: int = 1) -> bytes | None:

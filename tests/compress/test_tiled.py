@@ -104,7 +104,7 @@ def test_weights_of_a_trellis(
     numbers[rng.integers(0, 3, rows) == 0] = 0
     numbers[0, :2] = 0, 1
     scales = [rng.integers(-1, 2, (size, 1)) for size in numbers.shape]
-    streams = (numbers, *scales) if resolutions[1] else (numbers, scales[0])
+    streams: tuple[Integers, ...] = (numbers, *scales) if resolutions[1] else (numbers, scales[0])
     encoded = Encoded("trellis", numbers.shape, dtype, (states, *resolutions, base, int(rng.integers(rows))), streams)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trellis, "CHUNK", chunk)

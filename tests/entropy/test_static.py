@@ -58,9 +58,9 @@ def test_tables_for_odd_states_are_refused_without_a_trellis() -> None:
 
 def test_paths_along_rows_are_refused_in_lanes() -> None:
     """One path leads through all lanes, which then would not be independent."""
-    values, payload = FEATURES["lanes 32 states"].values, stream("lanes 32 states").payload
+    rows, columns = FEATURES["lanes 32 states"].values.shape
     with pytest.raises(ArtifactError, match="number of classes"):
-        static.decode_lanes(payload, *values.shape, np.dtype(np.int32), 1, -32)
+        static.decode_lanes(stream("lanes 32 states").payload, rows, columns, np.dtype(np.int32), 1, -32)
 
 
 @pytest.mark.parametrize(("columns", "count", "sound"), [(3, 4, True), (7, 8, False), (8, 8, True), (4, 2, False)])

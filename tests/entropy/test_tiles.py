@@ -29,6 +29,13 @@ def coded(values: Integers, states: int = 1) -> bytes | None:
     return tiles.encode(plan.search(values, (1, 1), states), states)
 
 
+def decoded(
+    data: bytes, values: Integers, states: int = 1, *, dtype: np.dtype[np.integer] = INT32, threads: int = 1
+) -> Integers:
+    """Decode to an array of the shape of `values`."""
+    return tiles.decode(data, values.shape[0], values.shape[1], dtype, threads, states)
+
+
 @st.composite
 def arrays(draw: st.DrawFn) -> Integers:
     """Arrays of a few tiles: coarse and fine, with rows of zeros, a step, few values that lie apart, scales of rows."""
@@ -66,7 +73,7 @@ def test_any_values_come_back_from_both_decoders(values: Integers, states: int, 
         if data is None:
             return
         for threads in (1, 2):
-            assert (tiles.decode(data, *values.shape, INT32, threads, states) == values).all()
+            assert (decoded(data, values, states, threads=threads) == values).all()
         assert reference.decode(coder.TILES, data, *values.shape, states) == values.tolist()
 
 
@@ -115,10 +122,10 @@ def test_numbers_with_raw_bits_fit_the_dtype_that_the_values_fit(lowest: int) ->
     """Symbols stand for several numbers, so that there are a few numbers more than values."""
     values = np.random.default_rng(0).integers(0, 301, (60, 40)) + lowest
     values[0, :2] = lowest, lowest + 300
-    dtype = np.dtype(np.uint16 if lowest == 0 else np.int16)
+    dtype: np.dtype[np.integer] = np.dtype(np.uint16) if lowest == 0 else np.dtype(np.int16)
     data = coded(values.astype(np.int32))
     assert data is not None
-    assert (tiles.decode(data, *values.shape, dtype, 1) == values).all()
+    assert (decoded(data, values, dtype=dtype) == values).all()
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -142,7 +149,7 @@ def test_nearly_every_flipped_bit_of_the_words_is_noticed(name: str) -> None:
     unnoticed = 0
     for bit in np.random.default_rng(0).integers(8 * words_at(sound), 8 * len(sound), 200).tolist():
         try:
-            values = tiles.decode(flipped(sound, bit), *feature.values.shape, INT32, 1, feature.states)
+            values = decoded(flipped(sound, bit), feature.values, feature.states)
         except ArtifactError:
             continue
         assert values.shape == feature.values.shape
@@ -166,7 +173,7 @@ def test_damaged_side_information_is_an_error_or_other_values(name: str, data: s
     feature, sound = FEATURES[name], stream(name).payload
     damaged = flipped(sound, data.draw(st.integers(0, 8 * words_at(sound) - 1)))
     try:
-        values = tiles.decode(damaged, *feature.values.shape, INT32, 1, feature.states)
+        values = decoded(damaged, feature.values, feature.states)
     except ArtifactError:
         return
     assert values.shape == feature.values.shape
@@ -178,7 +185,7 @@ def test_exchanged_tiles_are_refused(name: str) -> None:
     at = words_at(sound)
     middle = at + (len(sound) - at) // 4 * 2
     with pytest.raises(ArtifactError):
-        tiles.decode(sound[:at] + sound[middle:] + sound[at:middle], *feature.values.shape, INT32, 1, feature.states)
+        decoded(sound[:at] + sound[middle:] + sound[at:middle], feature.values, feature.states)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +209,8 @@ def test_exchanged_tiles_are_refused(name: str) -> None:
     ],
 )
 def test_an_impossible_description_is_refused(name: str, context: int, number: int) -> None:
-    feature, known = FEATURES[name], {}  # type: ignore[var-annotated]
+    feature = FEATURES[name]
+    known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     with seeds.recorded(known):
         payload_of = feature.coded().payload
     side = seeds.side_of(coder.TILES, payload_of, known)
@@ -211,14 +219,14 @@ def test_an_impossible_description_is_refused(name: str, context: int, number: i
     numbers[np.flatnonzero(side.contexts == context)[0]] = number
     damaged = replace(side, numbers=numbers).payload(coder.TILES)
     with pytest.raises(ArtifactError):
-        tiles.decode(damaged, *feature.values.shape, INT32, 1, feature.states)
+        decoded(damaged, feature.values, feature.states)
 
 
 def test_needless_bytes_are_refused() -> None:
     feature, sound = FEATURES["tiles plain"], stream("tiles plain").payload
     for extra in b"\0", b"\0\0":
         with pytest.raises(ArtifactError):
-            tiles.decode(sound + extra, *feature.values.shape, INT32, 1)
+            decoded(sound + extra, feature.values)
 
 
 @pytest.mark.nightly
@@ -227,6 +235,6 @@ def test_threads_do_not_forget_what_others_have_seen() -> None:
     values = np.zeros((512, 2048), np.int8)
     values[np.arange(512), 992 + np.arange(512) % 32] = 1
     values[0] = np.arange(2048) % 3
-    stream = tiles.open_stream(coded(values.astype(np.int32)) or b"", *values.shape)
+    stream = tiles.open_stream(coded(values.astype(np.int32)) or b"", 512, 2048)
     for _ in range(300):
         rans_tiles.decode(stream.data, stream.tiles, stream.tables, np.empty(values.shape, np.int8), 2)

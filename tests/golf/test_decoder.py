@@ -60,7 +60,7 @@ def streams() -> dict[str, bytes]:
         values = feature.values
         if int(values.min()) < -(1 << 20) or int(values.max()) >= 1 << 20:
             continue  # beyond what float32 represents exactly after scaling
-        symbols, steps = stream(name), entropy.encode(np.arange(len(values))[:, None])
+        symbols, steps = stream(name), entropy.encode(np.arange(len(values))[:, None] % 2000)
         coded = tuple(Stream(one.coder, one.payload) for one in (symbols, steps))
         scheme, params = ("grid", ()) if feature.states == 1 else ("trellis", (feature.states, 16, 0, 0, 0))
         entry = Entry("w", SCHEMES[scheme], DTYPES.index(torch.float32), values.shape, params, coded)

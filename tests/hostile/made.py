@@ -171,7 +171,7 @@ def _tiles(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
     symbols: Symbols = np.empty((rows, columns), np.uint16)
     for row in range(rows):
         symbols[row] = noise.choice(np.flatnonzero(frequencies[min(kinds[row], count - 1)]), columns)
-    symbols = (symbols << raw) + noise.integers(0, 1 << raw, symbols.shape).astype(np.uint16)
+    symbols = symbols << np.uint16(raw) | noise.integers(0, 1 << raw, symbols.shape).astype(np.uint16)
     words, tiles = rans_tiles.encode(symbols, kinds, frequencies, None, raw)
     lengths, tails, starts = tiles.lengths, tiles.tails.astype(np.int64), tiles.starts.astype(np.int64)
     if rng.random() < 0.2:  # tiles as long together, but not each
