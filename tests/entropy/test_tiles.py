@@ -74,7 +74,7 @@ def test_any_values_come_back_from_both_decoders(values: Integers, states: int, 
             return
         for threads in (1, 2):
             assert (decoded(data, values, states, threads=threads) == values).all()
-        assert reference.decode(coder.TILES, data, *values.shape, states) == values.tolist()
+        assert reference.decode(coder.TILES, data, values.shape[0], values.shape[1], states) == values.tolist()
 
 
 @pytest.mark.parametrize("states", [1, 4, 32])
