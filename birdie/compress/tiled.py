@@ -63,7 +63,7 @@ class Product:
         # Of the symbols, which are not decoded here, only the shape is looked at.
         nothing = np.broadcast_to(np.zeros((), np.int8), (symbols.rows, symbols.columns))
         factors = decoder.factors(Encoded(decoder.name, shape, dtype, params, (nothing, *others)))
-        if not stream.exact or (stream.columns_first and factors.rows.shape[1] > 1):
+        if not stream.exact or (stream.columns_first and (factors.rows.shape[1] > 1 or factors.columns.size)):
             return None
         if stream.columns_first:  # a factor of 1 before another changes no bit
             ones = np.ones((stream.rows, 1), np.float32)

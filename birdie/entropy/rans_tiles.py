@@ -392,7 +392,8 @@ def _decode(  # type: ignore[no-untyped-def]
                 weights[lane] = min(max(weight, -limit), limit)
                 following = path >> _ONE ^ (_ZERO - half) & shift ^ (_ZERO - (number & _ONE)) & flip
                 lanes[lane + _PATH], lanes[lane + _ODD] = following, (_ZERO - (following & _ONE)) & paired
-            seen[row] |= some != _ZERO
+            if some != _ZERO:  # never a store of False, which could undo that of another thread
+                seen[row] = True
             if kind == 1:
                 for lane in range(_NONE, np.uint64(width)):  # to the nearest, ties to even
                     out[target + lane] = (bits[lane] + np.uint32(0x7FFF) + (bits[lane] >> _HALF & _ONE)) >> _HALF

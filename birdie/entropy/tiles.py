@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import frequency_tables, payload, rans_tiles, row_classes, trellis
-from birdie.entropy.alphabet import LISTED, Alphabet, Symbols
+from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
 from birdie.entropy.factors import Factors
 from birdie.entropy.plan import Plan, Way
 from birdie.entropy.planes import blocks
@@ -48,7 +48,7 @@ def pay(plan: Plan) -> bool:
     rows, columns = plan.way.symbols.shape
     tall = -(-rows // rans_tiles.height(columns))  # tiles one below the other
     few = _LANE_BITS * columns * tall <= _MOST_SHARE * plan.bits
-    return rows * columns >= _LEAST and (few or rows >= _LONG * tall)
+    return bool(rows * columns >= _LEAST and (few or rows >= _LONG * tall))
 
 
 def encode(plan: Plan, states: int = 1) -> bytes | None:
@@ -114,8 +114,11 @@ def _narrowed(
     raw = (alphabet.size - 1 >> 8).bit_length()
     if alphabet.kind == LISTED or alphabet.values[1] - alphabet.values[0] > 1:
         return alphabet, symbols, counts, 64  # more bits than anything takes
-    wider = np.pad(counts, ((0, 0), (0, -alphabet.size % (1 << raw))))
-    return alphabet, symbols, wider.reshape(len(counts), -1, 1 << raw).sum(2), raw
+    more, lowest = -alphabet.size % (1 << raw), int(alphabet.values[0])
+    below = more if lowest >= more else 0  # so all numbers still fit a dtype of 16 bits that the values fit
+    wider = Alphabet(AFFINE, np.arange(alphabet.size + more) + (lowest - below))
+    counts = np.pad(counts, ((0, 0), (below, more - below))).reshape(len(counts), -1, 1 << raw).sum(2)
+    return wider, symbols + np.uint16(below), counts, raw
 
 
 def _bits(counts: NDArray[np.int64]) -> float:
@@ -164,7 +167,7 @@ class Opened:
     @property
     def exact(self) -> bool:
         """Return whether float32 holds twice each value and one."""
-        return max(-self.lowest, self.highest) < _LARGEST - (1 << MOST_RAW)
+        return max(-self.lowest, self.highest) < _LARGEST
 
 
 def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened:
@@ -174,9 +177,9 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
     alphabet = Alphabet.take(reader)
     raw = reader.take(_RAW, MOST_RAW, "the raw bits of a tile")
     affine = alphabet.kind == alphabets.AFFINE and int(alphabet.values[-1] - alphabet.values[0]) == alphabet.size - 1
-    size = -(-alphabet.size // (1 << raw))
-    if alphabet.kind == alphabets.SPLIT or size > MOST_SYMBOLS or (raw and not affine):
-        raise ArtifactError("a stream of tiles has an alphabet of more than 256 symbols; the file is damaged")
+    size, rest = divmod(alphabet.size, 1 << raw)
+    if alphabet.kind == alphabets.SPLIT or size > MOST_SYMBOLS or (raw and (rest or not affine)):
+        raise ArtifactError("a stream of tiles has an impossible alphabet; the file is damaged")
     if int(alphabet.values[-1] - alphabet.values[0]) >= SPAN:
         raise ArtifactError("the values of a stream of tiles lie too far apart; the file is damaged")
     columns_first = bool(reader.take(_SCAN, int(abs(states) == 1), "the scan"))
@@ -184,6 +187,9 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
         rows, columns = columns, rows
     if columns < LANES:
         raise ArtifactError(f"rows of {columns} in a stream have tiles; the file is damaged")
+    tiles = rans_tiles.count(rows, columns)
+    if 4 * columns * (tiles // -(-columns // LANES)) > len(words):  # before the numbers of so many tiles are decoded
+        raise ArtifactError("a stream has too few bytes for its tiles; the file is damaged")
     most = row_classes.MAX_CLASSES
     # A path along the rows leads from tile to tile, so that they would not be independent.
     form = reader.take(_CLASSES, most - 2 + (states > 1) * most, "the number of classes")
@@ -193,7 +199,6 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
         raise ArtifactError("a stream of tiles is described in an impossible way; the file is damaged")
     kinds = row_classes.take(reader, rows, count + left_out) if count + left_out > 1 else np.zeros(rows, np.uint8)
     frequencies = frequency_tables.take(reader, count << paired, size, PRECISION)
-    tiles = rans_tiles.count(rows, columns)
     first, more = reader.take_all(_WORDS, 1), unzigzag(reader.take_all(_MORE_WORDS, tiles - 1))
     lengths = np.cumsum(np.concatenate([first, more]))
     tails, starts = reader.take_all(_TAIL, tiles), reader.take_all(_START, tiles)
