@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.command import Row, command_parser, report
 from benchmarks.processes import take_turns
-from birdie.entropy import coder, mixed, numbers, raw, static
+from birdie.entropy import coder, mixed, numbers, plan, raw, static, tiles
 
 Integers = NDArray[np.integer]
 State = dict[str, Tensor]
@@ -41,8 +41,8 @@ def encoders(values: Integers) -> dict[int, Callable[[], bytes | None]]:
         coder.PACKED: lambda: raw.encode_packed(values, low, high),
         coder.NUMBERS: lambda: numbers.encode(values),
         coder.STATIC: lambda: static.encode(values, (1, 1)),
-        coder.LANES: lambda: static.encode(values, (1, 1), 1, 64 if values.shape[1] > 64 else 4),
         coder.MIXED: lambda: mixed.encode(values, (1, 1)),
+        coder.TILES: lambda: tiles.encode(plan.search(values, (1, 1), 1)),
     }
     return known | ({coder.BYTES: lambda: values.astype(np.uint8).tobytes()} if low >= 0 and high < 256 else {})
 

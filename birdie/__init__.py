@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from birdie.compress.calibration.calibrate import calibrate
     from birdie.compress.calibration.table import sensitivity
     from birdie.compress.device.compressed import compressed_linear
-    from birdie.compress.qat.trained import plain
+    from birdie.compress.qat.stored import plain
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
     from birdie.errors import (
         ArtifactError,
@@ -52,7 +52,7 @@ _HOMES = {
     "birdie.compress.calibration.calibrate": ("calibrate",),
     "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.device.compressed": ("compressed_linear",),
-    "birdie.compress.qat.trained": ("plain",),
+    "birdie.compress.qat.stored": ("plain",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.errors": (
         "ArtifactError",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import get_type_hints
 
@@ -27,6 +27,26 @@ def challenge_variables(kind: type) -> Iterator[str]:
         for parameter in getattr(hint, "__metadata__", ()):
             assert isinstance(parameter.env_var, tuple), name
             yield from parameter.env_var
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let every second worker begin at the end: each then rewrites the assertions of half of the files.
+
+    To rewrite those of all files takes a quarter of a minute; the next process reads the bytecode.
+    """
+    report = yield
+    if isinstance(collector, pytest.Dir) and os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579":
+        report.result = [*(report.result or ())][::-1]
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring tests into one order, which all workers must have."""
+    items.sort(key=lambda item: item.path)
 
 
 @pytest.fixture(autouse=True, scope="session")

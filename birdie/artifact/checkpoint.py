@@ -31,7 +31,7 @@ from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.wrappers import without_prefixes
-from birdie.entropy.hints import Effort
+from birdie.entropy.hints import EffortOption
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
@@ -111,7 +111,7 @@ class Checkpoint:
         self,
         output: Path,
         *,
-        coder: Effort = "max",
+        coder: EffortOption = "auto",
         overwrite: bool = False,
         lossless: bool = False,
         calibration: CalibrationResult | None = None,

@@ -19,7 +19,7 @@ from torch import Tensor
 from birdie.artifact import codes
 from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Reader
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
-from birdie.compress.tensors import from_planes
+from birdie.compress.tensors import empty, from_planes
 from birdie.compress.tiled import Product
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
@@ -231,7 +231,7 @@ class File(Reader):
         product = self.product(entry, threads)
         if product is None:
             return self._decode_streams(entry, threads)
-        out = torch.empty(entry.shape, dtype=dtype_of(entry), device="cpu")
+        out = empty(entry.shape, dtype_of(entry))
         with self.naming(name):
             product.decode(out, threads or os.cpu_count() or 1)
         return out
@@ -295,9 +295,10 @@ class File(Reader):
     def _empty(self, name: str) -> Tensor:
         """Return memory for the blocks of a tensor; of planes, (2, …)."""
         entry = self.entry(name)
+        shape, dtype = entry.shape, dtype_of(entry)
         if self.is_planes(name):
-            return torch.empty((2, *entry.shape), dtype=dtype_of(entry).to_real(), device=self.device)
-        return torch.empty(entry.shape, dtype=dtype_of(entry), device=self.device)
+            shape, dtype = (2, *shape), dtype.to_real()
+        return empty(shape, dtype) if self.device.type == "cpu" else torch.empty(shape, dtype=dtype, device=self.device)
 
     def _complete(self, name: str, decoded: Tensor) -> Tensor:
         """Return the tensor that was decoded: complex if planes were."""

@@ -27,13 +27,15 @@ from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState
-from birdie.entropy.hints import Effort
+from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ArtifactError, ConfigError
 
 _NAME = "tensor"
 
 
-def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | None = None) -> dict[str, Tensor]:
+def compress_weights(
+    model: nn.Module, *, coder: EffortOption = "auto", workers: int | None = None
+) -> dict[str, Tensor]:
     """Compress every tensor of `model`'s state dict to bytes (uint8, 1-D), by its plain name.
 
     Weights that `birdie.spectral` wrapped are stored as trained; other matrices become int8; small tensors are
@@ -41,14 +43,16 @@ def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | 
 
     Args:
         model: a module, wrapped or not; never changed. Tied names share one tensor of bytes.
-        coder: "max" for the fewest bytes, "fast" for the least time.
+        coder: as for `birdie.save`.
         workers: threads; None takes every core.
 
     Raises:
         WeightsError: a tensor cannot be stored.
     """
     state, target = ModelState.of(model), Target()
-    encoded = fit(assign(state, None, target), target, Coder(coder, workers=workers)).encoded
+    assignment = assign(state, None, target)
+    coding = Coder(effort_for(coder, assignment.weights), workers=workers)
+    encoded = fit(assignment, target, coding).encoded
     contents = {name: Beside().content(EncodedState({_NAME: one}, {})) for name, one in encoded.tensors.items()}
     files = {name: container.to_bytes(*content) for name, content in contents.items()}
     packed = {name: np.frombuffer(file, np.uint8) for name, file in files.items()}

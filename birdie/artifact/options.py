@@ -8,7 +8,7 @@ from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.rate.assignment import Schemes
 from birdie.compress.rate.target import Target
-from birdie.entropy.hints import Effort
+from birdie.entropy.hints import EffortOption
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.parsing import whole_number
@@ -22,7 +22,7 @@ class QuantizeOptions(TypedDict, total=False):
     budget: int | None
     bits: float | None
     quality: float | None
-    coder: Effort
+    coder: EffortOption
     calibration: CalibrationOption
     progress: Progress | bool | None
     workers: int | None
@@ -46,7 +46,7 @@ class SaveRequest:
     bits: float | None = None
     quality: float | None = None
     lossless: bool = False
-    coder: Effort = "max"
+    coder: EffortOption = "auto"
     calibration: CalibrationOption = None
     metadata: Mapping[str, Any] | None = None
     progress: Progress | bool | None = None
@@ -59,8 +59,8 @@ class SaveRequest:
         known = self.calibration
         if self.metadata is not None and not isinstance(self.metadata, Mapping):
             raise ConfigError(f"metadata is a {type(self.metadata).__name__}; give a dict")
-        if self.coder not in get_args(Effort):
-            raise ConfigError(f"coder {self.coder!r} is unknown; choose max or fast")
+        if self.coder not in get_args(EffortOption):
+            raise ConfigError(f"coder {self.coder!r} is unknown; choose auto, max or fast")
         if self.lossless and (self.scheme is not None or known is not None):
             excluded = "scheme" if self.scheme is not None else "calibration"
             raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")

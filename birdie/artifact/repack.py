@@ -13,7 +13,7 @@ from birdie.artifact.load import Limits, load
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
-from birdie.entropy.hints import Effort
+from birdie.entropy.hints import EffortOption
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
@@ -26,7 +26,7 @@ def save_object(
     content: Any,
     path: Source,
     *,
-    coder: Effort = "max",
+    coder: EffortOption = "auto",
     metadata: Mapping[str, Any] | None = None,
     progress: Progress | bool | None = None,
     workers: int | None = None,

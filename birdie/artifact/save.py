@@ -38,7 +38,7 @@ from birdie.compress.rate.fit import fit
 from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.state import ModelState
 from birdie.compress.wrappers import unwrapped, without_prefixes
-from birdie.entropy.hints import Effort
+from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main
@@ -60,7 +60,7 @@ def save(
     bits: float | None = None,
     quality: float | None = None,
     lossless: bool = False,
-    coder: Effort = "max",
+    coder: EffortOption = "auto",
     calibration: CalibrationOption = None,
     metadata: Mapping[str, Any] | None = None,
     progress: Progress | bool | None = None,
@@ -86,7 +86,8 @@ def save(
             predictions, Σ ‖decoded − float‖² / Σ ‖float − mean‖². Losses that call no function of
             `torch.nn.functional`: relative difference of the loss.
         lossless: keep every bit of every tensor.
-        coder: "max" for the smallest file, "fast" for the least time.
+        coder: "max" for the smallest file, "fast" for the least time, also when it is loaded; "auto" is "max" below 64
+            million weights, "fast" above.
         calibration: what `birdie.calibrate` returned, for one file or several: quantization scales then follow the
             sensitivity of the loss, and units whose order is arbitrary are sorted. Or its arguments (module, batches,
             loss). Or "synthetic": inputs are made up for the module, random tokens for a language model, noise for an
@@ -153,6 +154,7 @@ def write_model(
     assignment = assign(state, request.scheme, target)
     if calibration is None:  # with data each copy has the precision that its own use needs
         assignment = group_tiny_tensors(merge_copies(assignment))
+    effort = effort_for(request.coder, assignment.weights)
     about = {
         "metadata": request.metadata,
         "budget": target.in_bytes(assignment.weights),
@@ -178,9 +180,9 @@ def write_model(
         # BLAS hands small products to threads that go on spinning between them: more processor time than
         # everything else takes.
         with threadpool_limits(1, user_api="blas"), resuming as resume:
-            beside = Beside(about, [*hidden, *lossless_entries(extra, request.coder)], assignment.groups)
+            beside = Beside(about, [*hidden, *lossless_entries(extra, effort)], assignment.groups)
             coder = Coder(
-                request.coder,
+                effort,
                 beside.size,
                 request.workers or _threads(world),
                 keeps_integers=in_memory,
@@ -200,6 +202,7 @@ def write_model(
             run_on_main(world, torch.device("cpu"), lambda: beside.write(path, encoded))
             coder.meter.finish()
         summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
+        summary = replace(summary, coder=effort)
         if known is None:
             return summary
         error = fitted.divergence if encoded is fitted.encoded else None

@@ -31,6 +31,8 @@ class Summary:
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
         error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
+        coder: "max" or "fast", the effort of the entropy coder.
+        load_seconds: about the time that loading takes one core of a server.
         uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
     """
 
@@ -43,6 +45,8 @@ class Summary:
     tree: Any = None
     files: Mapping[str, int] = field(default_factory=dict)
     file_bytes: int = 0
+    coder: str = "fast"
+    load_seconds: float = 0.0
     error: float | None = None
     uncalibrated: tuple[str, ...] = ()
 
@@ -63,6 +67,8 @@ class Summary:
             "budget": self.budget,
             "weights": self.weights,
             "bits_per_weight": self.bits_per_weight,
+            "coder": self.coder,
+            "load_seconds": round(self.load_seconds, 3),
             "tensors": rows,
             "files": dict(self.files),
         }

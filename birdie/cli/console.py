@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError, OutputError
-from birdie.run.recipe_file import Source, explain, read_arguments
+from birdie.run.recipe_file import CommandApp, Source, explain, read_arguments
 from birdie.runtime import callbacks
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import open_append
@@ -98,24 +98,6 @@ stderr = Console(stderr=True, highlight=False)
 def version() -> str:
     """Return the version of birdie."""
     return VERSION
-
-
-class CommandApp(App):
-    """Application of one command that collects its flags once for a page of help; the base class does so three times.
-
-    The help of a flag is in its `Parameter`, so docstrings, which take as long to parse as the rest, are left alone.
-    """
-
-    _flags: ArgumentCollection | None = None
-
-    def assemble_argument_collection(
-        self, *, default_parameter: Parameter | None = None, parse_docstring: bool = False
-    ) -> ArgumentCollection:
-        """Return the flags and arguments; those of the last call, if no values were given to them."""
-        del parse_docstring
-        if self._flags is None or any(flag.has_tokens for flag in self._flags):
-            self._flags = super().assemble_argument_collection(default_parameter=default_parameter)
-        return self._flags
 
 
 def new_app(
@@ -309,6 +291,11 @@ def size(value: int) -> str:
 
 _received: list[int] = []
 """Signals that the command received; each becomes a KeyboardInterrupt, and the last one decides the exit code."""
+
+
+def seconds(value: float) -> str:
+    """Return a duration in seconds or minutes."""
+    return f"{value:.2g} s" if value < 100 else f"{value / 60:.0f} min"
 
 
 @contextmanager

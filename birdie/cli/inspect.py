@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.artifact.summary import Summary, TensorSummary
-from birdie.cli.console import Json, plain, print_json, print_line, print_table, size
+from birdie.cli.console import Json, plain, print_json, print_line, print_table, seconds, size
 
 GROUP = "Compress"
 _MOST_NAMES = 6  # of files that the table names
@@ -34,6 +34,7 @@ def command(
         print_json({**answer, "metadata": dict(summary.metadata)} if metadata else answer)
         return
     print_table(summary_table(summary))
+    print_line(f"coder {summary.coder}: loads in about {seconds(summary.load_seconds)} on one core")
     if metadata:
         from rich.pretty import pretty_repr
 

@@ -1,6 +1,6 @@
 """State of a model as name → tensor: checks and tied tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
+FORMS = "_birdie_forms"  # attribute of a module: its parameter → its `StoredForm`, if it is trained in that
 EXTRA_STATE = "_extra_state"  # the last part of the name under which torch has what get_extra_state returns
 # A view may have more elements than its memory (`expand`); beyond these limits it is refused, as a small file is that
 # declares a huge tensor.
@@ -31,7 +32,8 @@ class ModelState:
         by_name: name → tensor, sorted by name, tied tensors under each of their names.
         tensors: the same, tied tensors only under the first of their names.
         ties: second name → first name.
-        stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`).
+        stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`,
+            `birdie.fine_tune`).
         exact: names of floats that are no weights and keep every bit (birdie.compress.exact): buffers, masks, tables.
         embeddings: names of weights of `nn.Embedding`; of a state dict nothing is known.
     """
@@ -48,14 +50,12 @@ class ModelState:
         """Return the state of a module or a state dict; nothing is copied."""
         by_name = named_tensors(model)
         tensors, ties = without_ties(by_name)
-        trained = folded(model) if isinstance(model, nn.Module) else {}
-        by_chain: dict[int, Scheme] = {}  # tied weights share a parametrization, and so their scheme
+        schemes: dict[int, Scheme] = {}  # of tied weights there is one
         stored_as = {}
-        for name, (owner, attribute) in trained.items():
-            chain: Any = owner.parametrizations[attribute]  # type: ignore[index]
-            if id(chain) not in by_chain:
-                by_chain[id(chain)] = chain[0].stored_as(name, chain.original)
-            stored_as[name] = by_chain[id(chain)]
+        for name, form, weight in _trained(model) if isinstance(model, nn.Module) else ():
+            if id(form) not in schemes:
+                schemes[id(form)] = form.stored_as(name, weight)
+            stored_as[name] = schemes[id(form)]
         buffers: set[str] | None = None
         embeddings: set[str] = set()
         if isinstance(model, nn.Module):
@@ -139,6 +139,21 @@ def folded(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
                 if getattr(chain[0], "folds", False):  # type: ignore[index]
                     weights[f"{prefix}.{attribute}" if prefix else attribute] = (owner, attribute)
     return weights
+
+
+def _trained(module: nn.Module) -> Iterator[tuple[str, Any, Tensor]]:
+    """Yield (name, form, parameter) of weights that are trained in the form in which they are stored.
+
+    The form has a method `stored_as(name, parameter)`, which returns the scheme that stores it.
+    """
+    for name, (owner, attribute) in folded(module).items():
+        chain: Any = owner.parametrizations[attribute]  # type: ignore[index]
+        yield name, chain[0], chain.original
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for attribute, form in vars(owner).get(FORMS, {}).items():
+            weight = owner._parameters.get(attribute)
+            if weight is not None and form.encoded is not None:
+                yield f"{prefix}.{attribute}" if prefix else attribute, form, weight
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ Rows are the first dimension and columns everything else, flattened; vectors and
 coding and quantization work on this form only.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,6 +103,12 @@ def from_bits(bits: Bits, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         raise ArtifactError("a boolean tensor holds a byte that is neither 0 nor 1; the file is corrupt")
     data = np.ascontiguousarray(bits, dtype=word_dtype(FORMATS[dtype][0])).reshape(-1).view(np.uint8)
     return torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor on the CPU that is not filled; numpy asks for large pages, so that writing to it is faster."""
+    count = math.prod(shape)
+    return torch.from_numpy(np.empty(count * dtype.itemsize, np.uint8)).view(dtype).reshape(shape)
 
 
 def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
+from birdie.compress.tensors import empty
 from birdie.entropy import coder, tiles
 from birdie.entropy.factors import Factors
 from birdie.entropy.rans_tiles import Kind
@@ -62,7 +63,7 @@ class Product:
         # Of the symbols, which are not decoded here, only the shape is looked at.
         nothing = np.broadcast_to(np.zeros((), np.int8), (symbols.rows, symbols.columns))
         factors = decoder.factors(Encoded(decoder.name, shape, dtype, params, (nothing, *others)))
-        if not stream.exact or (stream.columns_first and factors.rows.shape[1] > 1):
+        if not stream.exact or (stream.columns_first and (factors.rows.shape[1] > 1 or factors.columns.size)):
             return None
         if stream.columns_first:  # a factor of 1 before another changes no bit
             ones = np.ones((stream.rows, 1), np.float32)
@@ -73,7 +74,7 @@ class Product:
         """Fill `out`, a contiguous tensor on the CPU, of as many elements."""
         stream = self.stream
         if stream.columns_first:
-            scanned = torch.empty(stream.rows, stream.columns, dtype=out.dtype, device="cpu")
+            scanned = empty((stream.rows, stream.columns), out.dtype)
             self._fill(scanned, threads)
             out.view(stream.columns, stream.rows).copy_(scanned.T)
         else:

@@ -42,7 +42,8 @@ _COSTS = {
 }
 _TRY_NUMBERS = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the coder "numbers" is tried
 _TRY_STATIC = 1 << 16  # values up to which "static" is tried beside another coder
-_NOISE = 0.9995  # a mantissa whose entropy is above this share of its bits is stored as it is
+# A mantissa whose entropy is above this share of its bits is stored as it is.
+_NOISE = {"fast": 0.99, "max": 0.9995}
 _NOISE_SAMPLE = 1 << 18  # of its values tell the entropy to a thirtieth of what is missing from that share
 
 _Decode = Callable[..., NDArray[np.integer]]
@@ -84,7 +85,7 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         raise ConfigError(f"values {low}…{high} are beyond 32 bits; split them into planes first")
     if low == high:
         return Stream(CONSTANT, raw.encode_constant(low))
-    if _is_noise(values, low, high, hints):
+    if _is_noise(values, low, high, hints, effort):
         return _uncompressed(values, low, high)
     values = np.ascontiguousarray(values)
     tried = []
@@ -98,8 +99,9 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         if payload is not None:
             tried.append(Stream(MIXED, payload))
     if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
-        described = plan.search(values, kernel, states)
-        tiled = tiles.encode(described, states) if effort == "fast" else None
+        classes = plan.CLASS_COUNTS if effort == "max" else plan.FEW_CLASSES
+        described = plan.search(values, kernel, states, classes)
+        tiled = tiles.encode(described, states) if effort == "fast" and tiles.pay(described) else None
         tried.append(Stream(STATIC, static.write(values, described)) if tiled is None else Stream(TILES, tiled))
     best = min(tried, key=_size, default=None)
     if best is not None and 8 * len(best.payload) < values.size * (high - low).bit_length():
@@ -168,7 +170,7 @@ def _uncompressed(values: NDArray[np.integer], low: int, high: int) -> Stream:
     return Stream(PACKED, raw.encode_packed(values, low, high))
 
 
-def _is_noise(values: NDArray[np.integer], low: int, high: int, hints: Hints | None) -> bool:
+def _is_noise(values: NDArray[np.integer], low: int, high: int, hints: Hints | None, effort: Effort) -> bool:
     """Return whether the histogram of a mantissa is so flat that modeling it would cost time and gain nothing."""
     width = (high - low).bit_length()
     if hints is None or hints.role != "mantissa" or values.size < 4096 or width > 12:
@@ -179,7 +181,7 @@ def _is_noise(values: NDArray[np.integer], low: int, high: int, hints: Hints | N
     # The plug-in estimate of entropy is too low by (symbols - 1) / 2n nats (Miller 1955).
     entropy = float((present * np.log2(some.size / present)).sum()) / some.size
     entropy += 0.7213 * present.size / some.size
-    return entropy > _NOISE * width
+    return entropy > _NOISE[effort] * width
 
 
 def _size(coded: Stream) -> int:

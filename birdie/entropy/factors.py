@@ -1,4 +1,4 @@
-"""What turns the numbers of a scheme into weights, for a coder that writes weights at once."""
+"""Factors that turn the numbers of a scheme into weights, for a coder that writes weights at once."""
 
 from dataclasses import dataclass
 

@@ -10,6 +10,13 @@ from typing import Literal
 Role = Literal["symbols", "scales", "sign", "exponent", "mantissa", "bytes"]
 Effort = Literal["max", "fast"]
 """Effort of the encoder: "max" for the fewest bytes, "fast" for what decodes fastest."""
+EffortOption = Literal["auto", "max", "fast"]
+LARGE = 1 << 26  # weights from which on "auto" is "fast": those of "max" take a core ten seconds
+
+
+def effort_for(option: EffortOption, weights: int) -> Effort:
+    """Return the effort for a model of so many weights."""
+    return option if option != "auto" else "fast" if weights >= LARGE else "max"
 
 
 @dataclass(frozen=True, slots=True)

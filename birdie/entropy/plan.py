@@ -19,7 +19,8 @@ from birdie.entropy.prediction import Prediction
 from birdie.entropy.side_information import Writer
 
 MIN_COLUMNS = 8  # of rows that have classes: shorter ones would cost more to describe than they save
-_CLASS_COUNTS = (4, 16)  # tried
+CLASS_COUNTS = (4, 16)  # tried
+FEW_CLASSES = (4, 8)  # tried where decoding must be fast: their tables lie in a nearer cache, for 0.1 % of the bits
 _PRECISIONS = (12, 14, 15)  # tried where a single pair of tables serves a trellis
 _LEAST, _MOST_COUNTS = 2048, 1 << 26  # symbols, and entries of the histograms of rows, for which classes are tried
 _SMALL, _MANY = 1 << 15, 1 << 18
@@ -100,11 +101,13 @@ def estimate(values: NDArray[np.integer], states: int = 1) -> tuple[float, float
     return best.bits() + low, best.rough_bits() - best.bits()
 
 
-def search(values: NDArray[np.integer], kernel: tuple[int, int], states: int) -> Plan:
+def search(
+    values: NDArray[np.integer], kernel: tuple[int, int], states: int, classes: tuple[int, ...] = CLASS_COUNTS
+) -> Plan:
     """Return the cheapest way with the best tables for it; in a small array tables decide which way is cheapest."""
     alphabet, symbols = alphabets.choose(values)
     zero = _zero(alphabet, symbols)
-    ways = _ways(values, symbols, alphabet, zero, kernel, states)
+    ways = _ways(values, symbols, alphabet, zero, kernel, states, classes)
     if symbols.size > _SMALL:
         ways = [min(ways, key=Way.rough_bits)]
     best: tuple[float, int, Plan] | None = None
@@ -139,7 +142,13 @@ def _zero(alphabet: Alphabet, symbols: Symbols) -> int:
 
 
 def _ways(
-    values: NDArray[np.integer], symbols: Symbols, alphabet: Alphabet, zero: int, kernel: tuple[int, int], states: int
+    values: NDArray[np.integer],
+    symbols: Symbols,
+    alphabet: Alphabet,
+    zero: int,
+    kernel: tuple[int, int],
+    states: int,
+    classes: tuple[int, ...],
 ) -> list[Way]:
     """Return ways worth comparing: with and without classes, rows or columns first, with and without prediction.
 
@@ -153,11 +162,11 @@ def _ways(
     some = slice(min(every // 2, len(symbols) - 1), None, max(every, 1))
     columns = every < 2 or _columns_pay(symbols[some], alphabet.size)
     if abs(states) == 1 or alphabet.kind == alphabets.SPLIT:
-        return _plain_ways(symbols, alphabet, zero, predictors, columns)
-    ways = _class_ways(symbols, False, None, alphabet.size, trellis.odd_states(values, states))
+        return _plain_ways(symbols, alphabet, zero, predictors, columns, classes)
+    ways = _class_ways(symbols, False, None, alphabet.size, trellis.odd_states(values, states), classes)
     if every > 1 and not columns and not predictors:
         return ways
-    return ways + _plain_ways(symbols, alphabet, zero, predictors, columns)
+    return ways + _plain_ways(symbols, alphabet, zero, predictors, columns, classes)
 
 
 def _columns_pay(symbols: Symbols, size: int) -> bool:
@@ -168,16 +177,21 @@ def _columns_pay(symbols: Symbols, size: int) -> bool:
 
 
 def _plain_ways(
-    symbols: Symbols, alphabet: Alphabet, zero: int, predictors: list[Prediction], columns: bool
+    symbols: Symbols,
+    alphabet: Alphabet,
+    zero: int,
+    predictors: list[Prediction],
+    columns: bool,
+    counts: tuple[int, ...] = CLASS_COUNTS,
 ) -> list[Way]:
     """Return the ways with one table a class; one with prediction only if it saves enough."""
-    ways = _class_ways(symbols, False, None, alphabet.size)
+    ways = _class_ways(symbols, False, None, alphabet.size, None, counts)
     if columns:
-        ways += _class_ways(np.ascontiguousarray(symbols.T), True, None, alphabet.size)[1:]
+        ways += _class_ways(np.ascontiguousarray(symbols.T), True, None, alphabet.size, None, counts)[1:]
     predicted = []
     for predictor in predictors:
         residuals = predictor.subtract(symbols, zero, alphabet.size)
-        predicted += _class_ways(residuals, False, predictor, alphabet.size)
+        predicted += _class_ways(residuals, False, predictor, alphabet.size, None, counts)
     least = min(way.rough_bits() for way in ways)
     return ways + [way for way in predicted if way.rough_bits() < _PREDICTION_SHARE * least]
 
@@ -188,6 +202,7 @@ def _class_ways(
     predictor: Prediction | None,
     size: int,
     odd: NDArray[np.uint8] | None = None,
+    tried: tuple[int, ...] = CLASS_COUNTS,
 ) -> list[Way]:
     """Return the way of one class first, then one for each number of classes that the rows can fill."""
     rows, columns = symbols.shape
@@ -196,7 +211,7 @@ def _class_ways(
     if rows >= 8 and columns >= MIN_COLUMNS and symbols.size >= _LEAST and rows * size <= _MOST_COUNTS:
         counts = row_classes.histograms(joint, parities * size)
         plain = counts if odd is None else counts[:, :size] + counts[:, size:]
-        possible = [count for count in _CLASS_COUNTS if count <= rows // 2]
+        possible = [count for count in tried if count <= rows // 2]
         many = symbols.size >= _MANY  # so many that the tables of more classes take next to nothing
         labelings += [row_classes.cluster(plain, count) for count in (possible[-1:] if many else possible)]
     else:

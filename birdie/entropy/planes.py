@@ -29,6 +29,7 @@ Bits = NDArray[np.unsignedinteger]
 Plane = NDArray[np.integer]
 Block = tuple[slice, slice]
 _BLOCK = 1 << 20  # elements
+_CACHED = 1 << 14  # elements that are joined at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +142,16 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
             _check_range(plane, field, index, fmt)
     if planes[0].size > 1 and not any(any(plane.strides) for plane in planes):  # constants have one word in memory
         return np.full(shape, join(tuple(plane[:1, :1].copy() for plane in planes), fmt))
-    out = np.empty(shape, dtype)
-    for block in blocks(*shape):
-        bits = np.zeros(out[block].shape, dtype)
+    out = np.zeros(shape, dtype)
+    for block in blocks(*shape, _CACHED):
+        words = out[block].reshape(-1) if out[block].flags.c_contiguous else np.zeros(out[block].size, dtype)
         for plane, field in zip(planes, form.fields, strict=True):
-            word = plane[block].astype(field.dtype, order="C").view(f"u{field.dtype.itemsize}").astype(dtype)
-            bits |= word << dtype.type(field.shift)
-        out[block] = _sign_on_top(bits, form) if form.exponent else bits
+            part = np.ascontiguousarray(plane[block], field.dtype).view(f"u{field.dtype.itemsize}")
+            _insert(part.reshape(-1), field.shift, words)
+        if form.exponent:
+            _raise_sign(form.word - 1 - form.exponent, form.word - 1, words)
+        if not np.may_share_memory(words, out):
+            out[block] = words.reshape(out[block].shape)
     return out
 
 
@@ -166,14 +170,21 @@ def _check_range(plane: Plane, field: _Field, index: int, fmt: str) -> None:
         raise ArtifactError(f"plane {index} of {fmt} holds values outside {low}…{high}; the file is damaged")
 
 
-def _sign_on_top(bits: Bits, form: _Format) -> Bits:
-    """Reorder exponent, sign, mantissa to sign, exponent, mantissa."""
-    kind = bits.dtype.type
-    mantissa = form.word - 1 - form.exponent
-    sign = (bits >> kind(mantissa)) & kind(1)
-    exponent = bits >> kind(mantissa + 1)
-    out: Bits = (sign << kind(form.word - 1)) | (exponent << kind(mantissa)) | (bits & kind((1 << mantissa) - 1))
-    return out
+@njit(nogil=True, cache=True)
+def _insert(plane, shift, words):  # type: ignore[no-untyped-def]
+    """Add a bit field to words that have zeros there."""
+    for index in range(words.size):
+        words[index] |= np.uint64(plane[index]) << np.uint64(shift)
+
+
+@njit(nogil=True, cache=True)
+def _raise_sign(mantissa, top, words):  # type: ignore[no-untyped-def]
+    """Reorder exponent, sign, mantissa to sign, exponent, mantissa; the sign becomes bit `top`."""
+    below = (np.uint64(1) << np.uint64(mantissa)) - np.uint64(1)
+    for index in range(words.size):
+        word = np.uint64(words[index])
+        sign, exponent = word >> np.uint64(mantissa) & np.uint64(1), word >> np.uint64(mantissa + 1)
+        words[index] = sign << np.uint64(top) | exponent << np.uint64(mantissa) | word & below
 
 
 @njit(nogil=True, cache=True)

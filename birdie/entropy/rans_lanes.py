@@ -1,16 +1,15 @@
-"""rANS in lanes: independent states with words of their own, which a GPU decodes side by side.
+"""rANS in lanes, which older files have: independent states with words of their own.
 
-Nothing in a lane depends on another one, so a GPU decodes all of them at the same time, and a processor four without
-waiting for the others' refills. A lane takes every so-many-th column. Its encoder starts at x = 0 and does not keep the
-state above a least value until it is there by itself; a decoder takes words while x < 2**24 and there are any. So a
-lane costs three bytes more than the entropy, its length included, where a state that starts at 2**24 would cost six.
-Tables are those of `birdie.entropy.rans`; paths of a trellis run down the columns.
+A lane takes every so-many-th column. Nothing in it depends on another one, so a processor decodes four without waiting
+for the others' refills. Its encoder started at x = 0 and did not keep the state above a least value until it was there
+by itself; a decoder takes words while x < 2**24 and there are any. Tables are those of `birdie.entropy.rans`; paths of
+a trellis run down the columns.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.rans import Words, advance, encode_table, push
+from birdie.entropy.rans import advance
 from birdie.entropy.trellis import Machine
 from birdie.errors import ArtifactError
 from birdie.runtime.kernels import njit
@@ -18,24 +17,6 @@ from birdie.runtime.kernels import njit
 LEAST, MOST = 4, 256  # lanes
 _ZERO, _ONE, _TWO, _THREE, _FOUR = np.arange(5, dtype=np.uint64)  # numba checks only indices that may be negative
 _HALF, _FULL = np.uint64(16), np.uint64(1 << 24)  # bits of a word; state from which on no word is taken
-
-
-def encode(
-    symbols: NDArray[np.uint16],
-    classes: NDArray[np.uint8],
-    frequencies: NDArray[np.int64],
-    precision: int,
-    odd: NDArray[np.uint8] | None,
-    lanes: int,
-) -> tuple[Words, NDArray[np.int64]]:
-    """Code as `rans.encode`, column j in lane j mod `lanes`: return the words, lane by lane, and how many each has."""
-    rows, columns = symbols.shape
-    parities, odd = (1, np.zeros((1, columns), np.uint8)) if odd is None else (2, odd)
-    table, odd = encode_table(frequencies), np.ascontiguousarray(odd)
-    buffer, first = np.empty((lanes, rows * -(-columns // lanes) + 3), np.uint16), np.empty(lanes, np.int64)
-    _encode(symbols, classes, parities, odd, table, precision, first, buffer.reshape(-1))
-    lengths = buffer.shape[1] * np.arange(1, lanes + 1) - first
-    return np.concatenate([lane[lane.size - length :] for lane, length in zip(buffer, lengths, strict=True)]), lengths
 
 
 def decode(
@@ -47,7 +28,7 @@ def decode(
     paths: Machine,
     out: NDArray[np.integer],
 ) -> None:
-    """Undo `encode` into `out` (rows, columns), C-contiguous: the values of the table, cut to its dtype.
+    """Fill `out` (rows, columns), C-contiguous, with the values of the table, cut to its dtype.
 
     Args:
         data: the bytes of the words, low byte first, as many as `lengths` say.
@@ -63,27 +44,6 @@ def decode(
     ends, next_state = np.cumsum(lengths).astype(np.uint64), paths.next_state.reshape(-1)
     if not _decode(words, ends, classes, table.reshape(-1), precision, next_state, state, unsigned):
         raise ArtifactError("a coded chunk does not end where it should; the file is damaged")
-
-
-@njit(nogil=True, cache=True)
-def _encode(symbols, classes, parities, odd, table, precision, position, buffer):  # type: ignore[no-untyped-def]
-    """Fill the end of each lane's part of `buffer`, and `position` (lanes,) with where its words begin."""
-    rows, columns = symbols.shape
-    lanes = position.size
-    shift = np.uint64(precision)
-    x = np.zeros(lanes, np.uint64)
-    for lane in range(lanes):
-        position[lane] = buffer.size // lanes * (lane + 1)
-    for row in range(rows - 1, -1, -1):
-        first, values, half = np.int64(classes[row]) * parities, symbols[row], odd[row * (parities - 1)]
-        for column in range(columns - 1, -1, -1):
-            lane, entry = column & (lanes - 1), table[first + half[column], values[column]]
-            x[lane], position[lane] = push(x[lane], entry, shift, np.uint64(40) - shift, position[lane], buffer)
-    for lane in range(lanes):
-        while x[lane]:
-            position[lane] -= 1
-            buffer[position[lane]] = np.uint16(x[lane] & np.uint64(0xFFFF))
-            x[lane] >>= _HALF
 
 
 @njit(nogil=True, cache=True, inline="always")

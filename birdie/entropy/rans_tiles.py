@@ -28,16 +28,18 @@ from birdie.runtime.kernels import njit
 
 LANES = 32
 PRECISION = 12  # log2 of the slots of a table
-MOST_SYMBOLS = 256
-MOST_TAIL, MOST_START = 255, 16
+MOST_SYMBOLS, MOST_TAIL, MOST_START, MOST_RAW = 256, 255, 16, 4
 SPAN = 1 << 20  # of the values: the first and the last one are less apart
+Kind = Literal["int", "bfloat16", "float16", "float32"]
+_KINDS = get_args(Kind)
 _ROWS = 1024  # of a tile, about
-_TILES = 32  # that a task decodes
+_TILES = 32  # that are coded at a time
 _HALF = np.uint32(16)  # bits of a word
-MOST_RAW = 4
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
-_NONE, _ALL = np.uint64(0), np.uint64(32)
-_ODD, _ENTRY, _STATE = np.uint64(32), np.uint64(64), np.uint64(96)
+_NONE, _ALL = np.uint64(0), np.uint64(32)  # unsigned indices need no check for those from the end
+# What a lane has beside its state: what an odd state of its path adds to a slot, its entry, the state of its path. One
+# array holds them, because the loop over states has no register to spare.
+_ODD, _ENTRY, _PATH = np.uint64(32), np.uint64(64), np.uint64(96)
 _OFFSET, _SYMBOL = np.uint32(0xFFF), np.uint32(0xFF)  # fields of an entry: offset 12 bits, symbol 8, frequency − 1 12
 _SYMBOL_AT, _FREQUENCY_AT = np.uint32(12), np.uint32(20)
 
@@ -55,7 +57,7 @@ def count(rows: int, columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What the tiles of an array need besides its tables, tiles of the same rows one after the other.
+    """Words of the tiles of an array, tiles of the same rows one after the other.
 
     Attributes:
         lengths: (tiles,) words of each.
@@ -70,7 +72,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What symbols of a row mean.
+    """Meaning of the symbols of each row.
 
     Attributes:
         kinds: (rows,) class of each row; as many as there are classes for one that is left out.
@@ -118,25 +120,21 @@ def encode(
     """
     rows, columns = symbols.shape
     parities, odd = (1, np.zeros((1, columns), np.uint8)) if odd is None else (2, odd)
-    table, step = encode_table(frequencies), height(columns)
-    most = LANES * min(step, rows) + 2 * LANES
-    buffer = np.empty((-(-columns // LANES), most), np.uint16)
+    table, tall = encode_table(frequencies), min(height(columns), rows)
+    buffer = np.empty((_TILES, LANES * tall + 2 * LANES), np.uint16)
     words, parts = [], []
-    for first in range(0, rows, step):
-        part = slice(first, first + step)
-        below = odd[part] if parities == 2 else odd
-        begins = np.empty(len(buffer), np.int64)
-        tails, starts = np.empty(len(buffer), np.uint8), np.empty(len(buffer), np.uint8)
-        _encode(symbols[part], kinds[part], parities, below, raw, table, buffer, begins, tails, starts)
-        words += [tile[begin:] for tile, begin in zip(buffer.copy(), begins, strict=True)]
-        parts.append((most - begins, tails, starts))
+    for first in range(0, rows, tall):
+        for column in range(0, columns, _TILES * LANES):
+            begins = np.empty(min(_TILES, -(-(columns - column) // LANES)), np.int64)
+            tails, starts = np.empty(begins.size, np.uint8), np.empty(begins.size, np.uint8)
+            _encode(symbols, kinds, parities, odd, raw, table, first, tall, column, buffer, begins, tails, starts)
+            words += [tile[begin:].copy() for tile, begin in zip(buffer, begins, strict=False)]
+            parts.append((buffer.shape[1] - begins, tails, starts))
     lengths, tails, starts = (np.concatenate(part) for part in zip(*parts, strict=True))
     return np.concatenate(words), Tiles(lengths, tails, starts)
 
 
 _NO_FACTORS = Factors(np.zeros((1, 1), np.float32), np.zeros(0, np.float32), 1, False, 0.0)
-Kind = Literal["int", "bfloat16", "float16", "float32"]
-_KINDS = get_args(Kind)
 
 
 def decode(
@@ -175,9 +173,16 @@ def decode(
         out.view(f"u{out.itemsize}").reshape(-1),  # signed or not: fewer kernels to compile
     )
     parts = range(0, tiles.lengths.size, _TILES)
-    with ThreadPoolExecutor(min(threads, len(parts))) as pool:
-        sound = pool.map(lambda first: _decode(first, min(first + _TILES, tiles.lengths.size), *arguments), parts)
-    if not all(sound):
+
+    def decode_some(first: int) -> bool:
+        return bool(_decode(first, min(first + _TILES, tiles.lengths.size), *arguments))
+
+    if threads > 1 and len(parts) > 1:
+        with ThreadPoolExecutor(min(threads, len(parts))) as pool:
+            sound = all(pool.map(decode_some, parts))
+    else:
+        sound = all(map(decode_some, parts))
+    if not sound:
         raise ArtifactError("a tile of a stream does not end where it should; the file is damaged")
     if not seen.all():
         raise ArtifactError("a row of zeros is coded in a stream; the file is damaged")
@@ -232,26 +237,30 @@ def _tail(symbols, kinds, parities, odd, raw, table, start):  # type: ignore[no-
 
 
 @njit(nogil=True, cache=True)
-def _encode(symbols, kinds, parities, odd, raw, table, buffer, begins, tails, starts):  # type: ignore[no-untyped-def]
+def _encode(  # type: ignore[no-untyped-def]
+    symbols, kinds, parities, odd, raw, table, first_row, height, first_column, buffer, begins, tails, starts
+):
     """Fill the end of each tile's part of `buffer`, and begins, tails and starts (tiles,)."""
-    rows, columns = symbols.shape
+    last_row = min(first_row + height, symbols.shape[0])
+    rows, kind = last_row - first_row, kinds[first_row:last_row]
+    above, below = (first_row, last_row) if parities == 2 else (0, 1)
     x, left_out = np.empty(32, np.uint64), table.shape[0] // parities
     low_bits = np.uint64(1 << raw) - np.uint64(1)
     for tile in range(begins.size):
-        first = 32 * tile
-        width = min(columns - first, 32)
-        some, half = symbols[:, first : first + width], odd[:, first : first + width]
-        start, tail = np.int64(1), _tail(some, kinds, parities, half, raw, table, np.int64(1))
+        first = first_column + 32 * tile
+        width = min(symbols.shape[1] - first, 32)
+        some, half = symbols[first_row:last_row, first : first + width], odd[above:below, first : first + width]
+        start, tail = np.int64(1), _tail(some, kind, parities, half, raw, table, np.int64(1))
         while tail < 0:  # a start at 2**16 needs no tail
             start += 1
-            tail = _tail(some, kinds, parities, half, raw, table, start)
+            tail = _tail(some, kind, parities, half, raw, table, start)
         position, words = buffer.shape[1], buffer[tile]
         for lane in range(width):
             x[lane] = np.uint64(1) << np.uint64(start)
         for row in range(rows - 1, -1, -1):
-            if kinds[row] >= left_out:
+            if kind[row] >= left_out:
                 continue
-            entries, states = np.int64(kinds[row]) * parities, row * (parities - 1)
+            entries, states = np.int64(kind[row]) * parities, row * (parities - 1)
             limit = np.uint64(20 - raw) if row < rows - tail else np.uint64(32)
             for lane in range(width - 1, -1, -1):
                 symbol, state = np.uint64(some[row, lane]), x[lane]
@@ -337,7 +346,7 @@ def _decode(  # type: ignore[no-untyped-def]
             if row == restart:
                 restart += chunk
                 for lane in range(_NONE, _ALL):
-                    lanes[lane + _STATE], lanes[lane + _ODD] = _ZERO, _ZERO
+                    lanes[lane + _PATH], lanes[lane + _ODD] = _ZERO, _ZERO
             first, target = np.int64(kinds[row]) * size, np.uint64(row) * np.uint64(columns) + np.uint64(column)
             scale = by_row[row, 0] if kind else np.float32(0)
             if first < left_out:
@@ -345,26 +354,22 @@ def _decode(  # type: ignore[no-untyped-def]
                 # A word is loaded in any case: a branch would be a coin toss.
                 if raw:
                     for lane in range(_NONE, np.uint64(width)):
-                        before, word = lanes[lane], np.uint32(words[position])
-                        entry = slots[np.uint64(first) + np.uint64(before & _OFFSET | lanes[lane + _ODD])]
-                        after = np.uint32(
-                            ((entry >> _FREQUENCY_AT) + _ONE) * (before >> _SYMBOL_AT) + (entry & _OFFSET)
-                        )
-                        entry, after = entry & ~_OFFSET | after & low_bits, after >> raw
-                        need = after < least
+                        state, word = lanes[lane], np.uint32(words[position])
+                        entry = slots[np.uint64(first) + np.uint64(state & _OFFSET | lanes[lane + _ODD])]
+                        rest = np.uint32(((entry >> _FREQUENCY_AT) + _ONE) * (state >> _SYMBOL_AT) + (entry & _OFFSET))
+                        entry, rest = entry & ~_OFFSET | rest & low_bits, rest >> raw
+                        need = rest < least
                         position += np.uint64(need)
-                        lanes[lane] = np.uint32(after << _HALF | word) if need else after
+                        lanes[lane] = np.uint32(rest << _HALF | word) if need else rest
                         lanes[lane + _ENTRY] = entry
                 else:
                     for lane in range(_NONE, np.uint64(width)):
-                        before, word = lanes[lane], np.uint32(words[position])
-                        entry = slots[np.uint64(first) + np.uint64(before & _OFFSET | lanes[lane + _ODD])]
-                        after = np.uint32(
-                            ((entry >> _FREQUENCY_AT) + _ONE) * (before >> _SYMBOL_AT) + (entry & _OFFSET)
-                        )
-                        need = after < least
+                        state, word = lanes[lane], np.uint32(words[position])
+                        entry = slots[np.uint64(first) + np.uint64(state & _OFFSET | lanes[lane + _ODD])]
+                        rest = np.uint32(((entry >> _FREQUENCY_AT) + _ONE) * (state >> _SYMBOL_AT) + (entry & _OFFSET))
+                        need = rest < least
                         position += np.uint64(need)
-                        lanes[lane] = np.uint32(after << _HALF | word) if need else after
+                        lanes[lane] = np.uint32(rest << _HALF | word) if need else rest
                         lanes[lane + _ENTRY] = entry
                 if listed:
                     for lane in range(_NONE, _ALL):
@@ -380,14 +385,15 @@ def _decode(  # type: ignore[no-untyped-def]
                 scale = np.float32(1)
             some = _ZERO
             for lane in range(_NONE, _ALL):
-                before, number = lanes[lane + _STATE], _number(lanes[lane + _ENTRY], low, mask, raw, low_bits)
+                path, number = lanes[lane + _PATH], _number(lanes[lane + _ENTRY], low, mask, raw, low_bits)
                 some = np.uint32(some | number & real[lane])
-                half = before & _ONE
+                half = path & _ONE
                 weight = np.float32(np.int32((number << double) + half)) * scale * factor[lane]
                 weights[lane] = min(max(weight, -limit), limit)
-                after = before >> _ONE ^ (_ZERO - half) & shift ^ (_ZERO - (number & _ONE)) & flip
-                lanes[lane + _STATE], lanes[lane + _ODD] = after, (_ZERO - (after & _ONE)) & paired
-            seen[row] |= some != _ZERO
+                following = path >> _ONE ^ (_ZERO - half) & shift ^ (_ZERO - (number & _ONE)) & flip
+                lanes[lane + _PATH], lanes[lane + _ODD] = following, (_ZERO - (following & _ONE)) & paired
+            if some != _ZERO:  # never a store of False, which could undo that of another thread
+                seen[row] = True
             if kind == 1:
                 for lane in range(_NONE, np.uint64(width)):  # to the nearest, ties to even
                     out[target + lane] = (bits[lane] + np.uint32(0x7FFF) + (bits[lane] >> _HALF & _ONE)) >> _HALF

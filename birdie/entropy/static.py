@@ -194,7 +194,7 @@ def decode(
 def decode_lanes(
     data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
 ) -> NDArray[np.integer]:
-    """Undo `encode` in lanes as `decode` does without."""
+    """Decode a stream of the coder "lanes" as `decode` does one of "static"."""
     return _decode(open_stream(data, rows, columns, states, in_lanes=True), dtype, threads)
 
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import frequency_tables, payload, rans_tiles, row_classes, trellis
-from birdie.entropy.alphabet import LISTED, Alphabet, Symbols
+from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
 from birdie.entropy.factors import Factors
 from birdie.entropy.plan import Plan, Way
+from birdie.entropy.planes import blocks
 from birdie.entropy.rans_tiles import (
     LANES,
     MOST_RAW,
@@ -34,30 +35,35 @@ from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
 from birdie.errors import ArtifactError
 
 _LEAST = 1 << 16  # values for which tiles are worth a thought
-_LANE_BITS, _MOST_SHARE = 17, 0.02  # that a column of a tile costs, and the share of all bits that it may be
+_LANE_BITS, _MOST_SHARE = 17, 0.006  # that a column of a tile costs, and the share of all bits that it may be
+_LONG = 768  # rows of a tile, from which on it may be more: sparse weights have few bits
 _WORSE = 1.01  # of the bits, if symbols stand for several numbers
 _LARGEST = 1 << 23  # magnitude of a number: twice it and one is exact in float32 arithmetic
 # Contexts of the side information
 _SCAN, _CLASSES, _WORDS, _MORE_WORDS, _LEFT_OUT, _TAIL, _START, _RAW = 5, 7, 21, 57, 80, 81, 82, 83
 
 
+def pay(plan: Plan) -> bool:
+    """Return whether tiles cost next to nothing in the array of a plan."""
+    rows, columns = plan.way.symbols.shape
+    tall = -(-rows // rans_tiles.height(columns))  # tiles one below the other
+    few = _LANE_BITS * columns * tall <= _MOST_SHARE * plan.bits
+    return bool(rows * columns >= _LEAST and (few or rows >= _LONG * tall))
+
+
 def encode(plan: Plan, states: int = 1) -> bytes | None:
-    """Return the payload of the array of a plan, or None where the coder "static" suits it better.
+    """Return the payload of the array of a plan; None where its symbols cannot be in tiles, or are not worth it.
 
     Args:
         plan: of the array.
         states: of the trellis on whose paths the values lie, negative along rows, 1 for a plain grid.
     """
     way, alphabet, symbols = plan.way, plan.alphabet, plan.way.symbols
-    rows, columns = symbols.shape
-    lanes = columns * -(-rows // rans_tiles.height(columns))
     if (
         way.predictor is not None
         or alphabet.kind == alphabets.SPLIT
         or (abs(states) > 1 and (way.columns_first or states < 0))
-        or columns < LANES
-        or symbols.size < _LEAST
-        or _LANE_BITS * lanes > _MOST_SHARE * plan.bits
+        or symbols.shape[1] < LANES
     ):
         return None
     kinds, counts = _leave_out(way, alphabet)
@@ -100,13 +106,19 @@ def _narrowed(
     """
     present = np.flatnonzero(counts.any(0))
     if present.size <= MOST_SYMBOLS:
-        listed = np.searchsorted(present, symbols).astype(np.uint16)
+        listed, index = np.empty_like(symbols), np.zeros(alphabet.size, np.uint16)
+        index[present] = np.arange(present.size)
+        for block in blocks(*symbols.shape):  # indices have eight bytes each
+            listed[block] = index[symbols[block]]
         return Alphabet(LISTED, alphabet.values[present]), listed, np.ascontiguousarray(counts[:, present]), 0
     raw = (alphabet.size - 1 >> 8).bit_length()
     if alphabet.kind == LISTED or alphabet.values[1] - alphabet.values[0] > 1:
         return alphabet, symbols, counts, 64  # more bits than anything takes
-    wider = np.pad(counts, ((0, 0), (0, -alphabet.size % (1 << raw))))
-    return alphabet, symbols, wider.reshape(len(counts), -1, 1 << raw).sum(2), raw
+    more, lowest = -alphabet.size % (1 << raw), int(alphabet.values[0])
+    below = more if lowest >= more else 0  # so all numbers still fit a dtype of 16 bits that the values fit
+    wider = Alphabet(AFFINE, np.arange(alphabet.size + more) + (lowest - below))
+    counts = np.pad(counts, ((0, 0), (below, more - below))).reshape(len(counts), -1, 1 << raw).sum(2)
+    return wider, symbols + np.uint16(below), counts, raw
 
 
 def _bits(counts: NDArray[np.int64]) -> float:
@@ -155,7 +167,7 @@ class Opened:
     @property
     def exact(self) -> bool:
         """Return whether float32 holds twice each value and one."""
-        return max(-self.lowest, self.highest) < _LARGEST - (1 << MOST_RAW)
+        return max(-self.lowest, self.highest) < _LARGEST
 
 
 def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened:
@@ -165,9 +177,9 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
     alphabet = Alphabet.take(reader)
     raw = reader.take(_RAW, MOST_RAW, "the raw bits of a tile")
     affine = alphabet.kind == alphabets.AFFINE and int(alphabet.values[-1] - alphabet.values[0]) == alphabet.size - 1
-    size = -(-alphabet.size // (1 << raw))
-    if alphabet.kind == alphabets.SPLIT or size > MOST_SYMBOLS or (raw and not affine):
-        raise ArtifactError("a stream of tiles has an alphabet of more than 256 symbols; the file is damaged")
+    size, rest = divmod(alphabet.size, 1 << raw)
+    if alphabet.kind == alphabets.SPLIT or size > MOST_SYMBOLS or (raw and (rest or not affine)):
+        raise ArtifactError("a stream of tiles has an impossible alphabet; the file is damaged")
     if int(alphabet.values[-1] - alphabet.values[0]) >= SPAN:
         raise ArtifactError("the values of a stream of tiles lie too far apart; the file is damaged")
     columns_first = bool(reader.take(_SCAN, int(abs(states) == 1), "the scan"))
@@ -175,6 +187,9 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
         rows, columns = columns, rows
     if columns < LANES:
         raise ArtifactError(f"rows of {columns} in a stream have tiles; the file is damaged")
+    tiles = rans_tiles.count(rows, columns)
+    if 4 * columns * (tiles // -(-columns // LANES)) > len(words):  # before the numbers of so many tiles are decoded
+        raise ArtifactError("a stream has too few bytes for its tiles; the file is damaged")
     most = row_classes.MAX_CLASSES
     # A path along the rows leads from tile to tile, so that they would not be independent.
     form = reader.take(_CLASSES, most - 2 + (states > 1) * most, "the number of classes")
@@ -184,7 +199,6 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
         raise ArtifactError("a stream of tiles is described in an impossible way; the file is damaged")
     kinds = row_classes.take(reader, rows, count + left_out) if count + left_out > 1 else np.zeros(rows, np.uint8)
     frequencies = frequency_tables.take(reader, count << paired, size, PRECISION)
-    tiles = rans_tiles.count(rows, columns)
     first, more = reader.take_all(_WORDS, 1), unzigzag(reader.take_all(_MORE_WORDS, tiles - 1))
     lengths = np.cumsum(np.concatenate([first, more]))
     tails, starts = reader.take_all(_TAIL, tiles), reader.take_all(_START, tiles)

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, numbers, planes, static
+from birdie.entropy import coder, mixed, numbers, plan, planes, rans, rans_lanes, static, tiles, trellis
+from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
+from birdie.entropy.rans_tiles import Kind
 
 Integers = NDArray[np.integer]
 
@@ -22,7 +24,7 @@ def compile_kernels() -> None:
         streams = {
             coder.NUMBERS: numbers.encode(values),
             coder.STATIC: static.encode(values, kernel, states),
-            coder.LANES: static.encode(values, kernel, states, 4) if states > 0 else None,
+            coder.TILES: tiles.encode(plan.search(values, kernel, states), states),
             coder.MIXED: mixed.encode(values, kernel, states),
         }
         for dtype in coder.DTYPES:
@@ -32,9 +34,31 @@ def compile_kernels() -> None:
                 for code, payload in streams.items():
                     if payload is not None:
                         coder.decode(code, payload, *shape, hints, dtype)
+        tiled = streams[coder.TILES]
+        if tiled is not None:
+            _decode_weights(tiles.open_stream(tiled, *shape, states))
         coder.estimate(values, hints)
+    for dtype in coder.DTYPES:
+        _decode_lanes(dtype)
     for form in planes.FORMATS:
         planes.split(np.zeros((1, 1), planes.word_dtype(form)), form)
+
+
+def _decode_weights(stream: tiles.Opened) -> None:
+    """Decode the numbers of a stream as weights of each dtype, for which words have two sizes."""
+    shape = stream.rows, stream.columns
+    factors = Factors(np.ones((stream.rows, 1), np.float32), np.empty(0, np.float32), stream.columns, False, 1.0)
+    kinds: tuple[Kind, ...] = ("bfloat16", "float16", "float32")
+    for kind in kinds:
+        words = np.empty(shape, np.uint32 if kind == "float32" else np.uint16)
+        tiles.decode_weights(stream, factors, words, kind, 1)
+
+
+def _decode_lanes(dtype: np.dtype[np.integer]) -> None:
+    """Decode four zeros of the coder "lanes", which take no words and which nothing encodes any more."""
+    table = rans.decode_table(np.array([[1 << rans.MAX_PRECISION]]), np.zeros(1, np.int64), rans.MAX_PRECISION, 1)
+    lengths, classes, out = np.zeros(4, np.int64), np.zeros(1, np.uint8), np.empty((1, 4), dtype)
+    rans_lanes.decode(memoryview(b""), lengths, classes, table, rans.MAX_PRECISION, trellis.machine(1), out)
 
 
 def _arrays() -> Iterator[tuple[Integers, tuple[int, int], int]]:

@@ -7,6 +7,7 @@ package whose modules are listed with `pkgutil.iter_modules(package.__path__)` c
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from birdie.runtime.outputs import Kind
@@ -49,8 +50,21 @@ def for_types(node: ast.AST) -> bool:
 
 
 def _imports(path: Path, follow: Follow, listed: Follow) -> Iterator[Path]:
-    content = path.read_bytes()
-    tree = ast.parse(content, filename=str(path))
+    names, packages = _imported(path.read_bytes())
+    for name, late in names:
+        if not late or follow(name):
+            yield from _files_of(name)
+    for package in packages:
+        for file in sorted(PACKAGE.parent.joinpath(*package.split(".")).glob("*.py")):
+            if listed(name := f"{package}.{file.stem}"):
+                yield from _files_of(name)
+
+
+@lru_cache(maxsize=1024)  # packing a script asks twice, and parsing is most of its time
+def _imported(content: bytes) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    """Return (dotted name, whether it is inside a function) of each import, and the packages that are listed."""
+    tree = ast.parse(content)
+    imported: list[tuple[str, bool]] = []
     packages: dict[str, str] = {}  # local name → dotted name
     queue: list[tuple[ast.AST, bool]] = [(tree, False)]
     while queue:
@@ -61,19 +75,16 @@ def _imports(path: Path, follow: Follow, listed: Follow) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             packages |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        for name in names:
-            if not late or follow(name):
-                yield from _files_of(name)
+        imported += [(name, late) for name in names]
         if not for_types(node):
             late = late or isinstance(node, ast.FunctionDef)
             children = ast.iter_child_nodes(node)  # no expression holds an import
             queue += ((child, late) for child in children if not isinstance(child, ast.expr))
-    for node in ast.walk(tree) if b"pkgutil.iter_modules(" in content else ():
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pkgutil.iter_modules":
-            package = packages[ast.unparse(node.args[0]).removesuffix(".__path__")]
-            for file in sorted(PACKAGE.parent.joinpath(*package.split(".")).glob("*.py")):
-                if listed(name := f"{package}.{file.stem}"):
-                    yield from _files_of(name)
+    calls = (
+        [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if b"pkgutil.iter_modules(" in content else []
+    )
+    listed = [call for call in calls if ast.unparse(call.func) == "pkgutil.iter_modules"]
+    return tuple(imported), tuple(packages[ast.unparse(call.args[0]).removesuffix(".__path__")] for call in listed)
 
 
 def _files_of(name: str) -> Iterator[Path]:

@@ -24,6 +24,7 @@ from abc import ABC
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -323,13 +324,24 @@ def _needed(entry: Path, optional: Collection[str] | None, sources: Mapping[str,
     """Return the packages that `entry` cannot be imported without: name → distribution, sorted."""
     imported: set[str] = set()
     for path in source_files(entry, follow=lambda _: False, listed=lambda name: optional is None or name in optional):
-        for node in ast.parse(sources[path.relative_to(PACKAGE.parent).as_posix()]).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
-            imported |= {name.partition(".")[0] for name in names}
+        imported |= _imported_at_once(sources[path.relative_to(PACKAGE.parent).as_posix()])
     builtin = {PACKAGE.name, *sys.stdlib_module_names}
-    installed = metadata.packages_distributions()
+    installed = _distributions()
     return {name: installed[name][0] for name in sorted(imported - builtin) if name in installed}
+
+
+@lru_cache(maxsize=1024)
+def _imported_at_once(source: str) -> set[str]:
+    """Return the names of the packages that a module imports outside functions."""
+    packages: set[str] = set()
+    for node in ast.parse(source).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        packages |= {name.partition(".")[0] for name in names}
+    return packages
+
+
+_distributions = cache(metadata.packages_distributions)  # it reads the list of files of each package, a second
 
 
 def _script(parts: list[str]) -> bytes:

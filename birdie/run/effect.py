@@ -83,7 +83,7 @@ UNREAD = (
     _unless("average.lawa_k average.lawa_every", "average.kind is not lawa", lambda r: r.average.kind == "lawa"),
     _unless("bandit.factors bandit.discount", "bandit.every is 0", lambda r: r.bandit.every),
     _unless(
-        "qat.start qat.below qat.rounding qat.rate qat.tensors",
+        "qat.start qat.below qat.tensors",
         "qat is off: neither bits, sigma, levels, scheme nor budget is set",
         lambda r: r.qat.enabled,
     ),

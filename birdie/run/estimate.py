@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -404,6 +405,7 @@ def _steps(seconds: float, step_s: float) -> int:
     return math.ceil(seconds / step_s) if seconds < math.inf else 1 << 62
 
 
-def _meta(config: GPTConfig) -> GPT:
+@lru_cache(maxsize=8)
+def _meta(config: GPTConfig) -> GPT:  # a run asks for it at each of its checks
     with torch.device("meta"):
         return GPT(config)

@@ -89,7 +89,8 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
     try:
         recipe, _ = _recipe_of(metadata)
     except ConfigError as error:
-        raise ArtifactError(f"{path} describes its model in a way this version does not know: {error}") from error
+        reason = str(error) if len(str(error)) <= 1000 else f"{str(error)[:1000]}…"  # it quotes what a stranger wrote
+        raise ArtifactError(f"{path} describes its model in a way this version does not know: {reason}") from error
     require_tokenizer(metadata.get("tokenizer"), path)
     require_shape(recipe.model, {row.name: row.shape for row in summary.tensors}, path)
     model = GPT(recipe.model)

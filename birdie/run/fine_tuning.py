@@ -4,7 +4,7 @@
     batch ─► loss of the decoded weights ─► Adam on the latents ─► … ─► encode all matrices at times ─► exponent  others
 
 Matrices of a model that `birdie.spectral` did not wrap are encoded by the trellis of the export up to ten times, and
-the layers compute with what is decoded (`birdie.run.requantization`). What follows is about spectral weights.
+the layers compute with what is decoded (`birdie.run.stored_training`). What follows is about spectral weights.
 
 A file holds more than the estimated bits of its weights: biases, norms, names, scales. So the model is saved at the
 start, once its bits have come down, and a few times after that, and the bytes of all other tensors are subtracted from
@@ -13,26 +13,29 @@ the budget. If the file is still too large at the end, the scales are made sligh
 
 import math
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from birdie.artifact.save import save
-from birdie.compress.qat.trained import plain
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.qat.stored import plain
 from birdie.compress.rate.target import Target
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
 from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
 from birdie.errors import BudgetError, ConfigError, DataError
-from birdie.run.requantization import Requantization
+from birdie.run.stored_training import BudgetFile, StoredTraining
 from birdie.runtime.parsing import whole_number
 
 Batch = TypeVar("Batch")
+Loss = Callable[[nn.Module, Batch], Tensor]
 _FLOOR = 0.05  # final learning rate, as a fraction of the first; it falls by a cosine
 # Fraction of the steps after which quantization scales are fixed: weights gather at the boundaries between symbols, and
 # a small change of a scale then changes many symbols at once.
@@ -67,9 +70,9 @@ class FineTuneStep:
     number: int
     steps: int
     loss: float
-    bits: float | None
-    weight: float | None
-    bytes: int | None
+    bits: float | None = None
+    weight: float | None = None
+    bytes: int | None = None
     error: float | None = None
     changed: float | None = None
 
@@ -129,29 +132,22 @@ def fine_tune(
     if budget is not None and bits is not None:
         raise ConfigError("budget and bits are two targets; give one of them")
     network = next((module.weight.quantizer for module in wrapped(model)), None)
-    endless, target = _endless(batches), None
-    if network is None and (budget is not None or bits is not None):
-        plain(model)
-        size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
-        assert size is not None
-        most = len(batches) if isinstance(batches, Sized) else _LAST
-        quantization = Requantization(model, [next(endless) for _ in range(min(_FIRST, most))], loss, size)
-        groups = [{"params": list(model.parameters()), "lr": rate}]
-        return _quantized_steps(quantization, endless, loss, steps, optimizer(groups), min(_LAST, most))
+    endless, target = _endless(batches), _Target()
+    size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
     if network is not None and measured and not network.trained:
         _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
-    if bits is not None:
-        target = _SizeTarget(model, RateControl(model, bits, steps, settled=settled))
-    elif budget is not None:
-        target = _SizeTarget(model, RateControl(model, _ANY, steps, settled=settled), budget)
-        target.measure()
+    if network is None and size is not None:
+        plain(model)
+        most = len(batches) if isinstance(batches, Sized) else _LAST
+        target = _StoredTarget(model, endless, most, loss, steps, size)
+    elif bits is not None or budget is not None:
+        control = RateControl(model, _ANY if bits is None else bits, steps, settled=settled)
+        target = _SpectralTarget(model, control, steps, budget)
     groups = [{"params": parameters, "lr": lr} for parameters, lr in _groups(model, network, rate, network_rate)]
     return _steps(model, endless, loss, steps, target, optimizer(groups))
 
 
-def _set_scales(
-    model: nn.Module, network: QuantizationNetwork, batches: list[Batch], loss: Callable[[nn.Module, Batch], Tensor]
-) -> None:
+def _set_scales(model: nn.Module, network: QuantizationNetwork, batches: list[Batch], loss: Loss[Batch]) -> None:
     """Set the scales of an untrained network by the sensitivity of each tensor, at the present bits.
 
     A quantization error costs its square times the curvature of the loss, estimated by the mean squared gradient
@@ -193,14 +189,59 @@ def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
             raise DataError("there are no more batches; give a list, or a loader that can be iterated over again")
 
 
-class _SizeTarget:
-    """Target size of the file or of the bits, and the size at the last measurement."""
+class _Target:
+    """Target of the size of the file, and its part in each step; this one is no target."""
 
-    def __init__(self, model: nn.Module, control: RateControl, budget: int | None = None) -> None:
-        self.model, self.control, self.budget = model, control, budget
+    def begin_step(self, number: int) -> None:
+        """Prepare the model for step `number`."""
+
+    def penalty(self) -> Tensor | float:
+        """Return the term to add to the loss of the step."""
+        return 0.0
+
+    def end_step(self, number: int, steps: int, batch: Any) -> int:  # noqa: ARG002
+        """Measure or settle the model after step `number` of `steps`, on `batch`; return how many steps to add."""
+        return 0
+
+    def figures(self) -> dict[str, Any]:
+        """Return fields of the `FineTuneStep`."""
+        return {}
+
+    def release(self) -> None:
+        """Leave the model to others, at the end or if training is stopped."""
+
+
+class _SpectralTarget(_Target):
+    """Target size of the file or of the bits of spectral weights, and the size at the last measurement."""
+
+    def __init__(self, model: nn.Module, control: RateControl, steps: int, budget: int | None) -> None:
+        self.model, self.control, self.steps, self.budget = model, control, steps, budget
         self.network = next(wrapped(model)).weight.quantizer
         self.names = {module.name for module in wrapped(model)}
         self.bytes: int | None = None
+        self.measurements = {math.ceil(fraction * steps) for fraction in _MEASURED}
+        if budget is not None:
+            self.measure()
+
+    def penalty(self) -> Tensor:
+        return self.control.penalty()
+
+    def end_step(self, number: int, steps: int, batch: Any) -> int:  # noqa: ARG002
+        if number == steps:
+            Spectral(self.model, self.network).settle()
+            return 0 if self.measure() else self._extra_steps(number)
+        if number in self.measurements:
+            self.measure()
+            if number >= _FIXED_AFTER * self.steps:
+                self.control.holding = True
+                at_bits(self.model, self.network, self.control.target, reach=_REACH)
+        return 0
+
+    def figures(self) -> dict[str, Any]:
+        return {"bits": self.control.bits, "weight": self.control.weight, "bytes": self.bytes}
+
+    def release(self) -> None:
+        self.control.release()
 
     def measure(self) -> bool:
         """Measure the size and correct the target bits; return True if the target is met (for bits, to 1 %)."""
@@ -219,19 +260,59 @@ class _SizeTarget:
         self.control.target = self.control.measure() * left / coded
         return self.bytes <= self.budget
 
-    def difference(self) -> str:
-        """Return the measured size and the target, for an error message."""
-        if self.budget is None:
-            return f"{self.control.measure():.2f} bits per weight instead of {self.control.target:.2f}"
-        return f"{self.bytes:,} bytes instead of {self.budget:,}"
+    def _extra_steps(self, number: int) -> int:
+        """Make the scales coarser, because the file is still too large; return the number of steps to add."""
+        if number >= _MOST * self.steps:
+            size = (
+                f"{self.control.measure():.2f} bits per weight instead of {self.control.target:.2f}"
+                if self.budget is None
+                else f"{self.bytes:,} bytes instead of {self.budget:,}"
+            )
+            raise BudgetError(f"after {number:,} steps the file has {size}; give more steps or bytes")
+        at_bits(self.model, self.network, self.control.target)
+        with torch.no_grad():
+            self.network.offset.add_(_COARSER)
+        return max(1, round(_EXTRA * self.steps))
+
+
+class _StoredTarget(_Target, Generic[Batch]):
+    """Byte budget of a file whose matrices are encoded anew every few steps."""
+
+    def __init__(
+        self, model: nn.Module, batches: Iterator[Batch], most: int, loss: Loss[Batch], steps: int, budget: int
+    ) -> None:
+        self.model, self.batches, self.loss = model, batches, loss
+        self.apart, self.calibrated = max(_APART, math.ceil(steps / _ENCODINGS)), min(_LAST, most)
+        # of the last steps: batches that end with the training must not end it without a file
+        self.recent: deque[Batch] = deque(maxlen=self.calibrated)
+        first = [next(batches) for _ in range(min(_FIRST, most))]
+        self.training = StoredTraining(model, BudgetFile(budget), partial(self._calibration, first))
+        self.last = self.training.encode()
+
+    def begin_step(self, number: int) -> None:
+        if number > 1 and (number - 1) % self.apart == 0:
+            self.last = self.training.encode()
+
+    def end_step(self, number: int, steps: int, batch: Batch) -> int:
+        self.recent.append(batch)
+        if number == steps:
+            more = (next(self.batches) for _ in range(self.calibrated - len(self.recent)))
+            self.last = self.training.finish(partial(self._calibration, [*self.recent, *more]))
+        return 0
+
+    def figures(self) -> dict[str, Any]:
+        return asdict(self.last)
+
+    def _calibration(self, batches: list[Batch], state: Mapping[str, Tensor]) -> CalibrationResult:
+        return CalibrationResult.of(state, (self.model, batches, self.loss))
 
 
 def _steps(
     model: nn.Module,
     batches: Iterator[Batch],
-    loss: Callable[[nn.Module, Batch], Tensor],
+    loss: Loss[Batch],
     steps: int,
-    target: _SizeTarget | None,
+    target: _Target,
     optimizer: torch.optim.Optimizer,
 ) -> Generator[FineTuneStep, None, None]:
     curves: list[Callable[[int], float]] = [
@@ -239,85 +320,29 @@ def _steps(
         partial(_cosine, _FIXED_AFTER * steps, 0.0),
     ]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, curves[: len(optimizer.param_groups)])
-    measurements = {math.ceil(fraction * steps) for fraction in _MEASURED}
     number, last = 0, steps
     try:
         while number < last:
             number += 1
-            task = _finite(loss(model, next(batches)), number)
-            total = task if target is None else task + target.control.penalty()
+            target.begin_step(number)
+            batch = next(batches)
+            task = loss(model, batch)
+            if not bool(torch.isfinite(task)):
+                raise DataError(
+                    f"the loss of step {number:,} is not finite, so the step was not taken; check that batch, or "
+                    "lower rate or network_rate"
+                )
+            total = task + target.penalty()
             optimizer.zero_grad(set_to_none=True)
             total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            if target is not None and number == last:
-                Spectral(model, target.network).settle()
-                if not target.measure():
-                    last += _extra_steps(target, number, steps)
-            elif target is not None and number in measurements:
-                target.measure()
-                if number >= _FIXED_AFTER * steps:
-                    target.control.holding = True
-                    at_bits(model, target.network, target.control.target, reach=_REACH)
-            bits, weight, size = (
-                (None, None, None) if target is None else (target.control.bits, target.control.weight, target.bytes)
-            )
-            yield FineTuneStep(number, last, float(task.detach()), bits, weight, size)
+            last += target.end_step(number, last, batch)
+            yield FineTuneStep(number, last, float(task.detach()), **target.figures())
     finally:
-        if target is not None:
-            target.control.release()
-
-
-def _quantized_steps(
-    quantization: Requantization,
-    batches: Iterator[Batch],
-    loss: Callable[[nn.Module, Batch], Tensor],
-    steps: int,
-    optimizer: torch.optim.Optimizer,
-    calibrated: int,
-) -> Generator[FineTuneStep, None, None]:
-    """Train a model whose matrices are encoded anew every few steps; `calibrated`: batches of the last calibration."""
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cosine, steps, _FLOOR))
-    apart = max(_APART, math.ceil(steps / _ENCODINGS))
-    recent: list[
-        Batch
-    ] = []  # for the last calibration: batches that end with the training must not end it without a file
-    for number in range(1, steps + 1):
-        if (number - 1) % apart == 0:
-            last = quantization()
-        batch = next(batches)
-        if steps - number < calibrated:
-            recent.append(batch)
-        task = _finite(loss(quantization.model, batch), number)
-        optimizer.zero_grad(set_to_none=True)
-        task.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        if number == steps:
-            last = quantization.finish([*recent, *(next(batches) for _ in range(calibrated - len(recent)))])
-        yield FineTuneStep(number, steps, float(task.detach()), last.bits, None, last.bytes, last.error, last.changed)
-
-
-def _finite(loss: Tensor, number: int) -> Tensor:
-    """Return the loss of a step."""
-    if not bool(torch.isfinite(loss)):
-        raise DataError(
-            f"the loss of step {number:,} is not finite, so the step was not taken; check that batch, or "
-            "lower rate or network_rate"
-        )
-    return loss
+        target.release()
 
 
 def _cosine(steps: float, floor: float, done: int) -> float:
     """Return a multiplier that falls from 1 to `floor` by a cosine, and stays there."""
     return floor + (1 - floor) / 2 * (1 + math.cos(math.pi * min(1.0, done / steps)))
-
-
-def _extra_steps(target: _SizeTarget, number: int, steps: int) -> int:
-    """Make the scales coarser, because the file is still too large; return the number of steps to add."""
-    if number >= _MOST * steps:
-        raise BudgetError(f"after {number:,} steps the file has {target.difference()}; give more steps or bytes")
-    at_bits(target.model, target.network, target.control.target)
-    with torch.no_grad():
-        target.network.offset.add_(_COARSER)
-    return max(1, round(_EXTRA * steps))

@@ -11,12 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import CycloptsError, Parameter
 
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.environment import RULES
 from birdie.run.recipe import Recipe, is_removed, setting_names, typed_setting
-from birdie.run.recipe_file import ABOUT, Source, explain, read_arguments, read_recipe_file, sources, wrong_program
+from birdie.run.recipe_file import (
+    ABOUT,
+    CommandApp,
+    Source,
+    explain,
+    read_arguments,
+    read_recipe_file,
+    sources,
+    wrong_program,
+)
 
 FLAT = Parameter(name="*")
 
@@ -63,6 +72,10 @@ def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _recipe(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
+    return recipe or Recipe()
+
+
 def load_recipe(
     file: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), origins: dict[str, str] | None = None
 ) -> Recipe:
@@ -71,11 +84,9 @@ def load_recipe(
     Args:
         origins: takes the settings that somebody chose, as TABLE.SETTING → flag, variable or key of the file.
     """
-    app = App(name="recipe", config=(*configuration(file, origins), read_arguments), help_flags=[], version_flags=[])
-
-    @app.default
-    def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
-        return recipe or Recipe()
+    config = (*configuration(file, origins), read_arguments)
+    app = CommandApp(name="recipe", config=config, help_flags=[], version_flags=[])
+    app.default(_recipe)
 
     try:
         command, bound, _ = app.parse_args(list(flags), exit_on_error=False, print_error=False)

@@ -31,7 +31,6 @@ from birdie.model.attention_kernels import best_kernels
 from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT
 from birdie.run import history, preflight
-from birdie.run.budget_training import BudgetTraining
 from birdie.run.calibration import Calibration, calibrate_gpt
 from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
@@ -39,6 +38,7 @@ from birdie.run.float_weights import length_of, load_float, save_float
 from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe, setting_names
 from birdie.run.run_folder import FOLDERS, RECIPE, Metrics, begin_folder, write_environment
+from birdie.run.stored_training import BudgetFile, StoredTraining
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
@@ -274,17 +274,18 @@ class Run:
             if prepared is not None:
                 prepared.remove()
 
-    def _quantized_training(self) -> FakeQuantization | BudgetTraining | None:
+    def _quantized_training(self) -> FakeQuantization | StoredTraining | None:
         """Prepare the model for quantization-aware training, if the recipe has it."""
         qat, settings = self.recipe.qat, self.recipe.calibration
         if not qat.budget:
             return qat.prepare(self.model, self.notify) if qat.enabled else None
-        return BudgetTraining(
-            self.recipe,
+        export = self.recipe.export
+        assert export.budget is not None
+        return StoredTraining(
             self.model,
+            BudgetFile(parse_size(export.budget), export.pinned(), export.coder, self.metadata()),
             lambda state: calibrate_gpt(self.recipe, state, settings, device=self.device, symmetries=False).result,
-            rules=self.recipe.export.pinned(),
-            metadata=self.metadata(),
+            settings=qat,
             world=self.world,
             notify=self.notify,
         )

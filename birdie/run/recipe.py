@@ -294,6 +294,8 @@ REMOVED: dict[str, tuple[Any, str] | None] = {
     "run.compile_cache": None,
     "evaluation.ttt_lora.order": ("fixed", "ranks take batches by a fixed rule"),
     "export.fit_temperature": (False, "evaluation.temperature takes a number"),
+    "qat.rounding": ("hard", "training rounds to the nearest level"),
+    "qat.rate": (0.0, "birdie.spectral trains weights with their bits"),
 }
 """Settings of earlier versions: their default, and what holds now; None: any value is ignored.
 

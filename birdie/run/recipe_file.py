@@ -3,13 +3,15 @@
 This module is separate from `recipe` so that `birdie --help` does not import torch.
 """
 
+import copy
 import difflib
+import inspect
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
-from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Token
+from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Parameter, Token
 from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
@@ -31,6 +33,30 @@ MOVED = {
 """Tables of earlier recipe versions → the tables that replaced them; for error messages only."""
 ABOUT = "about"  # table that describes the recipe and sets nothing
 PROGRAM = "program"  # settings of a program other than `birdie train`; [about] then names the program in `runs`
+
+
+class CommandApp(App):
+    """Application of one command, whose flags are collected once in a process: those of a recipe take 0.1 s.
+
+    The help of a flag is in its `Parameter`, so docstrings, which take as long to parse as the rest, are left alone.
+    """
+
+    _flags: ClassVar[dict[Callable[..., Any], ArgumentCollection]] = {}
+
+    def assemble_argument_collection(
+        self, *, default_parameter: Parameter | None = None, parse_docstring: bool = False
+    ) -> ArgumentCollection:
+        """Return copies of the flags and arguments, so that no value stays for the next command line."""
+        del parse_docstring
+        assert self.default_command is not None
+        command = inspect.unwrap(self.default_command)
+        if command not in self._flags:
+            self._flags[command] = super().assemble_argument_collection(default_parameter=default_parameter)
+        copies = {id(flag): copy.copy(flag) for flag in self._flags[command]}
+        for flag in copies.values():
+            flag.tokens = []
+            flag.children = ArgumentCollection([copies[id(child)] for child in flag.children])  # type: ignore[no-untyped-call]
+        return ArgumentCollection(list(copies.values()))  # type: ignore[no-untyped-call]
 
 
 Source = Callable[[App, tuple[str, ...], ArgumentCollection], None]

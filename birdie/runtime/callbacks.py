@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor
 
 Progress = Callable[[float, float | None], None]
 """Called with (done, total) in the unit of the work; total is None while it is unknown."""
@@ -33,10 +32,6 @@ class StepHook(Protocol):
             fraction: of the run that is done. What the hook does must depend on it alone, so that resuming is exact.
             multiplier: factor of the schedule on the learning rates.
         """
-        ...
-
-    def penalty(self) -> "Tensor | None":
-        """Return the term to add to the loss of this step (0-d), or None."""
         ...
 
 

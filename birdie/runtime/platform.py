@@ -146,6 +146,8 @@ def mapped_ranges(files: Iterable[Path]) -> list[tuple[int, int]]:
     if not (sys.platform.startswith("linux") and hasattr(os, "makedev") and hasattr(mmap, "MADV_DONTNEED")):
         return []
     wanted = {(status.st_dev, status.st_ino) for status in map(os.stat, files)}
+    if not wanted:  # thousands of lines may follow
+        return []
     ranges = []
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         addresses, _, _, device, inode, *_ = line.split(maxsplit=5)

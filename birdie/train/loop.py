@@ -118,7 +118,7 @@ class Trainer:
         plan: rates and sizes of the steps.
         optimizers: of the model's parameters; its world is that of the run.
         average: of the weights; its `in_model()` puts it into the model for scoring, `finish()` for good.
-        hooks: techniques that take part in the steps; their penalties are not part of the loss that steps report.
+        hooks: techniques that take part in the steps.
         documents: finds the documents that the loss isolates by their bounds.
         loss: (ids, targets, **arguments) → mean cross-entropy in nats, 0-d; None: `model.loss`.
 
@@ -203,10 +203,6 @@ class Trainer:
             with named_range("backward"):
                 torch.autograd.backward(loss)
             total += loss.detach()
-        with named_range("techniques"):
-            for hook in self.hooks:
-                if (penalty := hook.penalty()) is not None:
-                    torch.autograd.backward(penalty / self.world.size)
         return total
 
     def require_finite(self, loss: float, norm: float) -> None:

@@ -43,9 +43,6 @@ class SizeReport:
                 f"from step {step + 1} on: sequences of {self._up_to}{size.length:,}, {tokens:,} tokens a step"
             )
 
-    def penalty(self) -> None:
-        """Return None: nothing is added to the loss."""
-
     def warmup(self) -> str:
         """Return a line with the step sizes that warm-up has run."""
         sizes = [self._plan.size(fraction) for fraction in (0.0, *self._plan.changes)]

@@ -17,6 +17,7 @@ from birdie.entropy import trellis
 from birdie.errors import ArtifactError
 from birdie.golf import decoder
 from tests.artifact.states import decode_tensor
+from tests.nightly import mostly_nightly
 
 COLUMNS = 256
 
@@ -41,14 +42,13 @@ def state() -> dict[str, Tensor]:
     }
 
 
-SETTINGS = [
-    *({"bits": 4.0}, {"lossless": True}, {"scheme": "int6"}, {"scheme": "bf16"}),
-    pytest.param({"coder": "max"}, marks=pytest.mark.nightly),
+SETTINGS: list[dict[str, Any]] = [
+    *({"bits": 4.0}, {"lossless": True}, {"scheme": "int6"}, {"scheme": "bf16"}, {"coder": "max"})
 ]
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", mostly_nightly(SETTINGS, [{"lossless": True}, {"scheme": "int6"}]), ids=str)
 def test_a_file_of_blocks_reads_like_one_without(
     settings: dict[str, object], state: dict[str, Tensor], tmp_path: Path
 ) -> None:
@@ -85,7 +85,7 @@ def test_the_bytes_depend_on_neither_threads_nor_the_order(state: dict[str, Tens
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("settings", [{"lossless": True}, {"scheme": "int6"}, {"scheme": "bf16"}], ids=str)
+@pytest.mark.parametrize("settings", mostly_nightly(SETTINGS[1:4], [{"scheme": "bf16"}]), ids=str)
 def test_a_long_vector_is_cut_where_its_numbers_are_kept(settings: dict[str, Any], tmp_path: Path) -> None:
     """As in the state of optimizers and of sharded models."""
     vector = torch.randn(600 * COLUMNS, generator=torch.Generator().manual_seed(0))

@@ -27,7 +27,7 @@ from tests.ranks import run_in_process_group
 
 
 def small_gpt() -> Case:
-    module, batches, loss = gpt(num_layers=2, model_dim=48, tie_embeddings=True)
+    module, batches, loss = gpt(num_layers=1, model_dim=48, tie_embeddings=True)
     return Case(module, [*batches, *batches[::-1]], loss)
 
 
@@ -65,8 +65,8 @@ def test_the_result_is_that_of_the_complete_module(
 @pytest.mark.parametrize(
     "settings",
     [
-        *({"quality": 0.01}, {"scheme": "gptq:bits=4,clip_sigmas=6"}),
-        *(pytest.param(settings, marks=pytest.mark.nightly) for settings in ({}, {"bits": 3.0})),
+        {"scheme": "gptq:bits=4,clip_sigmas=6"},
+        *(pytest.param(settings, marks=pytest.mark.nightly) for settings in ({"quality": 0.01}, {}, {"bits": 3.0})),
     ],
     ids=str,
 )
@@ -289,7 +289,7 @@ class Holder(nn.Module):
 @pytest.mark.parametrize(
     ("wrap", "blockwise"),
     [
-        (nn.DataParallel, True),
+        pytest.param(nn.DataParallel, True, marks=pytest.mark.nightly),
         pytest.param(torch.compile, False, marks=pytest.mark.nightly),
         (lambda module: AveragedModel(module), False),
         (Holder, True),

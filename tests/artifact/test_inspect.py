@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import birdie
@@ -11,6 +12,8 @@ from birdie.artifact.container import Entry
 from birdie.artifact.file import DTYPES, dtype_of
 from birdie.artifact.inspect import CASTS
 from birdie.compress.schemes.cast import CAST_DTYPES, SIXTEEN_BIT
+from birdie.entropy import hints
+from birdie.entropy.hints import EffortOption
 
 
 def test_names_of_casts_are_those_of_the_scheme() -> None:
@@ -30,3 +33,26 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path / "x.birdie")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "fp16\n"
+
+
+@pytest.mark.parametrize(("option", "effort"), [("auto", "fast"), ("max", "max"), ("fast", "fast")])
+def test_large_models_are_coded_to_load_fast_unless_asked(
+    option: EffortOption, effort: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "LARGE", 4096)
+    weights = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
+    saved = birdie.save(weights, tmp_path / "x.birdie", scheme="int4", coder=option)
+    assert saved.coder == birdie.inspect(tmp_path / "x.birdie").coder == effort
+    few = birdie.save({"w": weights["w"][:63]}, tmp_path / "x.birdie", scheme="int4", coder=option)
+    assert few.coder == ("fast" if option == "fast" else "max")
+
+
+def test_more_weights_and_a_slower_coder_take_longer_to_load(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    seconds, cases = [], ((100, False), (200, False), (200, True))
+    for rows, small in cases:
+        weights = {"w": torch.randn(rows, 100, generator=generator), "again": torch.zeros(3)}
+        seconds.append(
+            birdie.save(weights, tmp_path / "x.birdie", lossless=True, coder="max" if small else "fast").load_seconds
+        )
+    assert 0 < seconds[0] < seconds[1] < seconds[2]

@@ -46,7 +46,7 @@ def test_files_come_back_and_tensors_do_not_change(tmp_path: Path) -> None:
 @given(
     files=st.dictionaries(st.from_regex(r"(d[a-z]{0,8}/)?f[a-z.]{0,8}[a-z]", fullmatch=True), st.binary(max_size=300))
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_any_files_come_back_and_the_order_does_not_matter(files: dict[str, bytes]) -> None:
     def data(files: dict[str, bytes]) -> bytes:
         metadata = file_metadata.to_bytes(files=kept_files.sizes_of(files))

@@ -18,6 +18,7 @@ from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.modes import differentiable_evaluation
 from birdie.compress.calibration.result import CalibrationResult
 from tests.forked import run_python
+from tests.nightly import mostly_nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,7 +92,7 @@ def test_the_kl_is_measured_under_autocast() -> None:
     assert exact < near < far
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
+@pytest.mark.parametrize("blockwise", mostly_nightly([False, True], [True]))
 def test_a_default_device_changes_nothing(blockwise: bool, tmp_path: Path) -> None:
     module, data = linear(), batches()
     known = birdie.calibrate(module, data, loss, blockwise=blockwise)
@@ -104,6 +105,7 @@ def test_a_default_device_changes_nothing(blockwise: bool, tmp_path: Path) -> No
     assert all(tensor.device.type == "cpu" for tensor in decoded.values())
 
 
+@pytest.mark.nightly
 def test_wrappers_are_looked_through(tmp_path: Path) -> None:
     module, data = linear(), batches()
     compiled: Any = torch.compile(module, backend="eager")
@@ -121,7 +123,7 @@ def test_calibration_of_a_distributed_module_does_not_communicate(
     try:
         wrapped = nn.parallel.DistributedDataParallel(nn.Sequential(linear(), nn.BatchNorm1d(8)))
         monkeypatch.setattr(wrapped, "_sync_buffers", lambda: pytest.fail("a collective on one rank"))
-        birdie.save(wrapped, tmp_path / "file", bits=5, calibration=birdie.calibrate(wrapped, batches(), loss, refit=2))
+        birdie.save(wrapped, tmp_path / "file", calibration=birdie.calibrate(wrapped, batches(), loss, refit=2))
         assert set(birdie.load(tmp_path / "file")) == set(wrapped.module.state_dict())
         del wrapped
         gc.collect()
@@ -132,5 +134,5 @@ def test_calibration_of_a_distributed_module_does_not_communicate(
 def test_made_up_inputs_have_the_dtype_of_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "STEPS", 2)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).bfloat16().eval()
-    birdie.save(module, tmp_path / "file", bits=6, calibration="synthetic")
+    birdie.save(module, tmp_path / "file", calibration="synthetic")
     assert (tmp_path / "file").stat().st_size

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.errors import BudgetError, ConfigError, WeightsError
+from tests.nightly import mostly_nightly
 
 
 class Tied(nn.Module):
@@ -68,10 +69,10 @@ def require_same(one: nn.Module, other: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("settings", "dtype"),
     [
-        ({}, torch.float64),
-        ({"scheme": "int4"}, torch.float16),
         ({"bits": 4}, torch.bfloat16),
-        ({"bits": 4, "coder": "max"}, torch.float32),
+        pytest.param({}, torch.float64, marks=pytest.mark.nightly),
+        pytest.param({"scheme": "int4"}, torch.float16, marks=pytest.mark.nightly),
+        pytest.param({"bits": 4, "coder": "max"}, torch.float32, marks=pytest.mark.nightly),
         ({"scheme": [("layers.*", "ternary")], "budget": 9_000}, torch.float32),
     ],
     ids=str,
@@ -89,7 +90,7 @@ def test_values_are_those_of_save_and_load(settings: dict[str, Any], dtype: torc
     assert [path.name for path in tmp_path.iterdir()] == ["m.birdie"]
 
 
-@pytest.mark.parametrize("settings", [{"bits": 4}, {"quality": 0.01}], ids=str)
+@pytest.mark.parametrize("settings", mostly_nightly([{"bits": 4}, {"quality": 0.01}], [{"quality": 0.01}]), ids=str)
 def test_calibration_sorts_units_of_the_complete_module(settings: dict[str, Any], tmp_path: Path) -> None:
     model, other = seeded(Tied), seeded(Tied)
     saved = birdie.save(other, tmp_path / "m.birdie", calibration=(other, batches(), loss), **settings)

@@ -1,5 +1,6 @@
 """Laws of loading into modules: as load_state_dict of torch with old versions, hooks, extra state; all or nothing."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact.container import Reader
 from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.nightly import mostly_nightly
 
 HOW = ["into", "lazy"]
 
@@ -78,9 +80,13 @@ class Unversioned(nn.Linear):
 KINDS = [Versioned, Demanding, Unversioned]
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("nest", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "nest", "how"),
+    mostly_nightly(
+        itertools.product(KINDS, (False, True), HOW),
+        [(Versioned, True, "into"), (Demanding, False, "into"), (Unversioned, True, "lazy")],
+    ),
+)
 def test_what_a_module_wrote_is_not_converted_again(
     kind: Callable[[], nn.Module], nest: bool, how: str, tmp_path: Path
 ) -> None:
@@ -177,9 +183,13 @@ OLD: dict[str, tuple[Callable[[], nn.Module], Callable[[dict[str, Tensor]], dict
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("case", OLD)
+@pytest.mark.parametrize(
+    ("case", "wrap", "how"),
+    mostly_nightly(
+        itertools.product(OLD, (False, True), HOW),
+        [*((case, False, "into") for case in OLD), ("names of before", True, "lazy")],
+    ),
+)
 def test_what_the_module_converts_loads(case: str, wrap: bool, how: str, tmp_path: Path) -> None:
     build, old = OLD[case]
     state = old(dict(build().state_dict()))

@@ -17,6 +17,7 @@ import benchmarks
 from benchmarks import codec, command, processes, scale
 from birdie.errors import ConfigError
 from tests.forked import run_python
+from tests.nightly import mostly_nightly
 
 SHARED = {  # modules without a command of their own
     *("command", "curves", "gpu_checks", "lossy_rivals", "networks", "on_device", "processes"),
@@ -67,7 +68,7 @@ def test_every_benchmark_has_a_case() -> None:
     assert modules == SHARED | OTHERS | CASES.keys() | LONG.keys()
 
 
-@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.nightly) for name in LONG)])
+@pytest.mark.parametrize("name", mostly_nightly(CASES | LONG, ("codec", "schemes")))
 def test_it_runs_at_its_smallest_and_its_rows_are_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,7 +155,7 @@ def test_the_peak_of_this_process_is_reset() -> None:
 @pytest.mark.nightly  # a process that imports torch
 def test_a_function_runs_in_a_new_process() -> None:
     assert processes.apart(processes.can_measure) == processes.can_measure()
-    with pytest.raises(RuntimeError, match="KeyError"):
+    with pytest.raises(RuntimeError, match="ValueError"):
         processes.apart(scale.count, "not a shape")
 
 

@@ -33,7 +33,9 @@ def test_a_model_has_no_kl_to_itself_and_every_tensor_counts() -> None:
         model.measure({name: weight for name, weight in model.state.items() if name != "skip_weights"})
 
 
-@pytest.mark.parametrize("count", [3, 32])  # windows: less than a batch of this module, more than one of the scorer
+@pytest.mark.parametrize(
+    "count", [3, pytest.param(32, marks=pytest.mark.nightly)]
+)  # windows: less than a batch of this module, more than one of the scorer
 def test_bits_per_byte_equal_those_of_the_scorer(count: int) -> None:
     torch.manual_seed(0)
     tokenizer, cpu = load_tokenizer("bytes"), torch.device("cpu")

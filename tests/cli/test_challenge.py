@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -95,6 +96,12 @@ def fake_pack(kind: Kind, recipe: Recipe) -> Packed:
     return Packed(f"{kind} {recipe.model}".encode(), {"birdie/model/gpt.py": ""}, (), True)
 
 
+def with_the_fast_coder(**options: Any) -> Recipe:
+    """Return the recipe of the environment, exported in a tenth of the time."""
+    recipe = load_recipe(**options)
+    return replace(recipe, export=replace(recipe.export, coder="fast"))
+
+
 def played(data: Path, folder: Path, **changes: str) -> tuple[int, str, str]:
     """Run the entry point in `folder` with the environment of `tiny`, changed; return (exit code, stdout, stderr)."""
     out, err = io.StringIO(), io.StringIO()
@@ -102,6 +109,7 @@ def played(data: Path, folder: Path, **changes: str) -> tuple[int, str, str]:
         patch.chdir(folder)
         patch.setattr(sys, "argv", [str(ENTRY)])
         patch.setattr(packed, "pack", fake_pack)
+        patch.setattr(challenge, "load_recipe", with_the_fast_coder)
         for name, value in (tiny(data) | changes).items():
             patch.setenv(name, value)
         with pytest.raises(SystemExit) as end:

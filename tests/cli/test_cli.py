@@ -64,6 +64,7 @@ TINY = [
     "--model.num-kv-heads", "1", "--train.train-batch-tokens", "512", "--train.train-seq-len", "64",
     "--train.accumulation", "2", "--train.warmup-steps", "1", "--train.iterations", "6",
     "--train.max-wallclock-seconds", "0", "--validation.every", "3", "--validation.max-tokens", "2000",
+    "--export.coder", "fast",
 ]  # fmt: skip
 
 
@@ -432,7 +433,7 @@ def commands_of_a_rank(recipe: str, weights: str, ports: list[int]) -> None:
         return evaluate(*arguments, world=world, **options)
 
     commands = [["train", recipe, "--folder", "run"], *(["evaluate", "run/model.birdie", *flags] for flags in RANKED)]
-    commands.append(["compress", weights, "--bits", "4", "-o", "ranks.birdie"])
+    commands.append(["compress", weights, "--bits", "4", "--coder", "fast", "-o", "ranks.birdie"])
     for tokens, port in zip(commands, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         with mock.patch("birdie.run.evaluation.evaluate", observed if tokens[0] == "train" else evaluate):
@@ -451,7 +452,10 @@ def two_ranks(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(len(RANKED) + 2)]
         ports = [free.getsockname()[1] for free in sockets]
     run_as_ranks(commands_of_a_rank, (str(trained / "recipe.toml"), str(weights), ports), 2, folder, {})
-    assert run(build_app, ["compress", str(weights), "--bits", "4", "-o", str(folder / "one.birdie")]) == 0
+    assert (
+        run(build_app, ["compress", str(weights), "--bits", "4", "--coder", "fast", "-o", str(folder / "one.birdie")])
+        == 0
+    )
     return folder
 
 

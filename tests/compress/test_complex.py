@@ -14,6 +14,7 @@ from birdie.artifact.container import Reader, block_name, to_bytes
 from birdie.compress.tensors import from_planes, planes
 from birdie.errors import ArtifactError, WeightsError
 from tests.artifact.states import same_bits
+from tests.nightly import mostly_nightly
 
 NUMBERS = torch.Generator().manual_seed(0)
 
@@ -75,16 +76,27 @@ def error(decoded: Tensor, weight: Tensor) -> float:
     return float((decoded - weight).abs().norm() / weight.abs().norm())
 
 
-@pytest.mark.parametrize("kind", models())
 @pytest.mark.parametrize(
-    ("settings", "ratio", "most"),
-    [
-        ({}, 2.5, 0.01),
-        ({"bits": 8.5}, 3.2, 0.02),
-        ({"scheme": "int8"}, 2.5, 0.01),
-        ({"scheme": "fp16"}, 1.5, 0.001),
-        ({"scheme": [("*", "int4")]}, 2.5, 0.2),
-    ],
+    ("kind", "settings", "ratio", "most"),
+    mostly_nightly(
+        [
+            (kind, *row)
+            for kind in ("operator", "linear", "bare")
+            for row in [
+                ({}, 2.5, 0.01),
+                ({"bits": 8.5}, 3.2, 0.02),
+                ({"scheme": "int8"}, 2.5, 0.01),
+                ({"scheme": "fp16"}, 1.5, 0.001),
+                ({"scheme": [("*", "int4")]}, 2.5, 0.2),
+            ]
+        ],
+        [
+            ("operator", {}, 2.5, 0.01),
+            ("linear", {"scheme": "int8"}, 2.5, 0.01),
+            ("bare", {"scheme": "fp16"}, 1.5, 0.001),
+            ("bare", {"scheme": [("*", "int4")]}, 2.5, 0.2),
+        ],
+    ),
     ids=str,
 )
 def test_complex_weights_become_smaller(kind: str, settings: dict[str, Any], ratio: float, most: float) -> None:
@@ -97,7 +109,7 @@ def test_complex_weights_become_smaller(kind: str, settings: dict[str, Any], rat
         assert error(decoded, weight) < most
 
 
-@pytest.mark.parametrize("kind", models())
+@pytest.mark.parametrize("kind", mostly_nightly(models(), ("bare",)))
 def test_a_budget_is_met_and_counts_both_parts(kind: str) -> None:
     model = models()[kind]
     budget = bytes_of(model) // 5
@@ -138,8 +150,7 @@ def test_what_is_no_weight_keeps_every_bit() -> None:
     model = Network()
     freqs = model.layers[0].freqs
     assert isinstance(freqs, Tensor)
-    for settings in ({}, {"bits": 8}, {"scheme": "int4"}):
-        assert same_bits(birdie.load(saved(model, **settings))["layers.0.freqs"], freqs)
+    assert same_bits(birdie.load(saved(model, scheme="int4"))["layers.0.freqs"], freqs)
     turns = torch.polar(torch.ones(64, 32), torch.outer(torch.arange(64.0), torch.rand(32)))
     state = {"freqs_cis": turns, "energies": random(300), "scalar": random(), "shift": random(7)}
     decoded = birdie.load(saved(state | {"weight": random(64, 64)}, bits=16))

@@ -1,6 +1,7 @@
 """Every reader returns the same values, however a tensor is stored: in a stack, a group, two planes or as a copy."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.artifact.states import decode_tensor, same_bits
 from tests.compress.rate.test_groups import Adapter, adapters
 from tests.compress.test_complex import Network
 from tests.compress.test_stacks import NAME, Experts, experts
+from tests.nightly import mostly_nightly
 
 
 def tied_and_copied() -> dict[str, Tensor]:
@@ -33,8 +35,13 @@ STATES: dict[str, Callable[[], dict[str, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 6.0}], ids=str)
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    mostly_nightly(
+        itertools.product(STATES, ({}, {"bits": 6.0})), [*((kind, {}) for kind in STATES), ("stacks", {"bits": 6.0})]
+    ),
+    ids=str,
+)
 def test_every_reader_returns_the_same_values(kind: str, settings: dict[str, float], tmp_path: Path) -> None:
     state, path = STATES[kind](), tmp_path / "model.birdie"
     summary = birdie.save(state, path, **settings)  # type: ignore[arg-type]

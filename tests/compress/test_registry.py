@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact.codes import SCHEMES
 from birdie.cli import compress
 from birdie.compress import registry
 from birdie.compress.rate.assignment import parse_rules
@@ -176,21 +175,6 @@ def test_the_help_of_compress_names_specs() -> None:
     (parameter,) = get_type_hints(compress.TargetFlags, include_extras=True)["scheme"].__metadata__
     assert all(spec in parameter.help for spec in registry.examples_of_words())
     assert tuple(registry.examples_of_words()) == compress.SPECS
-
-
-def test_codes_are_those_of_the_file_and_each_is_given_once() -> None:
-    assert SCHEMES == {
-        1: "lossless",
-        2: "grid",
-        3: "cast",
-        4: "trellis",
-        5: "ternary",
-        6: "codebook",
-        7: "rotation",
-        8: "lowrank",
-        9: "spectral",
-        10: "tucker",
-    }
 
 
 @pytest.fixture

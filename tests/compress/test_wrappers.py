@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 import birdie
 from birdie.artifact.checkpoints import read_state_dict
 from birdie.compress.wrappers import COUNTER, own_names, plain_name, unwrapped, without_wrappers
+from tests.nightly import mostly_nightly
 
 
 def plain() -> nn.Sequential:
@@ -49,7 +50,7 @@ def weights_of(module: nn.Module) -> list[Tensor]:
     return [weight for name, weight in module.state_dict().items() if COUNTER not in name]
 
 
-@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("wrapped", mostly_nightly(WRAPPED, ("average", "several")))
 def test_files_have_plain_names_and_the_module_stays_as_it_is(wrapped: str, tmp_path: Path) -> None:
     module = WRAPPED[wrapped]()
     kinds = [(name, type(part)) for name, part in module.named_modules()]
@@ -59,8 +60,12 @@ def test_files_have_plain_names_and_the_module_stays_as_it_is(wrapped: str, tmp_
     assert [(name, type(part)) for name, part in module.named_modules()] == kinds
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("source", WRAPPED)
+@pytest.mark.parametrize(
+    ("source", "lazy"),
+    mostly_nightly(
+        itertools.product(WRAPPED, (False, True)), [("compiled", False), ("parallel part", True), ("average", False)]
+    ),
+)
 def test_a_file_loads_into_the_same_module_under_other_wrappers(source: str, lazy: bool, tmp_path: Path) -> None:
     module = WRAPPED[source]()
     birdie.save(module, tmp_path / "m.birdie", lossless=True)
@@ -71,7 +76,7 @@ def test_a_file_loads_into_the_same_module_under_other_wrappers(source: str, laz
         assert all(map(torch.equal, weights_of(target), weights_of(module)))
 
 
-@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("wrapped", mostly_nightly(WRAPPED, ("checkpoint", "several")))
 def test_checkpoints_of_wrapped_modules_are_read_under_plain_names(wrapped: str, tmp_path: Path) -> None:
     module = WRAPPED[wrapped]()
     torch.save({"state_dict": module.state_dict()}, tmp_path / "m.pt")

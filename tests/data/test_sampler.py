@@ -38,7 +38,7 @@ SIZES = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(**SIZES)
 def test_an_epoch_of_coprime_strides_reads_every_block_of_every_shard_once(
     lengths: list[int], rows: int, chunks: int, seq_len: int, seed: int
@@ -61,7 +61,7 @@ def test_an_epoch_of_coprime_strides_reads_every_block_of_every_shard_once(
         assert len(np.unique(inputs)) == inputs.size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(order=st.permutations(range(40)), **SIZES)
 def test_a_chunk_depends_on_its_index_alone(
     order: list[int], lengths: list[int], rows: int, chunks: int, seq_len: int, seed: int

@@ -11,6 +11,7 @@ from pathlib import Path
 from birdie.golf.packed import Kind, Packed, pack
 from birdie.run.recipe import Recipe
 from birdie.run.registry import find
+from tests.forked import run_python
 
 INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}
 """Variables of a process whose kernels Python runs: to compile those of a script takes a minute."""
@@ -43,12 +44,35 @@ def tiny(name: str, **model: int) -> Recipe:
     return Recipe.from_dict(values)
 
 
-def start(folder: Path, *arguments: str, variables: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    """Run `python ARGUMENTS` in `folder`, where another birdie is installed, whose import fails."""
+def environment_of(folder: Path) -> dict[str, str]:
+    """Return variables of a process for which another birdie is installed in `folder`, whose import fails."""
     (folder / "other" / "birdie").mkdir(parents=True, exist_ok=True)
     (folder / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the packed birdie')")
     folder.chmod(0o700)
-    settings = {"PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    other, cache = str(folder / "other"), str(folder / "cache")
+    return {"PYTHONPATH": other, "OTHER": other, "XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": "1"}
+
+
+def start(folder: Path, *arguments: str, variables: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run `python ARGUMENTS` in `folder`, where another birdie is installed."""
     command = [sys.executable, "-P", "-W", "ignore", *arguments]
-    environment = {**os.environ, **settings, **variables}
+    environment = {**os.environ, **environment_of(folder), **variables}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+IN_A_FORK = """
+import os, sys
+for name in [name for name in sys.modules if name.partition(".")[0] in ("birdie", "tests", "hypothesis", "pytest")]:
+    del sys.modules[name]
+sys.path[:] = [os.environ["OTHER"], *(path for path in sys.path if path != {root!r})]
+import numba, runpy
+numba.core.config.reload_config()
+runpy.run_path("train_gpt.py", run_name="__main__")
+"""
+
+
+def start_in_a_fork(folder: Path, variables: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run train_gpt.py as `start` does, in a process that has imported torch and numba, and no birdie."""
+    environment = {**environment_of(folder), **variables}
+    code = IN_A_FORK.format(root=str(Path(__file__).resolve().parents[2]))
+    return run_python("-c", code, folder=folder, variables=environment)

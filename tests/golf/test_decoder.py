@@ -20,7 +20,7 @@ from birdie.entropy import coder as entropy
 from birdie.golf import decoder
 from tests.artifact.states import every_dtype, same_bits, small_model
 from tests.golf.scripts import INTERPRETED, script, start
-from tests.reference.streams import FEATURES
+from tests.reference.streams import FEATURES, stream
 
 SCHEMES = {name: code for code, name in NAMES.items()}
 SPECS = (
@@ -60,8 +60,8 @@ def streams() -> dict[str, bytes]:
         values = feature.values
         if int(values.min()) < -(1 << 20) or int(values.max()) >= 1 << 20:
             continue  # beyond what float32 represents exactly after scaling
-        symbols, steps = feature.coded(), entropy.encode(np.arange(len(values))[:, None])
-        coded = tuple(Stream(stream.coder, stream.payload) for stream in (symbols, steps))
+        symbols, steps = stream(name), entropy.encode(np.arange(len(values))[:, None] % 2000)
+        coded = tuple(Stream(one.coder, one.payload) for one in (symbols, steps))
         scheme, params = ("grid", ()) if feature.states == 1 else ("trellis", (feature.states, 16, 0, 0, 0))
         entry = Entry("w", SCHEMES[scheme], DTYPES.index(torch.float32), values.shape, params, coded)
         files[name.replace(" ", "_")] = container.to_bytes([entry])

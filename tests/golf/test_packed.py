@@ -39,7 +39,7 @@ from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.run.registry import shipped_recipes
 from birdie.train.loop import Step
-from tests.golf.scripts import INTERPRETED, script, script_of, start, tiny
+from tests.golf.scripts import INTERPRETED, script, script_of, start, start_in_a_fork, tiny
 
 STATED: dict[Kind, str] = {  # in the docs, of `sota`
     "train": r"count as code: (\d+) kB for `sota`",
@@ -207,7 +207,7 @@ def test_a_script_trains_exports_and_scores(name: str, compiled: bool, data: Pat
     packed = pack("train", recipe)
     (tmp_path / "train_gpt.py").write_bytes(packed.script)
     settings = {"RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes"} | ({} if compiled else INTERPRETED)
-    done = start(tmp_path, "train_gpt.py", variables=settings)
+    done = start(tmp_path, "train_gpt.py", variables=settings) if compiled else start_in_a_fork(tmp_path, settings)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"Code size: {len(packed.script)} bytes" in done.stdout.splitlines()
     assert "final_birdie_roundtrip_exact" in done.stdout
@@ -230,9 +230,9 @@ def test_a_script_makes_the_model_that_birdie_makes(
     So are they where the script exports the run of the pipeline again.
     """
     monkeypatch.chdir(tmp_path)
-    recipe = dataclasses.replace(
-        tiny(name), data=DataSettings(path=str(data), tokenizer="bytes", order=tiny(name).data.order)
-    )
+    recipe = tiny(name)
+    settings = DataSettings(path=str(data), tokenizer="bytes", order=recipe.data.order)
+    recipe = dataclasses.replace(recipe, data=settings, export=dataclasses.replace(recipe.export, coder="fast"))
     file = tmp_path / "train_gpt.py"
     file.write_bytes(b"x")
     monkeypatch.setenv("RUN_ID", "script")

@@ -9,7 +9,6 @@ import importlib.util
 import resource
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from birdie.entropy.side_information import Writer
 from birdie.errors import ArtifactError
 from birdie.golf import decoder
 from birdie.golf.packed import pack
+from tests.forked import run_python
 
 varint = cursor.varint
 
@@ -139,6 +139,32 @@ def lanes(rows: int, columns: int, count: int) -> Stream:
     return one_symbol(rows, columns, lanes=count)
 
 
+def tiles(rows: int, columns: int, tails: int = 255, starts: int = 16, left_out: bool = True) -> Stream:
+    """A stream of coder 7 whose tiles have no words but the states that they begin with.
+
+    All rows are left out, or stand for symbol 1 without taking bits.
+    """
+    chunk = max(1, (1 << 20) // columns)
+    down, across = -(-rows // (chunk * max(1, round(1024 / chunk)))), -(-columns // 32)
+    parts = [*alphabet(2), (83, 0), (5, 0), (7, 0), (80, int(left_out))]
+    if left_out:
+        parts += [(24, 1), (25, np.ones(rows - 1, int))]
+    parts += [(8, 1), (8, 0), (9, 0), (13, 2), (17, 0)]
+    widths = np.tile(np.minimum(32, columns - 32 * np.arange(across)), down)
+    more = 2 * np.diff(widths)
+    parts += [(21, 2 * widths[:1]), (57, np.where(more < 0, -2 * more - 1, 2 * more))]
+    parts += [(81, np.full(widths.size, tails)), (82, np.full(widths.size, starts))]
+    state = (1 << starts).to_bytes(4, "little")
+    return Stream(coder.TILES, side(*parts) + (state[2:] + state[:2]) * int(widths.sum()))
+
+
+def tiles_without_words(rows: int, columns: int) -> Stream:
+    """A stream of coder 7 of more tiles than its bytes can hold."""
+    parts = [*alphabet(2), (83, 0), (5, 0), (7, 0), (80, 0), (8, 1), (8, 0), (9, 0), (13, 2), (17, 0)]
+    more = rows * columns // 32 - 1
+    return Stream(coder.TILES, side(*parts, (21, 0), (57, np.zeros(more, int)), (81, np.zeros(more + 1, int))))
+
+
 def no_words(
     rows: int,
     columns: int,
@@ -214,6 +240,13 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "lanes, one column": lambda: artifact(1, SIGNED, LONG, 1, lanes(LONG, 1, 4)),
     "more lanes than columns": lambda: artifact(1, SIGNED, LONG, 1, lanes(LONG, 1, 256)),
     "lanes, rows beyond a chunk": lambda: artifact(1, SIGNED, 9, LONG, lanes(9, LONG, 256)),
+    "tiles of zeros": lambda: artifact(2, FLOAT, SIDE, SIDE, tiles(SIDE, SIDE), Stream(0, b"")),
+    "tiles of ones": lambda: artifact(2, FLOAT, SIDE, SIDE, tiles(SIDE, SIDE, left_out=False), Stream(0, b"")),
+    "tiles of zeros, 1 GiB": lambda: artifact(2, BRAIN, *GIB16, tiles(*GIB16), Stream(0, b"")),
+    "tiles, narrow": lambda: artifact(2, BRAIN, ROWS, 32, tiles(ROWS, 32), Stream(0, b"")),
+    "tiles, one row": lambda: artifact(2, FLOAT, 1, 1 << 22, tiles(1, 1 << 22, 0), Stream(0, b"")),
+    "tiles without words": lambda: artifact(1, SIGNED, 1, 1 << 24, tiles_without_words(1, 1 << 24)),
+    "tiles, integers of 1 GiB": lambda: artifact(1, SIGNED, HUGE, HUGE, tiles(HUGE, HUGE, left_out=False)),
     "bytes of one split token": lambda: artifact(1, BYTE, SIDE, SIDE, one_symbol(SIDE, SIDE, split=True)),
     "float32 of one symbol": lambda: artifact(1, FLOAT, SIDE, SIDE, *[one_symbol(SIDE, SIDE)] * 4),
     "float32 of one symbol, 4 GiB": lambda: artifact(1, FLOAT, HUGE, HUGE, *[one_symbol(HUGE, HUGE)] * 4),
@@ -343,8 +376,7 @@ def one_file_decoder(folder: Path) -> Load:
 
 def run(*options: str) -> None:
     """Attempt every bomb in a process of its own; raises CalledProcessError when one passes its limits."""
-    command, root = [sys.executable, "-m", "tests.hostile.bombs", *options], Path(__file__).resolve().parents[2]
-    subprocess.run(command, check=True, timeout=900, cwd=root)
+    run_python("-m", "tests.hostile.bombs", *options, folder=Path(__file__).resolve().parents[2]).check_returncode()
 
 
 def main() -> None:

@@ -10,25 +10,29 @@ import numpy as np
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Stream
-from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans, rans_lanes
+from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans, rans_tiles
 from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
 from birdie.entropy.prediction import RowPrediction, TapPrediction
 from birdie.entropy.side_information import Writer, zigzag
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 from tests.hostile.seeds import CHUNK, Seed
+from tests.reference import lanes as reference_lanes
 
 _SIDES = (1, 1, 2, 3, 4, 7, 8, 9, 16, 33)
 
 
 def stream(seed: Seed, rng: random.Random) -> bytes:  # noqa: ARG001 (one of the interchangeable mutations)
-    """A file of one stream of coder 4, 5 or 6."""
+    """A file of one stream of a coder from 4 on."""
     rows, columns = rng.choice((*_SIDES, 70)), rng.choice(_SIDES)
-    code, swapped = rng.choice([coder.STATIC, coder.MIXED, coder.LANES]), rng.randrange(2)
+    code, swapped = rng.choice([coder.STATIC, coder.MIXED, coder.LANES, coder.TILES]), rng.randrange(2)
     lanes = rng.choice([4, 4, 4, 8, 16, 32]) if code == coder.LANES else 0
     try:
         if code == coder.MIXED:
             data = _mixed(rows, columns, swapped, rng)
+        elif code == coder.TILES:
+            columns = rng.choice([31, 32, 32, 33, 33, 40, 70, 70])
+            data = _tiles(rows, columns, swapped, rng)
         else:
             data = _static(rows, columns, swapped, lanes, rng)
     except ArtifactError:  # no such tables: then another prediction or alphabet
@@ -118,7 +122,7 @@ def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Rando
     words, lengths = [], []
     for part, kinds in parts:
         if lanes:
-            coded, of_lanes = rans_lanes.encode(part, kinds, frequencies, precision, None, lanes)
+            coded, of_lanes = reference_lanes.words_of(part, kinds, frequencies, precision, None, lanes)
             lengths += of_lanes.tolist()
         else:
             coded = rans.encode(part, kinds, frequencies, precision)
@@ -147,6 +151,54 @@ def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Rando
     else:
         writer.put_all(21, lengths)
     return _joined(writer, words, b"")
+
+
+def _tiles(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
+    alphabet, raw = _alphabet(rng), 0
+    while rng.random() < 0.95 and (alphabet.size > 256 or int(np.ptp(alphabet.values)) >= 1 << 20):
+        alphabet = _alphabet(rng)
+    if rng.random() < 0.3:
+        alphabet, raw = Alphabet(AFFINE, np.arange(rng.choice([256, 512, 4096])) - rng.choice([0, 100, 1 << 20])), 4
+        raw = rng.choice([raw, _at_limits(0, 4, rng)])
+    size, noise = max(1, alphabet.size >> raw), np.random.default_rng(rng.randrange(1 << 30))
+    count, left_out = (
+        rng.choice([1, 1, 2, 5, 31]),
+        int(rng.random() < 0.5 and (0 in alphabet.values or rng.random() < 0.1)),
+    )
+    kinds = noise.integers(0, count + left_out, rows).astype(np.uint8)
+    shapes = [_shape(size, noise) for _ in range(count)]
+    frequencies = np.stack([shape.frequencies(size, rans_tiles.PRECISION) for shape in shapes])
+    symbols: Symbols = np.empty((rows, columns), np.uint16)
+    for row in range(rows):
+        symbols[row] = noise.choice(np.flatnonzero(frequencies[min(kinds[row], count - 1)]), columns)
+    symbols = symbols << np.uint16(raw) | noise.integers(0, 1 << raw, symbols.shape).astype(np.uint16)
+    words, tiles = rans_tiles.encode(symbols, kinds, frequencies, None, raw)
+    lengths, tails, starts = tiles.lengths, tiles.tails.astype(np.int64), tiles.starts.astype(np.int64)
+    if rng.random() < 0.2:  # tiles as long together, but not each
+        i, j = rng.randrange(len(lengths)), rng.randrange(len(lengths))
+        some = rng.randint(0, int(lengths[i]))
+        lengths[i], lengths[j] = lengths[i] - some, lengths[j] + some * (i != j)
+    if rng.random() < 0.2:
+        tails[rng.randrange(len(lengths))] = _at_limits(0, rans_tiles.MOST_TAIL, rng)
+    if rng.random() < 0.2:
+        starts[rng.randrange(len(lengths))] = _at_limits(1, rans_tiles.MOST_START, rng)
+    if rng.random() < 0.2:
+        words = noise.integers(0, 1 << 16, words.size).astype(np.uint16)
+    writer = Writer()
+    alphabet.put(writer)
+    writer.put(83, raw)
+    writer.put(5, swapped)
+    writer.put(7, count - 1)
+    writer.put(80, left_out)
+    if count + left_out > 1:
+        writer.put_chain(24, kinds.astype(np.int64), 31)
+    for shape in shapes:
+        shape.put(writer, size)
+    writer.put_all(21, lengths[:1])
+    writer.put_all(57, zigzag(np.diff(lengths)))
+    writer.put_all(81, tails)
+    writer.put_all(82, starts)
+    return _joined(writer, [words.astype("<u2").tobytes()], b"")
 
 
 def _shape(size: int, noise: np.random.Generator) -> frequency_tables.Description:

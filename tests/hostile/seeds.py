@@ -19,9 +19,10 @@ from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.artifact.save import save as save_file
 from birdie.artifact.save import write_model
 from birdie.compress import registry, row_blocks
-from birdie.entropy import coder, mixed, numbers, raw, side_information, static, trellis
+from birdie.entropy import coder, mixed, numbers, plan, rans_tiles, raw, side_information, static, tiles, trellis
 from birdie.entropy import payload as payloads
 from birdie.entropy.varint import varint
+from tests.reference import lanes
 
 _SPECS = (  # features that the examples of the registry lack
     *(
@@ -40,6 +41,7 @@ _SPECS = (  # features that the examples of the registry lack
 )
 Values = NDArray[np.integer]
 CHUNK = 256  # symbols, so that small arrays have several chunks
+TILE = 16  # rows
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,13 @@ class Seed:
 
 @contextmanager
 def short_chunks() -> Iterator[None]:
-    """Coders that cut chunks of CHUNK symbols instead of a million: the same code, quicker to reach."""
-    with mock.patch.object(trellis, "CHUNK", CHUNK):
+    """Coders that cut short tiles, and chunks of CHUNK symbols, not a million: the same code, quicker to reach."""
+    with mock.patch.object(trellis, "CHUNK", CHUNK), mock.patch.object(rans_tiles, "_ROWS", TILE):
         yield
 
 
 @contextmanager
-def _recorded(known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Iterator[None]:
+def recorded(known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Iterator[None]:
     """Remember in `known` what numbers the words of every finished writer stand for."""
     finish = side_information.Writer.finish
 
@@ -143,11 +145,26 @@ def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
         payload = mixed.encode(some, (1, 1), states)
         assert payload is not None
         yield f"mixed {name}, {states} states", some, coder.MIXED, payload, states
-    for name, lanes in ("plain", 4), ("classes", 32), ("columns first", 16), ("rows", 8), ("split", 4), ("vector", 256):
+    for name, count in ("plain", 4), ("classes", 32), ("columns first", 16), ("rows", 8), ("split", 4), ("vector", 256):
         values, kernel = arrays()[name]
-        yield f"lanes {name}", values, coder.LANES, static.encode(values, kernel, 1, lanes), 1
+        yield f"lanes {name}", values, coder.LANES, lanes.encode(values, kernel, 1, count), 1
     some = np.random.default_rng(6).normal(0, 1, (128, 70)).round().astype(np.int64)
-    yield "lanes, 16 states", some, coder.LANES, static.encode(some, (1, 1), 16, 8), 16
+    yield "lanes, 16 states", some, coder.LANES, lanes.encode(some, (1, 1), 16, 8), 16
+    sparse = np.where(np.arange(40)[:, None] % 3 == 1, 0, arrays()["plain"][0][np.arange(40) % 20])
+    near = np.where(abs(arrays()["listed"][0]) < 1000, arrays()["listed"][0], 70_000).reshape(30, 40)
+    for name, values, states in (
+        ("plain", arrays()["plain"][0], 1),
+        ("classes", arrays()["classes"][0], 1),
+        ("columns first", arrays()["columns first"][0], 1),
+        ("sparse", sparse, 1),
+        ("listed", near, 1),
+        ("raw bits", arrays()["low bits"][0], 1),
+        ("sparse, 4 states", sparse, 4),
+        ("32 states", some, 32),
+    ):
+        payload = tiles.encode(plan.search(values, (1, 1), states), states)
+        assert payload is not None
+        yield f"tiles {name}", values, coder.TILES, payload, states
     for states in 8, -32:
         some = np.random.default_rng(5).normal(0, 1, (128, 64)).round().astype(np.int64)
         yield f"static, {states} states", some, coder.STATIC, static.encode(some, (1, 1), states), states
@@ -157,21 +174,22 @@ def streams() -> list[Seed]:
     """One file for each coder and feature, an entry of one stream and an alias of it."""
     known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     out = []
-    with _recorded(known):
+    with recorded(known):
         coded = list(_coded())
     for name, values, code, payload, states in coded:
         entry = Entry(name, 1, 2, values.shape, (states,), (Stream(code, payload),))
         alias = Entry("~", ALIAS, 2, values.shape, target=name)
-        side = _side(code, payload, known)
+        side = side_of(code, payload, known)
         data = container.to_bytes([entry, alias], b"{}")
         out.append(Seed(data, {} if side is None else {(0, 0): side}))
     return out
 
 
-def _side(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Side | None:
+def side_of(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Side | None:
+    """Return the side information of a stream that was `recorded`; None for a coder without."""
     if code == coder.NUMBERS:
         return Side(*known[payload], b"")
-    if code not in (coder.STATIC, coder.MIXED, coder.LANES):
+    if code not in (coder.STATIC, coder.MIXED, coder.LANES, coder.TILES):
         return None
     words, rest = payloads.split(payload)
     return Side(*known[words.astype("<u2").tobytes()], bytes(rest))
@@ -179,14 +197,14 @@ def _side(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64],
 
 def _written(save: Callable[[Path], object]) -> Seed:
     known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-    with tempfile.TemporaryDirectory() as folder, _recorded(known):
+    with tempfile.TemporaryDirectory() as folder, recorded(known):
         path = Path(folder) / "seed.birdie"
         save(path)
         reader = container.Reader(path.read_bytes())
         sides = {}
         for at, name in enumerate(reader._index):
             for index, stream in enumerate(reader.read(name).streams):
-                side = _side(stream.coder, stream.payload, known)
+                side = side_of(stream.coder, stream.payload, known)
                 if side is not None:
                     sides[at, index] = side
         return Seed(path.read_bytes(), sides)

@@ -10,8 +10,8 @@ from tests.hostile.workload import COMMANDS
 
 SHORT: dict[str, tuple[dict[str, Any], int]] = {
     # settings, least number of attacks
-    "faults": ({"count": 2, "only": ["compress"], "errors": ["ENOSPC", "kill", faults.FULL_DISK]}, 4),
-    "prepared": ({"count": 8, "only": ["compress"]}, 5),
+    "faults": ({"count": 1, "seed": 1, "only": ["compress"], "errors": ["ENOSPC", "kill", faults.FULL_DISK]}, 2),
+    "prepared": ({"count": 5, "only": ["compress"]}, 3),
 }
 LONG = [
     *(("faults", {"only": [command]}, 20) for command in COMMANDS),

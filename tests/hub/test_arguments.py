@@ -11,6 +11,7 @@ from birdie.errors import ConfigError
 from birdie.hub import arguments, made_up
 from birdie.hub.arguments import attempts, first_accepted, work_of
 from birdie.hub.made_up import made_up_inputs
+from tests.nightly import mostly_nightly
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
@@ -78,9 +79,10 @@ MODELS: dict[str, tuple[Build, dict[str, tuple[int, ...]]]] = {  # arguments, wi
         {"states": (16, 4), "actions": (16, 3), "rewards": (16, 1), "returns_to_go": (16, 1), "timesteps": (16,)},
     ),
 }
+DAILY = ("text and images", "boxes", "spectrograms", "time series", "states and actions")
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", mostly_nightly(MODELS, DAILY))
 def test_every_argument_that_the_signature_names_is_made_and_accepted(kind: str) -> None:
     build, shapes = MODELS[kind]
     model = build(transformers).eval()

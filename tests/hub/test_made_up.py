@@ -20,6 +20,7 @@ from birdie.errors import BirdieError, ConfigError
 from birdie.hub import made_up
 from birdie.hub.made_up import calibrate_without_data, made_up_inputs
 from tests.hub.models import write
+from tests.nightly import mostly_nightly
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
@@ -48,10 +49,10 @@ def compress(folder: Path, file: Path, capsys: pytest.CaptureFixture[str], *flag
     return note
 
 
-NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("llama", "bert", "gpt_oss", "mamba")]
+NAMES = ("llama", "bert", "t5", "vit", "whisper", "gpt_oss", "mamba")
 
 
-@pytest.mark.parametrize("name", ["t5", "vit", "whisper", *NIGHTLY])
+@pytest.mark.parametrize("name", mostly_nightly(NAMES, ("vit", "whisper")))
 def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     state = open_checkpoint(tmp_path).content

@@ -19,6 +19,7 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.hub.calibration import calibrate_folder, next_token_loss
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.distributed import World
+from tests.nightly import mostly_nightly
 
 transformers = pytest.importorskip("transformers", minversion="5")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
@@ -67,7 +68,7 @@ def batches(count: int) -> list[torch.Tensor]:
     return [torch.randint(0, 64, (8, 32), generator=generator) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", ["Mixtral", "DeepseekV3", pytest.param("Qwen3Moe", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", mostly_nightly(MODELS, ("Mixtral",)))
 def test_data_reach_each_expert_by_its_names_on_disk(kind: str, tmp_path: Path) -> None:
     state = write(kind, tmp_path)
     module = NamesOnDisk(load(kind, tmp_path), state, tmp_path, use_cache=False)

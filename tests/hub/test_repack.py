@@ -53,10 +53,10 @@ def nf4(integers: Tensor) -> dict[str, Tensor]:
     return {"weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8)}
 
 
-MAX = [pytest.param(pack, "max", marks=pytest.mark.nightly) for pack in (awq, nf4)]
+MAX = [pytest.param(pack, "max", marks=pytest.mark.nightly) for pack in (gptq, awq, nf4)]
 
 
-@pytest.mark.parametrize(("pack", "coder"), [*((pack, "fast") for pack in (gptq, awq, nf4)), (gptq, "max"), *MAX])
+@pytest.mark.parametrize(("pack", "coder"), [*((pack, "fast") for pack in (gptq, awq, nf4)), *MAX])
 def test_packed_integers_cost_their_entropy(pack: Packer, coder: str, tmp_path: Path) -> None:
     integers = levels()
     counts = torch.bincount(integers.flatten()).double() / integers.numel()

@@ -354,6 +354,7 @@ def test_a_run_in_a_process_of_its_own_is_used_again(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)  # each run is a process of its own
 def test_three_hypotheses_with_known_outcomes(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,12 +154,9 @@ def attention(
     window = c.attn_window if c.attn_window and i in (c.attn_window_layers or range(c.num_layers)) else length
 
     def rotated(z: Tensor, t: int) -> Tensor:
-        out = z.clone()
-        for j in range(n // 2):
-            angle, a, b = t / base ** (2 * j / n), z[j], z[j + n // 2]
-            out[j] = a * math.cos(angle) + b * math.sin(angle)
-            out[j + n // 2] = -a * math.sin(angle) + b * math.cos(angle)
-        return out
+        angles = torch.tensor([t / base ** (2 * j / n) for j in range(n // 2)], dtype=z.dtype)
+        a, b, rest = z.split([n // 2, n // 2, d - n])
+        return torch.cat([a * angles.cos() + b * angles.sin(), -a * angles.sin() + b * angles.cos(), rest])
 
     document = [ids[: t + 1].count(c.bos_id) for t in range(length)]
     heads = []

@@ -29,9 +29,15 @@ from tests.model.technique_table import (
     with_settings,
 )
 
-EACH = pytest.mark.parametrize("change", ALL.values(), ids=ALL)
-EACH_TECHNIQUE = pytest.mark.parametrize("change", TECHNIQUES.values(), ids=TECHNIQUES)
 NIGHTLY = partial(pytest.param, marks=pytest.mark.nightly)
+EACH = pytest.mark.parametrize("change", ALL.values(), ids=ALL)
+TOGETHER = pytest.mark.parametrize(
+    "change",
+    [change if name not in TECHNIQUES else NIGHTLY(change) for name, change in ALL.items()],
+    ids=ALL,
+)
+"""Combinations that together have every technique, and nightly each technique alone."""
+EACH_TECHNIQUE = pytest.mark.parametrize("change", TECHNIQUES.values(), ids=TECHNIQUES)
 SHAPE = {"vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp_mult", "bos_id", "attention"}
 CONSTANTS = {"rope_base", "qk_gain_init", "leaky_slope", "tied_embed_init_std"}
 INITIALIZATION = {"orthogonal_init", "overtone_init", "phased_init"}
@@ -62,7 +68,7 @@ def test_on_differs_from_off(change: dict[str, Any]) -> None:
     assert (on(ids) - off(ids)).abs().max() > 1e-3
 
 
-@EACH
+@TOGETHER
 def test_every_parameter_is_in_exactly_one_group_and_has_a_gradient(change: dict[str, Any]) -> None:
     model, ids = randomized(with_settings(change)), tokens(3, 16)
     groups = split_parameters(model)
@@ -74,7 +80,7 @@ def test_every_parameter_is_in_exactly_one_group_and_has_a_gradient(change: dict
     assert dead <= {"blocks.0.attn.value_mix"}  # the first layer has no other values to mix in
 
 
-@EACH
+@TOGETHER
 def test_a_new_model_learns_in_every_part_and_diagnostics_show_it(change: dict[str, Any]) -> None:
     """From its initial values: no parameter stays at zero because two factors of zero wait for each other.
 
@@ -103,7 +109,7 @@ def test_an_active_technique_has_a_line_and_the_baseline_has_none() -> None:
         assert len(line.split(": ")[0]) > 2, name
 
 
-@EACH
+@TOGETHER
 def test_later_tokens_have_no_influence(change: dict[str, Any]) -> None:
     model, ids = randomized(with_settings(change)), tokens(1, 12)
     with torch.no_grad():
@@ -114,7 +120,7 @@ def test_later_tokens_have_no_influence(change: dict[str, Any]) -> None:
             torch.testing.assert_close(model(other)[:, :position], logits[:, :position])
 
 
-@EACH
+@TOGETHER
 def test_nothing_crosses_the_beginning_of_an_isolated_document(change: dict[str, Any]) -> None:
     """Tokens before a BOS leave no trace after it, with isolated documents."""
     model, ids = randomized(with_settings({**change, "isolate_documents": True})), tokens(1, 12)
@@ -126,7 +132,7 @@ def test_nothing_crosses_the_beginning_of_an_isolated_document(change: dict[str,
         assert not torch.allclose(model(other)[:, :6], model(ids)[:, :6])
 
 
-@EACH
+@TOGETHER
 def test_the_cache_returns_the_logits_of_one_forward_pass(change: dict[str, Any]) -> None:
     """In calls of any size."""
     model, ids = randomized(with_settings(change)), tokens(3, 9)
@@ -137,7 +143,7 @@ def test_the_cache_returns_the_logits_of_one_forward_pass(change: dict[str, Any]
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@EACH
+@TOGETHER
 def test_the_last_positions_alone_equal_those_of_all(change: dict[str, Any]) -> None:
     model, ids = randomized(with_settings(change)), tokens(3, 9)
     targets = ids.roll(-1, 1)
@@ -148,7 +154,7 @@ def test_the_last_positions_alone_equal_those_of_all(change: dict[str, Any]) -> 
         torch.testing.assert_close(short, losses[:, -n:], rtol=1e-5, atol=1e-5)
 
 
-@EACH
+@TOGETHER
 def test_declared_symmetries_keep_the_function(change: dict[str, Any]) -> None:
     """Units in random order, by random sensitivities."""
     config = with_settings(change)

@@ -1,19 +1,27 @@
-"""One array for each feature of coded streams, with the coder that has the feature: the golden file pins them."""
+"""One array for each feature of coded streams, with the coder that has the feature: the golden file pins them.
 
+Streams of the coder "lanes", which nothing writes any more, are read from there.
+"""
+
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, numbers, raw, static
+from birdie.entropy import coder, mixed, numbers, plan, raw, static, tiles
 from birdie.entropy.hints import Hints, Stream
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
+from tests.reference import tiles as reference_tiles
 from tests.reference.side_information import Bits, opened, words_of
 from tests.reference.trellis import after
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "streams.json"
 Integers = NDArray[np.integer]
 
 
@@ -26,7 +34,6 @@ class Feature:
     facts: dict[str, object] = field(default_factory=dict)
     kernel: tuple[int, int] = (1, 1)
     states: int = 1
-    lanes: int = 0
 
     @property
     def hints(self) -> Hints:
@@ -34,7 +41,7 @@ class Feature:
         return Hints(kernel=self.kernel, states=self.states)
 
     def coded(self) -> Stream:
-        """Code the array."""
+        """Code the array, in any coder but "lanes"."""
         low, high = int(self.values.min()), int(self.values.max())
         write: dict[int, Callable[[], bytes | None]] = {
             coder.CONSTANT: lambda: raw.encode_constant(low),
@@ -42,8 +49,8 @@ class Feature:
             coder.PACKED: lambda: raw.encode_packed(self.values, low, high),
             coder.NUMBERS: lambda: numbers.encode(self.values),
             coder.STATIC: lambda: static.encode(self.values, self.kernel, self.states),
-            coder.LANES: lambda: static.encode(self.values, self.kernel, self.states, self.lanes),
             coder.MIXED: lambda: mixed.encode(self.values, self.kernel, self.states),
+            coder.TILES: lambda: tiles.encode(plan.search(self.values, self.kernel, self.states), self.states),
         }
         payload = write[self.coder]()
         assert payload is not None
@@ -51,31 +58,29 @@ class Feature:
 
 
 def facts(coded: Stream, rows: int, columns: int) -> dict[str, object]:
-    """Return the facts that the side information of coder 3, 4, 5 or 6 states."""
+    """Return the facts that the side information of a coder from 3 on states."""
     if coded.coder == coder.NUMBERS:
         return {"running": Bits(words_of(coded.payload)).number(0) == 1}
     if coded.coder < coder.NUMBERS:
         return {}
     bits, _ = opened(coded.payload)
-    side: reference.Side | reference_mixed.Side
+    side: reference.Side | reference_mixed.Side | reference_tiles.TiledSide
     more: dict[str, object]
-    lanes = 1
     if coded.coder in (coder.STATIC, coder.LANES):
         side = static_side = reference.described(bits, rows, columns, coded.coder == coder.LANES)
         more = {"classes": max(static_side.kinds) > 0, "paired": bool(static_side.paired), "lanes": static_side.lanes}
-        lanes = max(static_side.lanes, 1)
+        more |= {"predicted": side.predicted[0], "chunks": len(side.words) // max(static_side.lanes, 1)}
+    elif coded.coder == coder.TILES:
+        side = tiled = reference_tiles.described(bits, rows, columns)
+        more = {"classes": tiled.classes, "paired": bool(tiled.paired), "raw": tiled.raw}
+        more |= {"left out": tiled.kinds.count(tiled.classes), "tiles": len(tiled.words)}
     else:
         side = mixed_side = reference_mixed.described(bits, rows, columns)
         more = {"low": mixed_side.low, "prior": mixed_side.prior}
+        more |= {"predicted": side.predicted[0], "chunks": len(side.words)}
     gaps = {b - a for a, b in zip(side.values[:-1], side.values[1:], strict=True)} if side.values else set()
     kind = "split" if side.values is None else "listed" if len(gaps) > 1 else f"step {gaps.pop()}"
-    return {
-        "alphabet": kind,
-        "transposed": bool(side.transposed),
-        "predicted": side.predicted[0],
-        "chunks": len(side.words) // lanes,
-        **more,
-    }
+    return {"alphabet": kind, "transposed": bool(side.transposed), **more}
 
 
 def gaussian(rows: int, columns: int, low: float, high: float, seed: int = 0) -> Integers:
@@ -99,12 +104,19 @@ def smooth_kernels(outputs: int = 24, inputs: int = 12, side: int = 3) -> Intege
     return np.rint(flat).astype(np.int32).reshape(outputs, -1)
 
 
-def on_paths(rows: int, columns: int, states: int, deviation: float) -> Integers:
+def some_zeros(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the array with zeros in every third row."""
+    return np.where((np.arange(len(values)) % 3 == 2)[:, None], 0, values)
+
+
+def on_paths(rows: int, columns: int, states: int, deviation: float, *, gaps: bool = False) -> Integers:
     """Return the numbers m of normal weights, rounded to the grids of a trellis along the paths that they take.
 
-    Each column is a path; with a negative number of states there is one path, row after row.
+    Each column is a path; with a negative number of states there is one path, row after row. With gaps every third row
+    is zero.
     """
     weights = np.random.default_rng(5).normal(0, deviation, (rows, columns)) * np.geomspace(0.5, 2, rows)[:, None]
+    weights = some_zeros(weights) if gaps else weights
     out, state = np.empty((rows, columns), np.int32), [0] * columns
     for r in range(rows):
         for c in range(columns):
@@ -121,6 +133,7 @@ def mostly_zero(rows: int, columns: int) -> Integers:
     return values
 
 
+NEAR = np.array([-90_000, 3, 5, 1 << 17])
 LISTED = np.array([-900000, 3, 5, 1 << 30])[np.abs(gaussian(40, 60, 1, 1)).clip(0, 3)]
 FAR = (np.random.default_rng(3).standard_cauchy((50, 40)) * 100).clip(-(2**31), 2**31 - 1).astype(np.int32)
 HEAVY = np.rint(np.random.default_rng(4).laplace(0, 9, (40, 50))).astype(np.int32)
@@ -156,20 +169,35 @@ FEATURES: dict[str, Feature] = {
     "static 8 states": Feature(coder.STATIC, on_paths(64, 60, 8, 0.6), {"paired": True}, states=8),
     "static along rows": Feature(coder.STATIC, on_paths(30, 70, -4, 0.6), {"paired": True}, states=-4),
     "mixed chunks": Feature(coder.MIXED, mostly_zero(1100, 1024), {"chunks": 2}),
-    "lanes plain": Feature(coder.LANES, gaussian(40, 37, 5, 5), {"classes": False, "lanes": 8}, lanes=8),
-    "lanes row classes": Feature(coder.LANES, gaussian(96, 48, 1, 40), {"classes": True, "lanes": 16}, lanes=16),
-    "lanes column classes": Feature(coder.LANES, gaussian(96, 48, 1, 40).T, {"transposed": True}, lanes=4),
-    "lanes 32 states": Feature(coder.LANES, on_paths(70, 66, 32, 0.6), {"paired": True, "lanes": 32}, (1, 1), 32, 32),
-    "lanes listed": Feature(coder.LANES, LISTED, {"alphabet": "listed"}, lanes=4),
-    "lanes split": Feature(coder.LANES, FAR, {"alphabet": "split"}, lanes=4),
-    "lanes rows": Feature(coder.LANES, near_copies(), {"predicted": "rows"}, lanes=8),
-    "lanes narrow": Feature(coder.LANES, gaussian(300, 3, 9, 9), {"lanes": 4}, lanes=4),
-    "lanes of one value": Feature(coder.LANES, gaussian(9, 256, 9, 9), {"lanes": 256}, lanes=256),
-    "lanes chunks": Feature(coder.LANES, mostly_zero(1100, 1024), {"chunks": 2, "lanes": 64}, lanes=64),
+    "lanes plain": Feature(coder.LANES, gaussian(40, 37, 5, 5), {"classes": False, "lanes": 8}),
+    "lanes row classes": Feature(coder.LANES, gaussian(96, 48, 1, 40), {"classes": True, "lanes": 16}),
+    "lanes column classes": Feature(coder.LANES, gaussian(96, 48, 1, 40).T, {"transposed": True, "lanes": 4}),
+    "lanes 32 states": Feature(coder.LANES, on_paths(70, 66, 32, 0.6), {"paired": True, "lanes": 32}, states=32),
+    "lanes listed": Feature(coder.LANES, LISTED, {"alphabet": "listed"}),
+    "lanes split": Feature(coder.LANES, FAR, {"alphabet": "split"}),
+    "lanes rows": Feature(coder.LANES, near_copies(), {"predicted": "rows"}),
+    "lanes narrow": Feature(coder.LANES, gaussian(300, 3, 9, 9), {"lanes": 4}),
+    "lanes of one value": Feature(coder.LANES, gaussian(9, 256, 9, 9), {"lanes": 256}),
+    "lanes chunks": Feature(coder.LANES, mostly_zero(1100, 1024), {"chunks": 2, "lanes": 64}),
+    "tiles plain": Feature(coder.TILES, gaussian(40, 37, 5, 5), {"classes": 1, "tiles": 2, "left out": 0}),
+    "tiles narrow": Feature(coder.TILES, gaussian(60, 32, 5, 5), {"tiles": 1}),
+    "tiles row classes": Feature(coder.TILES, gaussian(96, 48, 1, 40), {"classes": 4, "transposed": False}),
+    "tiles column classes": Feature(coder.TILES, gaussian(96, 48, 1, 40).T, {"classes": 4, "transposed": True}),
+    "tiles step": Feature(coder.TILES, gaussian(40, 60, 3, 9) * 4, {"alphabet": "step 4"}),
+    "tiles listed": Feature(coder.TILES, NEAR[np.abs(gaussian(40, 60, 1, 1)).clip(0, 3)], {"alphabet": "listed"}),
+    "tiles without rows of zeros": Feature(coder.TILES, some_zeros(gaussian(40, 50, 1, 9)), {"left out": 13}),
+    "tiles of raw bits": Feature(coder.TILES, gaussian(50, 40, 400, 400), {"raw": 4}),
+    "tiles 4 states": Feature(
+        coder.TILES, on_paths(90, 40, 4, 0.8, gaps=True), {"paired": True, "left out": 30}, states=4
+    ),
+    "tiles 32 states": Feature(coder.TILES, on_paths(70, 66, 32, 0.6), {"paired": True, "tiles": 3}, states=32),
+    "tiles below each other": Feature(coder.TILES, mostly_zero(8300, 128), {"tiles": 8, "left out": 8295}),
 }
 
 
 @cache
 def stream(name: str) -> Stream:
     """Return the stream of a feature, coded once."""
-    return FEATURES[name].coded()
+    if FEATURES[name].coder != coder.LANES:
+        return FEATURES[name].coded()
+    return Stream(coder.LANES, bytes.fromhex(json.loads(GOLDEN.read_text())[name]["payload"]))

@@ -100,7 +100,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize(
     "entry",
     [
-        pytest.param(entry, id=entry.name, marks=[] if entry.name in ("sota", "ternary") else pytest.mark.nightly)
+        pytest.param(entry, id=entry.name, marks=[] if entry.name == "sota" else pytest.mark.nightly)
         for entry in RECORDS
     ],
 )
@@ -121,7 +121,7 @@ def test_every_record_trains_under_the_smallest_preset(
     assert steps[-1].loss < steps[0].loss
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_smallest_preset_of_the_baseline_learns_on(text: list[str], tmp_path: Path) -> None:
     """Its learning rates are those of batches that are 256 times as large, so they must be lower."""
     recipe = find("baseline").recipe("smoke")
@@ -140,7 +140,7 @@ def test_the_smallest_preset_of_the_baseline_learns_on(text: list[str], tmp_path
 def test_flags_override_the_preset_and_the_preset_overrides_the_recipe_if_there_is_one(
     recipe: list[str], text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--preset=smoke", *text, "--train.iterations", "2"]
+    flags = ["--preset=smoke", *text, "--train.iterations", "2", "--export.coder", "fast"]
     answer = run_json(capsys, "train", *recipe, "--folder", tmp_path / "run", *flags)
     assert answer["steps"] == 2
     assert find(str(tmp_path / "run" / "recipe.toml")).recipe().model.model_dim == 64

@@ -208,10 +208,12 @@ def test_recipes_of_earlier_versions_are_read(tmp_path: Path) -> None:
         "calibration": {"reserve_seconds": None},
         "evaluation": {"ttt_lora": {"order": "claimed"}},
         "export": {"fit_temperature": True},
+        "qat": {"rounding": "soft", "rate": 0.1},
     }
     assert Recipe.from_dict(earlier) == Recipe()
     (tmp_path / "recipe.toml").write_text(
         '[run]\ncompile_cache = "none"\n[evaluation.ttt_lora]\norder = "fixed"\n[export]\nfit_temperature = false\n'
+        '[qat]\nrounding = "hard"\nrate = 0.0\n'
     )
     assert load_recipe(tmp_path / "recipe.toml") == Recipe()
 
@@ -221,8 +223,10 @@ def test_recipes_of_earlier_versions_are_read(tmp_path: Path) -> None:
     [
         ('[evaluation.ttt_lora]\norder = "claimed"', r"ttt_lora\.order is 'claimed', .* a fixed rule"),
         ("[export]\nfit_temperature = true", r"export\.fit_temperature is True, .* evaluation\.temperature"),
+        ('[qat]\nbits = 4\nrounding = "soft"', r"qat\.rounding is 'soft', .* nearest"),
+        ("[qat]\nbits = 4\nrate = 0.1", r"qat\.rate is 0\.1, .* birdie\.spectral"),
     ],
-    ids=["order", "fit_temperature"],
+    ids=["order", "fit_temperature", "rounding", "rate"],
 )
 def test_a_recipe_that_asks_for_what_is_gone_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(content)

@@ -43,7 +43,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
             compute_dtype="float32",
         ),
         validation=ValidationSettings(every=0, max_tokens=500),
-        calibration=CalibrationSettings(data="own", tokens=1024),
+        calibration=CalibrationSettings(data="own", tokens=320),
         export=ExportSettings(coder="fast"),
         run=RunSettings(checkpoint_every=0),
         device="cpu",

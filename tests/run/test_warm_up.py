@@ -13,11 +13,13 @@ PROBE = """
 import sys, tempfile
 from pathlib import Path
 from numba.core.dispatcher import Dispatcher
+import torch
 import birdie
+from birdie.artifact.container import Reader
 from birdie.entropy import coder
 from birdie.run.warm_up import compile_kernels
 from tests.artifact.states import every_dtype, small_model
-from tests.reference.streams import FEATURES
+from tests.reference.streams import FEATURES, stream
 
 def signatures():
     return {
@@ -31,8 +33,8 @@ def signatures():
 compile_kernels()
 known = signatures()
 path = Path(tempfile.mkdtemp()) / "model.birdie"
-for feature in FEATURES.values():
-    coded = feature.coded()
+for name, feature in FEATURES.items():
+    coded = stream(name)
     coder.decode(coded.coder, coded.payload, *feature.values.shape, hints=feature.hints)
 for effort in ("max", "fast"):
     settings = [{"bits": bits} for bits in (2, 3, 5)]
@@ -41,6 +43,13 @@ for effort in ("max", "fast"):
         birdie.save(small_model(), path, coder=effort, **setting)
         birdie.load(path)
     birdie.save(every_dtype(), path, lossless=True, coder=effort)
+    birdie.load(path)
+large = torch.randn(1024, 96)  # enough for tiles, of which weights are written at once
+state = {str(dtype): large.to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+for scheme in ("int4", "int4:group_size=32", "ternary", "trellis:states=8,sigma=0.4", "codebook:k=9", "lossless"):
+    birdie.save({**state, "whole": (9 * large).to(torch.int8)}, path, scheme=[("*", scheme)], coder="fast")
+    with Reader(path.read_bytes()) as reader:
+        assert any(stream.coder == coder.TILES for name in reader.names for stream in reader.read(name).streams), scheme
     birdie.load(path)
 print(len(known), sorted(signatures() - known))
 """

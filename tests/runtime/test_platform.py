@@ -2,11 +2,11 @@
 
 import ast
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import run_python
 
 PACKAGE = Path(__file__).resolve().parents[2] / "birdie"
 ALLOWED = ("runtime/platform.py", "runtime/bus_error.py", "golf/audit/", "golf/start.py")
@@ -36,6 +36,8 @@ NAMES = {
 
 WORK = """
 import sys
+for name in [name for name in sys.modules if name.partition(".")[0] in ("birdie", "tests", "hypothesis", "pytest")]:
+    del sys.modules[name]
 for name in {modules} - {{"ctypes", "posix", "msvcrt"}}:
     sys.modules[name] = None
 import mmap, os, signal, time
@@ -45,6 +47,7 @@ import warnings
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import filelock
+warnings.simplefilter("error", RuntimeWarning)
 for module, names in {names}.items():
     for name in (names - {{'statvfs'}}) & set(dir(sys.modules[module])):  # shutil needs that one here
         delattr(sys.modules[module], name)
@@ -59,7 +62,7 @@ from birdie.data.prepare import prepare
 torch.manual_seed(0)
 folder = Path(sys.argv[1])
 module, x = torch.nn.Linear(64, 64), torch.randn(3, 64)
-birdie.save(module, folder / "state.birdie", bits=4.0)
+birdie.save(module, folder / "state.birdie", bits=4.0, coder="fast")
 state = birdie.load(folder / "state.birdie")
 module.load_state_dict(state)
 lazy = birdie.load(folder / "state.birdie", into=torch.nn.Linear(64, 64), lazy=True)
@@ -110,6 +113,5 @@ def test_birdie_works_where_the_names_of_posix_are_missing(tmp_path: Path) -> No
     code = WORK.format(modules=MODULES, names=NAMES)
     kernels = os.environ.get("NUMBA_CACHE_DIR") or str(PACKAGE.parent)
     home = {"HOME": kernels, "PYTHONPATH": str(PACKAGE.parent)}  # compiled kernels below it are trusted
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", code, str(tmp_path)]
-    result = subprocess.run(command, env=os.environ | home, capture_output=True, text=True, check=False)
+    result = run_python("-c", code, str(tmp_path), variables=home)
     assert result.returncode == 0, result.stderr[-3_000:]

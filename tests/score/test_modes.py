@@ -122,7 +122,19 @@ ROWS: dict[str, Row] = {
     "warm A": Row({"mode": "ttt-lora", "ttt_lora": dataclasses.replace(LORA, warm_a=True)}, {}),
     "phases": Row({"mode": "ttt-multi-phase", "ttt_lora": LORA, "ttt_multi_phase": PHASES}, {}),
 }
-rows = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+DAILY = (
+    *("windows", "sliding", "documents", "stream, sinks", "exact, documents", "segments", "SGD in documents"),
+    *("LoRA, every technique", "warm A", "phases"),
+)
+"""A row of each mode and way, for the laws that do not depend on sizes; all rows nightly."""
+
+
+def of_each(table: dict[str, Row]) -> pytest.MarkDecorator:
+    """Return the mark that runs a test on rows, those that are not `DAILY` nightly."""
+    cells = [row if name in DAILY else pytest.param(row, marks=pytest.mark.nightly) for name, row in table.items()]
+    return pytest.mark.parametrize("row", cells, ids=table)
+
+
 references = {name: row for name, row in ROWS.items() if row.reference}
 TRAINING = {name: row for name, row in ROWS.items() if row.settings.get("mode", "").startswith("ttt")}
 training = pytest.mark.parametrize("row", TRAINING.values(), ids=TRAINING)
@@ -181,7 +193,7 @@ def looks_ahead(row: Row, mode: Any = None) -> bool:
     return bool(np.abs(one[:position] - two[:position]).max() > row.tolerance)
 
 
-@pytest.mark.parametrize("row", references.values(), ids=references)
+@of_each(references)
 def test_later_tokens_change_no_loss(row: Row) -> None:
     assert not looks_ahead(row)
 
@@ -203,7 +215,7 @@ def test_the_law_catches_a_mode_that_trains_first() -> None:
     assert looks_ahead(ROWS["SGD"], TrainsFirst(**dataclasses.asdict(SGD)))
 
 
-@rows
+@of_each(ROWS)
 def test_it_scores_the_targets_of_all_modes_each_once(row: Row) -> None:
     """They are those of non-overlapping windows; all of a text that is shorter than one; none is one error."""
     model, longest = tiny_gpt(**row.model), max(LENGTH, row.settings.get("seq_len", 0))
@@ -215,7 +227,7 @@ def test_it_scores_the_targets_of_all_modes_each_once(row: Row) -> None:
             scored(model, documents()[:count], **row.settings)
 
 
-@rows
+@of_each(ROWS)
 def test_the_model_stays_as_it_is_even_if_interrupted(row: Row) -> None:
     model, done_before, changed = tiny_gpt(**row.model), [0.0], []
     initial = weights(model)

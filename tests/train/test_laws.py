@@ -174,7 +174,12 @@ def require_equal(name: str, one: Result, other: Result) -> None:
     assert all(torch.equal(one.weights[key], other.weights[key]) for key in one.weights)
 
 
-@pytest.mark.parametrize("name", FEATURES)
+NIGHTLY = {name for name in FEATURES if name.startswith("techniques") and name != "techniques 0"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in FEATURES]
+)
 class TestLaws:
     """Each law for each feature."""
 
@@ -201,11 +206,17 @@ class TestLaws:
         assert line is None or [text for text in plain_run(name).log if line in text]
 
 
+SHARED = {  # features of which a rank has a share, or on which ranks must agree
+    *("ema", "bandit", "normuon", "clipping", "lengths", "batches", "mixed lengths", "measured", "qat", "step graphs"),
+    "techniques 0",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
-    [FEATURES.keys() - {"compiled"}, pytest.param({"compiled"}, marks=pytest.mark.nightly)],
-    ids=["eager", "compiled"],
+    [SHARED, pytest.param(FEATURES.keys() - SHARED, marks=pytest.mark.nightly)],
+    ids=["shared", "others"],
 )
 def test_two_ranks_train_as_one(names: set[str], tmp_path: Path) -> None:
     """In one process group, which resumes each run."""

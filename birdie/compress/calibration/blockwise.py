@@ -141,7 +141,7 @@ def calibrate_blockwise(
             names = names_by_memory(module)
             device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
             runs = _Runs(module, batches, loss, device)
-            recorder = Recorder(names, torch.Generator().manual_seed(0), 1.0, device, gradients=True)
+            recorder = Recorder(names, torch.Generator().manual_seed(0), device, gradients=True)
             units = together(world, lambda: find_units(module, recorder, runs, blocks) if batches else _NO_UNITS)
             files = _Calibration(work, runs, Interception(recorder, units), progress).finish()
             work.save_progress({"sensitivities": files})
@@ -178,7 +178,9 @@ class _Runs:
     def __call__(self, index: int) -> Any:
         """Return the loss of a batch, or None if the run was ended before there was one."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(index)
+            # torch.manual_seed formats the stack for every kind of device that is not used yet: a millisecond each
+            seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+            seed(index)
             try:
                 return self.loss(self.module, differentiable_batch(self.batches[index]))
             except Reached:

@@ -14,7 +14,7 @@ Source: distillation to the float model after quantization as in ZeroQuant (Yao 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +47,7 @@ def refit(
     *,
     steps: int = 100,
     lr: float = 0.003,
-    seed: int = 0,
     measurements: int = MEASUREMENTS,
-    stored: Callable[[str, Tensor], Tensor] = as_stored,
-    progress: Callable[[int, float], None] | None = None,
 ) -> dict[str, Tensor]:
     """Return the tensors `names` of the decoded state, tuned; unchanged if tuning does not lower the held-out KL.
 
@@ -58,17 +55,15 @@ def refit(
         module: the float model. Neither it nor any other argument is changed.
         decoded_state: state that the file decodes to, with every tensor of the module's state.
         names: of float tensors that are not quantized; those without a gradient (running means) stay as they are.
-        batches: arguments of `loss`, two at least; a fifth of them, drawn by `seed`, is held out.
+        batches: arguments of `loss`, two at least; a fifth of them, drawn at random, is held out.
         loss: (module, batch) → anything, computed with a function that `birdie.compress.calibration.kl` knows, or a
             single number.
         steps: number of Adam steps, one batch each, with a cosine schedule to zero; 0 only rounds.
         lr: initial learning rate, in root mean squares of each tensor.
         measurements: how often the held-out KL is measured.
-        stored: (name, tensor) → the tensor as the file will hold it.
-        progress: called with (steps done, mean KL on the held-out batches in nats) several times, first with 0 steps.
 
     Returns:
-        name → tensor of the same shape and dtype, on the CPU, rounded by `stored` if it was tuned.
+        name → tensor of the same shape and dtype, on the CPU, rounded by `as_stored` if it was tuned.
 
     Raises:
         ConfigError: a name is unknown or not a float tensor, the loss has nothing to compare, or settings are out of
@@ -77,7 +72,7 @@ def refit(
     """
     wanted = sorted(set(names))
     _check(module, decoded_state, wanted, steps, lr)
-    tuned, held = _split(list(batches), seed)
+    tuned, held = _split(list(batches))
     divergence = HeldOut(module, held, loss)
     student = divergence.candidate.requires_grad_(False)
     set_differentiable_evaluation(student)
@@ -87,20 +82,16 @@ def refit(
     best = {name: decoded_state[name].detach().cpu().clone() for name in wanted}
     if not math.isfinite(lowest):
         raise DataError("the KL of the decoded model is not finite before refit; check the weights and the batches")
-    if progress is not None:
-        progress(0, lowest)
-    for done in _tuning(module, student, list(free.values()), tuned, loss, steps, lr, seed, measurements):
+    for _ in _tuning(module, student, list(free.values()), tuned, loss, steps, lr, measurements):
         exact = {name: weight.detach().clone() for name, weight in free.items()}
         candidate = {
-            name: stored(name, _flush_subnormals(weight.detach(), best[name])).to(best[name].dtype)
+            name: as_stored(name, _flush_subnormals(weight.detach(), best[name])).to(best[name].dtype)
             for name, weight in free.items()
         }
         mean = divergence(candidate)
         with torch.no_grad():
             for name, weight in exact.items():
                 free[name].copy_(weight)
-        if progress is not None:
-            progress(done, mean)
         if mean < lowest:
             best, lowest = best | {name: weight.cpu() for name, weight in candidate.items()}, mean
     return best
@@ -120,11 +111,11 @@ def _check(module: nn.Module, state: Mapping[str, Tensor], names: Sequence[str],
             raise ConfigError(f"refit cannot tune {name!r} of {state[name].dtype}; name float tensors")
 
 
-def _split(batches: Sequence[Batch], seed: int) -> tuple[list[Batch], list[Batch]]:
+def _split(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Return (batches to tune on, held-out batches), drawn at random."""
     if len(batches) < 2:
         raise DataError(f"refit needs two batches, one to tune on and one to hold out, not {len(batches)}; give more")
-    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(0), device="cpu").tolist()
     held = max(1, round(HELD_BACK * len(batches)))
     return [batches[i] for i in order[held:]], [batches[i] for i in order[:held]]
 
@@ -137,17 +128,16 @@ def _tuning(
     loss: Loss,
     steps: int,
     lr: float,
-    seed: int,
     measurements: int,
-) -> Iterator[int]:
-    """Tune `free`, tensors of the student, by Adam; yield the steps done whenever to measure the KL."""
+) -> Iterator[None]:
+    """Tune `free`, tensors of the student, by Adam; yield whenever to measure the KL."""
     distinct = list({id(weight): weight for weight in free}.values())
     if not distinct or not steps:
         return
     groups = [{"params": [weight.requires_grad_(True)], "lr": lr * _scale(weight)} for weight in distinct]
     rates = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
     adam = torch.optim.Adam(groups, betas=(0.9, 0.98))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     order: list[int] = []
     for done in range(1, steps + 1):
         order = order or torch.randperm(len(batches), generator=generator, device="cpu").tolist()
@@ -169,7 +159,7 @@ def _tuning(
             group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * (done - 1) / steps))
         adam.step()
         if done * measurements // steps > (done - 1) * measurements // steps:
-            yield done
+            yield
 
 
 def _flush_subnormals(weight: Tensor, original: Tensor) -> Tensor:

@@ -93,7 +93,6 @@ def calibrate(
         recorder = Recorder(
             names_by_memory(module),
             torch.Generator().manual_seed(0),
-            1.0,
             device,
             gradients,
             portions(module),
@@ -207,13 +206,12 @@ class Recorder(TorchFunctionMode):
         self,
         names: Mapping[Key, str],
         generator: torch.Generator,
-        temperature: float,
         device: torch.device,
         gradients: bool,
         listed: Sequence[Portion] = (),
     ) -> None:
         super().__init__()
-        self.names, self.generator, self.temperature, self.device = names, generator, temperature, device
+        self.names, self.generator, self.device = names, generator, device
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
         self.active = True  # else nothing is recorded, and cross-entropies are computed
@@ -475,7 +473,7 @@ class Recorder(TorchFunctionMode):
         reduction = argument(args, kwargs, 6, "reduction", "mean")
         logits = source.movedim(1, -1) if source.ndim > 1 else source
         with torch.no_grad():
-            p = torch.softmax(logits.detach().float() / self.temperature, -1)
+            p = torch.softmax(logits.detach().float(), -1)
             signs = self._signs(p)
             roots = p.sqrt() * signs
             vector = roots - p * roots.sum(-1, keepdim=True)

@@ -4,17 +4,15 @@
          ▲                                                                  │
          └──────────────────────── gradient, unchanged ─────────────────────┘
 
-Layers read their weights through a function in training mode only: validation scores the float model. Each layer gets a
-subclass of its class in which `weight` is a property; the parameter stays where it was, so names, state dicts,
-optimizers and parameter banks do not change. The switch is a tensor that the compiled graph reads. A Python flag would
-be a constant to the compiler: several records trained with their late QAT compiled away.
+Layers read their weights through it in training mode only (`layers`): validation scores the float model. The switch is
+a tensor that the compiled graph reads. A Python flag would be a constant to the compiler: several records trained with
+their late QAT compiled away.
 
-Straight-through estimation: Bengio et al. 2013 (arXiv 1308.3432). Soft rounding: Agustsson & Theis 2020 (arXiv
-2006.09952). Noise in place of rounding, drawn at each use, is for layers that a forward pass uses several times.
+Straight-through estimation: Bengio et al. 2013 (arXiv 1308.3432).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
+from birdie.compress.qat.layers import Layer, layers_of, parameter, read_plainly, read_through
 from birdie.compress.registry import decode, parse_spec
 from birdie.compress.row_blocks import as_matrix, encoded_blocks
 from birdie.compress.scheme import Scheme
@@ -34,11 +33,7 @@ from birdie.errors import ConfigError
 if TYPE_CHECKING:
     from birdie.compress.qat.settings import Qat
 
-Layer = tuple[nn.Module, str]
-"""A layer, and the attribute of one of its parameters."""
-Reader = Callable[[Tensor], Tensor]
 _TINY = 1e-30  # variance or scale below which a gradient would leave float32
-_SOFTEST, _SHARPEST = 1.0, 24.0  # slope of soft rounding at the first and the last step; 24 is hard but for 1 in 10
 
 
 def scale_of(settings: "Qat", rows: Tensor) -> Tensor:
@@ -49,12 +44,11 @@ def scale_of(settings: "Qat", rows: Tensor) -> Tensor:
     return torch.exp2(stored / PER_OCTAVE)
 
 
-def quantized(settings: "Qat", weight: Tensor, sharpness: Tensor, active: Tensor | None = None) -> Tensor:
-    """Return the quantized weight, or its stand-in of soft rounding or noise: same shape and dtype, no gradient.
+def quantized(settings: "Qat", weight: Tensor, active: Tensor | None = None) -> Tensor:
+    """Return the quantized weight: same shape and dtype, no gradient.
 
     Args:
         weight: any shape; rows as `Grid` counts them.
-        sharpness: 0-d, slope of soft rounding; the other kinds ignore it.
         active: 0-d bool; where it is False, a scheme returns `weight` as it is, to save the time of encoding.
     """
     with torch.no_grad():
@@ -68,29 +62,10 @@ def quantized(settings: "Qat", weight: Tensor, sharpness: Tensor, active: Tensor
             nearest: Tensor = _quantize_to_levels(rows, settings.levels, settings.group_size)
             return nearest.view_as(weight).to(weight.dtype)
         scale = scale_of(settings, rows)
-        scaled = rows / scale
-        if settings.rounding == "noise":
-            symbols = scaled + torch.rand_like(scaled) - 0.5
-        elif settings.rounding == "soft":
-            below = torch.floor(scaled)
-            curve = torch.tanh((scaled - below - 0.5) * sharpness / 2) / torch.tanh(sharpness / 4)
-            symbols = below + 0.5 + 0.5 * curve
-        else:
-            symbols = torch.round(scaled)
+        symbols = torch.round(rows / scale)
         if settings.bits is not None:
             symbols = symbols.clamp(-_top(settings), _top(settings))
         return (symbols * scale).view_as(weight).to(weight.dtype)
-
-
-def bits_of(settings: "Qat", weight: Tensor) -> Tensor:
-    """Return the differentiable entropy of the symbols of `weight` in bits (0-d): each row a rounded Laplace.
-
-    Exact for such rows, 0.07 bit per weight too much for Gaussian ones. The scale follows the row, so bits fall
-    where a row's distribution becomes more peaked, not where it shrinks.
-    """
-    rows = _rows(weight)
-    mean = rows.abs().mean(1) / _exact_scale(settings, rows).squeeze(1).clamp_min(_TINY)
-    return _laplace_bits(mean).sum() * rows.shape[1]
 
 
 # A custom operator, because torch 2.13 compiles these cuts of padded float64 into kernels for CPUs that read what lies
@@ -143,26 +118,12 @@ def storage_rules(settings: "Qat", module: nn.Module) -> list[tuple[str, str]]:
     """
     if settings.levels is None and settings.scheme is None:
         return []
-    return [(name, settings.spec) for name, _, _ in trainable_matrices(module, settings.tensors)]
+    return [(name, settings.spec) for name in trainable_matrices(module, settings.tensors)]
 
 
 def _rows(weight: Tensor) -> Tensor:
     wide = as_matrix(weight if weight.dtype is torch.float64 else weight.float())
     return wide.reshape(len(wide), -1)
-
-
-def _laplace_bits(mean: Tensor) -> Tensor:
-    """Return the entropy in bits of a Laplace distribution of mean magnitude `mean`, rounded to integers; 0 at 0.
-
-    The symbols' magnitudes are geometric: with r = exp(-1 / mean), P(0) = 1 - √r and P(±k) = √r (1 - r) rᵏ⁻¹ / 2, whose
-    entropy has a closed form.
-    """
-    mean = mean.clamp_min(0.02)  # 1e-20 bits; below, the exponentials leave float32
-    nonzero = torch.exp(-0.5 / mean)
-    ratio = torch.exp(-1 / mean)
-    zero = -torch.expm1(-0.5 / mean)
-    rest = -torch.expm1(-1 / mean)
-    return -zero * torch.log2(zero) - nonzero * (torch.log2(nonzero * rest / 2) + ratio / rest * torch.log2(ratio))
 
 
 @lru_cache(maxsize=64)
@@ -188,14 +149,6 @@ def _(weight: Tensor, _active: Tensor, _spec: str) -> Tensor:
     return torch.empty_like(weight)
 
 
-class Switch:
-    """Tensors that a graph reads: True while quantization is on, and the slope of soft rounding."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.active = torch.zeros((), dtype=torch.bool, device=device)
-        self.sharpness = torch.full((), _SOFTEST, device=device)
-
-
 class FakeQuantization:
     """A module in quantization-aware training; a `StepHook` of birdie's training loop.
 
@@ -211,9 +164,11 @@ class FakeQuantization:
         self._announced = False
         matrices = matrices_to_train(module, settings.tensors)
         self.names, self._layers = tuple(matrices), list(matrices.values())
-        self._switches: dict[torch.device, Switch] = {}
-        self._weights = sum(p.numel() for p in {id(p): p for p in self._parameters()}.values())
-        read_through(self._layers, self._reader)
+        devices = {parameter(*layer).device for layer in self._layers}
+        self._switches = {device: torch.tensor(False, device=device) for device in devices}
+        weights = {id(weight): weight for weight in (parameter(*layer) for layer in self._layers)}.values()
+        self._weights = sum(weight.numel() for weight in weights)
+        read_through(self._layers, self._read)
 
     def before_step(self, step: int, fraction: float, multiplier: float) -> None:
         """Turn it on or off for the next step: a pure function of the position in the run, so resuming needs no state.
@@ -223,29 +178,16 @@ class FakeQuantization:
             fraction: of the run that is done, 0 to 1.
             multiplier: factor on the learning rates.
         """
-        progress = self.settings.progress(fraction, multiplier)
-        on = progress is not None
-        self.switch(on, progress or 0.0)
-        if on and not self._announced and step >= 0:
+        self.switch(self.settings.progress(fraction, multiplier) is not None)
+        if self.on and not self._announced and step >= 0:
             self._announced = True
             self._notify(f"{self.diagnostics()} from step {step + 1} on")
 
-    def switch(self, on: bool, progress: float = 1.0) -> None:
-        """Turn it on or off, soft rounding `progress` (0 to 1) of its way to hard. Compiled graphs follow."""
+    def switch(self, on: bool) -> None:
+        """Turn it on or off. Compiled graphs follow."""
         self.on = on
-        slope = _SOFTEST * (_SHARPEST / _SOFTEST) ** min(1.0, max(0.0, progress))
         for switch in self._switches.values():
-            switch.active.fill_(on)
-            switch.sharpness.fill_(slope)
-
-    def rate(self) -> Tensor:
-        """Return the differentiable bits of the symbols of all tensors (0-d), tied ones once."""
-        weights = {id(p): p for p in self._parameters()}.values()
-        return torch.stack([bits_of(self.settings, weight) for weight in weights]).sum()
-
-    def penalty(self) -> Tensor | None:
-        """Return what to add to the loss of a step (0-d): `rate` times the bits per weight; None if it is off."""
-        return self.rate() * (self.settings.rate / self._weights) if self.on and self.settings.rate else None
+            switch.fill_(on)
 
     def diagnostics(self) -> str:
         """Return one line: tensors, weights, and how far the weights that layers use are from the parameters."""
@@ -258,95 +200,40 @@ class FakeQuantization:
         settings = self.settings
         distance = 100 * math.sqrt(moved / total) if total else 0.0
         return (
-            f"qat {settings.levels or settings.spec} {settings.rounding}: {len(self.names)} tensors, "
+            f"qat {settings.levels or settings.spec}: {len(self.names)} tensors, "
             f"{self._weights:,} weights, moved by {distance:.3g} % of their norm"
         )
 
     def remove(self) -> None:
         """Give the layers back their classes; the parameters stay as training left them."""
-        read_plainly(self._layers)
+        read_plainly(layer for layer, _ in self._layers)
         self.on = False
 
-    def _parameters(self) -> Iterator[Tensor]:
-        return (parameter(layer, key) for layer, key in self._layers)
-
-    def _switch_on(self, device: torch.device) -> Switch:
-        """Return a new switch on `device`, set as the others are."""
-        other, switch = next(iter(self._switches.values())), Switch(device)
-        switch.active.copy_(other.active)
-        switch.sharpness.copy_(other.sharpness)
-        self._switches[device] = switch
-        return switch
-
-    def _reader(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return what a layer reads in place of its parameter."""
-        self._switches.setdefault(weight.device, Switch(weight.device))
-        settings, switches = self.settings, self._switches
-
-        def read(weight: Tensor) -> Tensor:
-            switch = switches.get(weight.device) or self._switch_on(weight.device)  # the module may have moved
-            moved = quantized(settings, weight, switch.sharpness, switch.active) - weight.detach()
-            return weight + torch.where(switch.active, moved, torch.zeros_like(moved))
-
-        return read
+    def _read(self, layer: nn.Module, key: str) -> Tensor:
+        """Return the weight that a layer uses."""
+        weight = parameter(layer, key)
+        active = self._switches.get(weight.device)
+        if active is None:  # the module has moved
+            active = self._switches[weight.device] = torch.tensor(self.on, device=weight.device)
+        moved = quantized(self.settings, weight, active) - weight.detach()
+        return weight + torch.where(active, moved, torch.zeros_like(moved))
 
 
-def trainable_matrices(module: nn.Module, patterns: Iterable[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (name, layer, attribute of the layer) of each trainable matrix that a name pattern matches."""
-    for prefix, layer in module.named_modules():
-        for key, weight in layer._parameters.items():
-            name = f"{prefix}.{key}" if prefix else key
-            usable = weight is not None and weight.requires_grad and is_matrix(weight)
-            if usable and any(fnmatchcase(name, pattern) for pattern in patterns):
-                yield name, layer, key
+def trainable_matrices(module: nn.Module, patterns: Sequence[str]) -> dict[str, Layer]:
+    """Return the trainable matrices that a name pattern matches."""
+
+    def chosen(name: str, weight: nn.Parameter) -> bool:
+        trained = weight.requires_grad and is_matrix(weight)
+        return trained and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    return layers_of(module, chosen)
 
 
 def matrices_to_train(module: nn.Module, patterns: Sequence[str]) -> dict[str, Layer]:
-    """Return `trainable_matrices` by name."""
-    matrices = {name: (layer, key) for name, layer, key in trainable_matrices(module, patterns)}
+    """Return `trainable_matrices`; an error if there is none."""
+    matrices = trainable_matrices(module, patterns)
     if not matrices:
         raise ConfigError(
             f"qat patterns {', '.join(patterns)} match no matrix of 4096 weights or more; check the names"
         )
     return matrices
-
-
-def read_through(layers: Iterable[Layer], reader: Callable[[Tensor], Reader]) -> None:
-    """Make layers use functions of their parameters while they are in training mode.
-
-    Args:
-        layers: whose class changes.
-        reader: parameter → function of the parameter that the layer uses.
-    """
-    keys: dict[nn.Module, list[str]] = {}
-    for layer, key in layers:
-        keys.setdefault(layer, []).append(key)
-    if any(hasattr(type(layer), "unquantized") for layer in keys):
-        raise ConfigError("the module is in quantization-aware training already; call remove() of that first")
-    for layer, names in keys.items():
-        kind = type(layer)
-        properties = {key: _property(key, reader(parameter(layer, key))) for key in names}
-        members = {**properties, "unquantized": kind, "__module__": kind.__module__}
-        layer.__class__ = type(kind.__name__, (kind,), members)
-
-
-def read_plainly(layers: Iterable[Layer]) -> None:
-    """Give layers back their classes; the parameters stay as training left them."""
-    for layer, _ in layers:
-        if "unquantized" in vars(type(layer)):
-            layer.__class__ = vars(type(layer))["unquantized"]
-
-
-def parameter(layer: nn.Module, key: str) -> Tensor:
-    """Return the parameter itself, whatever the layer reads."""
-    weight = layer._parameters[key]
-    assert weight is not None
-    return weight
-
-
-def _property(key: str, reader: Reader) -> property:
-    def read(layer: nn.Module) -> Tensor | None:
-        weight = layer._parameters[key]
-        return weight if weight is None or not layer.training else reader(weight)
-
-    return property(read)

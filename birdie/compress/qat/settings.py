@@ -3,7 +3,6 @@
 The schemes, which import torch, are imported when a module is prepared or when a spec is checked.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from birdie.compress.qat.fake_quantization import FakeQuantization
 
-Rounding = Literal["hard", "soft", "noise"]
 Levels = Literal["ternary", "binary"]
 _KINDS = ("bits", "sigma", "levels", "scheme", "budget")
 
@@ -28,7 +26,7 @@ class Qat:
 
     The first three are quantized on the device and inside compiled graphs. A scheme, also one from another package, is
     encoded and decoded on the CPU at every use, which is exact and slow: it is for schemes that have no other way.
-    `budget` takes what the export will store, and encodes it only a few times (`birdie.run.budget_training`).
+    `budget` takes what the export will store, and encodes it only a few times (`birdie.run.stored_training`).
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -54,10 +52,6 @@ class Qat:
         float | None,
         Parameter(help="Factor on the learning rates below which it is on; 0.15: late, as in the records."),
     ] = None
-    rounding: Annotated[
-        Rounding, Parameter(help="hard; soft: ever harder; noise: uniform, drawn at each use, for depth recurrence.")
-    ] = "hard"
-    rate: Annotated[float, Parameter(help="Nats of loss that one bit per weight is worth while it is on.")] = 0.0
     tensors: Annotated[tuple[str, ...], Parameter(negative=(), help="Name patterns of the matrices to quantize.")] = (
         "*",
     )
@@ -72,8 +66,6 @@ class Qat:
             from birdie.compress.registry import parse_spec
 
             parse_spec(self.scheme)
-        if (self.levels or self.scheme or self.budget) and (self.rounding != "hard" or self.rate):
-            raise ConfigError(f"qat {kinds[0]} is rounded hard and has no rate; leave rounding and rate out")
         if self.group_size < 1:
             raise ConfigError(f"qat group_size {self.group_size} is out of range; choose 1 or more columns")
         if self.bits is not None and not 2 <= self.bits <= 8:
@@ -84,10 +76,6 @@ class Qat:
             raise ConfigError(f"qat start {self.start} is out of range; choose a fraction of the run, 0 to below 1")
         if self.below is not None and not 0 < self.below <= 1:
             raise ConfigError(f"qat below {self.below} is out of range; choose a factor above 0, up to 1")
-        if self.rounding not in ("hard", "soft", "noise"):
-            raise ConfigError(f"qat rounding {self.rounding!r} is unknown; choose hard, soft or noise")
-        if not 0 <= self.rate < math.inf:
-            raise ConfigError(f"qat rate {self.rate} is out of range; give nats of loss for a bit per weight")
         if self.encodings < 1:
             raise ConfigError(f"qat encodings {self.encodings} is out of range; encode at least once")
         if not self.tensors:

@@ -40,7 +40,7 @@ from birdie.compress.prior import prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import finite_rows, real_matrix, real_rows, rows_columns
+from birdie.compress.tensors import empty, finite_rows, real_matrix, real_rows, rows_columns
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.compress.trellis.search import search
 from birdie.entropy.factors import Factors
@@ -91,7 +91,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 def decode(encoded: Encoded) -> Tensor:
     """Return the tensor by the formula of the module's docstring."""
     symbols, paths, column = encoded.streams[0], machine(encoded.params[0]), column_scales(encoded)
-    out = torch.empty(symbols.shape, dtype=encoded.dtype, device="cpu")
+    out = empty(symbols.shape, encoded.dtype)
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
     rows, columns = symbols.shape
     height, step = chunk_rows(columns), max(1, _BLOCK // columns)

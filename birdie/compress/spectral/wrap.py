@@ -20,15 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.qat.trained import (
-    Parametrized,
-    StoredAsTrained,
-    TrainedWeight,
-    owners_of,
-    parametrize_weights,
-    parametrized,
-    plain_weights,
-)
+from birdie.compress.qat.stored import StoredAsTrained, is_stored
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import MAX_SYMBOL
@@ -36,6 +28,13 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.spectral import encode_symbols
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.network import QuantizationNetwork, features, stepped
+from birdie.compress.spectral.parametrization import (
+    Parametrized,
+    owners_of,
+    parametrize_weights,
+    parametrized,
+    plain_weights,
+)
 from birdie.compress.spectral.rate import bits_of, chunk_elements
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import ModelState, named_tensors
@@ -253,7 +252,7 @@ def spectral(
         raise ConfigError(f"rounding {rounding!r} is unknown; choose {', '.join(_ROUNDINGS)}")
     if next(wrapped(model), None) is not None:
         raise ConfigError("the model is wrapped already; go on training it, or remove() the first wrapping")
-    if next(parametrized(model, TrainedWeight), None) is not None:
+    if is_stored(model):
         raise ConfigError("birdie.fine_tune has trained the model as it is stored; call birdie.plain(model) first")
     patterns = [tensors] if isinstance(tensors, str) else list(tensors)
 

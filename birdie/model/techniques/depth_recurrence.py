@@ -14,8 +14,6 @@ last 65 % of the run, at 1.28 times the time of a step.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from birdie.model.technique import Technique
 from birdie.runtime.callbacks import Notify, no_message
 
@@ -60,10 +58,6 @@ class DepthRecurrence:
             self._reported = True
             order = ",".join(str(layer) for half in layer_order(config, True) for layer in half)
             self._notify(f"depth recurrence from step {step + 1} on: layers {order}")
-
-    def penalty(self) -> Tensor | None:
-        """Return None: nothing is added to the loss."""
-        return None
 
 
 def _hook(model: "GPT", notify: Notify) -> DepthRecurrence | None:

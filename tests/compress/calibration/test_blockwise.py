@@ -32,6 +32,7 @@ from tests.compress.calibration.block_models import (
     seeded,
     vectors,
 )
+from tests.nightly import mostly_nightly
 
 
 def parts(known: Sensitivity) -> dict[str, Tensor | None]:
@@ -57,9 +58,7 @@ def require_same(measured: Any, expected: Any, *, tolerance: float = 1e-5) -> No
 NIGHTLY = {"a GPT with value residual and repeated layers"}  # the one with more techniques has them, too
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in CASES]
-)
+@pytest.mark.parametrize("name", mostly_nightly(CASES, CASES.keys() - NIGHTLY))
 def test_the_sums_are_those_of_the_complete_module(name: str, tmp_path: Path) -> None:
     module, batches, loss = CASES[name]()
     measured = calibrate_blockwise(module, batches, loss, tmp_path / "work")
@@ -79,9 +78,9 @@ def test_columns_in_blocks_are_those_of_the_complete_module(tmp_path: Path, monk
 
 
 def test_blocks_may_be_named(tmp_path: Path) -> None:
-    module, batches, loss = gpt(num_layers=3)
+    module, batches, loss = gpt(num_layers=2)
     expected = calibrate(module, batches, loss)
-    names = [f"blocks.{layer}.{part}" for layer in range(3) for part in ("attn", "mlp")]
+    names = [f"blocks.{layer}.{part}" for layer in range(2) for part in ("attn", "mlp")]
     require_same(calibrate_blockwise(module, batches, loss, tmp_path / "1", blocks=names), expected)
     require_same(calibrate_blockwise(module, batches, loss, tmp_path / "2", blocks=["blocks.1"]), expected)
 

@@ -40,7 +40,7 @@ def test_every_tensor_comes_back_in_its_shape_and_dtype_with_three_values_a_grou
     assert bool(((decoded == 0) | (decoded.sign() == weight.sign())).all())
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), weighted=st.booleans())
 def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> None:
     """Against all 3^6 choices of symbols with their least-squares scales; the scale's rounding costs a little."""
@@ -88,7 +88,7 @@ def test_sensitivities_of_other_matrices_are_refused() -> None:
         Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(row_fisher=torch.ones(3)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     group=st.sampled_from([1, 3, 8, 33, 100]),
     scheme=st.sampled_from([{"bits": 4}, {"bits": 8, "level_stride": 4}, {"sigma": 0.3}]),

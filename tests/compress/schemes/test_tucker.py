@@ -26,7 +26,7 @@ GRID = (2, 0)  # an inner tensor on a grid
 
 
 def test_it_is_taken_and_pays_where_components_are_few() -> None:
-    for shape in ((64, 80), (24, 20, 3, 3)):
+    for shape in ((48, 60), (16, 20, 3, 3)):
         weight = few_components(*shape)
         encoded = Tucker(0.999, base=Grid(sigma=0.05)).encode("w", weight)
         plain = Grid(sigma=0.1).encode("w", weight)

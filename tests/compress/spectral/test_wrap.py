@@ -1,6 +1,7 @@
 """Laws of wrapping: the function stays, the model owns its network, and what is trained gets smaller."""
 
 import copy
+import itertools
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.spectral.wrap import leaky_floor, quantization_loss, remove, spectral, wrapped
 from birdie.errors import ConfigError, WeightsError
+from tests.nightly import mostly_nightly
 
 
 class Tied(nn.Module):
@@ -77,6 +79,9 @@ MODELS = {
     "attention": (Attention, lambda: torch.randn(2, 6, 32)),
 }
 
+SHAPES = ("sequential", "conv2d", "tied", "lstm")
+"""Models that daily tests take: matrices, kernels, a shared weight, weights that are attributes of one module."""
+
 
 def built(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
@@ -100,8 +105,12 @@ def trained(model: nn.Module, steps: int, weight: float, extra: list[nn.Paramete
     return model
 
 
-@pytest.mark.parametrize("transform", ["dct", "hadamard"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    mostly_nightly(
+        itertools.product(MODELS, ("dct", "hadamard")), [*((name, "dct") for name in SHAPES), ("bare", "hadamard")]
+    ),
+)
 def test_the_function_stays_to_fine_rounding_and_every_coefficient_gets_a_gradient(name: str, transform: str) -> None:
     model, x = built(name)
     model.train(False)
@@ -115,7 +124,7 @@ def test_the_function_stays_to_fine_rounding_and_every_coefficient_gets_a_gradie
         assert bool(layer.original.grad.any())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_nightly(MODELS, SHAPES))
 def test_removing_leaves_plain_parameters_quantized_or_as_training_moved_them(name: str) -> None:
     model, x = built(name)
     original, names = model.train(False)(x).detach(), sorted(key for key, _ in model.named_parameters())
@@ -127,7 +136,7 @@ def test_removing_leaves_plain_parameters_quantized_or_as_training_moved_them(na
     torch.testing.assert_close(remove(twin, rounded=False)(x), original, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_nightly(MODELS, SHAPES))
 def test_copies_and_state_dicts_carry_everything(name: str) -> None:
     model, x = built(name)
     model.train(False)
@@ -145,8 +154,9 @@ def test_copies_and_state_dicts_carry_everything(name: str) -> None:
     assert torch.equal(model(x), changed)
 
 
-@pytest.mark.parametrize("bits", [3.0, 10.0])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "bits"), mostly_nightly(itertools.product(MODELS, (3.0, 10.0)), [("conv2d", 3.0), ("lstm", 10.0)])
+)
 def test_the_rate_starts_where_it_is_told_to(name: str, bits: float) -> None:
     model, _ = built(name)
     spectral(model, init_bits=bits, transform="dct")

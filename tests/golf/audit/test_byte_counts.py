@@ -204,6 +204,7 @@ def test_a_table_that_is_too_short() -> None:
         table_mistakes(short, bpe())
 
 
+@pytest.mark.nightly
 def test_real_shards_are_right(shared_data: Path) -> None:
     for shard, model in (
         ("fineweb_val_head_sp1024.bin", "fineweb_1024_bpe.model"),

@@ -21,6 +21,7 @@ from birdie.score.reference import WindowScorer
 from birdie.score.sgd import SGDTrainer
 from birdie.score.windows import score_windows, windows_of
 from tests.golf.audit.submissions import save_artifact
+from tests.nightly import mostly_nightly
 
 
 @pytest.fixture
@@ -31,12 +32,17 @@ def text(data: Path) -> DataSettings:
 @pytest.mark.parametrize(
     ("evaluation", "window"),
     [
-        ({"stride": 8}, "24"),
         ({"documents": True, "stride": 5}, "24"),
         ({"mode": "streaming", "streaming": StreamingMode(7, 2, segments=3)}, "context 24 and 2 sinks"),
-        ({"mode": "streaming", "streaming": StreamingMode(exact=True)}, "context 24"),
-        ({"seq_len": 4096}, "windows of 60"),
-        ({"stride": 11, "ngram": NgramSettings(enabled=True)}, "24"),
+        *(
+            pytest.param(evaluation, window, marks=pytest.mark.nightly)
+            for evaluation, window in [
+                ({"stride": 8}, "24"),
+                ({"mode": "streaming", "streaming": StreamingMode(exact=True)}, "context 24"),
+                ({"seq_len": 4096}, "windows of 60"),
+                ({"stride": 11, "ngram": NgramSettings(enabled=True)}, "24"),
+            ]
+        ),
     ],
 )
 def test_every_mode_is_compared_with_its_scorer(
@@ -77,7 +83,7 @@ def test_cached_windows_predict_what_windows_predict(stride: int, bos_id: int | 
             assert torch.equal(cached.predict(), cached.predict())
 
 
-@pytest.mark.parametrize("mode", ["ttt-sgd", "ttt-lora", "ttt-multi-phase"])
+@pytest.mark.parametrize("mode", mostly_nightly(["ttt-sgd", "ttt-lora", "ttt-multi-phase"], ["ttt-lora"]))
 def test_learning_after_scoring_passes(text: DataSettings, tmp_path: Path, mode: str) -> None:
     report = audit(save_artifact(tmp_path / "model.birdie", text, mode=mode), tokens=120)
     assert not report.failed, report.findings
