@@ -1,6 +1,7 @@
 """Loading to a GPU: kernels decode what they can, under Triton's interpreter, the CPU the rest, to the same bits."""
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact import device
-from birdie.artifact.device import DeviceFile, target_of
+from birdie.artifact.device import CompressedTensors, DeviceFile, target_of
+from birdie.artifact.file import File
 from birdie.compress import registry
 from birdie.compress.device import compressed
+from birdie.compress.device.compressed import CompressedTensor
 from birdie.entropy import coder
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
@@ -56,6 +59,28 @@ def test_damage_is_an_error_that_names_the_tensor(interpreted: dict[str, dict[st
 def test_lazy_modules_decode_on_the_device_in_one_launch(interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted["blocks, lazy"] == {"same": True, "kernels": 2}  # of two passes
     assert interpreted["lazy, all cached"] == {"same": True, "kernels": 1}
+
+
+def test_neighbors_in_the_file_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    birdie.save({name: torch.randn(1024, 64) for name in "abc"}, tmp_path / "x", scheme="int4", coder="fast")
+    launches: list[int] = []
+
+    def decode(tensor: CompressedTensor) -> tuple[Tensor, Tensor]:
+        launches.append(math.prod(tensor.shape))
+        return torch.arange(launches[-1]), torch.ones(1)
+
+    monkeypatch.setattr(device, "_TOGETHER", 2 * 65_536)
+    monkeypatch.setattr(CompressedTensor, "decode", decode)
+    with File(tmp_path / "x", registry.decoder) as file:
+        tensors = CompressedTensors(file, CPU, workers=1)
+        a, b = tensors.decode("a"), tensors.decode("b")
+        assert launches == [2 * 65_536]
+        assert (a.shape, int(b[0, 0])) == ((1024, 64), 65_536)
+        a.add_(1)
+        assert b._version == 0  # a cache keeps tensors that have another one
+        for name in "cab":
+            tensors.decode(name)
+    assert launches == [2 * 65_536, 65_536, 2 * 65_536]
 
 
 def test_tensors_may_stay_compressed(interpreted: dict[str, dict[str, Any]]) -> None:
