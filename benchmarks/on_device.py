@@ -142,7 +142,7 @@ def saved(path: Path, size: Size, device: torch.device) -> int:
 
 def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
     """Decode and encode one matrix on the CPU and on the device, in turns with a copy in bfloat16."""
-    rows, columns = (256, 512) if small else (8192, 7168)
+    rows, columns = (2048, 64) if small else (8192, 7168)
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).bfloat16()
     count, turns = weight.numel(), 3 if small else 9
     with tempfile.TemporaryDirectory() as folder:
