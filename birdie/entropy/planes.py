@@ -143,7 +143,7 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
     if planes[0].size > 1 and not any(any(plane.strides) for plane in planes):  # constants have one word in memory
         return np.full(shape, join(tuple(plane[:1, :1].copy() for plane in planes), fmt))
     out = np.zeros(shape, dtype)
-    for block in blocks(*shape, _CACHED):
+    for block in blocks(shape[0], shape[1], _CACHED):
         words = out[block].reshape(-1) if out[block].flags.c_contiguous else np.zeros(out[block].size, dtype)
         for plane, field in zip(planes, form.fields, strict=True):
             part = np.ascontiguousarray(plane[block], field.dtype).view(f"u{field.dtype.itemsize}")
