@@ -56,6 +56,7 @@ MAX_PARAMS = 1 << 12
 MAX_STREAMS = 64
 MAX_ELEMENTS = 1 << 48
 MAX_CODE = 255
+_SMALL = 1 << 16  # bytes of an entry that are read at once
 
 _HEAD = struct.Struct("<BBII")
 _PREFIX_BYTES = len(MAGIC) + _HEAD.size + 4
@@ -241,13 +242,19 @@ class Reader:
         """Return `length` bytes at `offset`; the caller has checked both against the size."""
         if self._file is None:
             return self._data[offset : offset + length]
+        return memoryview(self._bytes_at(offset, length))
+
+    def _bytes_at(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes at `offset`."""
+        if self._file is None:
+            return bytes(self._data[offset : offset + length])
         try:
             data = read_at(self._file, self._lock, length, offset)
         except (OSError, ValueError) as error:
             raise ArtifactError(f"cannot read {self.where} at byte {offset:,}: {error}; open it again") from error
         if len(data) != length:
             raise ArtifactError(f"{self.where} ended at byte {offset + len(data):,} while being read; copy it again")
-        return memoryview(data)
+        return data
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
@@ -324,13 +331,24 @@ class Reader:
     def read(self, name: str) -> Entry:
         """Return the entry with its payloads; reads only the bytes of this entry and checks their CRC-32."""
         header = self.header(name)
-        data = self._at(header.offset, header.length)
-        if header.length and zlib.crc32(data) != header.crc:
+        payloads, crc = self._payloads(header), 0
+        for payload in payloads:
+            crc = zlib.crc32(payload, crc)
+        if header.length and crc != header.crc:
             raise ArtifactError(f"tensor {name!r} of {self.where} fails its checksum; the file is damaged")
-        ends = accumulate(header.lengths)
-        cuts = zip(header.entry.streams, header.lengths, ends, strict=True)
-        streams = tuple(Stream(stream.coder, bytes(data[end - length : end])) for stream, length, end in cuts)
-        return replace(header.entry, streams=streams)
+        cuts = zip(header.entry.streams, payloads, strict=True)
+        return replace(header.entry, streams=tuple(Stream(stream.coder, payload) for stream, payload in cuts))
+
+    def _payloads(self, header: EntryHeader) -> list[bytes]:
+        """Return the payload of each stream, read at once if they are small, else one by one, which copies nothing."""
+        ends = list(accumulate(header.lengths))
+        if header.length < _SMALL:
+            data = self._at(header.offset, header.length)
+            return [bytes(data[end - length : end]) for length, end in zip(header.lengths, ends, strict=True)]
+        return [
+            self._bytes_at(header.offset + end - length, length)
+            for length, end in zip(header.lengths, ends, strict=True)
+        ]
 
     def table(self) -> dict[str, int]:
         """Return the payload bytes of every tensor, in name order. With `header_bytes` they add up to `size`."""

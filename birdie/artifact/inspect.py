@@ -12,7 +12,7 @@ from birdie.runtime.outputs import Source, require_path
 
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
 _SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 6, 6: 125, 7: 250}
-_MIXED = 5
+_MIXED, _UNKNOWN = 5, 100  # that coder, and the speed of one that another version may have written
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
 
@@ -67,7 +67,7 @@ def _seconds(entry: Entry) -> float:
     """Return about the time that decoding takes one core."""
     planes = SCHEMES.get(entry.scheme) in ("lossless", "cast")
     coders = [stream.coder for stream in (entry.streams if planes else entry.streams[:1])]
-    return 1e-6 * math.prod(entry.shape) * sum(1 / _SPEEDS[coder] for coder in coders)
+    return 1e-6 * math.prod(entry.shape) * sum(1 / _SPEEDS.get(coder, _UNKNOWN) for coder in coders)
 
 
 def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:

@@ -56,9 +56,9 @@ def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -
 
 def test_the_default_coder_makes_the_smallest_file(tmp_path: Path) -> None:
     assert len(DEFAULTS) == 4
-    assert set(DEFAULTS.values()) == {"max"}
-    sizes = [birdie.save(small_model(), tmp_path / "x.birdie", coder=coder).bytes for coder in ("max", "fast")]
-    assert sizes[0] < sizes[1]
+    assert set(DEFAULTS.values()) == {"auto"}
+    sizes = [birdie.save(small_model(), tmp_path / "x.birdie", coder=coder).bytes for coder in ("auto", "max", "fast")]
+    assert sizes[0] == sizes[1] < sizes[2]
 
 
 def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
@@ -314,7 +314,8 @@ def test_summary_and_metadata(tmp_path: Path) -> None:
     assert saved == read
     assert read.metadata == about
     answer = json.loads(json.dumps(read.to_json()))
-    assert list(answer) == ["path", "bytes", "budget", "weights", "bits_per_weight", "tensors", "files"]
+    facts = ["path", "bytes", "budget", "weights", "bits_per_weight", "coder", "load_seconds"]
+    assert list(answer) == [*facts, "tensors", "files"]
     assert answer["bytes"] == (tmp_path / "x.birdie").stat().st_size
     assert list(answer["tensors"][0]) == ["name", "shape", "dtype", "scheme", "bytes"]
 
