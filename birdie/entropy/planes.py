@@ -146,7 +146,9 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
     for block in blocks(shape[0], shape[1], _CACHED):
         words = out[block].reshape(-1) if out[block].flags.c_contiguous else np.zeros(out[block].size, dtype)
         for plane, field in zip(planes, form.fields, strict=True):
-            part = np.ascontiguousarray(plane[block], field.dtype).view(f"u{field.dtype.itemsize}")
+            part = np.array(plane[block], field.dtype, order="C").view(
+                f"u{field.dtype.itemsize}"
+            )  # read-only arrays have other kernels
             _insert(part.reshape(-1), field.shift, words)
         if form.exponent:
             _raise_sign(form.word - 1 - form.exponent, form.word - 1, words)

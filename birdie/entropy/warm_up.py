@@ -41,7 +41,7 @@ def compile_kernels() -> None:
     for dtype in coder.DTYPES:
         _decode_lanes(dtype)
     for form in planes.FORMATS:
-        planes.split(np.zeros((1, 1), planes.word_dtype(form)), form)
+        planes.join(planes.split(np.zeros((2, 1), planes.word_dtype(form)), form), form)
 
 
 def _decode_weights(stream: tiles.Opened) -> None:
