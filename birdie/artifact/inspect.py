@@ -11,8 +11,9 @@ from birdie.artifact.summary import Summary, TensorSummary
 from birdie.runtime.outputs import Source, require_path
 
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
-_SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 6, 6: 125, 7: 250}
-_MIXED, _UNKNOWN = 5, 100  # that coder, and the speed of one that another version may have written
+_SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}
+_MIXED, _TILES = 5, 7  # those that "max" and "fast" choose for large matrices
+_UNKNOWN = 100  # speed of a coder that another version may have written
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
 
@@ -61,6 +62,11 @@ def inspect(path: Source | BytesIO) -> Summary:
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
         )
+
+
+def load_seconds(effort: str, weights: int) -> float:
+    """Return about the time that loading large matrices of an effort takes one core."""
+    return 1e-6 * weights / _SPEEDS[_MIXED if effort == "max" else _TILES]
 
 
 def _seconds(entry: Entry) -> float:

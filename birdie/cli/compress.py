@@ -43,7 +43,6 @@ SPECS = (
 )
 """Specs that the help names: `examples_of_words()` of the registry, which needs torch."""
 _MAX_LISTED = 20
-_FASTER = 40  # times that the coder "tiles" decodes faster than "mixed" (birdie.artifact.inspect)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,13 +298,14 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
 
 
 def _loading(summary: "Summary") -> str:
-    """Return the time to load, and what the other coder would change."""
+    """Return the time to load, and of a large model what the other coder would change."""
+    from birdie.artifact.inspect import load_seconds
+
     text = f"loads in about {seconds(summary.load_seconds)} on one core"
     if summary.weights < LARGE:
         return text
-    if summary.coder == "fast":
-        return f"{text}, {_FASTER} × faster than max, and is about 1 % larger"
-    return f"{text}; --coder fast loads {_FASTER} × faster and is about 1 % larger"
+    other, change = ("max", "up to 2 % smaller") if summary.coder == "fast" else ("fast", "up to 2 % larger")
+    return f"{text}; --coder {other}: {seconds(load_seconds(other, summary.weights))}, {change}"
 
 
 def _account(source: "Checkpoint") -> Table:

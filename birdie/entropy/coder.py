@@ -41,7 +41,8 @@ _COSTS = {
     TILES: (64, 2),
 }
 _TRY_NUMBERS = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the coder "numbers" is tried
-_TRY_STATIC = 1 << 16  # values up to which "static" is tried beside another coder
+_TRY_STATIC = 1 << 16  # values up to which "static" is tried beside another coder; above, where a sample suggests it
+_STATIC_SAMPLE, _STATIC_SHARE = 1 << 17, 0.97  # values of the sample, and the share of the bits
 # A mantissa whose entropy is above this share of its bits is stored as it is.
 _NOISE = {"fast": 0.99, "max": 0.9995}
 _NOISE_SAMPLE = 1 << 18  # of its values tell the entropy to a thirtieth of what is missing from that share
@@ -98,7 +99,7 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         payload = mixed.encode(values, kernel, states)
         if payload is not None:
             tried.append(Stream(MIXED, payload))
-    if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
+    if values.size >= 256 and (not tried or values.size <= _TRY_STATIC or _static_suits(values, states, tried[-1])):
         classes = plan.CLASS_COUNTS if effort == "max" else plan.FEW_CLASSES
         described = plan.search(values, kernel, states, classes)
         tiled = tiles.encode(described, states) if effort == "fast" and tiles.pay(described) else None
@@ -161,6 +162,19 @@ def cost(coder: int, count: int, dtype: DTypeLike) -> tuple[int, int, int]:
     """
     operations, extra = _COSTS.get(coder, (0, 0))
     return operations * count, np.dtype(dtype).itemsize * count if operations else 0, extra * count
+
+
+def _static_suits(values: NDArray[np.integer], states: int, other: Stream) -> bool:
+    """Return whether the coder "static" takes fewer bytes than another stream of the values, by a sample of rows.
+
+    Weights that were quantized before lie on a grid of their own in each row, which tables of classes describe and
+    context mixing does not learn.
+    """
+    some = np.ascontiguousarray(values[:: max(1, values.size // _STATIC_SAMPLE)])
+    if some.min() == some.max():
+        return False
+    bits = plan.estimate(some, states)[0] / some.size
+    return bits * values.size < _STATIC_SHARE * 8 * other.length
 
 
 def _uncompressed(values: NDArray[np.integer], low: int, high: int) -> Stream:
