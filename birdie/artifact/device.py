@@ -29,6 +29,7 @@ from birdie.errors import ArtifactError, ConfigError
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
+_LEAST_RECODED = 1 << 16  # weights of an entry in another coder that the kernel is to decode
 _TOGETHER = 1 << 26  # weights that a launch decodes: 2,000 tiles, half of those that an H100 runs at a time
 
 
@@ -84,8 +85,8 @@ class _Group:
 class CompressedTensors:
     """The tensors of a file in their coded form on a device, decoded there when they are read.
 
-    Those that the kernel does not decode stay decoded on the device if they are small or hardly smaller in the file;
-    others are read from the file and decoded on the CPU each time.
+    Numbers in another coder than "tiles" are coded anew. What the kernel does not decode stays decoded on the device if
+    it is small or hardly smaller in the file; else it is read from the file and decoded on the CPU each time.
 
     Args:
         file: whose tensors they are.
@@ -130,7 +131,7 @@ class CompressedTensors:
         count = math.prod(group.tensor.shape)
         while self._ready and sum(tensor.numel() for tensor in self._ready.values()) + count > 2 * _TOGETHER:
             del self._ready[next(iter(self._ready))]
-        flat, sound = group.tensor.decode()
+        flat, sound = group.tensor.decode(checked=not group.sound)
         if not group.sound:
             try:
                 require_sound(sound)
@@ -159,14 +160,22 @@ def may_decode(entry: Entry) -> bool:
 
 
 def products_of(file: File, name: str) -> list[tuple[Product, int]] | None:
-    """Read a stored tensor as products, each with its first weight; None if it is not coded that way."""
+    """Read a stored tensor as products, each with its first weight; None if its scheme multiplies no numbers.
+
+    Numbers in another coder than "tiles" are coded anew, on the CPU, which takes longer than loading them.
+    """
     products = []
     for block, part in file.parts(name):
-        product = file.product(file.read(block), 1) if may_decode(file.entry(block)) else None
+        product = file.product(file.read(block), 1, recode=True)
         if product is None:
             return None
         products.append((product, part.start or 0))
     return products
+
+
+def _may_recode(file: File, entry: Entry) -> bool:
+    large = math.prod(entry.shape) >= _LEAST_RECODED and bool(entry.streams)
+    return may_decode(entry) or (large and file.decoder_of(entry).factors is not None)
 
 
 def _groups(file: File) -> Iterator[list[str]]:
@@ -177,7 +186,7 @@ def _groups(file: File) -> Iterator[list[str]]:
         entry = file.entry(name)
         if entry.scheme == ALIAS or file.holder(name) != name or file.is_planes(name):
             continue
-        if not all(may_decode(file.entry(block)) for block, _ in file.parts(name)):
+        if not all(_may_recode(file, file.entry(block)) for block, _ in file.parts(name)):
             continue
         if names and (dtype_of(entry) != dtype or count + math.prod(entry.shape) > _TOGETHER):
             yield names
@@ -196,7 +205,7 @@ def load_compressed(
     Each is decoded once, to see that it is sound. Those that the kernel does not decode are left out.
 
     Args:
-        path: a .birdie file of the coder "fast", or its bytes.
+        path: a .birdie file, or its bytes; one of the coder "fast" loads fastest.
         device: a GPU on which Triton works.
         workers: threads that read the file; None uses every core.
     """

@@ -254,13 +254,25 @@ class File(Reader):
         except ArtifactError as error:
             raise ArtifactError(f"tensor {name!r} of {self.where}: {error}") from error
 
-    def product(self, entry: Entry, threads: int | None = None) -> Product | None:
-        """Return an entry that was read as numbers and factors; None if it is not coded that way."""
+    def product(self, entry: Entry, threads: int | None = None, *, recode: bool = False) -> Product | None:
+        """Return an entry that was read as numbers and factors; None if it is not coded that way.
+
+        With `recode` numbers in another coder are coded anew.
+        """
         decoder, layout = self.decoder_of(entry), self.layout(entry)
         payloads = [(stream.coder, stream.payload) for stream in entry.streams]
         with self.naming(entry.name):
             return Product.of(
-                decoder, entry.shape, dtype_of(entry), entry.params, layout, payloads, threads or os.cpu_count() or 1
+                *(
+                    decoder,
+                    entry.shape,
+                    dtype_of(entry),
+                    entry.params,
+                    layout,
+                    payloads,
+                    threads or os.cpu_count() or 1,
+                ),
+                recode=recode,
             )
 
     def _decode_streams(self, entry: Entry, threads: int | None) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.tensors import finite_rows, row_sums, rows_columns
+from birdie.entropy.rans_tiles import height as tile_rows
 from birdie.entropy.trellis import chunk_rows
 from birdie.runtime.mapped import release
 
@@ -68,14 +69,16 @@ _MATRICES = 1 << 15  # elements of a block of complete matrices, at least: a sma
 def row_blocks(weight: Tensor) -> list[slice]:
     """Return the parts of the first dimension in which a tensor is encoded; one if it is not large.
 
-    A block has whole chunks of the coder, at whose ends paths through a trellis begin anew in any case.
+    A block has whole tiles of the coder, at whose ends paths through a trellis begin anew in any case, and the last one
+    is not much smaller than others: few rows would not be worth tiles.
     """
     rows, columns = rows_columns(tuple(weight.shape))
     if weight.ndim < 2 or weight.numel() <= LARGE:
         return [slice(None)]
-    chunk = chunk_rows(columns)
-    height = max(1, _BLOCK // columns // chunk) * chunk
-    return [slice(start, min(start + height, rows)) for start in range(0, rows, height)]
+    unit = next((unit for unit in (tile_rows(columns), chunk_rows(columns)) if unit * columns <= _BLOCK), 1)
+    height = max(1, _BLOCK // columns // unit) * unit
+    starts = range(0, max(1, rows - height // 2), height)
+    return [slice(start, rows if start == starts[-1] else start + height) for start in starts]
 
 
 def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> list[slice]:

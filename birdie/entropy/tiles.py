@@ -35,7 +35,7 @@ from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
 from birdie.errors import ArtifactError
 
 _LEAST = 1 << 16  # values for which tiles are worth a thought
-_LANE_BITS, _MOST_SHARE = 17, 0.006  # that a column of a tile costs, and the share of all bits that it may be
+_LANE_BITS, _MOST_SHARE = 17, 0.01  # that a column of a tile costs, and the share of all bits that it may be
 _LONG = 768  # rows of a tile, from which on it may be more: sparse weights have few bits
 _WORSE = 1.01  # of the bits, if symbols stand for several numbers
 _LARGEST = 1 << 23  # magnitude of a number: twice it and one is exact in float32 arithmetic

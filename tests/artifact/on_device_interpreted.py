@@ -69,7 +69,7 @@ def saved(folder: Path, **settings: Any) -> Path:
     torch.manual_seed(0)
     path = folder / "model.birdie"
     with in_tiles():
-        birdie.save(Net(), path, workers=1, coder="fast", **settings)
+        birdie.save(Net(), path, workers=1, **{"coder": "fast"} | settings)
     return path
 
 
@@ -80,7 +80,7 @@ def on_cpu(load: Callable[[], Any]) -> Any:
     with (
         mock.patch.object(device, "works", return_value=True),
         mock.patch.object(device, "target_of", return_value=CPU),
-        mock.patch.object(Matrices, "launch", lambda *args: launches.append(0) or launch(*args)),
+        mock.patch.object(Matrices, "launch", lambda *args, **more: launches.append(0) or launch(*args, **more)),
     ):
         result = load()
     return result, len(launches)
@@ -139,8 +139,8 @@ def lazy(path: Path, **settings: Any) -> dict[str, Any]:
 
 def coders(path: Path) -> dict[str, Any]:
     with File(path, registry.decoder) as file:
-        stored = [name for name in file.names if file.entry(name).target is None]
-        return {"compressed": sorted(name for name in stored if device.products_of(file, name) is not None)}
+        names = [name for names in device._groups(file) for name in names]
+        return {"compressed": sorted(name for name in names if device.products_of(file, name) is not None)}
 
 
 def products(path: Path) -> dict[str, Any]:
@@ -165,6 +165,10 @@ def main(folder: Path) -> Results:
     results["into a module, cast"] = filled(path)
     results["products"] = products(path)
     results["lazy, all cached"] = lazy(path, cache_bytes=1 << 20)
+    path = saved(folder, scheme=Trellis(8, along=False), coder="max")
+    with mock.patch.object(device, "_LEAST_RECODED", 64 * 64), File(path, registry.decoder) as file:
+        assert not any(map(device.may_decode, map(file.entry, file.names)))
+        results["context mixing"] = coders(path) | lazy(path)
     return results
 
 

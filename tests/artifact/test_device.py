@@ -65,7 +65,8 @@ def test_neighbors_in_the_file_are_decoded_together(tmp_path: Path, monkeypatch:
     birdie.save({name: torch.randn(1024, 64) for name in "abc"}, tmp_path / "x", scheme="int4", coder="fast")
     launches: list[int] = []
 
-    def decode(tensor: CompressedTensor) -> tuple[Tensor, Tensor]:
+    def decode(tensor: CompressedTensor, checked: bool) -> tuple[Tensor, Tensor]:
+        assert checked == (len(launches) < 2)  # the third time the first tensors are known to be sound
         launches.append(math.prod(tensor.shape))
         return torch.arange(launches[-1]), torch.ones(1)
 
@@ -85,6 +86,11 @@ def test_neighbors_in_the_file_are_decoded_together(tmp_path: Path, monkeypatch:
 
 def test_tensors_may_stay_compressed(interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted["products"] == {"same": True, "names": ["down.weight", "up.weight"]}
+
+
+def test_lazy_loading_codes_other_coders_anew(interpreted: dict[str, dict[str, Any]]) -> None:
+    compressed = ["down.weight", "up.weight"]
+    assert interpreted["context mixing"] == {"same": True, "compressed": compressed, "kernels": 2}
 
 
 def test_damage_of_several_tensors_is_found_in_one_wait(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class Form(NamedTuple):
     listed: bool
     grouped: bool
     columns: bool
+    sparse: bool
 
     @classmethod
     def of(cls, product: Product) -> "Form":
@@ -55,6 +56,7 @@ class Form(NamedTuple):
         return cls(
             *(states > 1, tables.paired, factors.halves, tables.raw, listed, grouped),
             factors.columns.size > 0 and not grouped,
+            bool(tables.kinds.max(initial=0) >= len(tables.frequencies) >> tables.paired),
         )
 
 
@@ -121,14 +123,19 @@ class Matrices:
         """Return what lies in the memory of a device."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "form"}
 
-    def launch(self, out: Tensor, dtype: torch.dtype, inputs: Tensor | None = None, tokens: int = 0) -> Tensor:
-        """Decode to `out`, or multiply by `inputs`; return (tiles + rows,) that are all 1 if no tile is damaged."""
+    def launch(
+        self, out: Tensor, dtype: torch.dtype, inputs: Tensor | None = None, tokens: int = 0, *, checked: bool = False
+    ) -> Tensor:
+        """Decode to `out`, or multiply by `inputs`; return numbers that are all 1 if no tile is damaged.
+
+        With `checked` there are also numbers of rows, which are 0 if one is coded though it is all zeros.
+        """
         import triton.language as tl
 
         from birdie.compress.device import decoding_kernels as kernels
 
         device, count = self.words.device, len(self.ends)
-        sound = torch.zeros(count + self.rows, dtype=torch.uint8, device=device)
+        sound = torch.zeros(count + (self.rows if checked else 0), dtype=torch.uint8, device=device)
         with current(device):
             kernels.decode[(count,)](
                 *self.tensors().values(),
@@ -138,6 +145,7 @@ class Matrices:
                 *(len(self.words), count, self.rows),
                 min(torch.finfo(dtype).max, torch.finfo(torch.float32).max),
                 *self.form,
+                CHECKED=checked,
                 dtype=getattr(tl, str(dtype).removeprefix("torch.")),
                 TOKENS=tokens,
                 num_warps=1,
@@ -194,17 +202,18 @@ class CompressedTensor:
             parts.append(replace(part, **moved))  # type: ignore[arg-type]
         return replace(self, parts=tuple(parts))
 
-    def decode(self, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def decode(self, out: Tensor | None = None, *, checked: bool = True) -> tuple[Tensor, Tensor]:
         """Decode on the device, on its current stream.
 
         Args:
             out: contiguous memory for the tensor; default: new.
+            checked: False for a tensor that is known to be sound, which takes less time.
 
         Returns:
             The tensor, and numbers on the device: 0 where a tile was damaged (see `require_sound`).
         """
         out = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
-        sound = [part.launch(out, self.dtype) for part in self.parts]
+        sound = [part.launch(out, self.dtype, checked=checked) for part in self.parts]
         return out, sound[0] if len(sound) == 1 else torch.cat(sound)
 
 
@@ -227,7 +236,7 @@ def compressed_linear(x: Tensor, weight: CompressedTensor, bias: Tensor | None =
         )
     count = math.prod(x.shape[:-1])
     if not 0 < count <= MOST_TOKENS or not weight.multiplies:
-        return F.linear(x, weight.decode()[0].to(x.dtype), bias)
+        return F.linear(x, weight.decode(checked=False)[0].to(x.dtype), bias)
     part, (rows, columns) = weight.parts[0], weight.shape
     tokens = 1 << (count - 1).bit_length()
     inputs = torch.zeros(tokens, columns, device=x.device)

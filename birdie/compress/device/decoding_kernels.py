@@ -61,6 +61,8 @@ def decode(  # type: ignore[no-untyped-def]
     LISTED: tl.constexpr,
     GROUPED: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SPARSE: tl.constexpr,
+    CHECKED: tl.constexpr,
     dtype: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
@@ -78,6 +80,8 @@ def decode(  # type: ignore[no-untyped-def]
         out: weights, of bfloat16 as uint16; or with TOKENS sums, (tiles across, TOKENS, rows of all matrices) float32.
         inputs: (TOKENS, columns) float32.
         limit: largest magnitude of a weight.
+        SPARSE: whether rows are left out.
+        CHECKED: whether rows that are not zeros are noted.
         dtype: of weights.
         TOKENS: a power of two; 0 writes weights.
     """
@@ -128,46 +132,60 @@ def decode(  # type: ignore[no-untyped-def]
     ahead = tl.load(words + (base >> 1) + 16 + lane, mask=(base >> 1) + 16 + lane < pairs, other=0)
 
     row_of_all += first_row
-    table = tl.load(tables + row_of_all)
-    scale = tl.load(by_row + factors_of_matrix + tl.cast(first_row, tl.int64) * groups)
+    left = tables + row_of_all
+    factors_of_row = by_row + factors_of_matrix + tl.cast(first_row, tl.int64) * groups
+    target = out + origin + tl.cast(first_row, tl.int64) * row_stride + column * column_stride
+    seen = sound + tiles + row_of_all
+    below = (tl.full([32], 1, tl.uint32) << lane.to(tl.uint32)) - 1
+    table, scale = tl.load(left), tl.load(factors_of_row)
     for chunk_row in range(first_row, last_row, chunk):
         state = tl.zeros([32], tl.uint32)
         for row in range(chunk_row, tl.minimum(chunk_row + chunk, last_row)):
-            next_table = tl.load(tables + row_of_all + 1)  # a row early, because nothing else waits for it
-            factors_of_row = by_row + factors_of_matrix + tl.cast(row, tl.int64) * groups
+            left += 1
+            next_table = tl.load(left)  # a row early, because nothing else waits for it
             next_scale = tl.load(factors_of_row + groups)
             coded = table >= 0
             slot = x & 0xFFF
             if PAIRED:
                 slot = slot | ((state & 1) << 12)
-            entry = tl.load(entries + tl.maximum(table, 0) + slot.to(tl.int32))
+            entry = tl.load(entries + (tl.maximum(table, 0).to(tl.uint32) + slot))
             after = ((entry >> 20) + 1) * (x >> 12) + (entry & 0xFFF)
             symbol = ((entry >> 12) & 0xFF).to(tl.int32)
             number = tl.load(values + matrix * 256 + symbol) if LISTED else low + (symbol << RAW)
             if RAW > 0:
                 number += (after & ((1 << RAW) - 1)).to(tl.int32)
                 after = after >> RAW
-            need = inside & coded & (row < coded_until) & (after < 65536)
+            need = inside & (after < tl.where(row < coded_until, 65536, 0))
+            if SPARSE:
+                need = need & coded
             taken = tl.sum(need.to(tl.uint32) << lane.to(tl.uint32), 0)
-            window_index = position - base + _bits(taken & ((1 << lane.to(tl.uint32)) - 1)).to(tl.int32)
+            window_index = position - base + _bits(taken & below).to(tl.int32)
             word = _half(tl.gather(window, window_index >> 1, 0), window_index)
-            x = tl.where(coded, tl.where(need, (after << 16) | word, after), x)
+            following = tl.where(need, (after << 16) | word, after)
+            if SPARSE:
+                following = tl.where(coded, following, x)
+                number = tl.where(coded, number, 0)
+                scale = tl.where(coded, scale, 0.0)
+            x = following
             position += _bits(taken).to(tl.int32)
             if position - base >= 32:
                 window = tl.where(lane < 16, tl.gather(window, (lane + 16) & 31, 0), ahead)
                 base += 32
                 ahead = tl.load(words + (base >> 1) + 16 + lane, mask=(base >> 1) + 16 + lane < pairs, other=0)
 
-            seen = sound + tiles + row_of_all + tl.zeros([32], tl.int32)
-            tl.store(seen, tl.full([32], 1, tl.uint8), mask=inside & (tl.where(coded, number, 1) != 0))
-            number = tl.where(coded, number, 0)
+            if CHECKED:
+                some = number
+                if SPARSE:
+                    some = tl.where(coded, number, 1)
+                tl.store(seen + tl.zeros([32], tl.int32), tl.full([32], 1, tl.uint8), mask=inside & (some != 0))
+                seen += 1
             count = number
             if HALVES:
                 count = 2 * number + (state & 1).to(tl.int32)
             if GROUPED:
                 weight = count.to(tl.float32) * tl.load(factors_of_row + group, mask=inside, other=0.0)
             else:
-                weight = count.to(tl.float32) * tl.where(coded, scale, 0.0) * factor
+                weight = count.to(tl.float32) * scale * factor
             weight = tl.minimum(tl.maximum(weight, -limit), limit)
             if TRELLIS:
                 state = (state >> 1) ^ ((state & 1) * shift) ^ ((number & 1).to(tl.uint32) * flip)
@@ -181,13 +199,13 @@ def decode(  # type: ignore[no-untyped-def]
                 products = tl.sum(weight.to(tl.float32)[None, :] * tokens, 1)
                 sums = out + (tl.cast(index % across, tl.int64) * TOKENS + token) * height_of_all + row_of_all
                 tl.store(sums, products)
+                row_of_all += 1
+            elif dtype == tl.bfloat16:
+                tl.store(target, bits.to(tl.uint16), mask=inside)
             else:
-                target = out + origin + tl.cast(row, tl.int64) * row_stride + column * column_stride
-                if dtype == tl.bfloat16:
-                    tl.store(target, bits.to(tl.uint16), mask=inside)
-                else:
-                    tl.store(target, weight, mask=inside)
-            row_of_all += 1
+                tl.store(target, weight, mask=inside)
+            target += row_stride
+            factors_of_row += groups
             table, scale = next_table, next_scale
     right = (x == (tl.full([32], 1, tl.uint32) << (end & 0xFF).to(tl.uint32))) | (lane >= columns - first_column)
     tl.store(sound + tile, (tl.min(right.to(tl.int32), 0) * (position == last)).to(tl.uint8))

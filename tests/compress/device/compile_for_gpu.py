@@ -56,12 +56,12 @@ def compile_kernel(kernel: Any, warps: int = 4, **constants: Any) -> str:
 
 def decoding() -> int:
     """Compile variants of the decoder; neither fused nor flushed products may occur in them."""
-    names = ("TRELLIS", "PAIRED", "HALVES", "LISTED", "GROUPED", "COLUMNS")
+    names = ("TRELLIS", "PAIRED", "HALVES", "LISTED", "GROUPED", "COLUMNS", "SPARSE", "CHECKED")
     plain = dict.fromkeys(names, False) | {"RAW": 0, "TOKENS": 0}
     path = plain | dict.fromkeys(("TRELLIS", "PAIRED", "HALVES", "COLUMNS"), True)
     variants: list[dict[str, Any]] = [
         path | {"out": "*u16", "dtype": tl.bfloat16},
-        plain | {"out": "*fp16", "dtype": tl.float16, "GROUPED": True, "RAW": 2},
+        plain | {"out": "*fp16", "dtype": tl.float16, "GROUPED": True, "RAW": 2, "SPARSE": True, "CHECKED": True},
         plain | {"out": "*fp32", "dtype": tl.float32, "LISTED": True, "COLUMNS": True},
         path | {"out": "*fp32", "dtype": tl.bfloat16, "TOKENS": 1},
         plain | {"out": "*fp32", "dtype": tl.float16, "TOKENS": 8},
