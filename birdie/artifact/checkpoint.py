@@ -9,7 +9,7 @@ How the tensors and files of weights of a folder are called is in `birdie.artifa
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,6 @@ class Checkpoint:
         overwrite: bool = False,
         lossless: bool = False,
         calibration: CalibrationResult | None = None,
-        refit: int = 0,
         metadata: dict[str, Any] | None = None,
         progress: Progress | None = None,
         world: World | None = None,
@@ -126,7 +125,6 @@ class Checkpoint:
         Args:
             output: the file.
             coder, overwrite, lossless, calibration, progress, world: as in `write_model`.
-            refit: with calibration, as in `birdie.calibrate`.
             metadata: beside that of the checkpoint.
             options: others of `birdie.save`.
         """
@@ -134,8 +132,6 @@ class Checkpoint:
         common["metadata"] = self.metadata | (metadata or {}) or None
         if self.is_object:
             return write_object(self.content, output, **common)
-        if calibration is not None and refit:
-            calibration = replace(calibration, refit=refit)
         return write_model(
             self.content, output, files=self.files, lossless=lossless, calibration=calibration, **common, **options
         )

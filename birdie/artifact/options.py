@@ -1,7 +1,9 @@
 """Options of `birdie.save` and its relatives: their types, and all checks of them, before anything is read."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Real
 from typing import Any, Literal, TypedDict, get_args
 
 from birdie.compress.calibration.result import CalibrationResult, require_triple
@@ -24,6 +26,7 @@ class QuantizeOptions(TypedDict, total=False):
     quality: float | None
     coder: EffortOption
     calibration: CalibrationOption
+    tune: float
     progress: Progress | bool | None
     workers: int | None
 
@@ -48,6 +51,7 @@ class SaveRequest:
     lossless: bool = False
     coder: EffortOption = "auto"
     calibration: CalibrationOption = None
+    tune: float = 0.0
     metadata: Mapping[str, Any] | None = None
     progress: Progress | bool | None = None
     workers: int | None = None
@@ -64,6 +68,13 @@ class SaveRequest:
         if self.lossless and (self.scheme is not None or known is not None):
             excluded = "scheme" if self.scheme is not None else "calibration"
             raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")
+        given: Any = self.tune
+        if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < math.inf:
+            raise ConfigError(f"tune={given!r} is not a number of seconds")
+        if self.tune and known is None:
+            raise ConfigError(
+                "tune trains on inputs; give calibration=(module, batches, loss), or 'synthetic' for made-up inputs"
+            )
         if isinstance(known, str) and known != "synthetic":
             raise ConfigError(f"calibration {known!r} is unknown; give (module, batches, loss) or 'synthetic'")
         if known is not None and not isinstance(known, CalibrationResult | str):

@@ -31,6 +31,7 @@ class Summary:
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
         error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
+        untuned: after tuning, the same difference without it.
         coder: "max" or "fast", the effort of the entropy coder.
         load_seconds: about the time that loading takes one core of a server.
         uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
@@ -48,6 +49,7 @@ class Summary:
     coder: str = "fast"
     load_seconds: float = 0.0
     error: float | None = None
+    untuned: float | None = None
     uncalibrated: tuple[str, ...] = ()
 
     @property

@@ -29,6 +29,7 @@ from birdie.entropy.hints import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.outputs import require_output, require_writable
+from birdie.runtime.parsing import parse_duration
 
 if TYPE_CHECKING:
     from birdie.artifact.checkpoint import Checkpoint
@@ -105,9 +106,13 @@ class CalibrationFlags:
     calibration_tokens: Annotated[
         int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
     ] = None
-    refit: Annotated[
-        int, Parameter(help="Steps that tune what is not encoded yet, after each of eight parts; needs --calibrate.")
-    ] = 0
+    tune: Annotated[
+        str | None,
+        Parameter(
+            help="Time for training towards the float model's predictions on the calibration's inputs, for example "
+            "90s or 5min: the file is closer to the model at the same size."
+        ),
+    ] = None
     blockwise: Annotated[
         bool,
         Parameter(
@@ -125,13 +130,18 @@ class CalibrationFlags:
     ] = "cpu"
 
     def __post_init__(self) -> None:
-        flags = {"refit": self.refit > 0, "blockwise": self.blockwise, "calibration-folder": self.calibration_folder}
+        flags = {"blockwise": self.blockwise, "calibration-folder": self.calibration_folder}
         for flag in [flag for flag, value in flags.items() if value]:
             self.require_data(f"--{flag}")
         if self.calibration_folder is not None and not self.blockwise:
             raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
-        if self.blockwise and self.refit:
-            raise ConfigError("--refit keeps the complete model in memory; drop it, or --blockwise")
+        if self.blockwise and self.tune:
+            raise ConfigError("--tune keeps the complete model in memory; drop it, or --blockwise")
+
+    @property
+    def tuning(self) -> float:
+        """Seconds of tuning."""
+        return parse_duration(self.tune) if self.tune else 0.0
 
     @property
     def source(self) -> Path | None:
@@ -245,6 +255,8 @@ def command(
 
         with bar(calibrate.title, calibrate.unit) as update:
             result, note = calibrate(source.content, device=device, work=work, world=world, progress=update)
+        if result is None and calibration.tuning:
+            raise ConfigError(f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN'}")
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
 
             def save(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
@@ -253,7 +265,7 @@ def command(
                     overwrite=overwrite,
                     lossless=lossless,
                     calibration=result,
-                    refit=calibration.refit,
+                    tune=0.0 if result is None else calibration.tuning,
                     metadata=calibrate.metadata,
                     progress=update,
                     world=world,
@@ -270,7 +282,8 @@ def command(
         if not world.is_main:
             return
     if json:
-        print_json(summary.to_json() | source.to_json(summary) | {"calibration": note})
+        measured = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
+        print_json(summary.to_json() | source.to_json(summary) | measured)
     else:
         _show(source, summary, note, lossless)
 
@@ -286,6 +299,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
         print_line(f"dropped: {_listed(source.dropped)}")
     if note is not None:
         print_line(note)
+    if summary.untuned is not None and summary.error is not None:
+        print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}")
     if summary.uncalibrated:
         print_line(f"no data reached: {_listed(dict.fromkeys(summary.uncalibrated, 0))}")
     change = _change(input_bytes, summary.bytes, lossless)

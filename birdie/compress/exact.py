@@ -88,7 +88,7 @@ def is_exact(
         return not bool(weight.isnan().any())  # refused where it is not known to be a buffer; infinite bounds are not
     weight = planes(weight)
     if weight.ndim < 2 and weight.numel() < SMALL and bool((weight == weight.to(torch.float16)).all()):
-        return False  # a norm of ones, a bias of zeros: 16 bits keep them, and a refit may tune them
+        return False  # a norm of ones, a bias of zeros: 16 bits keep them, and tuning may change them
     if is_buffer is False and weight.ndim > 1:
         return False  # the module says that it is a parameter: a matrix that begins at zero will be trained
     return _has_few_values(weight, masked=is_buffer is None)

@@ -204,7 +204,7 @@ class StoredTraining:
                 use_decoded(self._matrices.values(), in_evaluation=True)
             return self._hold(fit.encoded, fit.bytes)
         tensors, coder, budget = named_tensors(self.model), self.file.coder, self.file.budget
-        jobs = self._jobs.continued({}, {name: tensors[name].cpu() for name in self._jobs.assignment.tensors})
+        jobs = self._jobs.continued({name: tensors[name].cpu() for name in self._jobs.assignment.tensors})
         encoded = jobs.state(coder.code([*jobs.by_name.values()], self._exponent))
         size = coder.size(encoded)
         exponent = self._exponent + _STEERED * (size - budget * (1 - _SPARE)) * 8 / jobs.weights

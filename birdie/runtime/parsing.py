@@ -2,6 +2,7 @@
 
 import json
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,17 @@ def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"it has an integer of {len(text):,} digits")
     return int(text)
+
+
+UNITS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of "90", "90s", "5min" or "1.5h"."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) *([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in UNITS:
+        raise ConfigError(f"{text!r} is not a duration; write, for example, 90s, 5min or 1h")
+    return float(match[1]) * UNITS[match[2]]
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int | None:

@@ -2,7 +2,6 @@
 
 import gc
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +129,9 @@ def test_a_named_folder_stays_and_no_other(tmp_path: Path) -> None:
 def test_what_needs_the_complete_model_is_refused(tmp_path: Path) -> None:
     module, batches, loss = chain()
     calibration = module, batches, loss
-    with pytest.raises(ConfigError, match="refit has the complete model in memory"):
-        birdie.calibrate(*calibration, blockwise=True, refit=5)
     result = birdie.calibrate(*calibration, blockwise=tmp_path / "work")
-    with pytest.raises(ConfigError, match="refit has the complete model in memory"):
-        birdie.save(module, tmp_path / "x", bits=4, calibration=replace(result, refit=5))
+    with pytest.raises(ConfigError, match="tuning has the complete model in memory"):
+        birdie.save(module, tmp_path / "x", bits=4, calibration=result, tune=5)
     with pytest.raises(ConfigError, match="5 is not a path"):
         birdie.calibrate(*calibration, blockwise=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="blockwise=True"):

@@ -772,7 +772,7 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
             "ConfigError",
             "--quality needs calibration data",
         ),
-        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate TEXT_OR_RUN"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--tune", "5"], "ConfigError", "--calibrate TEXT_OR_RUN"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--blockwise"], "ConfigError", "--calibrate TEXT_OR_RUN"),
         (
             ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--calibration-folder", "y"],
@@ -780,7 +780,7 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
             "add --blockwise",
         ),
         (
-            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--blockwise", "--refit", "5"],
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--blockwise", "--tune", "5"],
             "ConfigError",
             "complete model in memory",
         ),

@@ -172,8 +172,8 @@ def test_nan_is_refused(value: complex, shape: tuple[int, ...]) -> None:
 def test_data_calibrate_the_other_weights_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     model, batches = Network(), [torch.randn(4, 1, 32, generator=NUMBERS) for _ in range(6)]
     with caplog.at_level("INFO", "birdie"):
-        known = birdie.calibrate(model, batches, lambda module, x: module(x).square().mean(), refit=2)
-        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8)
+        known = birdie.calibrate(model, batches, lambda module, x: module(x).square().mean())
+        summary = birdie.save(model, io.BytesIO(), calibration=known, bits=8, tune=1)
     assert "layers.0.weight" in summary.uncalibrated
     assert any("layers.0.weight" in message for message in caplog.messages)
     assert summary.error is not None

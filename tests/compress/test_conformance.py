@@ -468,7 +468,7 @@ CORRUPT: list[tuple[str, tuple[int, ...], list[list[list[int]]]]] = [
     *(("codebook", (2, 0), [[[0, 1]], [levels], [[0]]]) for levels in LEVELS),
     ("codebook", (1, 0), [[[0, 1]], [[1]], [[0]]]),
     *(("trellis", params, []) for params in [(2, 16, 0, 0, 0), (8, 3, 0, 0, 0), (8, 16, 5, 0, 0)]),
-    *(("trellis", params, []) for params in [(8, 16, 0, 2048, 0), (8, 16, 0, 0, 4)]),
+    *(("trellis", params, []) for params in [(8, 16, 0, 2048, 0), (8, 16, 0, 0, 4), (8, 4, 0, 0, 0, 16)]),
     ("cast", (2,), []),
     ("spectral", (1, 3, 0, 0, 2, 0), []),  # blocks do not divide the tensor
 ]

@@ -85,7 +85,7 @@ def test_what_is_no_weight_of_a_state_dict_comes_back_bit_for_bit(settings: dict
         ("head.weight", gaussian(80, 80)),
         ("codes", gaussian(64, 64).mul(3).round() * 0.1),  # quantized once, in more values than a mask has
         ("vector", gaussian(5000)),
-        ("norm.weight", torch.ones(64)),  # which 16 bits keep, and a refit may tune
+        ("norm.weight", torch.ones(64)),  # which 16 bits keep, and tuning may change
     ],
 )
 def test_weights_are_weights(name: str, weight: Tensor) -> None:

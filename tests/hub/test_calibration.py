@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +127,15 @@ def test_one_block_at_a_time_measures_the_same(kind: str, folders: dict[str, Pat
             assert difference < (0.05 if state[name].dtype == torch.bfloat16 else 1e-3), name
 
 
-def test_refinements_use_the_names_on_disk(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_tuning_uses_the_names_on_disk(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = folders["gpt2, old names"]
     state = open_checkpoint(folder).content
     result = calibrate_on_text(folder, state, folders["text"], tokens=512)
     plain = birdie.save(state, tmp_path / "plain.birdie", scheme="int4", calibration=result)
-    refined = birdie.save(state, tmp_path / "refined.birdie", scheme="int4", calibration=replace(result, refit=2))
+    tuned = birdie.save(state, tmp_path / "tuned.birdie", scheme="int4", calibration=result, tune=2)
     assert plain.error is not None
-    assert refined.error is not None
-    assert refined.error <= plain.error * 1.001
+    assert tuned.error is not None
+    assert tuned.error <= plain.error * 1.001
 
 
 @pytest.mark.parametrize("blockwise", [False, pytest.param(True, marks=pytest.mark.nightly)])

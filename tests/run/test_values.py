@@ -182,7 +182,7 @@ def test_a_sweep_refuses_a_fraction_of_an_integer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "tokens",
-    [("sweep", "x.toml", "--trials", "2.5"), ("demo", "--seed", "0.5"), ("compress", "x", "-o", "y", "--refit", "1.5")],
+    [("sweep", "x.toml", "--trials", "2.5"), ("demo", "--seed", "0.5"), ("compress", "x", "-o", "y", "--bits", "four")],
 )
 def test_flags_of_other_commands_are_read_so(tokens: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app, [*tokens, "--json"]) == 1

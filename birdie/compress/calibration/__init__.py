@@ -1,1 +1,1 @@
-"""Calibration: Hessians and Fisher information of weights, KL on held-out batches, symmetries, refit."""
+"""Calibration: Hessians and Fisher information of weights, KL on held-out batches, symmetries."""

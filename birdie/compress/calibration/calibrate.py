@@ -1,14 +1,13 @@
 """Calibration of a module for `birdie.save`: on data, in memory or one block at a time, or on inputs without data."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from birdie.compress.calibration.blockwise import calibrate_in_blocks
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches, refit_error
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.state import named_tensors
@@ -27,7 +26,6 @@ def calibrate(
     *,
     example_inputs: Any = None,
     symmetries: bool = True,
-    refit: int = 0,
     blockwise: bool | Source = False,
     blocks: Collection[str] | None = None,
     world: World | None = None,
@@ -46,11 +44,9 @@ def calibrate(
         example_inputs: inputs to calibrate on by the outputs alone, without a loss: a tensor, a tuple of arguments, a
             dict of keyword arguments, or a list of these.
         symmetries: sort units whose order is arbitrary, which saves bits; the function is unchanged.
-        refit: number of Adam steps (one batch each; a few dozen pay) after each of eight parts of the model is encoded,
-            which tune all that is not encoded yet; a file keeps the result if the KL on the held-out batches is lower.
         blockwise: calibrate one block of the module at a time and keep what is measured in files, so that memory is
             that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one (True).
-            It excludes `refit`.
+            Files then cannot be tuned.
         blocks: names of the modules to take as blocks, with `blockwise`; None: the members of `nn.ModuleList`,
             `nn.Sequential` and `nn.ModuleDict`.
         world: ranks that share the batches out, with `blockwise`; all call this with the same arguments.
@@ -68,10 +64,6 @@ def calibrate(
         require_path(blockwise)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the model is a {type(module).__name__}, not a module; a calibration runs it")
-    if not isinstance(refit, int) or refit < 0:
-        raise ConfigError(f"refit={refit!r} is not a number of steps")
-    if refit and blockwise is not False:
-        raise refit_error()
     if batches is not None and example_inputs is not None:
         raise ConfigError("example_inputs and calibration data are two sources of inputs; drop one of the two")
     if (batches is None) != (loss is None):
@@ -81,7 +73,7 @@ def calibrate(
     if batches is None or loss is None:
         if blockwise is not False:
             raise ConfigError("blockwise is for calibration data; give batches and a loss")
-        return replace(synthetic_calibration(unwrapped(module), example_inputs, symmetries=symmetries), refit=refit)
+        return synthetic_calibration(unwrapped(module), example_inputs, symmetries=symmetries)
     batches = batches if isinstance(batches, Sequence) else list(batches)
     state, calibration = named_tensors(unwrapped(module)), (module, batches, loss)
     with reporting(progress, "calibrating", "batches") as update:
@@ -91,9 +83,7 @@ def calibrate(
                 update(done, len(batches) - held_out_batches(len(batches)))
 
         if blockwise is False:
-            return replace(
-                CalibrationResult.of(state, calibration, symmetries=symmetries, progress=report), refit=refit
-            )
+            return CalibrationResult.of(state, calibration, symmetries=symmetries, progress=report)
         return calibrate_in_blocks(
             state,
             calibration,

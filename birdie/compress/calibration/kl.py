@@ -133,7 +133,7 @@ def predictions(module: nn.Module, batch: Batch, loss: Loss) -> Predictions:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise ConfigError(
             "the loss calls no loss function of torch.nn.functional and returns no single number, so no quality can be "
-            "measured; return one number, or give a budget without refit"
+            "measured; return one number, or give a budget without tuning"
         )
     return Predictions([], loss=value.reshape(()))
 

@@ -46,9 +46,8 @@ class CalibrationResult:
         factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
         synthetic: inputs are made up or examples, so `birdie.save` tries no calibration as well and keeps the better.
         unreached: names of matrices that the loss does not depend on, as far as calibration sees; they take the prior.
-        refit: Adam steps after each part of the model that a file encodes (`birdie.compress.rate.parts`).
         files: of a calibration one block at a time: those of sorted tensors, whose pages can be released; its tensors
-            are decoded one by one, and nothing is refitted.
+            are decoded one by one, and nothing is tuned.
     """
 
     state: dict[str, Tensor]
@@ -58,14 +57,9 @@ class CalibrationResult:
     factors: MutableMapping[str, Feedback] | None = None
     synthetic: bool = False
     unreached: Sequence[str] = ()
-    refit: int = 0
     files: Sequence[Path] | None = None
     # of encodings that are still in memory: the one that is written has been compared with others before
     _measured: list[tuple[weakref.ref[EncodedState], float]] = field(default_factory=list, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.refit and self.files is not None:
-            raise refit_error()
 
     @classmethod
     def of(
@@ -132,30 +126,16 @@ class CalibrationResult:
         self._measured.append((weakref.ref(encoded), divergence))
         return divergence
 
-    def refitted(
-        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int | None = None
-    ) -> dict[str, Tensor]:
-        """Return the tensors `names` of a decoded state, tuned by `refit`.
-
-        Args:
-            decoded: name → tensor, tied ones under each of their names.
-            names: of tensors to tune.
-            steps: number of Adam steps, one batch each.
-            measurements: on held-out batches, during the tuning; None: as many as `refit` takes.
+    def measured(self) -> HeldOut:
+        """Return what measures differences on batches.
 
         Raises:
-            ConfigError: this result has no batches.
-            DataError: fewer than two batches are not held out.
+            ConfigError: this result has no batches, or keeps its model in files.
         """
-        from birdie.compress.calibration.refit import MEASUREMENTS, refit
-
-        held_out, count = self._require_batches(), measurements or MEASUREMENTS
-        state = {**held_out.module.state_dict(), **decoded}
-        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps, measurements=count)
-
-    def _require_batches(self) -> HeldOut:
-        if not isinstance(self.held_out, HeldOut):
-            raise ConfigError("refit needs calibration batches; give calibration=(module, batches, loss)")
+        if self.files is not None:
+            raise ConfigError("tuning has the complete model in memory, which a blockwise calibration avoids; drop one")
+        if not isinstance(self.held_out, HeldOut) or not self.batches:
+            raise ConfigError("tuning needs calibration batches; give calibration=(module, batches, loss)")
         return self.held_out
 
 
@@ -176,13 +156,6 @@ class DecodedTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         """Return the number of tensors."""
         return len(self._tensors)
-
-
-def refit_error() -> ConfigError:
-    """Return the error of a blockwise calibration that a refit is to follow."""
-    return ConfigError(
-        "refit has the complete model in memory, which a blockwise calibration avoids; drop one of the two"
-    )
 
 
 def calibrated_state(

@@ -55,11 +55,15 @@ class Meter:
         self.total = max(self.total, self.done)
         self._report(self.done)
 
+    def show(self, more: float) -> None:
+        """Report work that lasts, as so many tensors beyond those that are coded."""
+        self._report(self.done + more)
+
     def finish(self) -> None:
         """Report that all tensors are coded."""
         self._report(self.total)
 
-    def _report(self, done: int) -> None:
+    def _report(self, done: float) -> None:
         require_complete()
         if self.progress is not None:
             self.progress(done, self.total)

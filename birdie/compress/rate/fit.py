@@ -1,8 +1,6 @@
 """All tensors of a file, coded, by the assigned schemes or so that the file meets its target.
 
-assignment ─► jobs ─► search for the target ─► checked ─► coded ──► the better of both ─► coded
-     ▲                                                       │                 ▲
-     └── part by part, the rest tuned to it ◄─────── refit ──┴─────────────────┘
+assignment ─► jobs ─► search for the target ─► checked ─► tuned ─► coded
 """
 
 import logging
@@ -19,12 +17,18 @@ from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError
 
-_REFITTED = 2**0.06  # with refit a quality is met with scales larger by this factor, about
 _MENTIONED = 10  # exact tensors are named in a budget's error if they take this fraction (1/10) of it
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
 
-def fit(assignment: Assignment, target: Target, coder: Coder, calibration: CalibrationResult | None = None) -> Fit:
+def fit(
+    assignment: Assignment,
+    target: Target,
+    coder: Coder,
+    calibration: CalibrationResult | None = None,
+    *,
+    tune: float = 0.0,
+) -> Fit:
     """Code every tensor of `assignment` so that the file meets `target`.
 
     Args:
@@ -32,6 +36,7 @@ def fit(assignment: Assignment, target: Target, coder: Coder, calibration: Calib
         target: byte budget, quality, or nothing to search for.
         coder: of the file. With effort "fast" files must load fast: paths of trellises run down the columns only.
         calibration: of the model.
+        tune: seconds that the result is trained for, with a calibration on batches.
     """
     budget = target.in_bytes(assignment.weights)
     sensitivities = None if calibration is None else calibration.sensitivities
@@ -52,9 +57,15 @@ def fit(assignment: Assignment, target: Target, coder: Coder, calibration: Calib
         return result
     if budget is not None:
         result = prefer_lower_error(jobs, result, coder, calibration)
-    if calibration.refit and (result.sigma is not None or not target.searched):
+    if tune and (result.sigma is not None or not target.searched):
+        from birdie.compress.rate.tuned import tuned
+
         with suppress(BudgetError):
-            result = _refitted(jobs, result, target, coder, calibration)
+            result = tuned(
+                *(jobs, result, target, coder, calibration),
+                lambda jobs, target, start: _search(jobs, target, coder, calibration, start),
+                tune,
+            )
     return replace(result, encoded=coder.coded(result.encoded))
 
 
@@ -67,25 +78,6 @@ def _search(
     if target.quality is not None and calibration is not None:
         return fit_quality(jobs, coder, target.quality, calibration.divergence, start=start)
     return Fit(jobs.state(coder.encode(jobs.settled, 0.0)), 0, None)
-
-
-def _refitted(jobs: Jobs, result: Fit, target: Target, coder: Coder, calibration: CalibrationResult) -> Fit:
-    """Return the better of a fit and of what a refit makes of it."""
-    from birdie.compress.rate.parts import refit_by_parts
-
-    exponent = math.log2((result.sigma or 1.0) * (1.0 if target.quality is None else _REFITTED))
-    rest = refit_by_parts(jobs, exponent, coder, calibration)
-    if not target.searched:  # what is in 16 bits is tuned at last
-        coded = coder.code(rest.settled)
-        small = [name for name, tensor in coded.items() if tensor.scheme == "cast"]
-        tuned = calibration.refitted(rest.state(coded).decode(coder.workers), small, calibration.refit)
-        rest = rest.continued({name: tensor for name, tensor in coded.items() if name not in tuned}, tuned)
-    refitted = _search(rest, target, coder, calibration, exponent)
-    if target.quality is not None:  # both results meet it, so the smaller file wins
-        fits = [replace(one, encoded=coder.coded(one.encoded)) for one in (result, refitted)]
-        return min(fits, key=lambda one: coder.size(one.encoded))
-    best = min((result, refitted), key=lambda one: calibration.divergence(one.encoded))
-    return replace(best, divergence=calibration.divergence(best.encoded))
 
 
 def exact_share(jobs: Jobs, coder: Coder, budget: int) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.coding import Coded, Quantized
+from birdie.compress.coding import Quantized
 from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, with_rows
@@ -194,15 +194,13 @@ class Jobs:
 
     Attributes:
         assignment: of the tensors.
-        by_name: name → job, but of those that are fixed.
-        fixed: name → tensor that is coded for good.
+        by_name: name → job.
         coarsest: the largest exponent; the least is `FINEST`.
     """
 
     assignment: Assignment
     by_name: Mapping[str, Job]
     coarsest: float
-    fixed: Mapping[str, Coded] = field(default_factory=dict)
 
     @property
     def searched(self) -> list[Job]:
@@ -220,25 +218,18 @@ class Jobs:
         return sum(job.weight.numel() for job in self.searched)
 
     def state(self, tensors: Mapping[str, Quantized]) -> EncodedState:
-        """Return all tensors of the file in its order, the fixed ones among them."""
-        every = {**self.fixed, **tensors}
-        return EncodedState({name: every[name] for name in self.assignment.tensors}, self.assignment.ties)
+        """Return all tensors of the file in its order."""
+        return EncodedState({name: tensors[name] for name in self.assignment.tensors}, self.assignment.ties)
 
     def lossless(self) -> list[Job]:
         """Return the jobs without a rule, each lossless."""
         return [job.lossless() for job in self.by_name.values() if job.role != "rule"]
 
-    def continued(self, fixed: Mapping[str, Coded], tensors: Mapping[str, Tensor]) -> "Jobs":
-        """Return the jobs with more tensors coded for good and others changed; exponents mean the same.
-
-        Args:
-            fixed: name → coded tensor.
-            tensors: name → new values.
-        """
-        jobs = {name: job for name, job in self.by_name.items() if name not in fixed}
-        jobs |= {name: jobs[name].with_tensor(tensor) for name, tensor in tensors.items() if name in jobs}
+    def continued(self, tensors: Mapping[str, Tensor]) -> "Jobs":
+        """Return the jobs with new values of tensors, by name; exponents mean the same."""
+        changed = {name: self.by_name[name].with_tensor(tensor) for name, tensor in tensors.items()}
         assignment = replace(self.assignment, tensors={**self.assignment.tensors, **tensors})
-        return replace(self, assignment=assignment, by_name=jobs, fixed={**self.fixed, **fixed})
+        return replace(self, assignment=assignment, by_name={**self.by_name, **changed})
 
     def smallest(self, share: float) -> tuple[list[Job], float]:
         """Return the smallest searched jobs that hold at least this share of the weights, and their share."""

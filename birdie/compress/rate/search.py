@@ -65,6 +65,7 @@ class Fit:
         sigma: typical scale in standard deviations; None if nothing was searched, or everything is lossless.
         rounds: how many times the complete model was coded or measured.
         divergence: KL in nats per target, if it was measured.
+        untuned: the same without tuning, if there was one.
     """
 
     encoded: EncodedState
@@ -72,6 +73,7 @@ class Fit:
     sigma: float | None
     rounds: int = 0
     divergence: float | None = None
+    untuned: float | None = None
 
 
 def fit_budget(jobs: Jobs, coder: Coder, budget: int, *, start: float | None = None) -> Fit:
@@ -218,7 +220,7 @@ class _Search:
 
     def settled_bytes(self) -> int:
         """Return the size of a file of the tensors that the exponent does not change."""
-        return self.coder.size(EncodedState({**self.jobs.fixed, **self.settled}, {}))
+        return self.coder.size(EncodedState(self.settled, {}))
 
     def _fit(self, tensors: Mapping[str, Coded], sigma: float | None) -> Fit:
         self.rounds += 1
@@ -282,7 +284,7 @@ class _Draft(_Search):
         super().__init__(jobs, search.coder, budget, search.settled)
         self.tolerance = max(TINY, budget // _DRAFT_TOLERANCE)
         self.is_draft, self.weights = True, search.weights  # sizes are those of the complete file
-        self.known = self.coder.estimated({**jobs.fixed, **search.settled})
+        self.known = self.coder.estimated(search.settled)
 
     def lossless(self) -> Fit:
         """Return the size of the fit in which all tensors without a rule are lossless."""

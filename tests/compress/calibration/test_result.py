@@ -1,7 +1,6 @@
 """Laws of calibrated compression: quality is met and judged on other data, budgets as ever, the function unchanged."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,32 +75,6 @@ def test_a_quality_is_met_on_data_held_back_and_nearly_used_up(
     assert difference <= 0.01 * (1 + 1e-4)
     if loss is not energy:  # errors of both signs cancel in the energy, so it is not monotone in the scales
         assert difference > 0.5 * 0.01
-
-
-@pytest.mark.parametrize(
-    ("settings", "loss"),
-    [
-        ({"scheme": "ternary"}, classify),
-        pytest.param({"scheme": "ternary"}, squared_error, marks=pytest.mark.nightly),
-        pytest.param({"bits": 2.0}, classify, marks=pytest.mark.nightly),
-        ({"quality": 0.05}, classify),
-    ],
-)
-def test_a_refit_gains_on_data_it_has_not_seen_at_next_to_no_bytes(
-    settings: dict[str, Any], loss: Loss, tmp_path: Path
-) -> None:
-    """Part by part: all that is not encoded yet is tuned to what is. A budget is kept, and a quality gets cheaper."""
-    model = mlp()
-    known, judge = birdie.calibrate(model, batches(10), loss), HeldOut(model, batches(8, seed=5), loss)
-    plain, tuned = (
-        birdie.save(model, tmp_path / f"{steps}", calibration=replace(known, refit=steps), **settings)
-        for steps in (0, 40)
-    )
-    if "quality" in settings:
-        assert tuned.bytes < plain.bytes
-        return
-    assert tuned.bytes <= (tuned.budget or 1.02 * plain.bytes)
-    assert judge(birdie.load(tmp_path / "40")) < 0.9 * judge(birdie.load(tmp_path / "0"))
 
 
 def test_an_encoding_is_measured_once() -> None:
@@ -192,12 +165,6 @@ def test_what_cannot_be_saved_is_refused_and_leaves_no_file(case: str, tmp_path:
     with pytest.raises(error, match=words):
         birdie.save(model, tmp_path / "x.birdie", **settings(model))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("refit", [-1, 1.5])
-def test_refit_takes_a_number_of_steps(refit: float) -> None:
-    with pytest.raises(ConfigError, match=f"{refit}.* number of steps"):
-        birdie.calibrate(mlp(), batches(), classify, refit=refit)  # type: ignore[arg-type]
 
 
 def test_classes_that_are_ruled_out_cost_no_divergence() -> None:

@@ -1,7 +1,7 @@
 """Encoding all tensors of a file: a tie is one tensor under either name, and a refinement is kept only where it is
 better."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,33 +57,6 @@ def test_a_sensitivity_measured_under_either_name_of_a_tie_is_used(name: str) ->
     uncalibrated = CalibrationResult({"first": weight}, {})
     assert weighted_error(calibrated) < 0.5 * weighted_error(uncalibrated)
     assert weighted_error(uncalibrated) == weighted_error(None)
-
-
-@dataclass(slots=True)
-class Refitting(CalibrationResult):
-    """A calibration whose float model predicts best with the value `best`, and whose refit sets everything to one."""
-
-    best: float = 0.0
-
-    def refitted(
-        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int | None = None
-    ) -> dict[str, Tensor]:
-        assert decoded.keys() == {"first", "other", "tied"}
-        assert (sorted(names), steps, measurements) == (["first", "other"], 7, None)
-        return {"first": torch.ones(4)}
-
-    def divergence(self, encoded: EncodedState) -> float:
-        return float((encoded.decode()["first"] - self.best).abs().max())
-
-
-@pytest.mark.parametrize("best", [0.0, 1.0])
-def test_a_refit_is_kept_where_it_is_nearer_to_the_float_model(best: float) -> None:
-    state = {"first": torch.zeros(4), "other": torch.full((3,), 0.5)}
-    decoded = encode(state, Refitting(dict(state), {}, refit=7, best=best)).decode()
-    assert decoded["first"].tolist() == [best] * 4
-    assert torch.equal(decoded["other"], state["other"])
-    decoded = encode(state, Refitting(dict(state), {}, best=best)).decode()
-    assert decoded["first"].tolist() == [0.0] * 4
 
 
 @dataclass(slots=True)
