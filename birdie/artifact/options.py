@@ -68,9 +68,9 @@ class SaveRequest:
         if self.lossless and (self.scheme is not None or known is not None):
             excluded = "scheme" if self.scheme is not None else "calibration"
             raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")
-        given: Any = self.tune
-        if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < math.inf:
-            raise ConfigError(f"tune={given!r} is not a number of seconds")
+        tune: Any = self.tune
+        if isinstance(tune, bool) or not isinstance(tune, Real) or not 0 <= float(tune) < math.inf:
+            raise ConfigError(f"tune={tune!r} is not a number of seconds")
         if self.tune and known is None:
             raise ConfigError(
                 "tune trains on inputs; give calibration=(module, batches, loss), or 'synthetic' for made-up inputs"

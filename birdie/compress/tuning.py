@@ -123,14 +123,14 @@ class Tuned:
         gains: name → gain of each row of a matrix.
         tensors: name → other tensor, on the CPU, rounded as a file stores it.
         divergence: on the held-out batches, with these.
-        before: the same without tuning.
+        untuned: the same without tuning.
         steps: that were done.
     """
 
     gains: Mapping[str, NDArray[np.float32]]
     tensors: Mapping[str, Tensor]
     divergence: float
-    before: float
+    untuned: float
     steps: int
 
 
@@ -183,8 +183,8 @@ class Tuner:
             DataError: the decoded model predicts NaN.
         """
         start = clock()
-        before = self._held_out(state)
-        if not math.isfinite(before):
+        untuned = self._held_out(state)
+        if not math.isfinite(untuned):
             raise DataError("the decoded model predicts NaN before tuning; check the weights and the batches")
         rows = {
             name: _Rows(
@@ -196,7 +196,7 @@ class Tuner:
         free = {name: self._parameters[name] for name in self.tunable(names)}
         originals = {name: parameter.detach().cpu().clone() for name, parameter in free.items()}
         training = _Training(rows, free)
-        best = Tuned({}, {}, before, before, 0)
+        best = Tuned({}, {}, untuned, untuned, 0)
         kept, retreats, measured, steps = training.copy(), 0, 0, 0
         while training.leaves and retreats < RETREATS and not stop():
             done = (clock() - start) / seconds if seconds > 0 else 1.0
@@ -216,15 +216,15 @@ class Tuner:
             candidate, exact = training.stored(originals), training.copy()
             divergence = self._held_out(candidate.state(encoded))
             if divergence < best.divergence:
-                best = Tuned(candidate.gains, candidate.tensors, divergence, before, steps)
+                best = Tuned(candidate.gains, candidate.tensors, divergence, untuned, steps)
                 kept, retreats = exact, 0
                 training.set(exact)
             else:
                 retreats += 1
                 training.retreat(kept)
             logging.getLogger("birdie").info(
-                "tuning: %.0f of %.0f s, step %d, error %.4g (%.4g before)",
-                *(clock() - start, seconds, steps, best.divergence, before),
+                "tuning: %.0f of %.0f s, step %d, error %.4g (%.4g without)",
+                *(clock() - start, seconds, steps, best.divergence, untuned),
             )
         return best
 
@@ -278,12 +278,12 @@ def smaller(batches: Sequence[Batch], held_out: HeldOut) -> list[Batch]:
     if not all(parts):
         return list(batches)
     with torch.no_grad(), in_mode(held_out.module.modules(), training=False):
-        whole = predictions(held_out.module, batches[0], held_out.loss).tensors
+        complete = predictions(held_out.module, batches[0], held_out.loss).tensors
         cut = [predictions(held_out.module, part, held_out.loss).tensors for part in parts[0]]
     joined = [torch.cat(some) if some[0].ndim else some[0] for some in zip(*cut, strict=True)]
-    same = len(joined) == len(whole) and all(
+    same = len(joined) == len(complete) and all(
         one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-3)
-        for one, other in zip(joined, whole, strict=True)
+        for one, other in zip(joined, complete, strict=True)
     )
     return [part for some in parts for part in some] if same else list(batches)
 

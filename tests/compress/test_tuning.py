@@ -91,7 +91,7 @@ def tune(
 
 
 def result(module: nn.Module, encoded: dict[str, Encoded], tuned: Tuned) -> dict[str, Tensor]:
-    """What a file holds of a tuned model."""
+    """Return what a file holds of a tuned model."""
     matrices = {name: decode(with_gains_of_rows(encoded[name], gains)) for name, gains in tuned.gains.items()}
     return decoded(module, encoded) | matrices | dict(tuned.tensors)
 
@@ -100,9 +100,9 @@ def test_a_tuned_model_is_nearer_to_the_float_model_and_its_error_is_that_of_the
     module = net()
     encoded = encoded_matrices(module)
     tuned = tune(module, encoded)
-    assert tuned.divergence < 0.9 * tuned.before
+    assert tuned.divergence < 0.9 * tuned.untuned
     measure = HeldOut(module, some_batches()[-2:], nats)
-    assert measure(decoded(module, encoded)) == pytest.approx(tuned.before, rel=1e-6)
+    assert measure(decoded(module, encoded)) == pytest.approx(tuned.untuned, rel=1e-6)
     assert measure(result(module, encoded, tuned)) == pytest.approx(tuned.divergence, rel=1e-6)
     fresh = HeldOut(module, some_batches(seed=2), nats)
     assert fresh(result(module, encoded, tuned)) < fresh(decoded(module, encoded))
@@ -116,7 +116,7 @@ def test_gains_find_the_factors_of_rows() -> None:
         wrong = scales + np.arange(len(scales))[:, None] % 3 - 1  # up to a sixteenth of an octave
         encoded[name] = replace(one, streams=(numbers, wrong))
     tuned = tune(module, encoded, names=(), seconds=800)
-    assert tuned.divergence < 0.2 * tuned.before
+    assert tuned.divergence < 0.2 * tuned.untuned
 
 
 def test_no_input_is_changed() -> None:
@@ -137,7 +137,7 @@ def test_what_is_worse_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     module = net()
     tuned = tune(module, encoded_matrices(module, 0.05), seconds=10_000)
     assert (dict(tuned.gains), dict(tuned.tensors), tuned.steps) == ({}, {}, 0)
-    assert tuned.divergence == tuned.before
+    assert tuned.divergence == tuned.untuned
 
 
 def test_what_took_sixteen_bits_still_does() -> None:
@@ -184,7 +184,7 @@ def test_losses_without_probabilities(loss: str) -> None:
 
     module = net()
     tuned = tune(module, encoded_matrices(module), loss=squares)
-    assert tuned.divergence < tuned.before
+    assert tuned.divergence < tuned.untuned
 
 
 class Together(nn.Module):
@@ -209,15 +209,15 @@ def test_batches_are_cut_where_that_changes_no_prediction() -> None:
 
 def test_which_tensors_have_gains() -> None:
     weight = torch.randn(40, 20, generator=torch.Generator().manual_seed(0))
-    whole = Trellis(8).encode("w", weight)
+    complete = Trellis(8).encode("w", weight)
     parts = tuple(Trellis(8).encode("w", weight[rows]) for rows in (slice(0, 15), slice(15, 40)))
     cut = Blocks.of((40, 20), torch.float32, parts)
     gains = np.linspace(0.9, 1.1, 40)
-    for encoded in (whole, cut):
+    for encoded in (complete, cut):
         assert has_gains(encoded)
         expected = decode(encoded) * torch.from_numpy(2 ** (np.rint(np.log2(gains) * 128) / 128)).float()[:, None]
         assert torch.allclose(decode(with_gains_of_rows(encoded, gains)), expected, rtol=1e-6)
-    assert with_gains_of_rows(whole, np.ones(40)).streams == whole.streams
+    assert with_gains_of_rows(complete, np.ones(40)).streams == complete.streams
     assert not has_gains(birdie.schemes.Grid(bits=4).encode("w", weight))
 
 

@@ -47,7 +47,7 @@ def tuned(
         seconds: that training may take.
     """
     end, tuner = time.monotonic() + seconds, Tuner(calibration.measured(), calibration.batches)
-    before = calibration.divergence(fit.encoded)
+    untuned = calibration.divergence(fit.encoded)
     if target.quality is not None:
         return _to_quality(jobs, fit, target.quality, coder, calibration, tuner, end)
     start, budget = fit, target.in_bytes(jobs.assignment.weights)
@@ -55,21 +55,21 @@ def tuned(
         exponent, reserve = math.log2(fit.sigma or 1.0), _reserve(fit.encoded)
         start = search(jobs, replace(target, budget=budget - reserve, bits=None), exponent)
     result, coded = _train(jobs, start.encoded, tuner, end - time.monotonic(), coder.meter), coder.coded(start.encoded)
-    fits = [replace(fit, divergence=before)]
+    fits = [replace(fit, divergence=untuned)]
     for resolution in GAINS:
         encoded = _file(jobs, coded, result, coder, resolution)
         if budget is None or coder.size(encoded) <= budget:
             divergence = calibration.divergence(encoded)
             fits.append(replace(start, encoded=encoded, bytes=coder.size(encoded), divergence=divergence))
-    return replace(min(fits, key=lambda one: one.divergence or 0.0), untuned=before)
+    return replace(min(fits, key=lambda one: one.divergence or 0.0), untuned=untuned)
 
 
 def _to_quality(
     jobs: Jobs, fit: Fit, quality: float, coder: Coder, calibration: CalibrationResult, tuner: Tuner, end: float
 ) -> Fit:
     """Return the smaller of a fit and of a coarser one that meets the quality after tuning."""
-    before = calibration.divergence(fit.encoded)
-    untuned = replace(fit, encoded=coder.coded(fit.encoded), untuned=before)
+    untuned = calibration.divergence(fit.encoded)
+    fallback = replace(fit, encoded=coder.coded(fit.encoded), untuned=untuned)
     exponent = math.log2(fit.sigma or 1.0)
     coarser = exponent + math.log2(_COARSER)
     for share in (0.6, 1.0):
@@ -80,10 +80,10 @@ def _to_quality(
         state = _file(jobs, coder.coded(encoded), result, coder, GAINS[1])
         divergence = calibration.divergence(state)
         if divergence <= quality:
-            better = Fit(state, 0, 2.0**coarser, fit.rounds, divergence, before)
-            return min(better, untuned, key=lambda one: coder.size(one.encoded))
+            better = Fit(state, 0, 2.0**coarser, fit.rounds, divergence, untuned)
+            return min(better, fallback, key=lambda one: coder.size(one.encoded))
         coarser += math.log2(0.98 * quality / divergence) / 2
-    return untuned
+    return fallback
 
 
 def _train(jobs: Jobs, state: EncodedState, tuner: Tuner, seconds: float, meter: Meter) -> Tuned:
