@@ -230,8 +230,12 @@ def _cost(scaled, inverse, numbers, odd, table, row_bins, column_bins, weight_of
     return total
 
 
-@njit(inline="always")
-def _best_numbers(u, bits, weight_of_rate, costs, candidates):  # type: ignore[no-untyped-def]
+# These functions hold no references: to count those of their arrays takes longer than all the rest.
+_inlined = njit(forceinline=True, _nrt=False)
+
+
+@_inlined
+def _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, step):  # type: ignore[no-untyped-def]
     """Find the best number near `u` scales for both grids and both parities, and its cost.
 
     The nearest number of a parity has the least error, but the next one of that parity towards zero may have so many
@@ -244,33 +248,35 @@ def _best_numbers(u, bits, weight_of_rate, costs, candidates):  # type: ignore[n
             off = shifted - np.float32(m)
             best = off * off
             if -REACH <= m <= REACH:
-                best += weight_of_rate * bits[o, m + REACH]
+                best += weight_of_rate * table[bin_, o, m + REACH]
                 closer = m - 2 if m > 0 else m + 2  # of the same parity, towards zero or just across it
                 off = shifted - np.float32(closer)
-                less = off * off + weight_of_rate * bits[o, closer + REACH]
+                less = off * off + weight_of_rate * table[bin_, o, closer + REACH]
                 if less < best:
                     best, m = less, closer
             costs[o, b] = best
-            candidates[o, b] = m
+            candidates[step, o, b] = m
 
 
-@njit(inline="always")
-def _select_paths(cost, next_cost, chosen, at, costs, odd, parity, swapped, first, metrics):  # type: ignore[no-untyped-def]
+@_inlined
+def _select_paths(cost, now, chosen, step, costs, odd, parity, swapped, first, metrics):  # type: ignore[no-untyped-def]
     """Select the cheaper of the two ways into each state: one step of the dynamic programming.
 
-    Bit n of `chosen`, from byte `at` on, says that the way into state n comes from the second of its two states.
+    Costs are read from element `now` of `cost` on, which is 0 or the number of states, and written to the other half.
+    Bit n of chosen[step] says that the way into state n comes from the second of its two states.
     """
-    half = cost.size >> 1
+    states = cost.size >> 1
+    half, then = states >> 1, states - now
     if half < WIDTH:
         bits = 0
         for j in range(odd.size):
-            for top in range(min(cost.size, 2)):
-                one = cost[2 * j] + costs[odd[j], parity[j] ^ top]
-                two = cost[(2 * j + 1) & (cost.size - 1)] + costs[odd[j], parity[j] ^ top ^ 1]
-                second = two <= one if swapped[j] else two < one
+            for top in range(min(states, 2)):
+                one = cost[now + 2 * j] + costs[odd[j], parity[j] ^ top]
+                two = cost[now + ((2 * j + 1) & (states - 1))] + costs[odd[j], parity[j] ^ top ^ 1]
+                second = (two < one) | (swapped[j] & (two == one))
                 bits |= second << (j + half * top)
-                next_cost[j + half * top] = two if second else one
-        chosen[at // chosen.shape[1], 0] = bits
+                cost[then + j + half * top] = min(one, two)
+        chosen[step, 0] = bits
         return
     # Oddness, parity and order of eight neighbors are those of the first eight, all of them as they are or inverted.
     nothing = splat(np.float32(0))
@@ -280,34 +286,34 @@ def _select_paths(cost, next_cost, chosen, at, costs, odd, parity, swapped, firs
         uneven = choose(is_odd, splat(costs[1 - o, 1]), splat(costs[o, 1]))
         store(metrics, 2 * o * WIDTH, choose(is_other, uneven, even))
         store(metrics, (2 * o + 1) * WIDTH, choose(is_other, even, uneven))
-    for group in range(half // WIDTH):
-        j = group * WIDTH
-        one, two = load_even(cost, 2 * j), load_odd(cost, 2 * j)
-        same = (2 * odd[j] + parity[j]) * WIDTH
+    for j in range(0, half, WIDTH):
+        one, two = load_even(cost, now + 2 * j), load_odd(cost, now + 2 * j)
+        kind = (2 * odd[j] + parity[j]) * WIDTH
         tie = less(nothing, load(first, (2 + swapped[j]) * WIDTH))
         for top in range(2):
-            by_one, by_two = plus(one, load(metrics, same ^ WIDTH * top)), plus(two, load(metrics, same ^ WIDTH * (1 - top)))
-            second = choose(tie, at_most(by_two, by_one), less(by_two, by_one))
-            store(next_cost, j + half * top, choose(second, by_two, by_one))
-            store_bits(chosen, at + (j + half * top) // WIDTH, second)
+            by_one, by_two = plus(one, load(metrics, kind)), plus(two, load(metrics, kind ^ WIDTH))
+            second, into = choose(tie, at_most(by_two, by_one), less(by_two, by_one)), j + half * top
+            store(cost, then + into, choose(second, by_two, by_one))
+            store_bits(chosen, (step * states + into) // WIDTH, second)
+            kind ^= WIDTH
 
 
-@njit(inline="always")
-def _cheapest(cost, order):  # type: ignore[no-untyped-def]
+@_inlined
+def _cheapest(cost, now, order):  # type: ignore[no-untyped-def]
     """Return the cheapest state, of equal ones the first in `order`."""
     end = order[0]
     for state in order:
-        if cost[state] < cost[end]:
+        if cost[now + state] < cost[now + end]:
             end = state
     return end
 
 
-@njit(inline="always")
-def _trace(state, bits, odd, parity, full):  # type: ignore[no-untyped-def]
+@_inlined
+def _trace(state, chosen, step, odd, parity, states):  # type: ignore[no-untyped-def]
     """Return the state before `state`, its oddness and the parity of the number between them."""
     j, top = state & (odd.size - 1), state >= odd.size
-    second = np.int64(bits[state >> 3]) >> (state & 7) & 1
-    return (2 * j + second) & full, odd[j], parity[j] ^ top ^ second
+    second = np.int64(chosen[step, state >> 3]) >> (state & 7) & 1
+    return (2 * j + second) & (states - 1), odd[j], parity[j] ^ top ^ second
 
 
 @njit(nogil=True, cache=True)
@@ -336,7 +342,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     odd, parity, swapped, order, eight = paths
     states, metrics = order.size, np.empty(4 * WIDTH, np.float32)
     fed_down = down.shape[0] == rows
-    cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
+    cost, now = np.empty(2 * states, np.float32), 0
     length = BLOCK if fed_down else rows
     chosen = np.empty((length, max(states // WIDTH, 1)), np.uint8)
     candidates, costs = np.empty((length, 2, 2), np.int32), np.empty((2, 2), np.float32)
@@ -351,8 +357,8 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
             if first % height == 0:
                 state = np.int64(0)
             for s in range(states):
-                cost[s] = np.float32(1e30)
-            cost[state] = np.float32(0)
+                cost[now + s] = np.float32(1e30)
+            cost[now + state] = np.float32(0)
             for i in range(first, last):
                 # 0 is the only number of a row that is left out and of a zero to keep: only even parity is possible.
                 if row[i] == 0 or (zeros.size > 0 and zeros[j, i]):
@@ -362,14 +368,13 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
                 else:
                     u = target[i] / (row[i] * scales[j])
                     bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
-                    _best_numbers(u, table[bin_], weight_of_rate, costs, candidates[i - first])
-                at = (i - first) * chosen.shape[1]
-                _select_paths(cost, next_cost, chosen, at, costs, odd, parity, swapped, eight, metrics)
-                cost, next_cost = next_cost, cost
-            state = _cheapest(cost, order)
+                    _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, i - first)
+                _select_paths(cost, now, chosen, i - first, costs, odd, parity, swapped, eight, metrics)
+                now = states - now
+            state = _cheapest(cost, now, order)
             end = state
             for i in range(last - 1, first - 1, -1):
-                end, o, b = _trace(end, chosen[i - first], odd, parity, states - 1)
+                end, o, b = _trace(end, chosen, i - first, odd, parity, states)
                 m = candidates[i - first, o, b]
                 numbers[j, i] = m
                 value = (np.float32(m) + np.float32(0.5) * np.float32(o)) * row[i] * scales[j]
@@ -400,7 +405,7 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     columns = weight.shape[1]
     odd, parity, swapped, order, eight = paths
     states, metrics = order.size, np.empty(4 * WIDTH, np.float32)
-    cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
+    cost, now = np.empty(2 * states, np.float32), 0
     chosen = np.empty((stretch + OVERLAP, max(states // WIDTH, 1)), np.uint8)
     candidates, costs = np.zeros((stretch + OVERLAP, 2, 2), np.int32), np.empty((2, 2), np.float32)
     state = np.int64(0)
@@ -412,8 +417,8 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
         stop = min(first - start + height * columns, weight.size)  # of the chunk
         last = min(first + stretch + OVERLAP, stop)
         for s in range(states):
-            cost[s] = np.float32(1e30)
-        cost[state] = np.float32(0)
+            cost[now + s] = np.float32(1e30)
+        cost[now + state] = np.float32(0)
         for t in range(first, last):
             i, j = t // columns, t % columns
             if row[i] == 0:
@@ -423,16 +428,15 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
             else:
                 bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
                 _best_numbers(
-                    weight[i, j] / (row[i] * scales[j]), table[bin_], weight_of_rate, costs, candidates[t - first]
+                    weight[i, j] / (row[i] * scales[j]), table, bin_, weight_of_rate, costs, candidates, t - first
                 )
-            at = (t - first) * chosen.shape[1]
-            _select_paths(cost, next_cost, chosen, at, costs, odd, parity, swapped, eight, metrics)
-            cost, next_cost = next_cost, cost
-        end = _cheapest(cost, order)
+            _select_paths(cost, now, chosen, t - first, costs, odd, parity, swapped, eight, metrics)
+            now = states - now
+        end = _cheapest(cost, now, order)
         kept = last if last == stop else first + stretch
         for t in range(last - 1, first - 1, -1):
             if t == kept - 1:
                 state = end
-            end, o, b = _trace(end, chosen[t - first], odd, parity, states - 1)
+            end, o, b = _trace(end, chosen, t - first, odd, parity, states)
             numbers[t // columns, t % columns] = candidates[t - first, o, b]
         first = kept
