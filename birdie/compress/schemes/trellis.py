@@ -183,7 +183,7 @@ class Trellis(Scheme):
     """Dependent quantization with `states` states; one state is a plain grid.
 
     Attributes:
-        states: 1, 4, 8, 16, 32 or 64. More states cost time in the encoder, none in the decoder.
+        states: 1, 4, 8, 16, 32, 64, 128 or 256. More states cost time in the encoder, none in the decoder.
         sigma: scale in standard deviations of the row; None: 0.3.
         rate: price of bits when symbols are chosen, as a share of the right one; 0 minimizes the error alone.
         output: whether errors are fed back to rows too, if the sensitivity has the output covariance.
@@ -194,7 +194,7 @@ class Trellis(Scheme):
 
     decoder = DECODER
     specs = (
-        Spec("trellis", "two grids half a scale apart on a trellis of 4 to 64 states", _spec, "trellis:sigma=0.3"),
+        Spec("trellis", "two grids half a scale apart on a trellis of 4 to 256 states", _spec, "trellis:sigma=0.3"),
         Spec("feedback", "a grid of nominal bits over the range of each row, errors fed back", _by_range),
         Spec("gptq", "a grid clipped at so many deviations, errors fed back by the input Hessian (GPTQ)", _gptq),
     )

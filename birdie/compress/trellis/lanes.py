@@ -31,6 +31,7 @@ from birdie.runtime.kernels import njit
 Matrix = NDArray[np.float32]
 LANES = 32
 SEARCHED = (4, 8, 16, 32, 128, 256)  # states; 64 are searched with counted bits, as ever, so that files stay the same
+MOST_SURVIVORS = 1 << 25  # in a lane; each takes four bytes for all lanes
 LARGEST = 32_000  # of the numbers: int16
 FINE = 1.25  # deviations, in scales, from which the density prices bits as well as counts do: about two bits a weight
 _LENGTH = 1024  # weights of a segment
@@ -108,9 +109,11 @@ def suits(density: WeightDensity, most: NDArray[np.float64], row: Matrix, column
     `most` (rows,) is the largest magnitude of each row.
     """
     used = row > 0
+    height = min(len(row), chunk_rows(len(column)))
     typical = math.sqrt(float(np.mean(density.row[used] / row[used].astype(np.float64) ** 2)))
     largest = float(np.max(most[used] / row[used])) / float(column.min())
-    return states in SEARCHED and typical >= FINE * float(column.mean()) and largest <= LARGEST
+    suited = states in SEARCHED and height * states <= MOST_SURVIVORS
+    return suited and typical >= FINE * float(column.mean()) and largest <= LARGEST
 
 
 def quantize(
