@@ -2,10 +2,10 @@
 
     states 2j, 2j + 1 ──► states j, j + states / 2
 
-`birdie.entropy.trellis` has its machines in the form that decodes fastest, where the states before a state lie anywhere.
-A change of basis makes the same machine a shift register (the controller form of Ungerboeck's feedback encoder): both
-states 2j and 2j + 1 lead to j and to j + states / 2, all four ways have the same oddness, and the parities of the four
-numbers follow from that of the first. So neighboring states are searched by the same instructions.
+The states of `birdie.entropy.trellis.machine` decode fast, but the two states before a state lie anywhere. A change of
+basis makes the same machine a shift register, the controller form of Ungerboeck's encoder: states 2j and 2j + 1 lead to
+j and to j + states / 2, the four ways have the same oddness, and one parity says all four. So neighboring states are
+searched by the same instructions.
 """
 
 from functools import cache
@@ -35,8 +35,8 @@ class Register(NamedTuple):
 
 @cache
 def register(states: int) -> Register:
-    """Return the machine of |`states`| states as a shift register; half a state is one for a plain grid."""
-    following = machine(abs(states)).next_state.astype(np.int64)
+    """Return the machine of `states` states as a shift register; half of one state, a plain grid, counts as one."""
+    following = machine(states).next_state.astype(np.int64)
     count = len(following)
     feedback = int(following[-1, 0]) ^ (count - 1) >> 1
     original, image, bit = np.zeros(count, np.int64), following[0, 1], count >> 1
@@ -46,4 +46,5 @@ def register(states: int) -> Register:
     first, second = original[::2], original[1::2] if count > 1 else original
     half = max(count >> 1, 1)
     parity = following[first, 0] != original[:half]
-    return Register(*((part).astype(np.uint8) for part in (first & 1, parity, second < first)), original)
+    odd, swapped = first & 1, second < first
+    return Register(odd.astype(np.uint8), parity.astype(np.uint8), swapped.astype(np.uint8), original)

@@ -31,7 +31,7 @@ _FLOATS, _MASK = _Vector("eight float32", ir.FloatType()), _Vector("eight boolea
 @register_model(_Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: _Vector) -> None:
-        super().__init__(manager, vector, vector.llvm)
+        super().__init__(manager, vector, vector.llvm)  # type: ignore[no-untyped-call]
 
 
 def _compiled(result: types.Type | None, emit: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -54,7 +54,7 @@ def _compiled(result: types.Type | None, emit: Callable[..., Any]) -> Callable[[
 
         typed.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # numba wants the names
         type_callable(function)(lambda context: typed)  # noqa: ARG005
-        lower_builtin(function, types.VarArg(types.Any))(write)
+        lower_builtin(function, types.VarArg(types.Any))(write)  # type: ignore[no-untyped-call]
         return function
 
     return decorate

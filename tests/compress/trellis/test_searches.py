@@ -32,15 +32,15 @@ def least_error(values: Matrix, states: int) -> float:
 def test_without_a_price_no_path_is_nearer(states: int, direction: int) -> None:
     weight = np.random.default_rng(states).normal(0, 5, (60, 3)).astype(np.float32)
     rows, columns = np.ones(60, np.float32), np.ones(3, np.float32)
-    found = {"one after the other": viterbi.quantize(weight, feedback(None, 60, 3), rows, columns, direction * states, 0)}
+    signed = direction * states
+    numbers = {"one by one": viterbi.quantize(weight, feedback(None, 60, 3), rows, columns, signed, 0)}
     if states in lanes.SEARCHED:
-        found["many"] = lanes.quantize(weight, WeightDensity.of(weight), rows, columns, direction * states, 0).astype(
-            np.int32
-        )
+        many = lanes.quantize(weight, WeightDensity.of(weight), rows, columns, signed, 0)
+        numbers["many at a time"] = many.astype(np.int32)
     paths = weight.T if direction > 0 else weight.reshape(1, -1)
     least = sum(least_error(path, states) for path in paths)
-    for search, numbers in found.items():
-        error = float(((weight - numbers - 0.5 * odd_states(numbers, direction * states)) ** 2).sum())
+    for search, chosen in numbers.items():
+        error = float(((weight - chosen - 0.5 * odd_states(chosen, signed)) ** 2).sum())
         assert error == pytest.approx(least, rel=1e-4), search
 
 
@@ -53,10 +53,10 @@ def test_a_register_is_the_machine_in_another_order(states: int) -> None:
     for j in range(half):
         assert swapped[j] == (original[2 * j + 1] < original[2 * j])
         for second in (0, 1):
-            before = original[2 * j + second]
-            assert paths.odd[before] == odd[j]
+            state = original[2 * j + second]
+            assert paths.odd[state] == odd[j]
             for top in (0, 1):
-                assert paths.next_state[before, parity[j] ^ second ^ top] == original[j + half * top]
+                assert paths.next_state[state, parity[j] ^ second ^ top] == original[j + half * top]
 
 
 def test_instructions_do_what_the_bodies_of_their_functions_do() -> None:
