@@ -78,7 +78,7 @@ def test_grids_and_ternary_weights(encoded: Encoded, threads: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    states=st.sampled_from([1, 4, 8, 16, 32, 64]),
+    states=st.sampled_from(trellis.STATES),
     rows=st.integers(1, 30),
     columns=st.integers(32, 70),
     resolutions=st.tuples(st.sampled_from([1, 4, 16]), st.sampled_from([0, 1, 16])),

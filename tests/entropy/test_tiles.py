@@ -77,7 +77,7 @@ def test_any_values_come_back_from_both_decoders(values: Integers, states: int, 
         assert reference.decode(coder.TILES, data, values.shape[0], values.shape[1], states) == values.tolist()
 
 
-@pytest.mark.parametrize("states", [1, 4, 32])
+@pytest.mark.parametrize("states", [1, 4, 256])
 @pytest.mark.parametrize("deviation", [0.3, 1.5, 20])
 def test_whatever_fits_is_coded(deviation: float, states: int) -> None:
     assert coded(on_paths(60, 45, states, deviation), states) is not None

@@ -140,7 +140,7 @@ def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
         payload = mixed.encode(some, kernel)
         if payload is not None:
             yield f"mixed {name}", some, coder.MIXED, payload, 1
-    for states, name in (4, "plain"), (64, "listed"), (8, "low bits"), (32, "vector"), (-8, "plain"):
+    for states, name in (4, "plain"), (256, "listed"), (8, "low bits"), (32, "vector"), (-8, "plain"):
         some = arrays()[name][0][:15]
         payload = mixed.encode(some, (1, 1), states)
         assert payload is not None

@@ -164,6 +164,7 @@ FEATURES: dict[str, Feature] = {
     "mixed columns first": Feature(coder.MIXED, gaussian(96, 48, 1, 40).T, {"transposed": True}),
     "mixed 4 states": Feature(coder.MIXED, on_paths(40, 30, 4, 0.8), {"predicted": "none"}, states=4),
     "mixed 64 states": Feature(coder.MIXED, on_paths(30, 40, 64, 9), {"alphabet": "step 1"}, states=64),
+    "mixed 256 states": Feature(coder.MIXED, on_paths(30, 40, 256, 9), {"alphabet": "step 1"}, states=256),
     "mixed listed states": Feature(coder.MIXED, on_paths(8, 24, 8, 400), {"alphabet": "listed"}, states=8),
     "mixed along rows": Feature(coder.MIXED, on_paths(24, 30, -8, 0.8), {"predicted": "none"}, states=-8),
     "static 8 states": Feature(coder.STATIC, on_paths(64, 60, 8, 0.6), {"paired": True}, states=8),
@@ -191,6 +192,7 @@ FEATURES: dict[str, Feature] = {
         coder.TILES, on_paths(90, 40, 4, 0.8, gaps=True), {"paired": True, "left out": 30}, states=4
     ),
     "tiles 32 states": Feature(coder.TILES, on_paths(70, 66, 32, 0.6), {"paired": True, "tiles": 3}, states=32),
+    "tiles 128 states": Feature(coder.TILES, on_paths(70, 40, 128, 0.6), {"paired": True, "tiles": 2}, states=128),
     "tiles below each other": Feature(coder.TILES, mostly_zero(8300, 128), {"tiles": 8, "left out": 8295}),
 }
 

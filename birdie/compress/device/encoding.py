@@ -17,6 +17,7 @@ from birdie.compress.trellis.lanes import Factors
 from birdie.entropy.trellis import chunk_rows
 from birdie.runtime.device import current
 
+MOST_STATES = 32  # of a trellis that `quantize` takes: survivors are the bits of a word
 _TIES = 0.02  # share of numbers that other rounding may change
 
 
@@ -54,7 +55,7 @@ def quantize(weight: Tensor, factors: Factors) -> Tensor:
 
     Args:
         weight: (rows, columns), real, on the device.
-        factors: of the search, for a trellis of 4 to 32 states.
+        factors: of the search, for a trellis of 4 to `MOST_STATES` states.
     """
     from birdie.compress.device import encoding_kernels as kernels
 

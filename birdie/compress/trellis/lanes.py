@@ -17,21 +17,25 @@ own frequencies are needed, which `birdie.compress.trellis.viterbi` learns.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from birdie.compress.trellis.register import register
+from birdie.compress.trellis.vectors import WIDTH, choose, less, load, plus, store, store_bits
 from birdie.entropy.trellis import chunk_rows, machine
 from birdie.runtime.kernels import njit
 
 Matrix = NDArray[np.float32]
 LANES = 32
-MOST_STATES = 32
+SEARCHED = (4, 8, 16, 32, 128, 256)  # states; 64 are searched with counted bits, as ever, so that files stay the same
+MOST_SURVIVORS = 1 << 25  # in a lane; each takes four bytes for all lanes
 LARGEST = 32_000  # of the numbers: int16
 FINE = 1.25  # deviations, in scales, from which the density prices bits as well as counts do: about two bits a weight
 _LENGTH = 1024  # weights of a segment
-_OVERLAP = 96  # weights of its neighbors on either side: 19 times the memory of 32 states
+_OVERLAP = 96  # weights of its neighbors on either side: 19 times the memory of 32 states, 12 times that of 256
 _SAMPLE = 1 << 16  # weights from which the density is estimated
 _PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its power is estimated
 _TINY = 1e-90  # below the square of the smallest float32
@@ -105,9 +109,11 @@ def suits(density: WeightDensity, most: NDArray[np.float64], row: Matrix, column
     `most` (rows,) is the largest magnitude of each row.
     """
     used = row > 0
+    height = min(len(row), chunk_rows(len(column)))
     typical = math.sqrt(float(np.mean(density.row[used] / row[used].astype(np.float64) ** 2)))
     largest = float(np.max(most[used] / row[used])) / float(column.min())
-    return 4 <= states <= MOST_STATES and typical >= FINE * float(column.mean()) and largest <= LARGEST
+    suited = states in SEARCHED and height * states <= MOST_SURVIVORS
+    return suited and typical >= FINE * float(column.mean()) and largest <= LARGEST
 
 
 def quantize(
@@ -127,8 +133,16 @@ def quantize(
     numbers = np.empty(weight.shape, np.int16)
     search = _search_columns if states > 0 else _search_rows
     factors = Factors.of(density, row, column, states, price)
-    search(np.ascontiguousarray(weight), *factors, min(chunk_rows(columns), rows), numbers)
+    height = min(chunk_rows(columns), rows)
+    search(np.ascontiguousarray(weight), *factors[:-1], _paths(abs(states)), height, numbers)
     return numbers
+
+
+@cache
+def _paths(states: int) -> tuple[NDArray[np.int64], ...]:
+    """Return oddness and parity of the ways of a register, and its states in the machine's order."""
+    odd, parity, _, original = register(states)
+    return odd.astype(np.int64), parity.astype(np.int64), np.argsort(original)
 
 
 def _code(states: int) -> tuple[int, int, int, int]:
@@ -163,14 +177,14 @@ def _shrunk(value, power, gain):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _search(u, odd_price, start, begin, end, code, cost, following, survivors, numbers, ends):  # type: ignore[no-untyped-def]
+def _search(u, odd_price, start, begin, end, paths, cost, following, survivors, numbers, ends):  # type: ignore[no-untyped-def]
     """Fill `numbers` (length, LANES) from row `begin` on with the cheapest paths through `u` (length, LANES).
 
     Path l is in state start[l] at row `begin`; if that is negative, in any. Its state at row `end` is put in ends[l].
     `odd_price` (length,) is added for odd numbers. Returns the states at row `begin`.
     """
-    states, shift, flip, top = code
-    full, length = states - 1, u.shape[0]
+    odd, parity, order = paths
+    states, half, length = order.size, odd.size, u.shape[0]
     metric, least = np.empty((4, LANES), np.float32), np.empty(LANES, np.float32)
     cost[:] = np.float32(0)
     for i in range(length):
@@ -179,25 +193,23 @@ def _search(u, odd_price, start, begin, end, code, cost, following, survivors, n
                 for s in range(states):
                     if start[lane] >= 0:
                         cost[s, lane] = np.float32(0) if s == start[lane] else np.float32(1e30)
-        values, bits = u[i], survivors[i]
+        values = u[i]
         for c in range(4):  # 2 · parity + odd
             offset, extra = np.float32(0.25) * np.float32(c), odd_price[i] if c >= 2 else np.float32(0)
             for lane in range(LANES):
-                half = values[lane] * np.float32(0.5) - offset
-                error = half - np.rint(half)
+                error = values[lane] * np.float32(0.5) - offset
+                error -= np.rint(error)
                 metric[c, lane] = error * error + extra
-        for lane in range(LANES):
-            bits[lane] = 0
-        for n in range(states):
-            odd = n >> top
-            even_way, odd_way = ((n ^ odd * shift) << 1) & full | odd, ((n ^ odd * shift ^ flip) << 1) & full | odd
-            cost_even, cost_odd, cheapest = cost[even_way], cost[odd_way], following[n]
-            metric_even, metric_odd = metric[odd], metric[2 + odd]
-            for lane in range(LANES):
-                zero, one = cost_even[lane] + metric_even[lane], cost_odd[lane] + metric_odd[lane]
-                better = one < zero
-                cheapest[lane] = one if better else zero
-                bits[lane] |= np.uint32(better) << np.uint32(n)
+        for j in range(half):
+            for lane in range(0, LANES, WIDTH):
+                even, uneven = load(metric, odd[j] * LANES + lane), load(metric, (2 + odd[j]) * LANES + lane)
+                for top in range(2):
+                    first = 2 * j + (parity[j] ^ top)  # from which an even number leads here
+                    zero = plus(load(cost, first * LANES + lane), even)
+                    one = plus(load(cost, (first ^ 1) * LANES + lane), uneven)
+                    better, into = less(one, zero), (j + half * top) * LANES + lane
+                    store(following, into, choose(better, one, zero))
+                    store_bits(survivors, (i * states * LANES + into) // WIDTH, better)
         cost, following = following, cost
         if i & 63 == 63:  # costs stay small, so that float32 tells them apart
             for lane in range(LANES):
@@ -210,7 +222,7 @@ def _search(u, odd_price, start, begin, end, code, cost, following, survivors, n
                     cost[s, lane] -= least[lane]
     state = np.zeros(LANES, np.int32)
     for lane in range(LANES):
-        for s in range(1, states):
+        for s in order:
             if cost[s, lane] < cost[state[lane], lane]:
                 state[lane] = s
     for i in range(length - 1, begin - 1, -1):
@@ -220,21 +232,21 @@ def _search(u, odd_price, start, begin, end, code, cost, following, survivors, n
         values, bits, out = u[i], survivors[i], numbers[i]
         for lane in range(LANES):
             n = state[lane]
-            odd, parity = n >> top, np.int32((bits[lane] >> np.uint32(n)) & np.uint32(1))
-            state[lane] = ((n ^ odd * shift ^ parity * flip) << 1) & full | odd
-            half = values[lane] * np.float32(0.5) - np.float32(0.25) * np.float32(odd + 2 * parity)
-            out[lane] = 2 * np.int32(np.rint(half)) + parity
+            j, uneven = n & (half - 1), np.int32(bits[n, lane // WIDTH]) >> (lane % WIDTH) & 1
+            state[lane] = 2 * j + (parity[j] ^ uneven ^ (n >= half))
+            rounded = np.rint(values[lane] * np.float32(0.5) - np.float32(0.25) * np.float32(odd[j] + 2 * uneven))
+            out[lane] = 2 * np.int32(rounded) + uneven
     return state
 
 
 @njit(nogil=True, cache=True)
 def _search_columns(  # type: ignore[no-untyped-def]
-    weight, inverse, inverse_column, power, column_power, gain, code, height, numbers
+    weight, inverse, inverse_column, power, column_power, gain, paths, height, numbers
 ):
     """Quantize down the columns; paths begin in state 0 at every `height` rows."""
     rows, columns = weight.shape
-    states = code[0]
-    u, survivors = np.zeros((height, LANES), np.float32), np.empty((height, LANES), np.uint32)
+    states = paths[-1].size
+    u, survivors = np.zeros((height, LANES), np.float32), np.empty((height, states, LANES // WIDTH), np.uint8)
     cost, following = np.empty((states, LANES), np.float32), np.empty((states, LANES), np.float32)
     out, odd_price = np.empty((height, LANES), np.int16), np.empty(height, np.float32)
     start, ends = np.zeros(LANES, np.int32), np.empty(LANES, np.int32)
@@ -256,7 +268,7 @@ def _search_columns(  # type: ignore[no-untyped-def]
                         scaled = source[left + lane] * scale * inverse_column[left + lane]
                         values[lane] = _shrunk(scaled, spread * column_power[left + lane], gain)
             _search(
-                u[:count], odd_price[:count], start, np.int64(0), count, code, cost, following, survivors, out, ends
+                u[:count], odd_price[:count], start, np.int64(0), count, paths, cost, following, survivors, out, ends
             )
             for i in range(count):
                 used = inverse[first + i] > 0
@@ -266,12 +278,12 @@ def _search_columns(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _search_rows(  # type: ignore[no-untyped-def]
-    weight, inverse, inverse_column, power, column_power, gain, code, height, numbers
+    weight, inverse, inverse_column, power, column_power, gain, paths, height, numbers
 ):
     """Quantize on one path along the rows, which begins in state 0 at every `height` rows."""
     rows, columns = weight.shape
-    states, length = code[0], _LENGTH + 2 * _OVERLAP
-    u, survivors = np.empty((length, LANES), np.float32), np.empty((length, LANES), np.uint32)
+    states, length = paths[-1].size, _LENGTH + 2 * _OVERLAP
+    u, survivors = np.empty((length, LANES), np.float32), np.empty((length, states, LANES // WIDTH), np.uint8)
     cost, following = np.empty((states, LANES), np.float32), np.empty((states, LANES), np.float32)
     out, odd_price = np.empty((length, LANES), np.int16), np.zeros(length, np.float32)
     start, ends, overlap = np.empty(LANES, np.int32), np.empty(LANES, np.int32), np.int64(_OVERLAP)
@@ -298,7 +310,7 @@ def _search_rows(  # type: ignore[no-untyped-def]
             agreed = False
             while not agreed:
                 begins = _search(
-                    u, odd_price, start, overlap, overlap + _LENGTH, code, cost, following, survivors, out, ends
+                    u, odd_price, start, overlap, overlap + _LENGTH, paths, cost, following, survivors, out, ends
                 )
                 agreed = True
                 for lane in range(1, LANES):

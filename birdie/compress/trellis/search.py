@@ -51,7 +51,7 @@ def search(
         if _is_on_gpu(weight):
             from birdie.compress.device import encoding as device
 
-            if device.searches(weight):
+            if states <= device.MOST_STATES and device.searches(weight):
                 on_device = lanes.Factors.of(density, row, column, states, price)
                 return states, device.quantize(weight.detach().reshape(matrix.shape), on_device).cpu().numpy()
         return states, lanes.quantize(matrix, density, row, column, states, price)

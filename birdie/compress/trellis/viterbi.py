@@ -14,12 +14,28 @@ all rows: every path that starts anew costs a bit or more.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from birdie.compress.trellis.feedback import BLOCK, Feedback, feedback
-from birdie.entropy.trellis import chunk_rows, machine, odd_states
+from birdie.compress.trellis.register import register
+from birdie.compress.trellis.vectors import (
+    WIDTH,
+    at_most,
+    choose,
+    less,
+    load,
+    load_even,
+    load_odd,
+    plus,
+    splat,
+    store,
+    store_bits,
+)
+from birdie.entropy.trellis import chunk_rows, odd_states
 from birdie.runtime.kernels import njit
 
 Matrix = NDArray[np.float32]
@@ -147,19 +163,18 @@ def _search(
 ) -> NDArray[np.int32]:
     """Quantize on one path along the rows, or down the columns in the order of the feedback, by blocks of `COLUMNS`."""
     rows, columns = weight.shape
-    paths, height = machine(states), chunk_rows(columns)
-    incoming = _predecessors(paths.next_state)
+    paths, height = _paths(abs(states)), chunk_rows(columns)
     if states < 0:
         along = np.zeros(weight.shape, np.int32)
         tables = bit_costs.table, bit_costs.row, bit_costs.column, np.float32(weight_of_rate)
-        _quantize_rows(np.ascontiguousarray(weight), row, column, paths.odd, incoming, *tables, height, STRETCH, along)
+        _quantize_rows(np.ascontiguousarray(weight), row, column, paths, *tables, height, STRETCH, along)
         return along
     left = np.ascontiguousarray(weight.T[factors.order])  # (columns, rows), in the order of quantization
     scales, column_bins = column[factors.order], bit_costs.column[factors.order]
     held = np.ascontiguousarray(zeros.T[factors.order]) if zeros.size else zeros
     numbers = np.empty(left.shape, np.int32)
     errors = np.empty((COLUMNS, rows), np.float32)
-    shared = factors.rows, paths.odd, incoming, bit_costs.table, bit_costs.row, np.float32(weight_of_rate), height
+    shared = factors.rows, paths, bit_costs.table, bit_costs.row, np.float32(weight_of_rate), height
     for start in range(0, columns, COLUMNS):
         stop = min(start + COLUMNS, columns)
         part = slice(start, stop)
@@ -174,13 +189,17 @@ def _search(
     return np.ascontiguousarray(out.T)
 
 
-def _predecessors(following: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return (states, 2, 2): the two (state, parity) that lead to each state; for one state, both of its parities."""
-    incoming: list[list[list[int]]] = [[] for _ in following]
-    for state, pair in enumerate(following):
-        for parity, successor in enumerate(pair):
-            incoming[successor].append([state, parity])
-    return np.array(incoming, np.int64)
+@cache
+def _paths(states: int) -> tuple[NDArray[Any], ...]:
+    """Return oddness, parity and order of the ways of a register, its states in the machine's order, the first eight.
+
+    The last has oddness, parity, order and the inverted order of the first eight ways, 1 or 0.
+    """
+    odd, parity, swapped, original = register(states)
+    eight = np.zeros((4, WIDTH), np.float32)
+    for line, values in zip(eight, (odd, parity, swapped, 1 - swapped), strict=True):
+        line[: values.size] = values[:WIDTH]
+    return odd, parity, swapped, np.argsort(original), eight
 
 
 @njit(nogil=True, cache=True)
@@ -211,8 +230,12 @@ def _cost(scaled, inverse, numbers, odd, table, row_bins, column_bins, weight_of
     return total
 
 
-@njit(inline="always")
-def _best_numbers(u, bits, weight_of_rate, costs, candidates):  # type: ignore[no-untyped-def]
+# These functions hold no references: to count those of their arrays takes longer than all the rest.
+_inlined = njit(forceinline=True, _nrt=False)
+
+
+@_inlined
+def _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, step):  # type: ignore[no-untyped-def]
     """Find the best number near `u` scales for both grids and both parities, and its cost.
 
     The nearest number of a parity has the least error, but the next one of that parity towards zero may have so many
@@ -225,24 +248,72 @@ def _best_numbers(u, bits, weight_of_rate, costs, candidates):  # type: ignore[n
             off = shifted - np.float32(m)
             best = off * off
             if -REACH <= m <= REACH:
-                best += weight_of_rate * bits[o, m + REACH]
+                best += weight_of_rate * table[bin_, o, m + REACH]
                 closer = m - 2 if m > 0 else m + 2  # of the same parity, towards zero or just across it
                 off = shifted - np.float32(closer)
-                less = off * off + weight_of_rate * bits[o, closer + REACH]
+                less = off * off + weight_of_rate * table[bin_, o, closer + REACH]
                 if less < best:
                     best, m = less, closer
             costs[o, b] = best
-            candidates[o, b] = m
+            candidates[step, o, b] = m
 
 
-@njit(inline="always")
-def _select_paths(cost, next_cost, chosen, incoming, odd, costs):  # type: ignore[no-untyped-def]
-    """Select the cheaper of the two ways into each state: one step of the dynamic programming."""
-    for s in range(cost.size):
-        s0, b0, s1, b1 = incoming[s, 0, 0], incoming[s, 0, 1], incoming[s, 1, 0], incoming[s, 1, 1]
-        zero, one = cost[s0] + costs[odd[s0], b0], cost[s1] + costs[odd[s1], b1]
-        chosen[s] = one < zero
-        next_cost[s] = min(zero, one)
+@_inlined
+def _select_paths(cost, now, chosen, step, costs, odd, parity, swapped, first, metrics):  # type: ignore[no-untyped-def]
+    """Select the cheaper of the two ways into each state: one step of the dynamic programming.
+
+    Costs are read from element `now` of `cost` on, which is 0 or the number of states, and written to the other half.
+    Bit n of chosen[step] says that the way into state n comes from the second of its two states.
+    """
+    states = cost.size >> 1
+    half, then = states >> 1, states - now
+    if half < WIDTH:
+        bits = 0
+        for j in range(odd.size):
+            for top in range(min(states, 2)):
+                one = cost[now + 2 * j] + costs[odd[j], parity[j] ^ top]
+                two = cost[now + ((2 * j + 1) & (states - 1))] + costs[odd[j], parity[j] ^ top ^ 1]
+                second = (two < one) | (swapped[j] & (two == one))
+                bits |= second << (j + half * top)
+                cost[then + j + half * top] = min(one, two)
+        chosen[step, 0] = bits
+        return
+    # Oddness, parity and order of eight neighbors are those of the first eight, all of them as they are or inverted.
+    nothing = splat(np.float32(0))
+    is_odd, is_other = less(nothing, load(first, 0)), less(nothing, load(first, WIDTH))
+    for o in range(2):
+        even = choose(is_odd, splat(costs[1 - o, 0]), splat(costs[o, 0]))
+        uneven = choose(is_odd, splat(costs[1 - o, 1]), splat(costs[o, 1]))
+        store(metrics, 2 * o * WIDTH, choose(is_other, uneven, even))
+        store(metrics, (2 * o + 1) * WIDTH, choose(is_other, even, uneven))
+    for j in range(0, half, WIDTH):
+        one, two = load_even(cost, now + 2 * j), load_odd(cost, now + 2 * j)
+        kind = (2 * odd[j] + parity[j]) * WIDTH
+        tie = less(nothing, load(first, (2 + swapped[j]) * WIDTH))
+        for top in range(2):
+            by_one, by_two = plus(one, load(metrics, kind)), plus(two, load(metrics, kind ^ WIDTH))
+            second, into = choose(tie, at_most(by_two, by_one), less(by_two, by_one)), j + half * top
+            store(cost, then + into, choose(second, by_two, by_one))
+            store_bits(chosen, (step * states + into) // WIDTH, second)
+            kind ^= WIDTH
+
+
+@_inlined
+def _cheapest(cost, now, order):  # type: ignore[no-untyped-def]
+    """Return the cheapest state, of equal ones the first in `order`."""
+    end = order[0]
+    for state in order:
+        if cost[now + state] < cost[now + end]:
+            end = state
+    return end
+
+
+@_inlined
+def _trace(state, chosen, step, odd, parity, states):  # type: ignore[no-untyped-def]
+    """Return the state before `state`, its oddness and the parity of the number between them."""
+    j, top = state & (odd.size - 1), state >= odd.size
+    second = np.int64(chosen[step, state >> 3]) >> (state & 7) & 1
+    return (2 * j + second) & (states - 1), odd[j], parity[j] ^ top ^ second
 
 
 @njit(nogil=True, cache=True)
@@ -253,8 +324,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     row,
     forward,
     down,
-    odd,
-    incoming,
+    paths,
     table,
     row_bins,
     weight_of_rate,
@@ -269,47 +339,45 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     later columns; they are taken before the feedback from the column's own earlier rows.
     """
     count, rows = left.shape
-    states = incoming.shape[0]
+    odd, parity, swapped, order, eight = paths
+    states, metrics = order.size, np.empty(4 * WIDTH, np.float32)
     fed_down = down.shape[0] == rows
-    cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
+    cost, now = np.empty(2 * states, np.float32), 0
     length = BLOCK if fed_down else rows
-    chosen = np.empty((length, states), np.uint8)
+    chosen = np.empty((length, max(states // WIDTH, 1)), np.uint8)
     candidates, costs = np.empty((length, 2, 2), np.int32), np.empty((2, 2), np.float32)
     target = np.empty(rows, np.float32)
     for j in range(count):
         for i in range(rows):
             target[i] = left[j, i]
-        state = 0
+        state = np.int64(0)
         first = 0
         while first < rows:
             last = min((first // length + 1) * length, rows, (first // height + 1) * height)
             if first % height == 0:
-                state = 0
+                state = np.int64(0)
             for s in range(states):
-                cost[s] = np.float32(1e30)
-            cost[state] = np.float32(0)
+                cost[now + s] = np.float32(1e30)
+            cost[now + state] = np.float32(0)
             for i in range(first, last):
                 # 0 is the only number of a row that is left out and of a zero to keep: only even parity is possible.
                 if row[i] == 0 or (zeros.size > 0 and zeros[j, i]):
                     costs[:, 0] = np.float32(0)
                     costs[:, 1] = np.float32(1e30)
                     candidates[i - first, :, 0] = 0
-                    _select_paths(cost, next_cost, chosen[i - first], incoming, odd, costs)
-                    cost, next_cost = next_cost, cost
-                    continue
-                u = target[i] / (row[i] * scales[j])
-                bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
-                _best_numbers(u, table[bin_], weight_of_rate, costs, candidates[i - first])
-                _select_paths(cost, next_cost, chosen[i - first], incoming, odd, costs)
-                cost, next_cost = next_cost, cost
-            end: int = np.argmin(cost)  # type: ignore[assignment]
-            state = end
+                else:
+                    u = target[i] / (row[i] * scales[j])
+                    bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
+                    _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, i - first)
+                _select_paths(cost, now, chosen, i - first, costs, odd, parity, swapped, eight, metrics)
+                now = states - now
+            state = _cheapest(cost, now, order)
+            end = state
             for i in range(last - 1, first - 1, -1):
-                side = chosen[i - first, end]
-                end, parity = incoming[end, side, 0], incoming[end, side, 1]
-                m = candidates[i - first, odd[end], parity]
+                end, o, b = _trace(end, chosen, i - first, odd, parity, states)
+                m = candidates[i - first, o, b]
                 numbers[j, i] = m
-                value = (np.float32(m) + np.float32(0.5) * np.float32(odd[end])) * row[i] * scales[j]
+                value = (np.float32(m) + np.float32(0.5) * np.float32(o)) * row[i] * scales[j]
                 errors[j, i] = left[j, i] - value  # of the column before feedback from its rows
                 target[i] -= value  # of the column after it: the error that is fed to later rows
             if fed_down:
@@ -327,7 +395,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _quantize_rows(  # type: ignore[no-untyped-def]
-    weight, row, scales, odd, incoming, table, row_bins, column_bins, weight_of_rate, height, stretch, numbers
+    weight, row, scales, paths, table, row_bins, column_bins, weight_of_rate, height, stretch, numbers
 ):
     """Quantize `weight` (rows, columns) on one path along the rows, searched in stretches that overlap.
 
@@ -335,21 +403,22 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     decisions of a stretch are final once the search has looked `OVERLAP` weights ahead.
     """
     columns = weight.shape[1]
-    states = incoming.shape[0]
-    cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
-    chosen = np.empty((stretch + OVERLAP, states), np.uint8)
+    odd, parity, swapped, order, eight = paths
+    states, metrics = order.size, np.empty(4 * WIDTH, np.float32)
+    cost, now = np.empty(2 * states, np.float32), 0
+    chosen = np.empty((stretch + OVERLAP, max(states // WIDTH, 1)), np.uint8)
     candidates, costs = np.zeros((stretch + OVERLAP, 2, 2), np.int32), np.empty((2, 2), np.float32)
-    state = 0
+    state = np.int64(0)
     first = 0
     while first < weight.size:
         start = first % (height * columns)
         if start == 0:
-            state = 0
+            state = np.int64(0)
         stop = min(first - start + height * columns, weight.size)  # of the chunk
         last = min(first + stretch + OVERLAP, stop)
         for s in range(states):
-            cost[s] = np.float32(1e30)
-        cost[state] = np.float32(0)
+            cost[now + s] = np.float32(1e30)
+        cost[now + state] = np.float32(0)
         for t in range(first, last):
             i, j = t // columns, t % columns
             if row[i] == 0:
@@ -359,16 +428,15 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
             else:
                 bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
                 _best_numbers(
-                    weight[i, j] / (row[i] * scales[j]), table[bin_], weight_of_rate, costs, candidates[t - first]
+                    weight[i, j] / (row[i] * scales[j]), table, bin_, weight_of_rate, costs, candidates, t - first
                 )
-            _select_paths(cost, next_cost, chosen[t - first], incoming, odd, costs)
-            cost, next_cost = next_cost, cost
-        end: int = np.argmin(cost)  # type: ignore[assignment]
+            _select_paths(cost, now, chosen, t - first, costs, odd, parity, swapped, eight, metrics)
+            now = states - now
+        end = _cheapest(cost, now, order)
         kept = last if last == stop else first + stretch
         for t in range(last - 1, first - 1, -1):
             if t == kept - 1:
                 state = end
-            side = chosen[t - first, end]
-            end, parity = incoming[end, side, 0], incoming[end, side, 1]
-            numbers[t // columns, t % columns] = candidates[t - first, odd[end], parity]
+            end, o, b = _trace(end, chosen, t - first, odd, parity, states)
+            numbers[t // columns, t % columns] = candidates[t - first, o, b]
         first = kept

@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "trellis, 64 states, unpaired": (Case(states=64, by_column=True, dtype=torch.float32),),
     "trellis, unpaired, rows left out": (Case(states=8, left_out=2),),
     "trellis, paths restart in tiles": (Case(states=32, paired=True, chunk=200, rows=22),),
-    "trellis, raw bits": (Case(states=16, raw=2, left_out=6, paired=True),),
+    "trellis, raw bits": (Case(states=256, raw=2, left_out=6, paired=True),),
     "blocks of rows": (Case(states=8, paired=True), Case(states=8, paired=True, rows=5, classes=2, seed=1)),
     "blocks, listed": (Case(values=LISTED), Case(rows=5, values=(1, 2, 4), seed=1)),
 }
