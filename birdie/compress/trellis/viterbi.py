@@ -41,6 +41,9 @@ from birdie.runtime.kernels import njit
 Matrix = NDArray[np.float32]
 COLUMNS = 64  # columns whose feedback to later columns is applied in one matrix product, as in GPTQ's lazy batches
 REACH = 96  # numbers up to ± this have a rate; beyond, only errors count
+# Rows after a block with feedback that its paths look ahead, before the feedback reaches them. A path that ends
+# greedily after every 32 rows loses 0.056 bit a weight with 32 states, 0.07 with 256.
+AHEAD = 64
 STRETCH, OVERLAP = 4096, 256  # weights of a long path that are searched at once, and those looked ahead
 BINS, PER_OCTAVE, LOWEST = 56, 4, -4  # bins of the expected deviation in scales, from 2**LOWEST up
 _SAMPLE, _LONG_SAMPLE = 1 << 17, 1 << 20  # weights on which rates are learned; more for one path, which is fast to find
@@ -343,9 +346,9 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     states, metrics = order.size, np.empty(4 * WIDTH, np.float32)
     fed_down = down.shape[0] == rows
     cost, now = np.empty(2 * states, np.float32), 0
-    length = BLOCK if fed_down else rows
-    chosen = np.empty((length, max(states // WIDTH, 1)), np.uint8)
-    candidates, costs = np.empty((length, 2, 2), np.int32), np.empty((2, 2), np.float32)
+    length, ahead = (BLOCK, AHEAD) if fed_down else (rows, 0)
+    chosen = np.empty((length + ahead, max(states // WIDTH, 1)), np.uint8)
+    candidates, costs = np.empty((length + ahead, 2, 2), np.int32), np.empty((2, 2), np.float32)
     target = np.empty(rows, np.float32)
     for j in range(count):
         for i in range(rows):
@@ -353,13 +356,15 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
         state = np.int64(0)
         first = 0
         while first < rows:
-            last = min((first // length + 1) * length, rows, (first // height + 1) * height)
+            stop = min(rows, (first // height + 1) * height)  # of the path
+            last = min((first // length + 1) * length, stop)
+            stop = min(last + ahead, stop)
             if first % height == 0:
                 state = np.int64(0)
             for s in range(states):
                 cost[now + s] = np.float32(1e30)
             cost[now + state] = np.float32(0)
-            for i in range(first, last):
+            for i in range(first, stop):
                 # 0 is the only number of a row that is left out and of a zero to keep: only even parity is possible.
                 if row[i] == 0 or (zeros.size > 0 and zeros[j, i]):
                     costs[:, 0] = np.float32(0)
@@ -371,8 +376,10 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
                     _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, i - first)
                 _select_paths(cost, now, chosen, i - first, costs, odd, parity, swapped, eight, metrics)
                 now = states - now
-            state = _cheapest(cost, now, order)
-            end = state
+            end = _cheapest(cost, now, order)
+            for i in range(stop - 1, last - 1, -1):
+                end, o, b = _trace(end, chosen, i - first, odd, parity, states)
+            state = end
             for i in range(last - 1, first - 1, -1):
                 end, o, b = _trace(end, chosen, i - first, odd, parity, states)
                 m = candidates[i - first, o, b]
