@@ -377,7 +377,7 @@ def _column_power(
     with np.errstate(over="ignore"):
         scaled = matrix * inverse[:, None]
         power = np.einsum("ij,ij->j", scaled, scaled, dtype=np.float64) / used.sum()
-    return np.minimum(power, _MOST_POWER)
+    return np.asarray(np.minimum(power, _MOST_POWER))
 
 
 def _scale_indices(

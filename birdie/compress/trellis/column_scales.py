@@ -79,7 +79,7 @@ class Columns:
         Where many weights take no bits a larger gain would cost less by this model. In fact it is harmful: half a scale
         of error in each weight then exceeds the weights.
         """
-        return float(np.mean(self.fisher * 4.0 ** (indices / self.resolution))) ** -0.5
+        return math.sqrt(1 / float(np.mean(self.fisher * 4.0 ** (indices / self.resolution))))
 
     def _weight_bits(self, indices: Indices, gain: float) -> Values:
         """Return the bits of each column's weights, and their loss in bits."""
