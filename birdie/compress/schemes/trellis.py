@@ -21,7 +21,7 @@ constant. Minimizing loss + λ · bits gives F c s² = λ / ln 2. So with one La
 for all tensors, one bit less costs the same loss everywhere if s² of weight (i, j) is λ / (ln 2 · c · F_ij), F_ij the
 Fisher information that remains after feedback: that of row i times that of column j (`trellis/feedback.py`). This is
 reverse water-filling over layers, rows and columns at once (Cover & Thomas, section 10.3.3); nominal bit widths play no
-part.
+part. Columns have scales of their own only where these save bits (`trellis/column_scales.py`).
 
 `Trellis.encode` takes `sigma` standard deviations of a row for its scale, as SDClip does (openai/parameter-golf PR
 1394); `encode_with`, which a search for a size or a quality calls, takes the scales from the sensitivity.
@@ -43,6 +43,7 @@ from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import empty, finite_rows, real_matrix, real_rows, rows_columns
+from birdie.compress.trellis.column_scales import Columns
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.compress.trellis.search import search
 from birdie.entropy.factors import Factors
@@ -66,6 +67,7 @@ _SAFE_EXPONENT = -100.0  # log2 of a scale that is certainly above the smallest 
 # Root mean square of a row in scales. Below the first the row is left out, as in reverse water-filling; below the
 # second its scale stops growing, because half a scale of error everywhere would exceed the weights.
 _LEFT_OUT, _HELD = 0.25, 0.5
+_MOST_POWER = 1e30  # of weights in squared scales: more than symbols can have, so that nothing overflows
 _SHARED_RESOLUTION = 32 * PER_OCTAVE  # steps per octave of a scale that all rows share: 1 in 32 rows, 2, … are finer
 # Share of the right price of a bit with feedback: symbols that shrink towards zero push their bias onto later columns.
 _FEEDBACK_RATE = 0.5
@@ -299,23 +301,27 @@ class Trellis(Scheme):
         pruned = is_pruned(matrix)
         if pruned and self.states != 1:  # half of the states have no zero, and a plain grid is as good for such weights
             return replace(self, states=1).encode_with(name, weight, factors, scale, draft=draft)
+        by_sensitivity, columns = scale is not None and factors.columns is not None, None
         if scale is None and self.bits is not None:
-            scale, resolution, rows, columns = _RANGE / 2**self.bits, _FINE, most, None
+            scale, resolution, rows = _RANGE / 2**self.bits, _FINE, most
         elif scale is None:
             scale, resolution = DEFAULT_SIGMA if self.sigma is None else self.sigma, _FINE
             spread = matrix.std(axis=1, dtype=np.float64)
-            rows, columns = np.where(spread > 0, spread, most), None
+            rows = np.where(spread > 0, spread, most)
             if self.per_tensor or _rows_are_alike(matrix, spread):
                 exponent = math.log2(scale) + math.log2(float(np.mean(rows[rows > 0] ** 2))) / 2
                 rows = np.full(len(rows), 2.0 ** (round(exponent * _SHARED_RESOLUTION) / _SHARED_RESOLUTION) / scale)
         else:
             rows, resolution = factors.row_weight**-0.5, _COARSE
-            columns = None if factors.columns is None else factors.column_weight**-0.5
         kept = np.ones(len(rows), np.bool_)
-        if columns is not None and matrix.shape[1] >= ZERO_ROW_COLUMNS:
+        if by_sensitivity and matrix.shape[1] >= ZERO_ROW_COLUMNS:
             rows, kept = _hold_small_rows(matrix, rows, factors, scale)
         kept &= most > 0
         used = kept if kept.any() else most > 0
+        if by_sensitivity:
+            power = _column_power(matrix, rows * scale, used)
+            columns, gain = Columns(power, factors.column_weight, int(used.sum()), self.distortion, resolution).scales()
+            scale *= gain
         scales = _scale_indices(most, rows, columns, scale, resolution, used, matrix.shape[1])
         if scales is None:
             return Lossless().encode(name, weight)
@@ -385,6 +391,17 @@ def _hold_small_rows(
         energy = np.sqrt(factors.energy(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
         kept[~kept] = energy >= _LEFT_OUT
     return np.where(spread < _HELD, rows * np.maximum(spread, 1e-30) / _HELD, rows), kept
+
+
+def _column_power(
+    matrix: NDArray[np.float32], scales: NDArray[np.float64], used: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return the mean square of each column, (columns,), of the used rows divided by their scales."""
+    inverse = np.where(used, np.minimum(1 / scales, np.finfo(np.float32).max), 0).astype(np.float32)
+    with np.errstate(over="ignore"):
+        scaled = matrix * inverse[:, None]
+        power = np.einsum("ij,ij->j", scaled, scaled, dtype=np.float64) / used.sum()
+    return np.asarray(np.minimum(power, _MOST_POWER))
 
 
 def _scale_indices(

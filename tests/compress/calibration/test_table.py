@@ -97,7 +97,7 @@ def test_each_matrix_is_quantized_alone_at_so_many_bits(network: Network, table:
             scale = table_module._scale(finite_rows(row.name, weight), factors, bits)
             encoded = Trellis().encode_with(row.name, weight, factors, scale)
             coded = coder.encode(encoded.streams[0], effort="max").payload
-            assert 8 * len(coded) / weight.numel() == pytest.approx(bits, abs=0.25)
+            assert 8 * len(coded) / weight.numel() == pytest.approx(bits, abs=0.3)
             assert row.loss[bits] == result.held_out({**weights, row.name: decode(encoded)})
 
 
