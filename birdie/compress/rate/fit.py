@@ -60,23 +60,20 @@ def fit(
     if tune and (result.sigma is not None or not target.searched):
         from birdie.compress.rate.tuned import tuned
 
+        def search(size: int, start: float) -> Fit:
+            return prefer_lower_error(jobs, fit_budget(jobs, coder, size, start=start), coder, calibration)
+
         with suppress(BudgetError):
-            result = tuned(
-                *(jobs, result, target, coder, calibration),
-                lambda jobs, target, start: _search(jobs, target, coder, calibration, start),
-                tune,
-            )
+            result = tuned(jobs, result, target, coder, calibration, search, tune)
     return replace(result, encoded=coder.coded(result.encoded))
 
 
-def _search(
-    jobs: Jobs, target: Target, coder: Coder, calibration: CalibrationResult | None, start: float | None = None
-) -> Fit:
+def _search(jobs: Jobs, target: Target, coder: Coder, calibration: CalibrationResult | None) -> Fit:
     budget = target.in_bytes(jobs.assignment.weights)
     if budget is not None:
-        return fit_budget(jobs, coder, budget, start=start)
+        return fit_budget(jobs, coder, budget)
     if target.quality is not None and calibration is not None:
-        return fit_quality(jobs, coder, target.quality, calibration.divergence, start=start)
+        return fit_quality(jobs, coder, target.quality, calibration.divergence)
     return Fit(jobs.state(coder.encode(jobs.settled, 0.0)), 0, None)
 
 

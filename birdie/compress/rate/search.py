@@ -112,8 +112,6 @@ def fit_quality(
     coder: Coder,
     quality: float,
     difference: Callable[[EncodedState], float],
-    *,
-    start: float | None = None,
 ) -> Fit:
     """Choose the coarsest exponent that costs at most `quality`, in nats of KL or whatever `difference` measures.
 
@@ -122,12 +120,11 @@ def fit_quality(
         coder: encodes them once a round.
         quality: largest mean KL in nats per target.
         difference: mean KL of these tensors from the float model, or a relative error (calibration/kl.py).
-        start: exponent to begin with.
     """
     settled, weights = coder.encode(jobs.settled, 0.0), jobs.weights
     finest, coarsest = FINEST, jobs.coarsest
     best: tuple[float, float, EncodedState] | None = None
-    exponent, rounds = FIRST if start is None else start, 0
+    exponent, rounds = FIRST, 0
     while rounds < ROUNDS:
         rounds += 1
         encoded = jobs.state({**settled, **coder.encode(jobs.searched, exponent)})

@@ -25,8 +25,8 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tuning import Tuned, Tuner, has_gains, rows_of, with_gains_of_rows
 
-Search = Callable[[Jobs, Target, float], Fit]
-"""Search for a target from an exponent on."""
+Search = Callable[[int, float], Fit]
+"""Search for a size in bytes, from an exponent on."""
 
 _BITS, _HEADER = 2.0, 12  # that a gain takes, and bytes of a stream
 _COARSER = 2**0.1  # scales of a quality: tuning lowers the difference by an eighth, which grows with their square
@@ -43,7 +43,7 @@ def tuned(
         target: of the file.
         coder: of the file.
         calibration: with batches.
-        search: for the target.
+        search: for a smaller budget.
         seconds: that training may take.
     """
     end, tuner = time.monotonic() + seconds, Tuner(calibration.measured(), calibration.batches)
@@ -53,7 +53,7 @@ def tuned(
     start, budget = fit, target.in_bytes(jobs.assignment.weights)
     if budget is not None:
         exponent, reserve = math.log2(fit.sigma or 1.0), _reserve(fit.encoded)
-        start = search(jobs, replace(target, budget=budget - reserve, bits=None), exponent)
+        start = search(budget - reserve, exponent)
     result, coded = _train(jobs, start.encoded, tuner, end - time.monotonic(), coder.meter), coder.coded(start.encoded)
     fits = [replace(fit, divergence=untuned)]
     for resolution in GAINS:
