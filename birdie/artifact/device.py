@@ -21,10 +21,11 @@ from birdie.artifact.container import ALIAS, Entry
 from birdie.artifact.file import Data, File, decoded_bytes, dtype_of
 from birdie.compress import registry
 from birdie.compress.device.compressed import CompressedTensor, require_sound, works
-from birdie.compress.scheme import Decoder
-from birdie.compress.tiled import Product
+from birdie.compress.scheme import Decoder, StreamLayout
+from birdie.compress.tiled import Payload, Product
 from birdie.compress.wrappers import unwrapped
-from birdie.entropy import coder
+from birdie.entropy import coder, plan, tiles
+from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
@@ -166,11 +167,19 @@ def products_of(file: File, name: str) -> list[tuple[Product, int]] | None:
     """
     products = []
     for block, part in file.parts(name):
-        product = file.product(file.read(block), 1, recode=True)
+        product = file.product(file.read(block), 1, _in_tiles)
         if product is None:
             return None
         products.append((product, part.start or 0))
     return products
+
+
+def _in_tiles(layout: StreamLayout, stream: Payload) -> Bytes | None:
+    numbers = coder.decode(*stream, layout.rows, layout.columns, layout.hints, layout.dtype, 1)
+    if numbers.size == 0 or numbers.min() == numbers.max():
+        return None
+    hints = layout.hints
+    return tiles.encode(plan.search(numbers, hints.kernel, hints.states, plan.FEW_CLASSES), hints.states)
 
 
 def _may_recode(file: File, entry: Entry) -> bool:

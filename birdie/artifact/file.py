@@ -20,7 +20,7 @@ from birdie.artifact import codes
 from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Reader
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
 from birdie.compress.tensors import empty, from_planes
-from birdie.compress.tiled import Product
+from birdie.compress.tiled import Product, Recode
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
 from birdie.runtime.outputs import Source
@@ -254,11 +254,8 @@ class File(Reader):
         except ArtifactError as error:
             raise ArtifactError(f"tensor {name!r} of {self.where}: {error}") from error
 
-    def product(self, entry: Entry, threads: int | None = None, *, recode: bool = False) -> Product | None:
-        """Return an entry that was read as numbers and factors; None if it is not coded that way.
-
-        With `recode` numbers in another coder are coded anew.
-        """
+    def product(self, entry: Entry, threads: int | None = None, recode: Recode | None = None) -> Product | None:
+        """Return an entry that was read as numbers and factors; None if it is not coded that way, nor by `recode`."""
         decoder, layout = self.decoder_of(entry), self.layout(entry)
         payloads = [(stream.coder, stream.payload) for stream in entry.streams]
         with self.naming(entry.name):

@@ -4,7 +4,7 @@ Schemes whose tensors are such products say so by `Decoder.factors`. For all oth
 decoded first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.tensors import empty
-from birdie.entropy import coder, plan, tiles
+from birdie.entropy import coder, tiles
 from birdie.entropy.factors import Factors
 from birdie.entropy.rans_tiles import Kind
 from birdie.entropy.raw import Bytes, check_range
 
 Payload = tuple[int, Bytes]  # coder and bytes of a stream
+Recode = Callable[[StreamLayout, Payload], Bytes | None]
+"""Returns a payload of the coder "tiles" for the numbers of a stream; None where they have none."""
 KINDS: dict[torch.dtype, Kind] = {getattr(torch, kind): kind for kind in get_args(Kind) if kind != "int"}
 
 
@@ -42,7 +44,7 @@ class Product:
         payloads: Sequence[Payload],
         threads: int = 1,
         *,
-        recode: bool = False,
+        recode: Recode | None = None,
     ) -> "Product | None":
         """Return a tensor of a file; None if it is not such a product in the coder "tiles".
 
@@ -52,14 +54,15 @@ class Product:
             layout: of its streams.
             payloads: of its streams.
             threads: that decode the scales.
-            recode: numbers in another coder are decoded and coded in tiles, whatever these cost.
+            recode: of numbers in another coder; None: there is no product of them.
         """
         if decoder.factors is None or dtype not in KINDS:
             return None
-        symbols, payload = layout[0], _in_tiles(layout[0], payloads[0], threads) if recode else payloads[0][1]
-        if payload is None or (not recode and payloads[0][0] != coder.TILES):
+        symbols, (code, payload) = layout[0], payloads[0]
+        coded = payload if code == coder.TILES else None if recode is None else recode(symbols, payloads[0])
+        if coded is None:
             return None
-        stream = tiles.open_stream(payload, symbols.rows, symbols.columns, symbols.hints.states)
+        stream = tiles.open_stream(coded, symbols.rows, symbols.columns, symbols.hints.states)
         check_range(stream.lowest, stream.highest, symbols.dtype)
         others = [
             coder.decode(code, payload, one.rows, one.columns, one.hints, one.dtype, threads)
@@ -88,15 +91,3 @@ class Product:
     def _fill(self, out: Tensor, threads: int) -> None:
         words: NDArray[np.unsignedinteger] = out.view(getattr(torch, f"uint{8 * out.itemsize}")).numpy()
         tiles.decode_weights(self.stream, self.factors, words, KINDS[out.dtype], threads)
-
-
-def _in_tiles(layout: StreamLayout, stream: Payload, threads: int) -> Bytes | None:
-    """Return a payload of the coder "tiles" for the numbers of a stream; None where it has none."""
-    code, payload = stream
-    if code == coder.TILES:
-        return payload
-    numbers = coder.decode(code, payload, layout.rows, layout.columns, layout.hints, layout.dtype, threads)
-    if numbers.size == 0 or numbers.min() == numbers.max():
-        return None
-    hints = layout.hints
-    return tiles.encode(plan.search(numbers, hints.kernel, hints.states, plan.FEW_CLASSES), hints.states)

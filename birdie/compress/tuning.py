@@ -38,8 +38,7 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.trellis import with_gains
 from birdie.compress.small_tensors import small_scheme
 from birdie.errors import DataError
-from birdie.runtime.callbacks import Progress, never, no_progress
-from birdie.runtime.callbacks import Stop as Stopped
+from birdie.runtime.callbacks import Progress, no_progress
 
 RATE = 0.002  # of Adam: in log of gains, and in root mean squares of other tensors
 WARM_UP = 10  # steps
@@ -165,10 +164,9 @@ class Tuner:
         seconds: float,
         *,
         progress: Progress = no_progress,
-        stop: Stopped = never,
         clock: Callable[[], float] = time.monotonic,
     ) -> Tuned:
-        """Tune for about so many seconds; return what is best on the held-out batches.
+        """Tune for about so many seconds; return what is best on the held-out batches, nothing if that is no number.
 
         Args:
             state: every tensor of the module, decoded.
@@ -176,16 +174,10 @@ class Tuner:
             names: of other tensors to tune, which no file holds yet or which are not quantized.
             seconds: that it may take; the rate falls to zero over them.
             progress: called with (seconds done, seconds).
-            stop: called before every step; True ends the tuning.
             clock: seconds, from any time on.
-
-        Raises:
-            DataError: the decoded model predicts NaN.
         """
         start = clock()
         untuned = self._held_out(state)
-        if not math.isfinite(untuned):
-            raise DataError("the decoded model predicts NaN before tuning; check the weights and the batches")
         rows = {
             name: _Rows(
                 self._parameters[name],
@@ -197,13 +189,14 @@ class Tuner:
         originals = {name: parameter.detach().cpu().clone() for name, parameter in free.items()}
         training = _Training(rows, free)
         best = Tuned({}, {}, untuned, untuned, 0)
-        kept, retreats, measured, steps = training.copy(), 0, 0, 0
-        while training.leaves and retreats < RETREATS and not stop():
+        kept, retreats, measured, steps, idle = training.copy(), 0, 0, 0, 0
+        while training.leaves and retreats < RETREATS and idle < len(self._batches) and math.isfinite(untuned):
             done = (clock() - start) / seconds if seconds > 0 else 1.0
             if done >= 1 and steps:
                 break
             gradients = self._gradients(training)
             if gradients is None:
+                idle += 1
                 continue
             if not gradients or not training.step(gradients, min(done, 1.0)):
                 break

@@ -325,7 +325,7 @@ def _needed(entry: Path, optional: Collection[str] | None, sources: Mapping[str,
     imported: set[str] = set()
     for path in source_files(entry, follow=lambda _: False, listed=lambda name: optional is None or name in optional):
         imported |= _imported_at_once(sources[path.relative_to(PACKAGE.parent).as_posix()])
-    builtin = {PACKAGE.name, *sys.stdlib_module_names}
+    builtin = {PACKAGE.name, "llvmlite", *sys.stdlib_module_names}  # numba brings the llvmlite that it works with
     installed = _distributions()
     return {name: installed[name][0] for name in sorted(imported - builtin) if name in installed}
 

@@ -1,5 +1,6 @@
 """Tuning: never worse than what it was given, never touches its inputs, and finds what quantization took away."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -221,14 +222,15 @@ def test_which_tensors_have_gains() -> None:
     assert not has_gains(birdie.schemes.Grid(bits=4).encode("w", weight))
 
 
-def test_what_cannot_be_tuned_is_refused() -> None:
-    module = net()
-    held_out = HeldOut(module, some_batches(), nats)
+def test_what_cannot_be_tuned_stays_as_it_is() -> None:
+    module, batches = net(), some_batches()
+    held_out = HeldOut(module, batches, nats)
     with pytest.raises(DataError, match="needs batches"):
         Tuner(held_out, [])
-    state = {name: torch.full_like(weight, torch.nan) for name, weight in module.named_parameters()}
-    with pytest.raises(DataError, match="NaN"):
-        Tuner(held_out, some_batches()).run(state, {}, SMALL, 1)
+    broken = {name: torch.full_like(weight, torch.nan) for name, weight in module.named_parameters()}
+    assert Tuner(held_out, batches).run(broken, {}, SMALL, 1) == Tuned({}, {}, math.inf, math.inf, 0)
+    ignored = [(x, torch.full_like(y, -100)) for x, y in batches]  # batches without a target
+    assert Tuner(held_out, ignored).run(module.state_dict(), {}, SMALL, 1).steps == 0
 
 
 @pytest.fixture(scope="module")
