@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import Difference, Predictions, difference, predictions
+from birdie.compress.calibration.kl import Difference, Predictions, difference, kl, predictions
 from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, in_mode
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import DataError, OutputError
@@ -29,6 +29,7 @@ from birdie.runtime.mapped import release, releasing
 Measure = Callable[[Mapping[str, Tensor]], float]
 """Difference of these weights, by name, from those of a model."""
 
+T = TypeVar("T")
 _CACHED = 1 << 28  # bytes of reference predictions kept between measurements
 _ALIGNED = 64  # bytes
 
@@ -74,10 +75,14 @@ class HeldOut:
 
         Weights that `state` leaves out keep the values of the previous call.
         """
-        value = together(self._world, lambda: self._with(state) if self._world.is_main else 0.0)
+        value = together(self._world, lambda: self._with(state, self.mean) if self._world.is_main else 0.0)
         return self._world.broadcast(value)
 
-    def _with(self, state: Mapping[str, Tensor]) -> float:
+    def nats(self, state: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the KL of each target, (targets,) float64; None if the loss has no probabilities."""
+        return self._with(state, self._nats)
+
+    def _with(self, state: Mapping[str, Tensor], measure: Callable[[], T]) -> T:
         weights = self.candidate.state_dict()
         with ExitStack() as stack:
             if self._file is not None:
@@ -90,7 +95,14 @@ class HeldOut:
             for name, weight in state.items():
                 weights[name].copy_(weight)
                 release(weights[name])
-            return self.mean()
+            return measure()
+
+    def _nats(self) -> Tensor | None:
+        parts: list[Tensor] = []
+        for index, batch in enumerate(self.batches):
+            ours, theirs = self._expected(index, batch), predictions(self.candidate, batch, self.loss)
+            parts += map(kl, ours.log_probabilities, theirs.log_probabilities)
+        return torch.cat(parts) if parts else None
 
     def mean(self) -> float:
         """Return the mean difference of the copy, as it is now, over all batches."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import Coded, Quantized, recode, with_integers
 from birdie.compress.rate.encoding import Coder, Meter
@@ -28,7 +29,8 @@ from birdie.compress.tuning import Tuned, Tuner, has_gains, rows_of, with_gains_
 Search = Callable[[int, float], Fit]
 """Search for a size in bytes, from an exponent on."""
 
-_BITS, _HEADER = 2.0, 12  # that a gain takes, and bytes of a stream
+_BITS, _HEADER = 3.0, 12  # that a gain takes, and bytes of a stream
+_SURE = 2.0  # standard errors by which the error must fall
 _COARSER = 2**0.1  # scales of a quality: tuning lowers the difference by an eighth, which grows with their square
 
 
@@ -61,7 +63,19 @@ def tuned(
         if budget is None or coder.size(encoded) <= budget:
             divergence = calibration.divergence(encoded)
             fits.append(replace(start, encoded=encoded, bytes=coder.size(encoded), divergence=divergence))
-    return replace(min(fits, key=lambda one: one.divergence or 0.0), untuned=untuned)
+    best = min(fits, key=lambda one: one.divergence or 0.0)
+    if best is not fits[0] and not _is_sure(calibration.measured(), fit.encoded, best.encoded):
+        best = fits[0]
+    return replace(best, untuned=untuned)
+
+
+def _is_sure(held_out: HeldOut, untuned: EncodedState, encoded: EncodedState) -> bool:
+    """Return whether a lower error on held-out targets is more than chance: the best of many states is lucky there."""
+    first, second = (held_out.nats(state.decode()) for state in (untuned, encoded))
+    if first is None or second is None:
+        return True
+    gain = first - second
+    return float(gain.mean()) > _SURE * float(gain.std()) / math.sqrt(max(len(gain), 1))
 
 
 def _to_quality(
