@@ -135,7 +135,7 @@ class CalibrationFlags:
             self.require_data(f"--{flag}")
         if self.calibration_folder is not None and not self.blockwise:
             raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
-        if self.blockwise and self.tune:
+        if self.tuning and self.blockwise:
             raise ConfigError("--tune keeps the complete model in memory; drop it, or --blockwise")
 
     @property
@@ -210,9 +210,10 @@ def command(
     -o FOLDER` gives a folder that from_pretrained loads.
     """
     options = target.options()
-    if lossless and (target.scheme or target.budget or target.bits or target.quality or calibration.source):
+    others = target.scheme or target.budget or target.bits or target.quality or calibration.source or calibration.tuning
+    if lossless and others:
         raise ConfigError(
-            "--lossless cannot be combined with --budget, --bits, --quality, --scheme or --calibrate; "
+            "--lossless cannot be combined with --budget, --bits, --quality, --scheme, --calibrate or --tune; "
             "remove one or the other"
         )
     if target.quality is not None:
@@ -300,7 +301,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     if note is not None:
         print_line(note)
     if summary.untuned is not None and summary.error is not None:
-        print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}")
+        kept = "" if summary.error < summary.untuned else "; tuning won no more than chance, so the file is without it"
+        print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}{kept}")
     if summary.uncalibrated:
         print_line(f"no data reached: {_listed(dict.fromkeys(summary.uncalibrated, 0))}")
     change = _change(input_bytes, summary.bytes, lossless)

@@ -773,6 +773,12 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
             "--quality needs calibration data",
         ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--tune", "5"], "ConfigError", "--calibrate TEXT_OR_RUN"),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--tune", "soon"],
+            "ConfigError",
+            "'soon' is not a duration",
+        ),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--lossless", "--tune", "5min"], "ConfigError", "or --tune"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--blockwise"], "ConfigError", "--calibrate TEXT_OR_RUN"),
         (
             ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--calibration-folder", "y"],
