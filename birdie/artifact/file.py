@@ -256,21 +256,10 @@ class File(Reader):
 
     def product(self, entry: Entry, threads: int | None = None, recode: Recode | None = None) -> Product | None:
         """Return an entry that was read as numbers and factors; None if it is not coded that way, nor by `recode`."""
-        decoder, layout = self.decoder_of(entry), self.layout(entry)
-        payloads = [(stream.coder, stream.payload) for stream in entry.streams]
+        decoder, layout, dtype = self.decoder_of(entry), self.layout(entry), dtype_of(entry)
+        payloads, threads = [(stream.coder, stream.payload) for stream in entry.streams], threads or os.cpu_count() or 1
         with self.naming(entry.name):
-            return Product.of(
-                *(
-                    decoder,
-                    entry.shape,
-                    dtype_of(entry),
-                    entry.params,
-                    layout,
-                    payloads,
-                    threads or os.cpu_count() or 1,
-                ),
-                recode=recode,
-            )
+            return Product.of(decoder, entry.shape, dtype, entry.params, layout, payloads, threads, recode=recode)
 
     def _decode_streams(self, entry: Entry, threads: int | None) -> Tensor:
         decoder, layout = self.decoder_of(entry), self.layout(entry)

@@ -30,7 +30,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.kl import Predictions, difference, predictions
-from birdie.compress.calibration.modes import fresh_casts, in_mode, set_differentiable_evaluation
+from birdie.compress.calibration.modes import (
+    differentiable_batch,
+    fresh_casts,
+    in_mode,
+    set_differentiable_evaluation,
+)
 from birdie.compress.calibration.sensitivity import Batch
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Blocks, Encoded
@@ -144,12 +149,13 @@ class Tuner:
     def __init__(self, held_out: HeldOut, batches: Sequence[Batch]) -> None:
         if not batches:
             raise DataError("tuning needs batches to train on; give more calibration data")
-        self._held_out, self._batches = held_out, smaller(batches, held_out)
+        self._held_out = held_out
+        self._batches = smaller([differentiable_batch(batch) for batch in batches], held_out)
         self._student = held_out.candidate.requires_grad_(False)
         set_differentiable_evaluation(self._student)
         self._parameters = dict(self._student.named_parameters(remove_duplicate=False))
         self._expected: dict[int, Predictions] = {}
-        self._generator = torch.Generator().manual_seed(0)
+        self._generator = torch.Generator("cpu").manual_seed(0)
         self._order: list[int] = []
 
     def tunable(self, names: Iterable[str]) -> list[str]:
@@ -223,7 +229,9 @@ class Tuner:
 
     def _gradients(self, training: "_Training") -> list[Tensor | None] | None:
         """Return gradients of the difference on the next batch; None if it has no targets, empty if there are none."""
-        self._order = self._order or torch.randperm(len(self._batches), generator=self._generator).tolist()
+        self._order = (
+            self._order or torch.randperm(len(self._batches), generator=self._generator, device="cpu").tolist()
+        )
         index = self._order.pop()
         batch, loss = self._batches[index], self._held_out.loss
         expected = self._predicted(index, batch)

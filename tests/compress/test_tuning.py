@@ -177,6 +177,15 @@ def test_labels_are_not_looked_at() -> None:
     assert torch.equal(plain.tensors["down.bias"], other.tensors["down.bias"])
 
 
+def test_batches_may_be_made_in_inference_mode() -> None:
+    module = net()
+    with torch.inference_mode():
+        batches = some_batches()
+    assert tune(module, encoded_matrices(module), batches=batches).divergence == pytest.approx(
+        tune(module, encoded_matrices(module)).divergence
+    )
+
+
 @pytest.mark.parametrize("loss", ["squares", "number"])
 def test_losses_without_probabilities(loss: str) -> None:
     def squares(module: nn.Module, batch: Batch) -> Tensor:
