@@ -97,11 +97,12 @@ def normalized(pixels: Tensor) -> Tensor:
 def augmented(batches: Sequence[tuple[Tensor, Tensor]], times: int = 2, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     """Return `batches` of (inputs, labels) `times` over, with random flips and shifts of up to 4 pixels.
 
-    The networks were trained with this augmentation, and they have memorized the unmodified training images.
+    The networks were trained with this augmentation, and they have memorized the unmodified training images. Variants
+    of a batch follow each other: those at the end, which a calibration holds out, are of other images.
     """
     generator = torch.Generator().manual_seed(seed)
     augmented_batches = []
-    for inputs, labels in [batch for _ in range(times) for batch in batches]:
+    for inputs, labels in [batch for batch in batches for _ in range(times)]:
         flips = torch.rand(len(inputs), generator=generator) < 0.5
         padded = F.pad(torch.where(flips[:, None, None, None], inputs.flip(3), inputs), (4, 4, 4, 4))
         across, down = torch.randint(0, 9, (2, len(inputs)), generator=generator).tolist()

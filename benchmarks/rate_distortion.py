@@ -3,6 +3,7 @@
     python -m benchmarks.rate_distortion                                every network of benchmarks.subjects
     python -m benchmarks.rate_distortion --subjects bench,resnet20      some of them
     python -m benchmarks.rate_distortion --rivals record,nncodec --targets 0.005,0.01,0.02
+    python -m benchmarks.rate_distortion --rivals record --tune 4       tuned for four times as long as saving takes
 
 Every row is a file that was written, decoded from its bytes and then measured; the entire file counts. Equal quality
 means equal mean KL(float ‖ decoded) on held-out data, interpolated on birdie's curve at the rival's KL. Over several
@@ -64,9 +65,20 @@ def birdie_settings(subject: Subject) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def birdie_rows(
-    subject: Subject, settings: Sequence[tuple[str, str, Mapping[str, Any]]] | None = None
+    subject: Subject,
+    settings: Sequence[tuple[str, str, Mapping[str, Any]]] | None = None,
+    *,
+    tune: float = 0.0,
+    targets: Sequence[float] = TARGETS,
 ) -> Iterator[Row]:
-    """Yield a row for each setting: the decoded file of birdie.save. Every row includes the time of the calibration."""
+    """Yield a row for each setting: the decoded file of birdie.save. Every row includes the time of the calibration.
+
+    Args:
+        subject: the network.
+        settings: default: those of `birdie_settings`.
+        tune: rows near `targets` once more at the same bytes, tuned for so many times as long as saving took.
+        targets: KL; rows count whose own is up to a third below one, or up to four times as much.
+    """
     start = time.perf_counter()
     calibration = subject.calibration if subject.bits is not None else augmented(subject.calibration)
     known = CalibrationResult.of(subject.state, (subject.module, calibration, subject.loss))
@@ -79,8 +91,16 @@ def birdie_rows(
             save(subject.state, path, **{"calibration": known, **arguments})
             seconds = calibration_s + time.perf_counter() - start
             size, quality = path.stat().st_size, subject.measure(load(path))
-        yield row(curve, scheme, size, quality, seconds, VERSION)
-        log(f"{scheme}: {size:,} bytes, KL {quality.kl:.5f}")
+            yield row(curve, scheme, size, quality, seconds, VERSION)
+            log(f"{scheme}: {size:,} bytes, KL {quality.kl:.5f}, {seconds:.0f} s")
+            if not tune or not any(0.67 * target <= quality.kl <= 4 * target for target in targets):
+                continue
+            start = time.perf_counter()
+            save(subject.state, path, budget=size, calibration=known, tune=tune * seconds)
+            total = calibration_s + time.perf_counter() - start
+            tuned_size, tuned = path.stat().st_size, subject.measure(load(path))
+        yield row(f"{curve}, tuned", f"{scheme}, tuned", tuned_size, tuned, total, VERSION)
+        log(f"… tuned: {tuned_size:,} bytes, KL {tuned.kl:.5f}, × {tuned.kl / quality.kl:.3f}, {total:.0f} s")
 
 
 def row(curve: str, scheme: str, size: int, quality: Quality, encode_s: float, version: str) -> Row:
@@ -202,13 +222,18 @@ def rival_rows(subject: Subject, cache: Cache, keys: Sequence[str], targets: Seq
 
 def comparison(rows: Sequence[Row], targets: Sequence[float]) -> list[Row]:
     """Return birdie's bytes over each rival's at equal KL, and for images at equal agreement as well."""
-    birdie_lines = [line for line in rows if line["curve"].startswith("birdie")]
+    curves = {
+        name: [line for line in rows if line["curve"] == name] for name in dict.fromkeys(r["curve"] for r in rows)
+    }
+    ours = {name: lines for name, lines in curves.items() if name.startswith("birdie")}
     lines: list[Row] = []
-    for curve in dict.fromkeys(line["curve"] for line in rows if not line["curve"].startswith("birdie")):
-        rival_lines = [line for line in rows if line["curve"] == curve and line["bytes"]]
-        lines += ratios(birdie_lines, rival_lines, targets if curve == "record stack" else ())
-        if rival_lines and rival_lines[0]["accuracy"] is not None:
-            lines += ratios(birdie_lines, rival_lines, against="disagreement")
+    for name, birdie_lines in ours.items():
+        for curve in (name for name in curves if name not in ours):
+            rival_lines = [line for line in curves[curve] if line["bytes"]]
+            compared = ratios(birdie_lines, rival_lines, targets if curve == "record stack" else ())
+            if rival_lines and rival_lines[0]["accuracy"] is not None:
+                compared += ratios(birdie_lines, rival_lines, against="disagreement")
+            lines += [{"of": name, **line} for line in compared]
     return lines
 
 
@@ -227,17 +252,19 @@ def overview(compared: Mapping[str, Sequence[Row]]) -> list[Row]:
     Args:
         compared: network → lines of `comparison`; a network counts by the mean of its ratios to a rival.
     """
-    by_rival: dict[str, dict[str, list[float]]] = {}
+    by_rival: dict[tuple[str, str], dict[str, list[float]]] = {}
     for name, lines in compared.items():
         for line in lines:
             if line["equal"] == "kl" and line["ratio"] is not None:
-                by_rival.setdefault(line["rival"], {}).setdefault(name, []).append(line["ratio"])
+                by_rival.setdefault((line["of"], line["rival"]), {}).setdefault(name, []).append(line["ratio"])
     rows: list[Row] = []
-    for rival, networks in by_rival.items():
+    for (ours, rival), networks in by_rival.items():
         means = {name: statistics.fmean(values) for name, values in networks.items()}
         name = max(means, key=means.__getitem__)
         worst, median = round(means[name], 4), round(statistics.median(means.values()), 4)
-        rows.append({"rival": rival, "networks": len(means), "worst": worst, "of": name, "median": median})
+        rows.append(
+            {"of": ours, "rival": rival, "networks": len(means), "worst": worst, "network": name, "median": median}
+        )
     return rows
 
 
@@ -252,7 +279,7 @@ def measured(name: str, options: argparse.Namespace) -> list[Row]:
     known = load_subject(name, options.runs, Amounts(options.tokens, options.images))
     cache = Cache(options.runs / "rd-cache", known)
     rows = list(rival_rows(known, cache, options.rivals, options.targets))
-    return rows if options.no_birdie else rows + list(birdie_rows(known))
+    return rows if options.no_birdie else rows + list(birdie_rows(known, tune=options.tune, targets=options.targets))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -265,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--targets", type=comma_separated(float), default=list(TARGETS), help="KL that the record stack is tuned for"
     )
+    parser.add_argument("--tune", type=float, default=0.0, help="tune for so many times as long as saving takes")
     parser.add_argument("--tokens", type=int, default=HELD_OUT_TOKENS, help="held-out tokens (default: 65,536)")
     parser.add_argument("--images", type=int, default=TEST_IMAGES, help="held-out images (default: 10,000)")
     parser.add_argument("--no-birdie", action="store_true", help="rivals only")

@@ -94,9 +94,10 @@ def save(
             loss). Or "synthetic": inputs are made up for the module, random tokens for a language model, noise for an
             image network. A calibration on made-up inputs, or on inputs without a loss, is compared with none on inputs
             kept apart, and the better file is kept.
-        tune: seconds of training towards the float model's predictions on the inputs of the calibration, through what
-            the file stores: gains of rows, norms and biases. The file meets the same target, and is closer to the model
-            on inputs held out; if it is not, the file is that without tuning. How far it gets depends on the machine.
+        tune: seconds of training towards the float model's predictions on the inputs of the calibration: matrices are
+            encoded in six parts, and those that are left make up for the errors of the others. The file meets the same
+            target, and is closer to the model on inputs held out by more than chance; else it is that without tuning.
+            How far it gets depends on the machine.
         metadata: JSON to store in the file.
         progress: True shows a progress bar on stderr or in the notebook; or a function, which is called with (done,
             total) as tensors are coded.

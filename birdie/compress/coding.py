@@ -63,25 +63,6 @@ def code(encoded: Encoded, effort: Effort, *, keep: bool = False) -> Coded:
     return Coded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, streams, encoded=kept)
 
 
-def recode(coded: Coded, encoded: Encoded, effort: Effort) -> Coded:
-    """Code a tensor that differs from a coded one in its last streams alone: all behind its numbers and their scales.
-
-    Args:
-        coded: which keeps its integers.
-        encoded: the tensor; streams that are those integers are taken as they are coded.
-        effort: of the entropy coder.
-    """
-    if isinstance(encoded, Blocks):
-        parts = [recode(one, part, effort) for one, part in zip(coded.parts, encoded.parts, strict=True)]
-        return join_parts(encoded.shape, encoded.dtype, parts)
-    known = () if coded.encoded is None else coded.encoded.streams
-    streams = tuple(
-        coded.streams[index] if index < len(known) and known[index] is values else entropy.encode(values, hints, effort)
-        for index, (values, hints) in enumerate(_hinted(encoded))
-    )
-    return Coded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, streams, encoded=encoded)
-
-
 def join_parts(shape: Shape, dtype: torch.dtype, parts: Sequence[Coded]) -> Coded:
     """Return the tensor of `shape` that these parts make up; the only one as it is if it is that tensor."""
     if len(parts) == 1 and (parts[0].shape, parts[0].dtype) == (shape, dtype):

@@ -24,9 +24,6 @@ TABLE = (
     8388608, 8760003, 9147842, 9552851, 9975792, 10417458, 10878679, 11360319,
     11863283, 12388516, 12937002, 13509772, 14107901, 14732511, 15384775, 16065917,
 )  # fmt: skip
-# round(2^23 · 2^(i/128))
-FINE = (8388608, 8434157, 8479954, 8525999, 8572295, 8618841, 8665641, 8712694)
-_FINE = 16 * len(FINE)  # steps of an octave
 _INDICES = np.arange(LOWEST, HIGHEST + 1)
 _SCALES = np.ldexp(np.array(TABLE, np.float32)[_INDICES % PER_OCTAVE], (_INDICES // PER_OCTAVE - 23).astype(np.int32))
 
@@ -36,14 +33,6 @@ def scales_of(indices: NDArray[np.integer]) -> NDArray[np.float32]:
     if indices.size and (int(indices.min()) < LOWEST or int(indices.max()) > HIGHEST):
         raise ArtifactError(f"a scale index is outside [{LOWEST}, {HIGHEST}]; the file is corrupt")
     values: NDArray[np.float32] = _SCALES[np.subtract(indices, LOWEST, dtype=np.int64)]
-    return values
-
-
-def gains_of(indices: NDArray[np.integer], resolution: int) -> NDArray[np.float32]:
-    """Return 2^(index / resolution), float32, for a resolution of up to 128: a product of two factors, rounded once."""
-    fine = indices.astype(np.int64) * (_FINE // resolution)
-    factors = np.array(FINE, np.float32)[fine % len(FINE)] * np.float32(2.0**-23)
-    values: NDArray[np.float32] = scales_of(fine // len(FINE)) * factors
     return values
 
 

@@ -17,6 +17,7 @@ SMALL = 4096  # elements below which a tensor is not worth quantizing by a schem
 SMALL_DEFAULT = 1024  # elements below which a matrix is not worth the default's eight bits
 SHORT_ROW = 2  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
 FAR = 32.0  # magnitude from which 16 bits are too coarse for a vector: float16 has steps of 1/32 there
+LEAST_SIDE = 8  # rows and columns below which a matrix rather is some vectors
 LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
 
 
@@ -71,8 +72,18 @@ def in_eight_bits(scheme: Scheme, weight: Tensor) -> Scheme:
 
 
 def is_worth_coarsening(weight: Tensor) -> bool:
-    """Return whether a search may coarsen `weight`: matrices, but for tiny ones."""
+    """Return whether a search may coarsen `weight`: matrices, but for tiny ones and gates."""
+    if is_gate(weight):
+        return False
     return is_matrix(weight) or (weight.ndim >= 2 and weight.numel() >= LEAST_SEARCHED and shrinks(weight))
+
+
+def is_gate(weight: Tensor) -> bool:
+    """Return whether a matrix has few rows or columns: such matrices mix or gate streams, element by element.
+
+    An error of theirs is one of every channel that they scale, at every layer that follows.
+    """
+    return weight.ndim == 2 and min(weight.shape) < LEAST_SIDE
 
 
 def shrinks(weight: Tensor) -> bool:

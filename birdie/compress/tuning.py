@@ -1,32 +1,31 @@
-"""Tuning: a decoded model is trained towards the float model's predictions, through what a file stores.
+"""Tuning: weights that are not coded yet make up for the errors of those that are.
 
     batch ──► float module ───► logits ─┐
-       │                                ├─► KL(float ‖ decoded) ──► Adam on gains of rows, norms, biases
-       └────► decoded module ─► logits ─┘                           and matrices that are not encoded yet
+       │                                ├─► KL(float ‖ other) ──► Adam on what is not coded
+       └────► other module ───► logits ─┘
 
-Quantization shifts what layers give out. A gain for each row of a matrix, norms and biases make up for much of that:
-numbers that are coded stay as they are, so a step costs no more than one of training, and a gain takes a few bits.
-Labels are not used: logits are recorded where the loss passes them to `F.cross_entropy`, and for losses that compare no
-probabilities the difference is that of `birdie.compress.calibration.kl`. The difference on held-out batches is measured
-with the values that a file will hold, rounded, then decoded; the best ones are kept. Where it rises, training goes back
-to them with half the rate: at its first steps Adam shakes a model that fits well, so its rate begins low.
+Error feedback makes up for a matrix's errors within the matrix. What is left shifts what later layers get, and these
+can make up for much of it. Labels are not used: logits are recorded where the loss passes them to `F.cross_entropy`,
+and for losses that compare no probabilities the difference is that of `birdie.compress.calibration.kl`. What does not
+lower the difference on held-out batches is undone.
 
-Sources: distillation to the float model after quantization as in ZeroQuant (Yao et al. 2022, arXiv 2206.01861); scales
-that are trained after quantization: AQLM (arXiv 2401.06118).
+Adam's first steps are as long as its rate, whatever the gradient, and shake a model that fits well. So the rate rises
+over some steps, and is first lowered until a few of them help on the held-out batches.
+
+Images and other real inputs are mixed in pairs: a network has memorized what it was trained on, so what it predicts
+there says little about others.
+
+Sources: distillation to the float model after quantization as in ZeroQuant (Yao et al. 2022, arXiv 2206.01861); layers
+that are trained while others are quantized: QuIP# (Tseng et al. 2024, arXiv 2402.04396); mixed inputs: mixup (Zhang et
+al. 2018, arXiv 1710.09412), for distillation Beyer et al. 2022, arXiv 2106.05237.
 """
 
-import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.kl import Predictions, difference, predictions
@@ -37,223 +36,166 @@ from birdie.compress.calibration.modes import (
     set_differentiable_evaluation,
 )
 from birdie.compress.calibration.sensitivity import Batch
-from birdie.compress.registry import decode
-from birdie.compress.scheme import Blocks, Encoded
-from birdie.compress.schemes.cast import Cast
-from birdie.compress.schemes.trellis import with_gains
-from birdie.compress.small_tensors import small_scheme
 from birdie.errors import DataError
-from birdie.runtime.callbacks import Progress, no_progress
 
-RATE = 0.002  # of Adam: in log of gains, and in root mean squares of other tensors
-WARM_UP = 10  # steps
+Done = Callable[[], float]
+RATE = 0.003  # of Adam, in root mean squares of a tensor; the first that is tried
+TRIAL = 10  # steps with a rate
+WARM_UP = 5  # steps
 PARTS = 4  # of a batch, a step each
-MEASUREMENTS = 8  # of the held-out difference
-RETREATS = 3  # in a row, after which training ends
-GAINS_PER_OCTAVE = 128
+MIXTURES = 1  # of each held-out batch
+_BEARABLE = 0.2  # of the difference that steps of noise may add
+_MOST_LOWER = 0.1  # factor on the rate after a trial
+_TRIALS = 0.5  # share of the first training, after which no other rate is tried
 _LEAST = 1e-3  # smallest root mean square by which a tensor's learning rate is scaled: biases may start at zero
 _CACHED = 1 << 28  # bytes of the float model's predictions that are kept
 
 
-def as_stored(weight: Tensor, original: Tensor) -> Tensor:
-    """Return a tensor as a file stores it by `small_scheme`: rounded to 16 bits if these suffice.
-
-    Zeros below the range of float16 are flushed if `original` fit in it: a bias that passes through zero would
-    otherwise be stored losslessly in 32 bits.
-    """
-    if small_scheme(original) == Cast() and original.dtype in (torch.float32, torch.float64):
-        weight = torch.where(weight.to(torch.float16).abs() < torch.finfo(torch.float16).tiny, 0, weight)
-    return decode(small_scheme(weight).encode("", weight))
-
-
-@dataclass(slots=True)
-class _Rows:
-    """A matrix whose rows have gains.
-
-    Attributes:
-        parameter: of the module.
-        decoded: (rows, columns), without gains.
-        gains: (rows,) logarithms.
-    """
-
-    parameter: Tensor
-    decoded: Tensor
-    gains: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gains = torch.zeros(len(self.decoded), device=self.decoded.device)
-
-    def write(self) -> None:
-        """Set the parameter."""
-        self.parameter.copy_((self.decoded * self.gains.exp()[:, None]).view_as(self.parameter))
-
-    def gradient(self, gradient: Tensor) -> Tensor:
-        """Return that of the gains, of that of the parameter."""
-        return (gradient.view_as(self.decoded).float() * self.decoded).sum(1) * self.gains.exp()
-
-
-def has_gains(encoded: Encoded) -> bool:
-    """Return whether rows of an encoded tensor may have gains."""
-    parts = encoded.parts if isinstance(encoded, Blocks) else (encoded,)
-    return (
-        encoded.dtype.is_floating_point
-        and all(part.scheme == "trellis" for part in parts)
-        and len({part.streams[0].shape[1] for part in parts}) == 1
-    )
-
-
-def rows_of(encoded: Encoded) -> int:
-    """Return the number of rows of an encoded tensor that `has_gains`."""
-    parts = encoded.parts if isinstance(encoded, Blocks) else (encoded,)
-    return sum(len(part.streams[0]) for part in parts)
-
-
-def with_gains_of_rows(encoded: Encoded, gains: NDArray[np.floating], resolution: int = GAINS_PER_OCTAVE) -> Encoded:
-    """Return an encoded tensor that `has_gains`, with gains (rows,)."""
-    if not isinstance(encoded, Blocks):
-        return with_gains(encoded, gains, resolution)
-    ends = np.cumsum([len(part.streams[0]) for part in encoded.parts])[:-1]
-    parts = [
-        with_gains(part, some, resolution) for part, some in zip(encoded.parts, np.split(gains, ends), strict=True)
-    ]
-    return Blocks.of(encoded.shape, encoded.dtype, parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """Result of a tuning.
-
-    Attributes:
-        gains: name → gain of each row of a matrix.
-        tensors: name → other tensor, on the CPU, rounded as a file stores it.
-        divergence: on the held-out batches, with these.
-        untuned: the same without tuning.
-        steps: that were done.
-    """
-
-    gains: Mapping[str, NDArray[np.float32]]
-    tensors: Mapping[str, Tensor]
-    divergence: float
-    untuned: float
-    steps: int
-
-
 class Tuner:
-    """Trains copies of a module that a calibration measured; keeps the float model's predictions.
+    """Trains a copy of a module that a calibration measured.
 
     Args:
         held_out: the float module, the batches to measure on, and the loss.
         batches: to train on.
+
+    Attributes:
+        measure: difference on the held-out batches, and on their mixtures if inputs are mixed.
+        steps: that were done.
     """
 
     def __init__(self, held_out: HeldOut, batches: Sequence[Batch]) -> None:
         if not batches:
             raise DataError("tuning needs batches to train on; give more calibration data")
-        self._held_out = held_out
-        self._batches = smaller([differentiable_batch(batch) for batch in batches], held_out)
+        self._loss = held_out.loss
+        complete = [differentiable_batch(batch) for batch in batches]
+        self._batches = smaller(complete, held_out)
+        # elements of a batch that can be cut do not depend on each other
+        self._mixes = self._batches is not complete and is_mixable(complete[0])
+        self._generator = torch.Generator("cpu").manual_seed(0)
+        others = [mixed(batch, self._generator) for _ in range(MIXTURES) for batch in held_out.batches]
+        self.measure = held_out.on([*held_out.batches, *others]) if self._mixes else held_out
         self._student = held_out.candidate.requires_grad_(False)
         set_differentiable_evaluation(self._student)
         self._parameters = dict(self._student.named_parameters(remove_duplicate=False))
         self._expected: dict[int, Predictions] = {}
-        self._generator = torch.Generator("cpu").manual_seed(0)
         self._order: list[int] = []
+        self._rate, self._is_tried = RATE, False
+        self.steps = 0
 
     def tunable(self, names: Iterable[str]) -> list[str]:
         """Return those of `names` that are float parameters of the module."""
         return [name for name in names if name in self._parameters and self._parameters[name].is_floating_point()]
 
-    def run(
-        self,
-        state: Mapping[str, Tensor],
-        encoded: Mapping[str, Encoded],
-        names: Iterable[str],
-        seconds: float,
-        *,
-        progress: Progress = no_progress,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> Tuned:
-        """Tune for about so many seconds; return what is best on the held-out batches, nothing if that is no number.
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Set some tensors of the copy."""
+        self.measure.load(state)
+
+    def value(self, name: str) -> Tensor:
+        """Return a parameter of the copy, on the CPU."""
+        return self._parameters[name].detach().cpu().clone()
+
+    def train(self, names: Iterable[str], done: Done) -> tuple[float, float]:
+        """Train parameters of the copy, unless that makes it worse on the held-out batches.
 
         Args:
-            state: every tensor of the module, decoded.
-            encoded: name → matrix of `state` whose rows get gains.
-            names: of other tensors to tune, which no file holds yet or which are not quantized.
-            seconds: that it may take; the rate falls to zero over them.
-            progress: called with (seconds done, seconds).
-            clock: seconds, from any time on.
+            names: of the parameters. Zeros of matrices stay zeros.
+            done: share of this training that is over, asked before each step; the rate falls to zero with it.
+
+        Returns:
+            The differences before and after.
         """
-        start = clock()
-        untuned = self._held_out(state)
-        rows = {
-            name: _Rows(
-                self._parameters[name],
-                state[name].to(self._parameters[name].device, torch.float32).reshape(rows_of(encoded[name]), -1),
-            )
-            for name in self.tunable(encoded)
-        }
-        free = {name: self._parameters[name] for name in self.tunable(names)}
-        originals = {name: parameter.detach().cpu().clone() for name, parameter in free.items()}
-        training = _Training(rows, free)
-        best = Tuned({}, {}, untuned, untuned, 0)
-        kept, retreats, measured, steps, idle = training.copy(), 0, 0, 0, 0
-        while training.leaves and retreats < RETREATS and idle < len(self._batches) and math.isfinite(untuned):
-            done = (clock() - start) / seconds if seconds > 0 else 1.0
-            if done >= 1 and steps:
+        error = self.measure({})
+        parameters = list({id(self._parameters[name]): self._parameters[name] for name in self.tunable(names)}.values())
+        if not parameters or not math.isfinite(error):
+            return error, error
+        best, kept = error, _copies(parameters)
+        if not self._is_tried:
+            best = self._try_rates(parameters, kept, error, done)
+            kept = _copies(parameters)
+        begin = done()
+        self._descend(parameters, self._rate, lambda _: (done() - begin) / (1 - begin) if begin < 1 else 1.0)
+        result = self.measure({})
+        if not result < best:
+            _restore(parameters, kept)
+            result, self._rate = best, self._rate / 2
+        return error, result
+
+    def _try_rates(self, parameters: Sequence[Tensor], start: Sequence[Tensor], error: float, done: Done) -> float:
+        """Lower the rate until a few steps help; return the difference after these. Without success they are undone.
+
+        What steps of noise add grows with the square of the rate, which tells how much lower it has to be.
+        """
+        while done() < _TRIALS:
+            if not self._descend(parameters, self._rate, lambda step: step / TRIAL):
                 break
-            gradients = self._gradients(training)
+            result = self.measure({})
+            if result < error:
+                self._is_tried = True
+                return result
+            _restore(parameters, start)
+            added = (result - error) / error if error > 0 else math.inf
+            factor = math.sqrt(_BEARABLE / added) if math.isfinite(added) and added > 0 else 0.0
+            self._rate *= min(max(factor, _MOST_LOWER), 0.5)
+        return error
+
+    def _descend(self, parameters: Sequence[Tensor], rate: float, done: Callable[[int], float]) -> int:
+        """Do steps until `done`, of their number, is 1; return how many. Gradients that are not finite end it."""
+        descent, step, idle = _Descent(parameters), 0, 0
+        while (share := done(step)) < 1 and idle < len(self._batches):
+            gradients = self._gradients(parameters)
             if gradients is None:
                 idle += 1
                 continue
-            if not gradients or not training.step(gradients, min(done, 1.0)):
+            warm, decay = min((step + 1) / WARM_UP, 1.0), 0.5 * (1 + math.cos(math.pi * share))
+            if not gradients or not descent.step(gradients, rate * warm * decay):
                 break
-            steps += 1
-            done = (clock() - start) / seconds if seconds > 0 else 1.0
-            progress(min(done, 1.0) * seconds, seconds)
-            if done < 1 and (steps < WARM_UP or done * MEASUREMENTS < measured + 1):
-                continue
-            measured = int(done * MEASUREMENTS)
-            candidate, exact = training.stored(originals), training.copy()
-            divergence = self._held_out(candidate.state(encoded))
-            if divergence < best.divergence:
-                best = Tuned(candidate.gains, candidate.tensors, divergence, untuned, steps)
-                kept, retreats = exact, 0
-                training.set(exact)
-            else:
-                retreats += 1
-                training.retreat(kept)
-            logging.getLogger("birdie").info(
-                "tuning: %.0f of %.0f s, step %d, error %.4g (%.4g without)",
-                *(clock() - start, seconds, steps, best.divergence, untuned),
-            )
-        return best
+            step += 1
+        self.steps += step
+        return step
 
-    def _gradients(self, training: "_Training") -> list[Tensor | None] | None:
+    def _gradients(self, parameters: Sequence[Tensor]) -> list[Tensor | None] | None:
         """Return gradients of the difference on the next batch; None if it has no targets, empty if there are none."""
         self._order = (
             self._order or torch.randperm(len(self._batches), generator=self._generator, device="cpu").tolist()
         )
         index = self._order.pop()
-        batch, loss = self._batches[index], self._held_out.loss
-        expected = self._predicted(index, batch)
+        batch, loss = self._batches[index], self._loss
+        if self._mixes:
+            batch = mixed(batch, self._generator)
+            expected = self._predicted(batch)
+        else:
+            expected = self._expected.get(index) or self._kept(index, self._predicted(batch))
         with torch.enable_grad(), fresh_casts():
-            for leaf in training.leaves:
-                leaf.requires_grad_(True)
-            mean = _objective(expected, predictions(self._student, batch, loss))
-            if mean is None:
-                return None
-            if not mean.requires_grad:
-                return []
-            return list(torch.autograd.grad(mean, training.leaves, allow_unused=True))
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+            try:
+                mean = _objective(expected, predictions(self._student, batch, loss))
+                if mean is None:
+                    return None
+                return list(torch.autograd.grad(mean, parameters, allow_unused=True)) if mean.requires_grad else []
+            finally:
+                for parameter in parameters:
+                    parameter.requires_grad_(False)
 
-    def _predicted(self, index: int, batch: Batch) -> Predictions:
-        if index in self._expected:
-            return self._expected[index]
-        with torch.no_grad(), in_mode(self._held_out.module.modules(), training=False):
-            expected = predictions(self._held_out.module, batch, self._held_out.loss)
+    def _predicted(self, batch: Batch) -> Predictions:
+        with torch.no_grad(), in_mode(self.measure.module.modules(), training=False):
+            return predictions(self.measure.module, batch, self._loss)
+
+    def _kept(self, index: int, expected: Predictions) -> Predictions:
         size = sum(part.nbytes for kept in (*self._expected.values(), expected) for part in kept.tensors)
         if size <= _CACHED:
             self._expected[index] = expected
         return expected
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+@torch.no_grad()
+def _restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def _objective(expected: Predictions, predicted: Predictions) -> Tensor | None:
@@ -270,14 +212,14 @@ def _objective(expected: Predictions, predicted: Predictions) -> Tensor | None:
     return torch.stack(parts).sum() / count if count else None
 
 
-def smaller(batches: Sequence[Batch], held_out: HeldOut) -> list[Batch]:
-    """Return batches in `PARTS` parts, for more steps in the same time, if that changes no prediction.
+def smaller(batches: Sequence[Batch], held_out: HeldOut) -> Sequence[Batch]:
+    """Return batches in `PARTS` parts, for more steps in the same time, if that changes no prediction; else `batches`.
 
     Whether it does is tried with the first batch: elements may be normalized together, or not come first.
     """
     parts = [_cut(batch, PARTS) for batch in batches]
     if not all(parts):
-        return list(batches)
+        return batches
     with torch.no_grad(), in_mode(held_out.module.modules(), training=False):
         complete = predictions(held_out.module, batches[0], held_out.loss).tensors
         cut = [predictions(held_out.module, part, held_out.loss).tensors for part in parts[0]]
@@ -286,7 +228,7 @@ def smaller(batches: Sequence[Batch], held_out: HeldOut) -> list[Batch]:
         one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-3)
         for one, other in zip(joined, complete, strict=True)
     )
-    return [part for some in parts for part in some] if same else list(batches)
+    return [part for some in parts for part in some] if same else batches
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:
@@ -302,80 +244,50 @@ def _cut(batch: Batch, parts: int) -> list[Batch]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    gains: dict[str, NDArray[np.float32]]
-    tensors: dict[str, Tensor]
+def is_mixable(batch: Batch) -> bool:
+    """Return whether a batch has one tensor of real numbers: mixtures of its elements are inputs as well.
 
-    def state(self, encoded: Mapping[str, Encoded]) -> dict[str, Tensor]:
-        decoded = {name: decode(with_gains_of_rows(encoded[name], gains)) for name, gains in self.gains.items()}
-        return decoded | self.tensors
+    Of several, one may be a mask or a time, mixtures of which mean nothing.
+    """
+    tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return len(tensors) == 1 and tensors[0].ndim > 1
 
 
-class _Training:
-    """Gains of rows, other tensors, and Adam."""
+def mixed(batch: Batch, generator: torch.Generator) -> Batch:
+    """Return a batch that `is_mixable` with each element of its inputs mixed with another, by a random share."""
 
-    def __init__(self, rows: Mapping[str, _Rows], free: Mapping[str, Tensor]) -> None:
-        self.rows, self.free = rows, free
-        matrices = {id(one.parameter): one.parameter for one in rows.values()}
-        self._others = {id(weight): weight for weight in free.values() if id(weight) not in matrices}
-        self.leaves = [one.parameter for one in rows.values()] + list(self._others.values())
-        self._tuned = [one.gains for one in rows.values()] + list(self._others.values())
-        self._rates = [RATE] * len(rows) + [RATE * _scale(weight) for weight in self._others.values()]
-        self._factor, self._warm = 1.0, 0
-        self._adam = self._new_adam()
+    def mix(inputs: Tensor) -> Tensor:
+        if not inputs.is_floating_point():
+            return inputs
+        count = len(inputs)
+        share = torch.rand(count, generator=generator, device="cpu").view(-1, *[1] * (inputs.ndim - 1)).to(inputs)
+        other = torch.randperm(count, generator=generator, device="cpu").to(inputs.device)
+        return share * inputs + (1 - share) * inputs[other]
 
-    def step(self, gradients: Sequence[Tensor | None], done: float) -> bool:
-        """Do a step; `done` is the share of the schedule. Return False if a gradient is not finite."""
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None):
-            return False
-        rows = list(self.rows.values())
-        with torch.no_grad():
-            for index, (tensor, gradient) in enumerate(zip(self._tuned, gradients, strict=True)):
-                if gradient is None or index >= len(rows):
-                    tensor.grad = gradient
-                else:
-                    tensor.grad = rows[index].gradient(gradient)
-            self._warm += 1
-            decay = min(self._warm / WARM_UP, 1.0) * 0.5 * (1 + math.cos(math.pi * done))
-            for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
-                group["lr"] = rate * self._factor * decay
-            self._adam.step()
-            for one in rows:
-                one.write()
-        return True
+    result: Batch = tree_map_only(Tensor, mix, batch)
+    return result
+
+
+class _Descent:
+    """Adam on copies of parameters in float32; steps are shares of the root mean square of each."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._exact = [parameter.detach().float().clone() for parameter in parameters]
+        # a pruned matrix stays pruned; norms and biases often start at zero
+        self._kept = [parameter.detach() != 0 if parameter.ndim > 1 else None for parameter in parameters]
+        self._scales = [max(_LEAST, float(exact.double().square().mean().sqrt())) for exact in self._exact]
+        self._adam = torch.optim.Adam([{"params": [exact]} for exact in self._exact], betas=(0.9, 0.98))
 
     @torch.no_grad()
-    def set(self, values: Sequence[Tensor]) -> None:
-        """Set what is trained, and the parameters of the module."""
-        for tensor, value in zip(self._tuned, values, strict=True):
-            tensor.copy_(value)
-        for one in self.rows.values():
-            one.write()
-
-    def copy(self) -> list[Tensor]:
-        """Return copies of what is trained."""
-        return [tensor.detach().clone() for tensor in self._tuned]
-
-    def retreat(self, kept: Sequence[Tensor]) -> None:
-        """Go back to `kept`, with half the rate and a new warm-up."""
-        self.set(kept)
-        self._factor, self._warm = self._factor / 2, 0
-        self._adam = self._new_adam()
-
-    def stored(self, originals: Mapping[str, Tensor]) -> _Candidate:
-        """Return all as a file stores it."""
-        tensors = {
-            name: as_stored(weight.detach().cpu(), originals[name]).to(originals[name].dtype)
-            for name, weight in self.free.items()
-        }
-        return _Candidate({name: one.gains.exp().cpu().numpy() for name, one in self.rows.items()}, tensors)
-
-    def _new_adam(self) -> torch.optim.Adam:
-        groups: list[dict[str, Any]] = [{"params": [tensor]} for tensor in self._tuned]
-        return torch.optim.Adam(groups, betas=(0.9, 0.98)) if groups else torch.optim.Adam([torch.zeros(1)])
-
-
-def _scale(weight: Tensor) -> float:
-    """Return the root mean square of a tensor, the unit of its learning rate."""
-    return max(_LEAST, float(weight.detach().double().square().mean().sqrt()))
+    def step(self, gradients: Sequence[Tensor | None], rate: float) -> bool:
+        """Do a step; return False if a gradient is not finite."""
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None):
+            return False
+        for exact, gradient, kept in zip(self._exact, gradients, self._kept, strict=True):
+            exact.grad = None if gradient is None else gradient.float() if kept is None else gradient.float() * kept
+        for group, scale in zip(self._adam.param_groups, self._scales, strict=True):
+            group["lr"] = rate * scale
+        self._adam.step()
+        _restore(self._parameters, self._exact)
+        return True

@@ -60,12 +60,19 @@ def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points()
     assert kl[0]["rival_bytes"] == pytest.approx(890, abs=1)
     networks: dict[str, list[float | None]] = {"a": [0.6, 0.8, None], "b": [0.75], "c": [0.3]}
     compared: dict[str, list[dict[str, Any]]] = {
-        name: [{"rival": "r", "equal": "kl", "ratio": ratio} for ratio in values] for name, values in networks.items()
+        name: [{"of": "birdie", "rival": "r", "equal": "kl", "ratio": ratio} for ratio in values]
+        for name, values in networks.items()
     }
-    compared["b"].append({"rival": "r", "equal": "disagreement", "ratio": 0.1})
+    compared["b"].append({"of": "birdie", "rival": "r", "equal": "disagreement", "ratio": 0.1})
     assert rate_distortion.overview(compared) == [
-        {"rival": "r", "networks": 3, "worst": 0.75, "of": "b", "median": 0.7}
+        {"of": "birdie", "rival": "r", "networks": 3, "worst": 0.75, "network": "b", "median": 0.7}
     ]
+
+
+def test_tuned_files_are_a_curve_of_their_own() -> None:
+    rows = [row("birdie", 1000, 0.01), row("birdie, tuned", 900, 0.01), row("r", 2000, 0.01)]
+    ratios = {line["of"]: line["ratio"] for line in rate_distortion.comparison(rows, []) if line["equal"] == "kl"}
+    assert ratios == {"birdie": 0.5, "birdie, tuned": 0.45}
 
 
 def test_birdies_rows_are_decoded_files() -> None:

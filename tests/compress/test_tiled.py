@@ -104,9 +104,8 @@ def test_weights_of_a_trellis(
     numbers[rng.integers(0, 3, rows) == 0] = 0
     numbers[0, :2] = 0, 1
     scales = [rng.integers(-1, 2, (size, 1)) for size in numbers.shape]
-    gains = rng.integers(-99, 99, (rows, 1))
-    streams: tuple[Integers, ...] = (numbers, *scales[: 2 if resolutions[1] else 1], gains)
-    params = states, *resolutions, base, int(rng.integers(rows)), 128
+    streams: tuple[Integers, ...] = (numbers, *scales[: 2 if resolutions[1] else 1])
+    params = states, *resolutions, base, int(rng.integers(rows))
     encoded = Encoded("trellis", numbers.shape, dtype, params, streams)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trellis, "CHUNK", chunk)

@@ -16,8 +16,6 @@ TABLE = (
     *(8388608, 8760003, 9147842, 9552851, 9975792, 10417458, 10878679, 11360319),
     *(11863283, 12388516, 12937002, 13509772, 14107901, 14732511, 15384775, 16065917),
 )
-FINE = (8388608, 8434157, 8479954, 8525999, 8572295, 8618841, 8665641, 8712694)
-LARGEST = 2.0**128 - 2.0**104  # float32
 CHUNK = 2**20
 
 
@@ -41,13 +39,9 @@ def step(index: int) -> float:
 
 def decode_trellis(params: tuple[int, ...], streams: list[list[list[int]]]) -> list[list[float]]:
     """Return the rows of a tensor of scheme 4, before they are clamped to the range of its dtype."""
-    states, down, along, base, finer, *gains = params
+    states, down, along, base, finer = params
     numbers, columns = streams[0], len(streams[0][0])
     rows = [step(16 // down * k[0] + base + (r < finer)) for r, k in enumerate(streams[1])]
-    if gains:
-        fine = [128 // gains[0] * k[0] for k in streams[-1]]
-        factors = [single(step(k // 8) * FINE[k % 8] * 2.0**-23) for k in fine]
-        rows = [min(single(row * factor), LARGEST) for row, factor in zip(rows, factors, strict=True)]
     across = [step(16 // along * k[0]) for k in streams[2]] if along else [1.0] * columns
     out: list[list[float]] = []
     state = [0] * columns

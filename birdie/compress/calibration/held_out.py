@@ -9,6 +9,7 @@ must not be those of other weights. The copy of a module that does not fit in me
 and both give back the pages of a layer's weights once the layer has run.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -70,6 +71,12 @@ class HeldOut:
             self._copy = mapped_copy(self.module, self._file)
         return self._copy
 
+    def on(self, batches: Sequence[Batch]) -> "HeldOut":
+        """Return the same measure on other batches, by the same copy."""
+        other = copy.copy(self)
+        other.batches, other._reference, other._copy = batches, {}, self.candidate
+        return other
+
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the difference: nats per target, plus relative errors of values; infinite if predictions are NaN.
 
@@ -77,6 +84,10 @@ class HeldOut:
         """
         value = together(self._world, lambda: self._with(state, self.mean) if self._world.is_main else 0.0)
         return self._world.broadcast(value)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Set weights of the copy."""
+        self._with(state, lambda: None)
 
     def nats(self, state: Mapping[str, Tensor]) -> Tensor | None:
         """Return the KL of each target, (targets,) float64; None if the loss has no probabilities."""

@@ -43,6 +43,7 @@ from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
 from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
+from birdie.compress.small_tensors import LEAST_SIDE, is_gate
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.distributed import World
 
@@ -60,7 +61,6 @@ PRODUCTS = {F.linear, F.embedding, *_CONVOLUTIONS}
 # A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
 _SPREAD = 2 / 3
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
-_LEAST_SIDE = 8  # rows and columns of a matrix whose gradient is taken
 # Signs of the targets of a batch are drawn so many times, for gradients of weights: each draw is one more sample, and
 # one more backward pass, which few weights are not worth.
 _DRAWS, _WORTH_DRAWS = 8, 1 / 16
@@ -275,8 +275,7 @@ class Recorder(TorchFunctionMode):
 
     def _name_of_matrix(self, weight: Tensor) -> str | None:
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
-        is_gate = weight.ndim < 2 or (weight.ndim == 2 and min(weight.shape) < _LEAST_SIDE)
-        return None if is_gate else self.name_of(weight) or self.portions.name(weight)
+        return None if weight.ndim < 2 or is_gate(weight) else self.name_of(weight) or self.portions.name(weight)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self.name_of(weight)
@@ -408,7 +407,7 @@ class Recorder(TorchFunctionMode):
                 continue
             portion = self.portions.by_name.get(name)
             for tensor, part, share in () if portion is None else portion.gradients(gradient.detach()):
-                if part.ndim > 1 and min(part.shape[:2]) >= _LEAST_SIDE:
+                if part.ndim > 1 and min(part.shape[:2]) >= LEAST_SIDE:
                     self._add_gradient(tensor, used_as_matrix(part), first=first, share=share)
             if portion is None:
                 self._add_gradient(name, used_as_matrix(gradient.detach()), first=first)

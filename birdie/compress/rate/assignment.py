@@ -24,6 +24,7 @@ from birdie.compress.small_tensors import (
     applicable,
     default_scheme,
     in_eight_bits,
+    is_matrix,
     is_worth_coarsening,
     shrinks,
     small_scheme,
@@ -60,7 +61,7 @@ class Assignment:
         settled: name → scheme of tensors with a rule; without a target, the schemes of all tensors.
         small: name → scheme of tensors that are too small for a search.
         free: names of matrices whose precision a search chooses; empty without a target.
-        reserve: names of long vectors and tiny matrices, kept in 16 bits unless a budget is too tight for that.
+        reserve: names of long vectors, gates and tiny matrices, kept in 16 bits unless a budget is too tight for that.
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
         exact: names of settled tensors that are lossless because they are no weights.
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
@@ -120,7 +121,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
             settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
         elif is_worth_coarsening(weight):
             free.append(name)
-        elif shrinks(weight):
+        elif shrinks(weight) or is_matrix(weight):
             reserve.append(name)
         else:
             small[name] = small_scheme(weight)

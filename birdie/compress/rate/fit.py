@@ -60,11 +60,8 @@ def fit(
     if tune and (result.sigma is not None or not target.searched):
         from birdie.compress.rate.tuned import tuned
 
-        def search(size: int, start: float) -> Fit:
-            return prefer_lower_error(jobs, fit_budget(jobs, coder, size, start=start), coder, calibration)
-
         with suppress(BudgetError):
-            result = tuned(jobs, result, target, coder, calibration, search, tune)
+            result = tuned(jobs, result, target, coder, calibration, tune)
     return replace(result, encoded=coder.coded(result.encoded))
 
 

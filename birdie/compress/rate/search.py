@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from birdie.compress.coding import Coded
+from birdie.compress.coding import Coded, Quantized
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.jobs import FINEST, Jobs
 from birdie.compress.state import EncodedState
@@ -105,6 +105,21 @@ def fit_budget(jobs: Jobs, coder: Coder, budget: int, *, start: float | None = N
         lossless = search.lossless()
         return lossless if lossless.bytes <= budget else fit
     return fit
+
+
+def fit_rest(jobs: Jobs, coder: Coder, budget: int, encoded: Mapping[str, Quantized], start: float) -> Fit:
+    """Choose the exponent of some tensors so that the file lands just under `budget` bytes.
+
+    Args:
+        jobs: of the file.
+        coder: of the file.
+        budget: bytes the file may have.
+        encoded: the other tensors.
+        start: exponent to begin with.
+    """
+    coded = coder.coded(EncodedState(dict(encoded), {})).tensors
+    rest = {name: job if name not in coded else replace(job, role="rule") for name, job in jobs.by_name.items()}
+    return _Search(replace(jobs, by_name=rest), coder, budget, coded).run(start)  # type: ignore[arg-type]
 
 
 def fit_quality(

@@ -1,42 +1,44 @@
 """Tuning of a file that a search found, so that it meets the same target and is closer to the float model.
 
-    fit ─► coarser by what gains take ─► gains, norms, biases tuned ─► coded ──► the better of both
+    float weights ─► encode some matrices ─► train the others ─► encode some more ─► … ─► the last meet the target
+                            ▲                                            │
+                            └────────────────────────────────────────────┘
 
-For a budget the numbers are coded anew for a few bytes less, which gains of rows take (`birdie.compress.tuning`). For a
-quality scales are larger by what tuning is likely to win, and the result counts if it meets the quality after all.
+Matrices that are not encoded yet, norms and biases make up for the errors of those that are
+(`birdie.compress.tuning`). Small matrices come first, so that most weights are still free. The last ones, for which
+nothing makes up, take the bytes that are left. The result counts if it is better than the file without tuning by more
+than chance.
 """
 
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.coding import Coded, Quantized, recode, with_integers
-from birdie.compress.rate.encoding import Coder, Meter
+from birdie.compress.coding import Quantized
+from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.jobs import Job, Jobs
-from birdie.compress.rate.search import Fit
+from birdie.compress.rate.search import Fit, fit_rest
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
-from birdie.compress.schemes.trellis import GAINS
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState
-from birdie.compress.tuning import Tuned, Tuner, has_gains, rows_of, with_gains_of_rows
+from birdie.compress.tuning import Done, Tuner
 
-Search = Callable[[int, float], Fit]
-"""Search for a size in bytes, from an exponent on."""
-
-_BITS, _HEADER = 3.0, 12  # that a gain takes, and bytes of a stream
+PARTS = 6  # of the weights, encoded one after the other
 _SURE = 2.0  # standard errors by which the error must fall
-_COARSER = 2**0.1  # scales of a quality: tuning lowers the difference by an eighth, which grows with their square
+_COARSER = 0.2  # octaves, for a quality: tuning lowers the difference by about a quarter, which grows with their square
+_SHARES = (0.5, 1.0)  # of the time that is left, for two attempts at a quality
 
 
-def tuned(
-    jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: CalibrationResult, search: Search, seconds: float
-) -> Fit:
+def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: CalibrationResult, seconds: float) -> Fit:
     """Return the better of a fit and of what tuning makes of it; its `untuned` is the error without.
 
     Args:
@@ -45,97 +47,140 @@ def tuned(
         target: of the file.
         coder: of the file.
         calibration: with batches.
-        search: for a smaller budget.
         seconds: that training may take.
     """
-    end, tuner = time.monotonic() + seconds, Tuner(calibration.measured(), calibration.batches)
-    untuned = calibration.divergence(fit.encoded)
+    end = time.monotonic() + seconds
+    work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder)
+    untuned, exponent = calibration.divergence(fit.encoded), math.log2(fit.sigma or 1.0)
+    fit = replace(fit, divergence=untuned, untuned=untuned)
     if target.quality is not None:
-        return _to_quality(jobs, fit, target.quality, coder, calibration, tuner, end)
-    start, budget = fit, target.in_bytes(jobs.assignment.weights)
-    if budget is not None:
-        exponent, reserve = math.log2(fit.sigma or 1.0), _reserve(fit.encoded)
-        start = search(budget - reserve, exponent)
-    result, coded = _train(jobs, start.encoded, tuner, end - time.monotonic(), coder.meter), coder.coded(start.encoded)
-    fits = [replace(fit, divergence=untuned)]
-    for resolution in GAINS:
-        encoded = _file(jobs, coded, result, coder, resolution)
-        if budget is None or coder.size(encoded) <= budget:
-            divergence = calibration.divergence(encoded)
-            fits.append(replace(start, encoded=encoded, bytes=coder.size(encoded), divergence=divergence))
-    best = min(fits, key=lambda one: one.divergence or 0.0)
-    if best is not fits[0] and not _is_sure(calibration.measured(), fit.encoded, best.encoded):
-        best = fits[0]
-    return replace(best, untuned=untuned)
+        return _to_quality(work, fit, target.quality, calibration, end)
+    better = work.run(exponent, target.in_bytes(jobs.assignment.weights), end)
+    better = replace(better, divergence=calibration.divergence(better.encoded), untuned=untuned)
+    return better if _is_sure(work.tuner.measure, fit.encoded, better.encoded) else fit
 
 
 def _is_sure(held_out: HeldOut, untuned: EncodedState, encoded: EncodedState) -> bool:
     """Return whether a lower error on held-out targets is more than chance: the best of many states is lucky there."""
     first, second = (held_out.nats(state.decode()) for state in (untuned, encoded))
     if first is None or second is None:
-        return True
+        return held_out(encoded.decode()) < held_out(untuned.decode())
     gain = first - second
     return float(gain.mean()) > _SURE * float(gain.std()) / math.sqrt(max(len(gain), 1))
 
 
-def _to_quality(
-    jobs: Jobs, fit: Fit, quality: float, coder: Coder, calibration: CalibrationResult, tuner: Tuner, end: float
-) -> Fit:
+def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: CalibrationResult, end: float) -> Fit:
     """Return the smaller of a fit and of a coarser one that meets the quality after tuning."""
-    untuned = calibration.divergence(fit.encoded)
-    fallback = replace(fit, encoded=coder.coded(fit.encoded), untuned=untuned)
     exponent = math.log2(fit.sigma or 1.0)
-    coarser = exponent + math.log2(_COARSER)
-    for share in (0.6, 1.0):
-        if coarser - exponent < math.log2(_COARSER) / 8:
+    coarser = exponent + _COARSER
+    for share in _SHARES:
+        if coarser - exponent < _COARSER / 8:
             break
-        encoded = jobs.state({**fit.encoded.tensors, **coder.encode(jobs.searched, coarser)})
-        result = _train(jobs, encoded, tuner, share * (end - time.monotonic()), coder.meter)
-        state = _file(jobs, coder.coded(encoded), result, coder, GAINS[1])
-        divergence = calibration.divergence(state)
+        now = time.monotonic()
+        better = work.run(coarser, None, now + share * (end - now))
+        divergence = calibration.divergence(better.encoded)
         if divergence <= quality:
-            better = Fit(state, 0, 2.0**coarser, fit.rounds, divergence, untuned)
-            return min(better, fallback, key=lambda one: coder.size(one.encoded))
+            size = work.coder.size
+            smaller = size(work.coder.coded(better.encoded)) < size(work.coder.coded(fit.encoded))
+            return replace(better, divergence=divergence, untuned=fit.untuned) if smaller else fit
         coarser += math.log2(0.98 * quality / divergence) / 2
-    return fallback
+    return fit
 
 
-def _train(jobs: Jobs, state: EncodedState, tuner: Tuner, seconds: float, meter: Meter) -> Tuned:
-    encoded = {name: with_integers(tensor) for name, tensor in state.tensors.items()}
-    rows = {name: one for name, one in encoded.items() if has_gains(one)}
-    names = [name for name, job in jobs.by_name.items() if name not in jobs.assignment.exact and _may_change(job)]
-    meter.begin(len(rows))
-    result = tuner.run(
-        state.decode(), rows, names, seconds, progress=lambda done, total: meter.show(len(rows) * done / (total or 1))
-    )
-    for _ in rows:
-        meter.count()
-    return result
+class _ByParts:
+    """The matrices of a file, encoded one part after the other, while a tuner trains the rest.
+
+    Args:
+        jobs: of the file.
+        tuner: of the module.
+        coder: of the file.
+    """
+
+    def __init__(self, jobs: Jobs, tuner: Tuner, coder: Coder) -> None:
+        self.jobs, self.tuner, self.coder = jobs, tuner, coder
+        changing = [
+            jobs.by_name[name]
+            for name in tuner.tunable(jobs.by_name)
+            if name not in jobs.assignment.exact and not isinstance(jobs.by_name[name].scheme, Lossless)
+        ]
+        self.small = [job for job in changing if job.role in ("small", "reserve") or isinstance(job.scheme, Cast)]
+        self._small = {job.name for job in self.small}
+        self.parts = in_parts([job for job in changing if job.name not in self._small], PARTS)
+
+    def run(self, exponent: float, budget: int | None, end: float) -> Fit:
+        """Return the file at an exponent; the last part has another to meet a budget. It is ready at about `end`."""
+        jobs, coder, tuner = self.jobs, self.coder, self.tuner
+        changing = {job.name for part in (self.small, *self.parts) for job in part}
+        encoded = {**coder.encode([job for job in jobs.by_name.values() if job.name not in changing], exponent)}
+        tuner.load({**jobs.assignment.tensors, **_decoded(encoded)})
+        *first, last = self.parts or [[]]
+        weights = _weights(self.parts)
+        coder.meter.begin(len(jobs.by_name))
+        for index, part in enumerate(first):
+            some = coder.encode([self._now(job) for job in part], exponent)
+            encoded |= some
+            tuner.load(_decoded(some))
+            rest = [job.name for later in (*self.parts[index + 1 :], self.small) for job in later]
+            shown = len(jobs.by_name) / max(len(first), 1)
+            untrained, trained = tuner.train(rest, self._share(end, len(first) - index, index * shown, shown))
+            logging.getLogger("birdie").info(
+                "tuning: %.0f %% of the weights encoded, error %.4g, %.4g after training the rest",
+                *(100 * _weights(self.parts[: index + 1]) / weights, untrained, trained),
+            )
+        small = [self._now(job) for job in self.small]
+        encoded |= coder.encode(small, exponent)
+        current = jobs.continued({job.name: self._now(job).tensor for job in last})
+        rest_of = [current.by_name[job.name] for job in last]
+        if budget is None or not any(job.role == "searched" for job in rest_of):
+            return Fit(jobs.state({**encoded, **coder.encode(rest_of, exponent)}), 0, 2.0**exponent)
+        return fit_rest(current, coder, budget, encoded, exponent)
+
+    def _now(self, job: Job) -> Job:
+        """Return the job of the trained tensor: by its rule, or as small tensors are stored."""
+        tensor = self.tuner.value(job.name).reshape(job.tensor.shape).to(job.tensor.dtype)
+        if job.name not in self._small or job.role == "rule":
+            return job.with_tensor(tensor)
+        tensor = without_subnormals(tensor, job.tensor)
+        return replace(job.with_tensor(tensor), scheme=small_scheme(tensor))
+
+    def _share(self, end: float, parts: int, shown: float, more: float) -> Done:
+        """Return the clock of a part's training, which gets an equal share of the time that is left, and shows it."""
+        begin = time.monotonic()
+        seconds = (end - begin) / parts
+
+        def done() -> float:
+            share = min((time.monotonic() - begin) / seconds, 1.0) if seconds > 0 else 1.0
+            self.coder.meter.show(shown + share * more)
+            return share
+
+        return done
 
 
-def _may_change(job: Job) -> bool:
-    """Return whether a tensor is stored in 16 bits, or small; a rule that keeps every bit is kept."""
-    return job.role in ("small", "reserve") or isinstance(job.scheme, Cast)
+def _decoded(encoded: Mapping[str, Quantized]) -> dict[str, Tensor]:
+    return EncodedState(dict(encoded), {}).decode()
 
 
-def _reserve(state: EncodedState) -> int:
-    """Return about the bytes that gains of rows take."""
-    encoded = [with_integers(tensor) for tensor in state.tensors.values()]
-    return round(sum(_HEADER + rows_of(one) * _BITS / 8 for one in encoded if has_gains(one)))
+def _weights(parts: Sequence[Sequence[Job]]) -> int:
+    return sum(job.tensor.numel() for part in parts for job in part)
 
 
-def _file(jobs: Jobs, state: EncodedState, result: Tuned, coder: Coder, resolution: int) -> EncodedState:
-    """Return a coded state with what was tuned; gains have so many steps per octave."""
-    small = [_stored(jobs.by_name[name], tensor) for name, tensor in result.tensors.items()]
-    changed: dict[str, Quantized] = {**coder.code(small)}
-    for name, gains in result.gains.items():
-        tensor = state.tensors[name]
-        assert isinstance(tensor, Coded)
-        changed[name] = recode(tensor, with_gains_of_rows(with_integers(tensor), gains, resolution), coder.effort)
-    return EncodedState({**state.tensors, **changed}, state.ties)
+def in_parts(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
+    """Return jobs in about so many parts of as many weights each, small ones first; none is empty."""
+    ordered = sorted(jobs, key=lambda job: job.tensor.numel())
+    split: list[list[Job]] = [[] for _ in range(parts)]
+    total, count = _weights([ordered]), 0
+    for job in ordered:
+        middle = count + job.tensor.numel() / 2
+        split[min(parts - 1, int(parts * middle / total))].append(job)
+        count += job.tensor.numel()
+    return [part for part in split if part]
 
 
-def _stored(job: Job, tensor: Tensor) -> Job:
-    """Return the job of a tuned tensor: by its rule, or as small tensors are stored."""
-    job = job.with_tensor(tensor)
-    return job if job.role == "rule" else replace(job, scheme=small_scheme(tensor))
+def without_subnormals(tensor: Tensor, original: Tensor) -> Tensor:
+    """Return a tensor that 16 bits can store if they could store `original`.
+
+    A bias that passes through zero would otherwise be stored losslessly in 32 bits.
+    """
+    if small_scheme(original) != Cast() or original.dtype not in (torch.float32, torch.float64):
+        return tensor
+    return torch.where(tensor.to(torch.float16).abs() < torch.finfo(torch.float16).tiny, 0, tensor)

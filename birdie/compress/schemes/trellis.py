@@ -1,18 +1,16 @@
 """Trellis scheme: trellis-coded quantization with error feedback, and scales from the sensitivity of the loss.
 
-    trellis   params (states, row resolution, column resolution or 0, base index, finer rows[, gain resolution])
-    streams: symbols (rows, columns), row scale indices (rows, 1)[, column scale indices (columns, 1)][, row gains
-    (rows, 1)]
+    trellis   params (states, row resolution, column resolution or 0, base index, finer rows)
+    streams: symbols (rows, columns), row scale indices (rows, 1)[, column scale indices (columns, 1)]
 
-    w = (symbol + odd/2) · scale(row) · gain(row) · scale(column); the state, and with it `odd`, follows from the
+    w = (symbol + odd/2) · scale(row) · scale(column); the state, and with it `odd`, follows from the
     parities of the symbols above in the column
 
 A negative number of states means one path along the rows instead: the state follows from the previous symbol of the
 row. With 16 columns or more, a row of nothing but zeros decodes to zeros: rows that are worth no bits are left out that
 way. Row scales share a base exponent in sixteenths of an octave, and some of the first rows, as many as the parameter
 says, have one sixteenth more: the size then changes smoothly with the base although the differences between rows are
-coarse. Gains, in finer steps, belong to rows of numbers that were found before (`birdie.compress.tuning`). A plain grid
-is the trellis of one state. Products are computed in float32 in this order, so that every machine
+coarse. A plain grid is the trellis of one state. Products are computed in float32 in this order, so that every machine
 gets the same bits.
 
 Scales from the sensitivity: at high rate a weight with scale s has the expected loss ½ F c s² in nats, c being the
@@ -37,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, fill_unused, gains_of, scales_of
+from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, fill_unused, scales_of
 from birdie.compress.prior import prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
@@ -54,8 +52,6 @@ from birdie.runtime.kernels import njit
 
 ZERO_ROW_COLUMNS = 16  # columns from which on a row of zero symbols is a row of zeros
 RESOLUTIONS = (1, 2, 4, 8, 16)  # indices per octave that a stream of scales may have
-GAINS = (32, 64, 128)  # the same of gains
-MOST_GAIN = 2  # octaves of a gain, either way
 DEFAULT_SIGMA = 0.3
 
 # Bits by which each trellis misses the rate–distortion bound of a Gaussian at high rate (Marcellin & Fischer 1990; from
@@ -82,18 +78,17 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     """Return the layout of symbols and scale indices."""
     rows, columns = real_matrix(shape, dtype)
     if (
-        len(params) not in (5, 6)
+        len(params) != 5
         or abs(params[0]) not in STATES
         or params[1] not in RESOLUTIONS
         or params[2] not in (0, *RESOLUTIONS)
         or not LOWEST <= params[3] <= HIGHEST
         or not 0 <= params[4] < rows
-        or params[5:] not in ((), *((resolution,) for resolution in GAINS))
     ):
         raise ArtifactError(f"scheme trellis has parameters {params} for {rows} rows; the file is corrupt or newer")
     symbols = StreamLayout(rows, columns, Hints("symbols", states=params[0]))
     by_row, by_column = StreamLayout(rows, 1, SCALES, INT16), StreamLayout(columns, 1, SCALES, INT16)
-    return symbols, by_row, *([by_column] if params[2] else []), *([by_row] if params[5:] else [])
+    return (symbols, by_row, by_column) if params[2] else (symbols, by_row)
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -119,15 +114,11 @@ def decode(encoded: Encoded) -> Tensor:
 
 
 def row_scales(encoded: Encoded, rows: slice = slice(None)) -> NDArray[np.float32]:
-    """Return the scales of `rows`: base, stream and gains combined."""
-    _, resolution, _, base, finer, *gains = encoded.params
+    """Return the scales of `rows`: base and stream combined."""
+    _, resolution, _, base, finer = encoded.params
     indices = encoded.streams[1][rows, 0].astype(np.int64) * (PER_OCTAVE // resolution) + base
     indices[: max(0, finer - (rows.start or 0))] += 1
-    scales = scales_of(indices)
-    if gains:
-        with np.errstate(over="ignore"):
-            scales = np.minimum(scales * gains_of(encoded.streams[-1][rows, 0], gains[0]), np.finfo(np.float32).max)
-    return scales
+    return scales_of(indices)
 
 
 def column_scales(encoded: Encoded) -> NDArray[np.float32]:
@@ -135,21 +126,6 @@ def column_scales(encoded: Encoded) -> NDArray[np.float32]:
     if not encoded.params[2]:
         return np.ones(encoded.streams[0].shape[1], np.float32)
     return scales_of(encoded.streams[2][:, 0].astype(np.int64) * (PER_OCTAVE // encoded.params[2]))
-
-
-def with_gains(encoded: Encoded, gains: NDArray[np.floating], resolution: int) -> Encoded:
-    """Return an encoded tensor whose rows are multiplied by `gains` (rows,), rounded to so many steps per octave.
-
-    Gains of 1 are left out. Rows that decode to zeros have none.
-    """
-    most = MOST_GAIN * resolution
-    indices = np.rint(np.log2(gains.astype(np.float64)) * resolution).clip(-most, most)
-    if encoded.streams[0].shape[1] >= ZERO_ROW_COLUMNS:
-        indices[~encoded.streams[0].any(axis=1)] = 0
-    params, streams = encoded.params[:5], encoded.streams[: 3 if encoded.params[2] else 2]
-    if indices.any():
-        params, streams = (*params, resolution), (*streams, indices.astype(np.int32)[:, None])
-    return replace(encoded, params=params, streams=streams)
 
 
 def _factors(encoded: Encoded) -> Factors:

@@ -62,8 +62,8 @@ def test_a_rule_for_either_name_of_a_tie_counts() -> None:
 def test_a_search_gets_the_matrices_that_no_rule_names() -> None:
     state = STATE | {"conv": torch.randn(8, 4, 3, 3), "thin": torch.randn(4999, SHORT_ROW - 1)}
     assignment = assigned(state, [("blocks.0.*", "int6")], BUDGET)
-    assert assignment.free == ("blocks.1.w", "conv", "thin")
-    assert assignment.reserve == ()
+    assert assignment.free == ("blocks.1.w", "conv")
+    assert assignment.reserve == ("thin",)
     assert assignment.settled == {"blocks.0.w": Grid(bits=6), "blocks.0.norm": Cast()}
     assert assignment.small.keys() == {"mask", "steps"}
 

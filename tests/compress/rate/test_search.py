@@ -222,12 +222,12 @@ def test_small_tensors_are_coarsened_only_where_they_crowd_the_rest() -> None:
     assert (roomy, crowded) == ("cast", "grid")
 
 
-def test_small_matrices_are_coarsened_and_tiny_ones_and_vectors_are_not() -> None:
+def test_small_matrices_are_coarsened_and_tiny_ones_gates_and_vectors_are_not() -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = {"conv": (16, 16, 3, 3), "tiny": (12, 12), "thin": (512, 4), "wide": (64, 1024), "norm": (300,)}
+    shapes = {"conv": (16, 16, 3, 3), "tiny": (12, 12), "gate": (2, 512), "wide": (64, 1024), "norm": (300,)}
     state = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     encoded = encode(state, 40_000)
-    assert [name for name, tensor in encoded.tensors.items() if tensor.scheme == "trellis"] == ["conv", "thin", "wide"]
+    assert [name for name, tensor in encoded.tensors.items() if tensor.scheme == "trellis"] == ["conv", "wide"]
 
 
 def test_tensors_that_a_rule_names_keep_their_scheme() -> None:
