@@ -81,9 +81,11 @@ def is_worth_coarsening(weight: Tensor) -> bool:
 def is_gate(weight: Tensor) -> bool:
     """Return whether a matrix has few rows or columns: such matrices mix or gate streams, element by element.
 
-    An error of theirs is one of every channel that they scale, at every layer that follows.
+    An error of theirs is one of every channel that they scale, at every layer that follows. Dimensions of one element
+    do not count.
     """
-    return weight.ndim == 2 and min(weight.shape) < LEAST_SIDE
+    sides = [side for side in weight.shape if side != 1]
+    return weight.ndim > 1 and (len(sides) < 2 or (len(sides) == 2 and min(sides) < LEAST_SIDE))
 
 
 def shrinks(weight: Tensor) -> bool:

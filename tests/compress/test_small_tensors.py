@@ -9,7 +9,7 @@ from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.small_tensors import SMALL, applicable, small_scheme
+from birdie.compress.small_tensors import SMALL, applicable, is_gate, is_worth_coarsening, small_scheme
 from birdie.compress.tensors import has_nonfinite, parts
 
 
@@ -65,3 +65,15 @@ def test_one_value_in_any_part_decides() -> None:
     assert isinstance(small_scheme(weight), Lossless)
     weight[-1] = torch.inf
     assert has_nonfinite(weight)
+
+
+@pytest.mark.parametrize("shape", [(2, 384), (768, 4), (1, 768), (1, 768, 1, 1), (1, 1, 768), (3, 1, 500)])
+def test_gates_are_no_matrices_that_a_search_coarsens(shape: tuple[int, ...]) -> None:
+    assert is_gate(torch.zeros(shape))
+    assert not is_worth_coarsening(torch.randn(shape))
+
+
+@pytest.mark.parametrize("shape", [(8, 96), (1, 197, 768), (96, 32, 1, 1), (64, 3, 7, 7), (256, 1, 3, 3)])
+def test_matrices_kernels_and_tables_are_no_gates(shape: tuple[int, ...]) -> None:
+    assert not is_gate(torch.zeros(shape))
+    assert is_worth_coarsening(torch.randn(shape))
