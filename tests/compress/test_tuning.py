@@ -319,6 +319,15 @@ def test_a_tuned_file_meets_its_target_and_is_better(
     assert measured == pytest.approx(tuned.error, rel=1e-4)
 
 
+def test_coarser_scales_that_predict_no_numbers_are_not_kept(tmp_path: Path) -> None:
+    """Weight normalization divides by the norm of a row, which may have no bits."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(24, 64)), nn.ReLU(), nn.Linear(64, 6))
+    summary = birdie.save(module, tmp_path / "x", quality=0.01, calibration=(module, some_batches(), nats), tune=0.5)
+    assert summary.error is not None
+    assert summary.error <= 0.01
+
+
 def test_what_may_be_chance_is_not_kept(calibrated: CalibrationResult, tmp_path: Path) -> None:
     """Eight targets are held out, on which one state in two is better by luck."""
     few = [(x[:4], y[:4]) for x, y in some_batches(2, seed=9)]

@@ -153,8 +153,10 @@ def fit_quality(
             coarsest = exponent
             if exponent <= FINEST or not weights:
                 break
-        # To second order the KL grows with the square of the scale: extrapolate, or bisect outside of the bracket.
-        proposal = exponent + math.log2(_AIM * quality / max(nats, 1e-12)) / 2
+        # To second order the KL grows with the square of the scale: extrapolate, or bisect outside of the bracket, and
+        # where it is infinite.
+        ratio = _AIM * quality / max(nats, 1e-12)
+        proposal = exponent + math.log2(ratio) / 2 if ratio else -math.inf
         exponent = proposal if finest < proposal < coarsest else (finest + coarsest) / 2
         if coarsest - finest < _NARROW:
             break

@@ -83,6 +83,8 @@ def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: Calibra
             size = work.coder.size
             smaller = size(work.coder.coded(better.encoded)) < size(work.coder.coded(fit.encoded))
             return replace(better, divergence=divergence, untuned=fit.untuned) if smaller else fit
+        if not math.isfinite(divergence):
+            break
         coarser += math.log2(0.98 * quality / divergence) / 2
     return fit
 
