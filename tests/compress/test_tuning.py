@@ -350,6 +350,15 @@ def test_rules_that_keep_every_bit_are_kept(calibrated: CalibrationResult, tmp_p
     assert not torch.equal(loaded["0.bias"], module.state_dict()["0.bias"].half().float())
 
 
+@pytest.mark.parametrize("rules", [[("2.weight", "int4")], [("*.weight", "int4")], [("0.*", "int6"), ("4.*", "int6")]])
+def test_a_budget_is_kept_beside_rules(
+    rules: list[tuple[str, str]], calibrated: CalibrationResult, tmp_path: Path
+) -> None:
+    summary = birdie.save(wide(), tmp_path / "x", budget=20_000, calibration=calibrated, tune=1, scheme=rules)
+    assert summary.bytes <= 20_000
+    assert birdie.inspect(tmp_path / "x").bytes == summary.bytes
+
+
 def test_settings_that_make_no_sense(calibrated: CalibrationResult, tmp_path: Path) -> None:
     for seconds in (-1, float("nan"), float("inf"), "5min", True):
         with pytest.raises(ConfigError, match="number of seconds"):

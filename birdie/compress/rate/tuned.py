@@ -55,8 +55,11 @@ def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: Calib
     fit = replace(fit, divergence=untuned, untuned=untuned)
     if target.quality is not None:
         return _to_quality(work, fit, target.quality, calibration, end)
-    better = work.run(exponent, target.in_bytes(jobs.assignment.weights), end)
-    better = replace(better, divergence=calibration.divergence(better.encoded), untuned=untuned)
+    budget = target.in_bytes(jobs.assignment.weights)
+    better = work.run(exponent, budget, end)
+    if budget is not None and coder.size(coder.coded(better.encoded)) > budget:
+        return fit
+    better = replace(better, sigma=fit.sigma, divergence=calibration.divergence(better.encoded), untuned=untuned)
     return better if _is_sure(work.tuner.measure, fit.encoded, better.encoded) else fit
 
 
@@ -107,7 +110,10 @@ class _ByParts:
         ]
         self.small = [job for job in changing if job.role in ("small", "reserve") or isinstance(job.scheme, Cast)]
         self._small = {job.name for job in self.small}
-        self.parts = in_parts([job for job in changing if job.name not in self._small], PARTS)
+        matrices = [job for job in changing if job.name not in self._small]
+        searched, pinned = ([job for job in matrices if (job.role == "searched") is free] for free in (True, False))
+        # what a rule names comes first: the last part has to meet the target
+        self.parts = [*([pinned] if searched and pinned else []), *in_parts(searched or pinned, PARTS)]
 
     def run(self, exponent: float, budget: int | None, end: float) -> Fit:
         """Return the file at an exponent; the last part has another to meet a budget. It is ready at about `end`."""
