@@ -43,7 +43,6 @@ RATE = 0.003  # of Adam, in root mean squares of a tensor; the first that is tri
 TRIAL = 10  # steps with a rate
 WARM_UP = 5  # steps
 PARTS = 4  # of a batch, a step each
-MIXTURES = 1  # of each held-out batch
 _BEARABLE = 0.2  # of the difference that steps of noise may add
 _MOST_LOWER = 0.1  # factor on the rate after a trial
 _TRIALS = 0.5  # share of the first training, after which no other rate is tried
@@ -70,10 +69,11 @@ class Tuner:
         complete = [differentiable_batch(batch) for batch in batches]
         self._batches = smaller(complete, held_out)
         # elements of a batch that can be cut do not depend on each other
-        self._mixes = self._batches is not complete and is_mixable(complete[0])
-        self._generator = torch.Generator("cpu").manual_seed(0)
-        others = [mixed(batch, self._generator) for _ in range(MIXTURES) for batch in held_out.batches]
-        self.measure = held_out.on([*held_out.batches, *others]) if self._mixes else held_out
+        every = [*self._batches, *held_out.batches]
+        self._mixes = self._batches is not complete and all(map(is_mixable, every))
+        self._generator, self.measure = torch.Generator("cpu").manual_seed(0), held_out
+        if self._mixes:
+            self.measure = held_out.on([*held_out.batches, *(mixed(b, self._generator) for b in held_out.batches)])
         self._student = held_out.candidate.requires_grad_(False)
         set_differentiable_evaluation(self._student)
         self._parameters = dict(self._student.named_parameters(remove_duplicate=False))
