@@ -22,7 +22,7 @@ from birdie.compress.rate.jobs import Job
 from birdie.compress.rate.search import Fit, fit_rest
 from birdie.compress.rate.tuned import in_parts, without_subnormals
 from birdie.compress.tuning import Done, Tuner, is_mixable, mixed, smaller
-from birdie.errors import ConfigError, DataError
+from birdie.errors import BudgetError, ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -379,6 +379,17 @@ def test_the_last_part_meets_the_budget_beside_a_rule_for_the_largest_matrix(
     summary = birdie.save(wide(), tmp_path / "x", budget=14_000, calibration=calibrated, tune=1, scheme=rules)
     assert len(sizes) == 1
     assert max(summary.bytes, *sizes, 0) <= 14_000
+
+
+def test_a_last_part_that_cannot_meet_the_budget_leaves_the_file_without_tuning(
+    calibrated: CalibrationResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Fit:
+        raise BudgetError("too small")
+
+    monkeypatch.setattr(by_parts, "fit_rest", refuse)
+    summary = birdie.save(wide(), tmp_path / "x", budget=14_000, calibration=calibrated, tune=0.5)
+    assert summary.error == summary.untuned
 
 
 def test_settings_that_make_no_sense(calibrated: CalibrationResult, tmp_path: Path) -> None:

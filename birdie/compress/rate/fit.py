@@ -5,7 +5,6 @@ assignment ─► jobs ─► search for the target ─► checked ─► tuned 
 
 import logging
 import math
-from contextlib import suppress
 from dataclasses import replace
 
 from birdie.compress.calibration.result import CalibrationResult
@@ -60,8 +59,7 @@ def fit(
     if tune and (result.sigma is not None or not target.searched):
         from birdie.compress.rate.tuned import tuned
 
-        with suppress(BudgetError):
-            result = tuned(jobs, result, target, coder, calibration, tune)
+        result = tuned(jobs, result, target, coder, calibration, tune)
     return replace(result, encoded=coder.coded(result.encoded))
 
 

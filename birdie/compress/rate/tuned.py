@@ -31,6 +31,7 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tuning import Done, Tuner
+from birdie.errors import BudgetError
 
 PARTS = 6  # of the weights, encoded one after the other
 _SURE = 2.0  # standard errors by which the error must fall
@@ -56,7 +57,10 @@ def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: Calib
     if target.quality is not None:
         return _to_quality(work, fit, target.quality, calibration, end)
     budget = target.in_bytes(jobs.assignment.weights)
-    better = work.run(exponent, budget, end)
+    try:
+        better = work.run(exponent, budget, end)
+    except BudgetError:  # the last part cannot make up for what the others take
+        return fit
     if budget is not None and coder.size(coder.coded(better.encoded)) > budget:
         return fit
     better = replace(better, sigma=fit.sigma, divergence=calibration.divergence(better.encoded), untuned=untuned)
