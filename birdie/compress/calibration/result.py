@@ -231,7 +231,7 @@ def unreached(module: nn.Module, state: Mapping[str, Tensor], reached: Collectio
     missing = {name: size for name, (memory, size) in matrices.items() if name not in reached and memory not in known}
     if missing:
         logging.getLogger("birdie").info(
-            "calibration data do not reach %d of %d matrices, %.3g %% of the weights, which are quantized as without "
+            "calibration data do not reach %d of %d matrices, %.3g %% of the weights, which are stored as without "
             "data: %s",
             len(missing),
             len(matrices),
