@@ -114,6 +114,7 @@ class Checkpoint:
         coder: EffortOption = "auto",
         overwrite: bool = False,
         lossless: bool = False,
+        base: Path | None = None,
         calibration: CalibrationResult | None = None,
         metadata: dict[str, Any] | None = None,
         progress: Progress | None = None,
@@ -124,11 +125,12 @@ class Checkpoint:
 
         Args:
             output: the file.
-            coder, overwrite, lossless, calibration, progress, world: as in `write_model`.
+            coder, overwrite, lossless, base, calibration, progress, world: as in `write_model`.
             metadata: beside that of the checkpoint.
             options: others of `birdie.save`.
         """
         common: dict[str, Any] = {"coder": coder, "overwrite": overwrite, "progress": progress, "world": world}
+        common["base"] = base
         common["metadata"] = self.metadata | (metadata or {}) or None
         if self.is_object:
             return write_object(self.content, output, **common)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact.container import ALIAS, Entry
-from birdie.artifact.file import Data, File, decoded_bytes, dtype_of
+from birdie.artifact.file import Base, Data, File, decoded_bytes, dtype_of
 from birdie.compress import registry
 from birdie.compress.device.compressed import CompressedTensor, require_sound, works
 from birdie.compress.scheme import Decoder, StreamLayout
@@ -37,8 +37,10 @@ _TOGETHER = 1 << 26  # weights that a launch decodes: 2,000 tiles, half of those
 class DeviceFile(File):
     """A file whose tensors are decoded in the memory of a GPU."""
 
-    def __init__(self, source: Data, decoder: Callable[[str], Decoder], device: torch.device) -> None:
-        super().__init__(source, decoder)
+    def __init__(
+        self, source: Data, decoder: Callable[[str], Decoder], device: torch.device, base: Base | None = None
+    ) -> None:
+        super().__init__(source, decoder, base)
         self.device = device
         self._lock = threading.Lock()  # Triton compiles kernels at their first call
         self._sound: dict[str, Tensor] = {}
@@ -238,17 +240,23 @@ def load_compressed(
     return tensors
 
 
-def open_file(source: Data, device: torch.device | str | None = None, module: nn.Module | None = None) -> File:
+def open_file(
+    source: Data,
+    device: torch.device | str | None = None,
+    module: nn.Module | None = None,
+    base: Base | None = None,
+) -> File:
     """Open a file for decoding on `device`, by default the only one of the module's; on the CPU if kernels do not work.
 
     Args:
         source: a path, or the bytes of a file.
         device, module: as for `target_of`.
+        base: of a file of differences.
     """
     target = target_of(device, None if module is None else unwrapped(module))
     if target is None or not works(target):
-        return File(source, registry.decoder)
-    return DeviceFile(source, registry.decoder, target)
+        return File(source, registry.decoder, base)
+    return DeviceFile(source, registry.decoder, target, base)
 
 
 def target_of(device: torch.device | str | None, module: nn.Module | None) -> torch.device | None:

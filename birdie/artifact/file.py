@@ -12,13 +12,16 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from birdie.artifact import codes
+from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Reader
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
+from birdie.compress.schemes import CODES
 from birdie.compress.tensors import empty, from_planes
 from birdie.compress.tiled import Product, Recode
 from birdie.entropy import coder as entropy
@@ -40,6 +43,8 @@ MIN_OPERATIONS = 1 << 31
 OPERATIONS_PER_DECODED = 2
 OPERATIONS_PER_BYTE = 1 << 16
 OPERATIONS_PER_TENSOR = 150_000
+OPERATIONS_PER_BASE_BYTE = 1200
+_DIFFERENCE = CODES["difference"]
 _GROUPS = 8  # groups of tiny tensors of a file that stay decoded, when tensors are read one by one
 
 
@@ -58,12 +63,31 @@ Data = Source | bytes | memoryview
 """A path, or the bytes of a file."""
 
 
+class Base(Protocol):
+    """Tensors of the checkpoint that a file holds differences to (birdie.artifact.base)."""
+
+    @property
+    def where(self) -> str:
+        """The checkpoint, for messages."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its tensors."""
+        ...
+
+    def __call__(self, name: str) -> Tensor | None:
+        """Return a tensor; None if there is none of that name."""
+        ...
+
+
 class File(Reader):
     """A .birdie file opened for decoding, from any thread.
 
     Args:
         source: a path, or the bytes of a file.
         decoder: name of a scheme → its decoder; raises ArtifactError where there is none.
+        base: of a file of differences.
 
     Attributes:
         device: where tensors are decoded.
@@ -71,16 +95,21 @@ class File(Reader):
 
     device = torch.device("cpu")
 
-    def __init__(self, source: Data, decoder: Callable[[str], Decoder]) -> None:
+    def __init__(self, source: Data, decoder: Callable[[str], Decoder], base: Base | None = None) -> None:
         super().__init__(source)
-        self._decoder = decoder
+        self._decoder, self._base = decoder, base
         self._groups: dict[str, tuple[Tensor, ...]] = {}  # decoded lately
         self._deciding = threading.Lock()
 
     @property
+    def needs_base(self) -> bool:
+        """Whether tensors are stored as differences to those of another checkpoint."""
+        return _DIFFERENCE in self.schemes
+
+    @property
     def default_limit(self) -> int:
-        """Bytes that the file may decode to if the caller says nothing: the larger of 1 GiB and 64 × the file."""
-        return max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * self.size)
+        """Bytes that the file may decode to if the caller says nothing: 1 GiB, 64 × the file, or 2 × its base."""
+        return max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * self.size, 0 if self._base is None else 2 * self._base.bytes)
 
     def require(
         self,
@@ -104,10 +133,18 @@ class File(Reader):
                 counts.
             independent: names that have a copy although `shared`.
         """
+        if self.needs_base and self._base is None:
+            of, _ = file_metadata.base_in(self.fields, self.where)
+            raise ArtifactError(
+                f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "
+                "cannot be decoded; give that as base=… (--base)"
+            )
         limit = self.default_limit if max_bytes is None else max_bytes
         payload = self.size - self.header_bytes
         if max_operations is None:
             max_operations = max(MIN_OPERATIONS, OPERATIONS_PER_DECODED * limit) + OPERATIONS_PER_BYTE * payload
+            if self._base is not None:  # as large as what it is subtracted from, which the caller gives
+                max_operations += OPERATIONS_PER_BASE_BYTE * self._base.bytes
         operations = "operations", max_operations, "max_operations (--max-operations)"
         if names is None:  # before the entries are made, which takes longer
             stored = len(self.schemes) - self.schemes.count(ALIAS) - self.schemes.count(MEMBER)
@@ -271,7 +308,20 @@ class File(Reader):
                 )
                 for stream, expected in zip(entry.streams, layout, strict=True)
             )
-            return decoder.decode(Encoded(decoder.name, entry.shape, dtype_of(entry), entry.params, streams))
+            base = self._base_of(entry) if entry.scheme == _DIFFERENCE else None
+            return decoder.decode(Encoded(decoder.name, entry.shape, dtype_of(entry), entry.params, streams, base))
+
+    def _base_of(self, entry: Entry) -> Tensor | None:
+        """Return the tensor of the base that an entry is a difference to; of a block, its part."""
+        if self._base is None:
+            return None
+        name = entry.name.partition("\0")[0]
+        other = file_metadata.base_in(self.fields, self.where)[1].get(name, name)
+        tensor, whole = self._base(other), self.entry(name)
+        if tensor is None or tensor.numel() != math.prod(whole.shape):
+            raise ArtifactError(f"the base {self._base.where} has no {other!r} of {whole.shape}; give another base")
+        part = next(part for block, part in self.parts(name) if block == entry.name)
+        return tensor.detach().cpu().reshape(-1)[part].to(dtype_of(entry)).reshape(entry.shape)
 
     def _members(self, group: str, decoded: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of a group, views of it."""

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from birdie.artifact import kept_files
+from birdie.artifact.base import BaseOption, opened
 from birdie.artifact.checkpoints import MARK, read_header, weight_map
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.folder_scan import TORCH
@@ -52,6 +53,7 @@ def write_folder(
     *,
     overwrite: bool = False,
     max_shard_bytes: int = SHARD,
+    base: BaseOption | None = None,
     max_bytes: int | None = None,
     max_operations: int | None = None,
     schemes: Collection[str] = (),
@@ -65,12 +67,12 @@ def write_folder(
             appears complete or not at all. A link to a folder stands for it.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         max_shard_bytes: most bytes of a file of weights; one tensor may be larger.
-        max_bytes, max_operations, schemes, workers: as in `birdie.load`.
+        base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
     """
     if max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
     registry.import_schemes(schemes)
-    with File(file, registry.decoder) as reader:
+    with opened(base) as given, File(file, registry.decoder, given) as reader:
         kept = kept_files.read(reader, max_bytes)
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact import pytree
+from birdie.artifact.base import Base, BaseOption, opened
 from birdie.artifact.container import ALIAS
 from birdie.artifact.device import CompressedTensors, open_file, target_of
 from birdie.artifact.file import Data, File, decoded_bytes
@@ -39,6 +40,7 @@ M = TypeVar("M", bound=nn.Module)
 class Limits(TypedDict, total=False):
     """Options of everything that reads a .birdie file; `load` describes them."""
 
+    base: BaseOption | None
     max_bytes: int | None
     max_operations: int | None
     schemes: Collection[str]
@@ -75,6 +77,7 @@ def load(
     cache_bytes: int | None = None,
     prefix: str = "",
     names: Collection[str] | None = None,
+    base: BaseOption | None = None,
     max_bytes: int | None = None,
     max_operations: int | None = None,
     schemes: Collection[str] = (),
@@ -98,8 +101,9 @@ def load(
         prefix: load only tensors whose names begin with it, under the rest of their names: `prefix="encoder."` with
             `into=model.encoder`.
         names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.
-        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file. By default tensors
-            for which `into` has memory already do not count.
+        base: the checkpoint that a file of differences was made with: what `save` took, or the same tensors otherwise.
+        max_bytes: refuse to decode more than this; default 1 GiB, 64 × the file or 2 × its base. By default tensors for
+            which `into` has memory already do not count.
         max_operations: refuse to decode a file that takes more operations, of about a nanosecond each; default 2 for
             each byte that may be decoded, and 65,536 for each of the file. Small files that would take long are refused
             by it.
@@ -133,7 +137,7 @@ def load(
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
-        file = File(path, registry.decoder)
+        file = File(path, registry.decoder, None if base is None else Base.open(base))
         try:
             file.require(max_bytes, max_operations, None if part.is_all else part.of(file))
             settings = {"strict": strict, "dtype": dtype, "cache_bytes": cache_bytes}
@@ -142,7 +146,7 @@ def load(
             file.close()
             raise
         return into if strict else keys
-    with open_file(path, device if part.is_all else "cpu", into) as file:
+    with opened(base) as given, open_file(path, device if part.is_all else "cpu", into, given) as file:
         names, copies = part.of(file), () if into is not None else _copies(file)
         if max_bytes is None and into is not None:
             max_bytes = file.default_limit + _allocated(file, into)

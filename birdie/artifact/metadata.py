@@ -6,6 +6,7 @@ schemes    code → name of the schemes in the file that do not ship with birdie
 files      name → bytes of the files kept beside the tensors (birdie.artifact.kept_files)
 copies     indices of those aliases, among all sorted by name, whose tensors are independent of their targets
 state      versions and extra state of the modules (birdie.artifact.state_dict)
+base       of a file of differences: "of", the base's file name, and "names", name → name in the base, where they differ
 """
 
 import json
@@ -26,6 +27,7 @@ def to_bytes(
     files: Mapping[str, int] | None = None,
     copies: Sequence[int] | None = None,
     state: Any = None,
+    base: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes."""
     fields = {
@@ -36,6 +38,7 @@ def to_bytes(
         "files": files,
         "copies": copies or None,
         "state": state,
+        "base": base,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:
@@ -85,6 +88,15 @@ def copies_in(fields: Mapping[str, Any], aliases: Iterable[str], where: str) -> 
     if not valid or any(not low < high for low, high in pairwise([-1, *indices, len(names)])):
         raise ArtifactError(f"the copies in the metadata of {where} are no rising indices of aliases; it is damaged")
     return [names[index] for index in indices]
+
+
+def base_in(fields: Mapping[str, Any], where: str) -> tuple[str, dict[str, str]]:
+    """Return the file name of the base, and name → name in the base, from the fields of a file."""
+    about = fields.get("base", {})
+    file, names = (about.get("of", ""), about.get("names", {})) if isinstance(about, dict) else (None, {})
+    if not isinstance(file, str) or not _are_names(names):
+        raise ArtifactError(f"the base in the metadata of {where} is not what birdie writes; the file is damaged")
+    return file, names
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from numbers import Real
 from typing import Any, Literal, TypedDict, get_args
 
+from birdie.artifact.base import BaseOption
 from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.rate.assignment import Schemes
@@ -36,6 +37,7 @@ class SaveOptions(QuantizeOptions, total=False):
 
     scheme: Schemes | None
     lossless: bool
+    base: BaseOption | None
     metadata: Mapping[str, Any] | None
 
 
@@ -49,6 +51,7 @@ class SaveRequest:
     bits: float | None = None
     quality: float | None = None
     lossless: bool = False
+    base: BaseOption | None = None
     coder: EffortOption = "auto"
     calibration: CalibrationOption = None
     tune: float = 0.0
@@ -68,6 +71,8 @@ class SaveRequest:
         if self.lossless and (self.scheme is not None or known is not None):
             excluded = "scheme" if self.scheme is not None else "calibration"
             raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")
+        if self.base is not None and not self.lossless:
+            raise ConfigError("base is for lossless files: give lossless=True (--lossless) as well, or drop the base")
         tune: Any = self.tune
         if isinstance(tune, bool) or not isinstance(tune, Real) or not 0 <= float(tune) < math.inf:
             raise ConfigError(f"tune={tune!r} is not a number of seconds")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from birdie.artifact import pytree
+from birdie.artifact.base import BaseOption
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import Limits, load
 from birdie.artifact.options import SaveOptions
@@ -26,6 +27,7 @@ def save_object(
     content: Any,
     path: Source,
     *,
+    base: BaseOption | None = None,
     coder: EffortOption = "auto",
     metadata: Mapping[str, Any] | None = None,
     progress: Progress | bool | None = None,
@@ -38,14 +40,14 @@ def save_object(
     Args:
         content: nested dicts, lists and tuples of tensors and plain values, as torch.save takes them; never changed.
         path: the file to write; it appears complete or not at all.
-        coder, metadata, progress, workers: as for `birdie.save`.
+        base, coder, metadata, progress, workers: as for `birdie.save`.
 
     Raises:
         WeightsError: the content holds no tensor, or a value that cannot be stored; the message names its key path.
         ConfigError: a setting is wrong.
         OutputError: the file cannot be written.
     """
-    return write_object(content, path, coder=coder, metadata=metadata, progress=progress, workers=workers)
+    return write_object(content, path, base=base, coder=coder, metadata=metadata, progress=progress, workers=workers)
 
 
 def write_object(
@@ -70,7 +72,7 @@ def load_object(path: Source, **limits: Unpack[Limits]) -> Any:
 
     Args:
         path: a .birdie file.
-        limits: max_bytes, max_operations, schemes and workers, as in `birdie.load`.
+        limits: base, max_bytes, max_operations, schemes and workers, as in `birdie.load`.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or takes more than `max_bytes` or `max_operations` to decode.

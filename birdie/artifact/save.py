@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact.base import Base, BaseOption
 from birdie.artifact.container import KIND
 from birdie.artifact.inspect import inspect
 from birdie.artifact.options import CalibrationOption, SaveOptions, SaveRequest
@@ -60,6 +61,7 @@ def save(
     bits: float | None = None,
     quality: float | None = None,
     lossless: bool = False,
+    base: BaseOption | None = None,
     coder: EffortOption = "auto",
     calibration: CalibrationOption = None,
     tune: float = 0.0,
@@ -87,6 +89,9 @@ def save(
             predictions, Σ ‖decoded − float‖² / Σ ‖float − mean‖². Losses that call no function of
             `torch.nn.functional`: relative difference of the loss.
         lossless: keep every bit of every tensor.
+        base: with lossless, a checkpoint like this one: what it was fine-tuned from, or an earlier step of the run. The
+            differences alone are stored, in a fraction of the bytes, and `birdie.load` needs the same base again. A
+            path (a file or folder that `birdie compress` takes, also a .birdie file), a module, or a dict of tensors.
         coder: "max" for the smallest file, "fast" for the least time, also when it is loaded; "auto" is "max" below 64
             million weights, "fast" above.
         calibration: what `birdie.calibrate` returned, for one file or several: quantization scales then follow the
@@ -117,6 +122,7 @@ def save(
         bits=bits,
         quality=quality,
         lossless=lossless,
+        base=base,
         coder=coder,
         calibration=calibration,
         tune=tune,
@@ -160,6 +166,11 @@ def write_model(
     state = ModelState.of(model)
     extra, about_state = kept_beside(model)
     assignment = assign(state, request.scheme, target)
+    base = None if request.base is None else Base.open(request.base)
+    given, renamed = ({}, {}) if base is None else base.matching(assignment.tensors)
+    if base is not None and not given:
+        raise ConfigError(f"no tensor of {base.where} has the name, the shape and the kind of one of the model's")
+    assignment = replace(assignment, bases=given)
     if calibration is None:  # with data each copy has the precision that its own use needs
         assignment = group_tiny_tensors(merge_copies(assignment))
     effort = effort_for(request.coder, assignment.weights)
@@ -170,6 +181,7 @@ def write_model(
         "files": kept_files.sizes_of(files or {}),
         "copies": file_metadata.copies_of(assignment.ties, assignment.copies),
         "state": about_state,
+        "base": None if base is None else {"of": base.name, "names": renamed},
     }
     file_metadata.to_bytes(**about)  # what is no JSON raises here, before long work
     hidden = [kept_files.entry_of(files)] if files else []
@@ -179,6 +191,7 @@ def write_model(
     with (
         reporting(request.progress, "compressing", "tensors") as update,
         releasing((calibration.files or ()) if isinstance(calibration, CalibrationResult) else ()),
+        nullcontext() if base is None else base.mapped(),
     ):
         state, known = calibrated_state(state, calibration)
         if known is not None:

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.artifact.base import BaseOption, opened
 from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
@@ -42,6 +43,7 @@ def to_safetensors(
     file: Path,
     target: Path,
     *,
+    base: BaseOption | None = None,
     max_bytes: int | None = None,
     max_operations: int | None = None,
     schemes: Collection[str] = (),
@@ -52,13 +54,13 @@ def to_safetensors(
     Args:
         file: a .birdie file.
         target: the .safetensors file; the caller sees to it that it appears complete or not at all.
-        max_bytes, max_operations, schemes, workers: as in `birdie.load`.
+        base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
     """
     registry.import_schemes(schemes)
-    with File(file, registry.decoder) as opened:
-        opened.require(max_bytes, max_operations, shared=False)
-        header = headers_in(opened.fields, opened.where).get("", {})
-        write_tensors(opened, target, {name: name for name in opened.names}, header, workers)
+    with opened(base) as given, File(file, registry.decoder, given) as reader:
+        reader.require(max_bytes, max_operations, shared=False)
+        header = headers_in(reader.fields, reader.where).get("", {})
+        write_tensors(reader, target, {name: name for name in reader.names}, header, workers)
 
 
 def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:

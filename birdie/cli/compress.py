@@ -167,6 +167,13 @@ def command(
     lossless: Annotated[
         bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
     ] = False,
+    base: Annotated[
+        Path | None,
+        Parameter(
+            help="With --lossless: checkpoint, folder or .birdie file like this one, such as an earlier step, or the "
+            "model before fine-tuning. The differences alone are stored; `birdie decompress --base` needs the same."
+        ),
+    ] = None,
     weights_only: Annotated[
         bool,
         Parameter(negative=(), help="Take the state dict alone, also with --lossless; skip objects of other programs."),
@@ -216,6 +223,8 @@ def command(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme, --calibrate or --tune; "
             "remove one or the other"
         )
+    if base is not None and not lossless:
+        raise ConfigError("--base is for lossless files; add --lossless")
     if target.quality is not None:
         calibration.require_data("--quality")
     import torch
@@ -243,7 +252,8 @@ def command(
     source = open_checkpoint(
         checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
     )
-    output = require_output(output, [*source.paths, *calibrate.paths], kind=KIND, overwrite=overwrite)
+    inputs = [*source.paths, *calibrate.paths, *([] if base is None else [base])]
+    output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
     require_writable(output.parent)
     with (
         process_group(torch.device("cpu")) as world,
@@ -265,6 +275,7 @@ def command(
                     output,
                     overwrite=overwrite,
                     lossless=lossless,
+                    base=base,
                     calibration=result,
                     tune=0.0 if result is None else calibration.tuning,
                     metadata=calibrate.metadata,

@@ -44,8 +44,14 @@ def command(
     max_shard_size: Annotated[
         str, Parameter(help="Of a folder: most bytes of a file of weights; larger models are cut into several.")
     ] = "5GB",
+    base: Annotated[
+        Path | None,
+        Parameter(
+            help="Checkpoint, folder or .birdie file that a file of differences was made with (compress --base)."
+        ),
+    ] = None,
     max_size: Annotated[
-        str | None, Parameter(help="Largest decoded size; default: 1 GiB or 64 × the file, the larger.")
+        str | None, Parameter(help="Largest decoded size; default: 1 GiB, 64 × the file or 2 × its base.")
     ] = None,
     max_operations: Annotated[
         int | None,
@@ -76,7 +82,7 @@ def command(
     from birdie.artifact.to_safetensors import to_safetensors
 
     limit = None if max_size is None else parse_size(max_size)
-    limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
+    limits: dict[str, Any] = {"base": base, "max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     left: list[str] = []
     if output.is_dir() or not output.suffix:
         output = require_output_folder(output, overwrite=True)  # write_folder looks at what is there

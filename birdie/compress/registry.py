@@ -59,7 +59,7 @@ def _builtin() -> dict[str, type[Scheme]]:
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__:
                 builtin[value.decoder.name] = value
-    return dict(sorted(builtin.items(), key=lambda item: schemes.NAMES.index(item[0])))
+    return dict(sorted(builtin.items(), key=lambda item: schemes.CODES[item[0]]))
 
 
 def names() -> tuple[str, ...]:

@@ -52,6 +52,7 @@ class Encoded:
         dtype: dtype of the decoded tensor.
         params: small signed integers that the decoder needs besides the streams (an exponent, a bit width).
         streams: 2-D integer arrays (rows, columns) in the order in which the decoder's layout names them.
+        base: tensor of this shape and dtype that the streams are a difference to, which no file holds.
     """
 
     scheme: str
@@ -59,6 +60,7 @@ class Encoded:
     dtype: torch.dtype
     params: Parameters
     streams: tuple[Integers, ...]
+    base: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Blocks(Encoded):
     def of(cls, shape: Shape, dtype: torch.dtype, parts: Sequence[Encoded]) -> Encoded:
         """Return the tensor of `shape` that these parts make up; the only one as it is if it is that tensor."""
         one = len(parts) == 1 and (parts[0].shape, parts[0].dtype) == (shape, dtype)
-        return parts[0] if one else cls("blocks", shape, dtype, (), (), tuple(parts))
+        return parts[0] if one else cls("blocks", shape, dtype, (), (), parts=tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)

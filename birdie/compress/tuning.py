@@ -46,7 +46,7 @@ PARTS = 4  # of a batch, a step each
 _BEARABLE = 0.2  # of the difference that steps of noise may add
 _MOST_LOWER = 0.1  # factor on the rate after a trial
 _TRIALS = 0.5  # share of the first training, after which no other rate is tried
-_LEAST = 1e-3  # smallest root mean square by which a tensor's learning rate is scaled: biases may start at zero
+LEAST = 1e-3  # smallest root mean square by which a tensor's learning rate is scaled: biases may start at zero
 _CACHED = 1 << 28  # bytes of the float model's predictions that are kept
 
 
@@ -276,7 +276,7 @@ class _Descent:
         self._exact = [parameter.detach().float().clone() for parameter in parameters]
         # a pruned matrix stays pruned; norms and biases often start at zero
         self._kept = [parameter.detach() != 0 if parameter.ndim > 1 else None for parameter in parameters]
-        self._scales = [max(_LEAST, float(exact.double().square().mean().sqrt())) for exact in self._exact]
+        self._scales = [max(LEAST, float(exact.double().square().mean().sqrt())) for exact in self._exact]
         self._adam = torch.optim.Adam([{"params": [exact]} for exact in self._exact], betas=(0.9, 0.98))
 
     @torch.no_grad()

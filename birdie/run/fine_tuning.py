@@ -14,7 +14,7 @@ the budget. If the file is still too large at the end, the scales are made sligh
 import math
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,15 @@ from birdie.compress.rate.target import Target
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
 from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
+from birdie.compress.tuning import LEAST, WARM_UP
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.run.stored_training import BudgetFile, StoredTraining
 from birdie.runtime.parsing import whole_number
 
 Batch = TypeVar("Batch")
 Loss = Callable[[nn.Module, Batch], Tensor]
+_SHARE = 0.03  # learning rate, in root mean squares of a tensor
+_SPECTRAL_RATE = 1e-3
 _FLOOR = 0.05  # final learning rate, as a fraction of the first; it falls by a cosine
 # Fraction of the steps after which quantization scales are fixed: weights gather at the boundaries between symbols, and
 # a small change of a scale then changes many symbols at once.
@@ -85,7 +88,7 @@ def fine_tune(
     steps: int,
     budget: int | None = None,
     bits: float | None = None,
-    rate: float = 1e-3,
+    rate: float | None = None,
     network_rate: float = 5e-3,
     settled: float = 0.6,
     measured: bool = True,
@@ -112,7 +115,8 @@ def fine_tune(
         budget: maximum bytes of the file; it ends up to 1 % below.
         bits: target bits per spectral weight, as `quantization_loss` counts them, or, without spectral weights, bits
             per weight of the complete file; instead of a budget.
-        rate: learning rate, which falls by a cosine to a twentieth.
+        rate: learning rate, which falls by a cosine to a twentieth. Default: 0.03 of the root mean square of each
+            tensor, which suits weights of any size; of spectral weights 1e-3. Without these it rises over five steps.
         network_rate: of spectral weights: learning rate of the network of quantization scales, which has few parameters
             and far to go.
         settled: of spectral weights: fraction of the steps after which the size is reached; the rest improves the task.
@@ -127,7 +131,7 @@ def fine_tune(
         BudgetError: the file cannot be made as small as the budget (of spectral weights during iteration).
     """
     budget = whole_number("budget", budget)
-    if steps < 1 or not rate > 0 or not network_rate > 0:
+    if steps < 1 or not (rate is None or rate > 0) or not network_rate > 0:
         raise ConfigError(f"steps={steps}, rate={rate}, network_rate={network_rate}; all must be above zero")
     if budget is not None and bits is not None:
         raise ConfigError("budget and bits are two targets; give one of them")
@@ -143,8 +147,13 @@ def fine_tune(
     elif bits is not None or budget is not None:
         control = RateControl(model, _ANY if bits is None else bits, steps, settled=settled)
         target = _SpectralTarget(model, control, steps, budget)
-    groups = [{"params": parameters, "lr": lr} for parameters, lr in _groups(model, network, rate, network_rate)]
-    return _steps(model, endless, loss, steps, target, optimizer(groups))
+    if network is None:
+        stepper = optimizer(_groups(model, rate))
+        curves = [partial(_warm_cosine, steps)] * len(stepper.param_groups)
+    else:
+        stepper = optimizer(_spectral_groups(model, network, rate or _SPECTRAL_RATE, network_rate))
+        curves = [partial(_cosine, steps, _FLOOR), partial(_cosine, _FIXED_AFTER * steps, 0.0)]
+    return _steps(model, endless, loss, steps, target, stepper, curves)
 
 
 def _set_scales(model: nn.Module, network: QuantizationNetwork, batches: list[Batch], loss: Loss[Batch]) -> None:
@@ -168,14 +177,22 @@ def _set_scales(model: nn.Module, network: QuantizationNetwork, batches: list[Ba
         at_bits(model, network, start)
 
 
-def _groups(
-    model: nn.Module, network: QuantizationNetwork | None, rate: float, network_rate: float
-) -> Iterator[tuple[list[nn.Parameter], float]]:
-    network_parameters = [] if network is None else list(network.parameters())
-    ids = {id(parameter) for parameter in network_parameters}
-    yield [parameter for parameter in model.parameters() if id(parameter) not in ids], rate
-    if network_parameters:
-        yield network_parameters, network_rate
+def _groups(model: nn.Module, rate: float | None) -> list[dict[str, Any]]:
+    """Return the parameters with their learning rate; None for a share of the root mean square of each."""
+    parameters = list(model.parameters())
+    if rate is not None:
+        return [{"params": parameters, "lr": rate}]
+    sizes = [max(LEAST, float(parameter.detach().double().square().mean().sqrt())) for parameter in parameters]
+    return [{"params": [one], "lr": _SHARE * size} for one, size in zip(parameters, sizes, strict=True)]
+
+
+def _spectral_groups(
+    model: nn.Module, network: QuantizationNetwork, rate: float, network_rate: float
+) -> list[dict[str, Any]]:
+    parameters = list(network.parameters())
+    ids = {id(parameter) for parameter in parameters}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
+    return [{"params": others, "lr": rate}, {"params": parameters, "lr": network_rate}]
 
 
 def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -314,12 +331,9 @@ def _steps(
     steps: int,
     target: _Target,
     optimizer: torch.optim.Optimizer,
+    curves: Sequence[Callable[[int], float]],
 ) -> Generator[FineTuneStep, None, None]:
-    curves: list[Callable[[int], float]] = [
-        partial(_cosine, steps, _FLOOR),
-        partial(_cosine, _FIXED_AFTER * steps, 0.0),
-    ]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, curves[: len(optimizer.param_groups)])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [*curves])
     number, last = 0, steps
     try:
         while number < last:
@@ -341,6 +355,11 @@ def _steps(
             yield FineTuneStep(number, last, float(task.detach()), **target.figures())
     finally:
         target.release()
+
+
+def _warm_cosine(steps: int, done: int) -> float:
+    """Return a multiplier that rises over the first steps, which are as long as Adam's rate and shake the model."""
+    return min((done + 1) / WARM_UP, 1.0) * _cosine(steps, _FLOOR, done)
 
 
 def _cosine(steps: float, floor: float, done: int) -> float:

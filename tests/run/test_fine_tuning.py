@@ -135,7 +135,7 @@ def test_fine_tuning_without_a_target_is_plain_training() -> None:
     model, reference = mlp(), mlp()
     reference.load_state_dict(model.state_dict())
     steps = tune(model, steps=20)
-    optimizer = torch.optim.Adam(reference.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=3e-3 / 5)  # warm-up of five steps
     loss(reference, data()).backward()
     optimizer.step()
     second = loss(reference, data())

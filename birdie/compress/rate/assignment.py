@@ -9,7 +9,7 @@ without a rule take the default scheme, or, with a target, what the search choos
 """
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -67,6 +67,7 @@ class Assignment:
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
         groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
+        bases: name of a lossless tensor → elements in row-major order → these of the tensor to subtract from it.
     """
 
     tensors: Mapping[str, Tensor]
@@ -80,6 +81,7 @@ class Assignment:
     copies: frozenset[str] = frozenset()
     embeddings: frozenset[str] = frozenset()
     groups: Mapping[str, Group] = field(default_factory=dict)
+    bases: Mapping[str, Callable[[slice], Tensor]] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:

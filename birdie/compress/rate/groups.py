@@ -33,7 +33,7 @@ def group_tiny_tensors(assignment: Assignment) -> Assignment:
     tensors = assignment.tensors
     alike: dict[Hashable, list[str]] = {}
     for name, tensor in tensors.items():
-        if 0 < tensor.numel() <= TINY:
+        if 0 < tensor.numel() <= TINY and name not in assignment.bases:
             alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(name)
     kind = _kinds(assignment) if any(len(names) >= LEAST for names in alike.values()) else {}
     groups: dict[str, Group] = {}

@@ -17,7 +17,7 @@ import hashlib
 import math
 import os
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -32,6 +32,7 @@ from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, with_rows
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.schemes.difference import Difference
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis, is_pruned
@@ -40,6 +41,7 @@ from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.runtime.distributed import World, share_out
+from birdie.runtime.mapped import release
 from birdie.runtime.threads import Room
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Job:
         trellis: that a searched tensor takes.
         down_columns: whether paths of a trellis run down the columns only without calibration, which decodes faster.
         level: log2 of the deviation and of the root of the sensitivity; unit: the mean of all levels.
+        base: of a lossless tensor: elements → these of the tensor to which the difference is stored.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Job:
     down_columns: bool = True
     level: float = 0.0
     unit: float = 0.0
+    base: Callable[[slice], Tensor] | None = None
 
     @property
     def sensitivity(self) -> Sensitivity | None:
@@ -125,6 +129,11 @@ class Job:
             draft: for the size alone, in a fraction of the time: plain rounding in place of trellises.
         """
         weight = self.rows(rows)
+        if self.base is not None:
+            base = self._base_of(rows)
+            encoded = Difference(base).encode(self.name, weight)
+            release(base)
+            return encoded
         sigma = min(2.0 ** (exponent + self.unit - self.level), WIDEST)
         if self.scheme is not None:
             scheme = self.scheme.at_scale(sigma) if self.role == "searched" else self.scheme
@@ -146,6 +155,8 @@ class Job:
     def key(self, rows: slice, exponent: float) -> str:
         """Return a digest of the rows and of all settings that their encoding depends on."""
         settings = repr(self.scheme)
+        if self.base is not None:
+            settings += digest(self._base_of(rows))
         if self.role == "searched":
             factors = self._fed.of_rows(rows)
             chosen = self.scheme or self.trellis, self.transform, self.down_columns, exponent + self.unit - self.level
@@ -181,6 +192,12 @@ class Job:
         """Return the job of other values; exponents mean the same."""
         scheme = small_scheme(tensor) if self.role == "reserve" else self.scheme
         return replace(self, tensor=tensor, scheme=scheme, weight=as_encoded(tensor, scheme, self.sensitivity))
+
+    def _base_of(self, rows: slice) -> Tensor:
+        assert self.base is not None
+        some, width = self.rows(rows), self.weight[:1].numel() if self.weight.ndim else 1
+        start = (rows.start or 0) * width
+        return self.base(slice(start, start + some.numel())).reshape(some.shape)
 
     @property
     def _fed(self) -> Feedback:
@@ -296,7 +313,8 @@ def jobs_of(
         if role == "small" and scheme is None:
             role, scheme = "reserve", small_scheme(tensor)
         weight = as_encoded(tensor, scheme, known.get(name))
-        jobs[name] = Job(name, tensor, role, scheme, weight, known, trellis=trellis, down_columns=down_columns)
+        job = Job(name, tensor, role, scheme, weight, known, trellis=trellis, down_columns=down_columns)
+        jobs[name] = replace(job, base=assignment.bases.get(name))
     matrices = {name: jobs[name].weight for name in assignment.free}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         fed = _factors_of(assignment, matrices, known, factors, trellis.output, pool, world or World())

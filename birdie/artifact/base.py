@@ -1,0 +1,202 @@
+"""Base of a file: another checkpoint, to which its tensors are stored as differences.
+
+    checkpoint, folder, .birdie file, module, dict ──► Base ──► tensor of the same name, or of one that differs by a
+                                                                prefix, or with the same values ──► difference
+
+A base is read tensor by tensor: files are mapped, .birdie files are decoded. The metadata of the file with the
+differences name those tensors of the base that are called otherwise there: {"base": {"of": FILE, "names": {NAME: BASE'S
+NAME}}}.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from birdie.artifact import pytree
+from birdie.artifact.container import MAGIC
+from birdie.artifact.file import File, decoded_bytes, dtype_of
+from birdie.compress import registry
+from birdie.compress.schemes.difference import digest
+from birdie.compress.state import named_tensors
+from birdie.compress.wrappers import unwrapped
+from birdie.errors import ConfigError, WeightsError
+
+BaseOption = str | Path | nn.Module | Mapping[str, Tensor]
+"""A checkpoint file, the folder of a model, a .birdie file, or tensors in memory."""
+Given = Callable[[slice], Tensor]
+"""Elements in row-major order → these of a tensor of the base, in the dtype of the other tensor."""
+_KEPT = 4  # tensors of a .birdie file that stay decoded, for the next block of one
+
+
+class Base:
+    """Tensors of a base by name.
+
+    Args:
+        where: the base, for messages.
+        shapes: name → (shape, dtype) of its tensors.
+        read: name → tensor.
+        files: that are mapped.
+
+    Attributes:
+        bytes: of all tensors.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        read: Callable[[str], Tensor],
+        files: Collection[Path] = (),
+    ) -> None:
+        self.where, self._shapes, self._read, self._files = where, shapes, read, files
+        self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())
+
+    @classmethod
+    def open(cls, source: BaseOption) -> "Base":
+        """Open a base.
+
+        Raises:
+            ConfigError: it is none of what a base may be, or a file that needs a base itself.
+            WeightsError, ArtifactError: it cannot be read.
+        """
+        if isinstance(source, nn.Module | Mapping):
+            return cls._of("the base", named_tensors(unwrapped(source)))
+        if not isinstance(source, str | Path):
+            raise ConfigError(f"base is a {type(source).__name__}; give a checkpoint, a folder, a module or a dict")
+        path = Path(source)
+        if not path.exists():
+            raise ConfigError(f"there is no base {path}; give the checkpoint that the differences are to")
+        if _is_birdie(path):
+            return cls._of_file(path)
+        from birdie.artifact.checkpoint import open_checkpoint
+
+        try:
+            checkpoint = open_checkpoint(path, complete=not path.is_dir())
+        except WeightsError:  # objects of other programs, which only the weights do without
+            checkpoint = open_checkpoint(path, weights_only=True)
+        tensors = pytree.flatten(checkpoint.content)[0] if checkpoint.is_object else checkpoint.content
+        return cls._of(str(path), tensors, checkpoint.paths)
+
+    @classmethod
+    def _of(cls, where: str, tensors: Mapping[str, Tensor], files: Collection[Path] = ()) -> "Base":
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+        return cls(where, shapes, lambda name: tensors[name].detach(), files)
+
+    @classmethod
+    def _of_file(cls, path: Path) -> "Base":
+        file, kept, lock = File(path, registry.decoder), dict[str, Tensor](), threading.Lock()
+        if file.needs_base:
+            raise ConfigError(f"base {path} is stored as differences itself; decompress it, then give that as the base")
+        shapes = {name: (entry.shape, dtype_of(entry)) for name in file.names for entry in [file.entry(name)]}
+        file.require(max_bytes=sum(decoded_bytes(file.entry(name)) for name in file.names))
+
+        def read(name: str) -> Tensor:
+            with lock:
+                if name in kept:
+                    return kept[name]
+            tensor = file.decode(name)
+            with lock:
+                kept[name] = tensor
+                while len(kept) > _KEPT:
+                    del kept[next(iter(kept))]
+            return tensor
+
+        return cls(str(path), shapes, read)
+
+    @property
+    def name(self) -> str:
+        """Name of the base for the metadata of a file: without folders, which are not the reader's."""
+        return Path(self.where).name
+
+    @contextmanager
+    def mapped(self) -> Iterator[None]:
+        """Let pages of its files be released, and let a file that is cut in the meantime be an error."""
+        from birdie.runtime.mapped import complete, releasing
+
+        with complete(self._files), releasing(self._files):
+            yield
+
+    def __call__(self, name: str) -> Tensor | None:
+        """Return a tensor; None if there is none of that name."""
+        return self._read(name) if name in self._shapes else None
+
+    def matching(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Given], dict[str, str]]:
+        """Return what gives the tensor to subtract from each that has one, and the names that are others here.
+
+        That is the tensor of the same name and number of elements; else the only one whose name ends in the other's, as
+        wrappers add prefixes; else one of the same shape and values.
+        """
+        found = {name: name for name, tensor in tensors.items() if self._fits(name, tensor)}
+        left = [name for name in tensors if name not in found]
+        free = [name for name in self._shapes if name not in found]
+        if left and free:
+            found |= self._by_suffix(left, free, tensors)
+            used = {*found.values()}
+            left = [name for name in left if name not in found]
+            found |= self._by_values(left, [name for name in free if name not in used], tensors)
+        given: dict[str, Given] = {
+            name: partial(self._part, other, tensors[name].dtype) for name, other in found.items()
+        }
+        return given, {name: other for name, other in sorted(found.items()) if name != other}
+
+    def _part(self, name: str, dtype: torch.dtype, elements: slice) -> Tensor:
+        return self._read(name).cpu().reshape(-1)[elements].to(dtype)
+
+    def _fits(self, name: str, tensor: Tensor) -> bool:
+        if name not in self._shapes:
+            return False
+        shape, dtype = self._shapes[name]
+        alike = dtype == tensor.dtype or (dtype.is_floating_point and tensor.dtype.is_floating_point)
+        return alike and torch.Size(shape).numel() == tensor.numel() and tensor.numel() > 0
+
+    def _by_suffix(self, left: Collection[str], free: Collection[str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        ends: dict[str, list[str]] = {}
+        for name in free:
+            for end in _ends(name):
+                ends.setdefault(end, []).append(name)
+        known = {*free}
+        for name in left:
+            longer = [other for other in ends.get(name, []) if self._fits(other, tensors[name])]
+            shorter = [end for end in _ends(name) if end in known and self._fits(end, tensors[name])]
+            if len(longer) + len(shorter[:1]) == 1:
+                found[name] = (longer + shorter)[0]
+        return found
+
+    def _by_values(self, left: Collection[str], free: Collection[str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        kinds = {(tuple(tensors[name].shape), tensors[name].dtype) for name in left if tensors[name].numel() > 1}
+        values = {digest(self._read(name)): name for name in free if self._shapes[name] in kinds}
+        if not values:
+            return {}
+        hits = {name: values.get(digest(tensors[name])) for name in left}
+        return {name: other for name, other in hits.items() if other is not None and self._fits(other, tensors[name])}
+
+
+@contextmanager
+def opened(source: BaseOption | None) -> Iterator[Base | None]:
+    """Open a base, if there is one, for as long as tensors are decoded."""
+    if source is None:
+        yield None
+        return
+    base = Base.open(source)
+    with base.mapped():
+        yield base
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yield the parts of a name after each of its separators."""
+    for index, letter in enumerate(name):
+        if letter in "./":
+            yield name[index + 1 :]
+
+
+def _is_birdie(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
