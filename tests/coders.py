@@ -8,10 +8,9 @@ import inspect
 import pytest
 
 import birdie
-from birdie.artifact.checkpoint import Checkpoint
 from birdie.artifact.options import SaveRequest
 
-_SAVERS = [inspect.unwrap(saver) for saver in (birdie.save, birdie.save_object, SaveRequest.__init__, Checkpoint.save)]
+_SAVERS = [inspect.unwrap(saver) for saver in (birdie.save, birdie.save_object, SaveRequest.__init__)]
 DEFAULTS = {saver.__qualname__: saver.__kwdefaults__["coder"] for saver in _SAVERS}
 """Function → its own default."""
 

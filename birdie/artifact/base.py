@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact import pytree
+from birdie.artifact.checkpoint import open_checkpoint
 from birdie.artifact.container import MAGIC
 from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.compress import registry
-from birdie.compress.schemes.difference import digest
+from birdie.compress.difference import DECODER, digest
 from birdie.compress.state import named_tensors
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.mapped import complete, releasing
 
 BaseOption = str | Path | nn.Module | Mapping[str, Tensor]
 """A checkpoint file, the folder of a model, a .birdie file, or tensors in memory."""
@@ -45,6 +47,8 @@ class Base:
     Attributes:
         bytes: of all tensors.
     """
+
+    decoder = DECODER
 
     def __init__(
         self,
@@ -73,8 +77,6 @@ class Base:
             raise ConfigError(f"there is no base {path}; give the checkpoint that the differences are to")
         if _is_birdie(path):
             return cls._of_file(path)
-        from birdie.artifact.checkpoint import open_checkpoint
-
         try:
             checkpoint = open_checkpoint(path, complete=not path.is_dir())
         except WeightsError:  # objects of other programs, which only the weights do without
@@ -116,8 +118,6 @@ class Base:
     @contextmanager
     def mapped(self) -> Iterator[None]:
         """Let pages of its files be released, and let a file that is cut in the meantime be an error."""
-        from birdie.runtime.mapped import complete, releasing
-
         with complete(self._files), releasing(self._files):
             yield
 

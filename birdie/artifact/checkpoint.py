@@ -1,7 +1,7 @@
 """A checkpoint to compress: one file, the folder of a model, or the complete object that torch.save wrote.
 
     file ──► dict of tensors that is meant (layouts) ──────────────┐
-    file, complete ──► all of it, optimizer and step included ─────┼──► Checkpoint ──`save`──► model.birdie
+    file, complete ──► all of it, optimizer and step included ─────┼──► Checkpoint ──repack──► model.birdie
     folder ──► tensors of all files of weights, small files kept ──┘
 
 How the tensors and files of weights of a folder are called is in `birdie.artifact.folders`.
@@ -23,18 +23,11 @@ from birdie.artifact.checkpoints import (
     read_weights,
     weight_map,
 )
-from birdie.artifact.folder_scan import Group, scan
-from birdie.artifact.folders import component_of
+from birdie.artifact.folder_scan import Group, component_of, scan
 from birdie.artifact.layouts import Choice, tensor_bytes
-from birdie.artifact.repack import write_object
-from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
-from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.wrappers import without_prefixes
-from birdie.entropy.hints import EffortOption
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.distributed import World
 from birdie.runtime.mapped import complete as require_complete_files
 from birdie.runtime.mapped import releasing
 
@@ -106,37 +99,6 @@ class Checkpoint:
         """Let pages of the files be released, and let a file that is cut in the meantime be an error."""
         with require_complete_files(self.sources), releasing(self.sources):
             yield
-
-    def save(
-        self,
-        output: Path,
-        *,
-        coder: EffortOption = "auto",
-        overwrite: bool = False,
-        lossless: bool = False,
-        base: Path | None = None,
-        calibration: CalibrationResult | None = None,
-        metadata: dict[str, Any] | None = None,
-        progress: Progress | None = None,
-        world: World | None = None,
-        **options: Any,
-    ) -> Summary:
-        """Compress the checkpoint into one .birdie file.
-
-        Args:
-            output: the file.
-            coder, overwrite, lossless, base, calibration, progress, world: as in `write_model`.
-            metadata: beside that of the checkpoint.
-            options: others of `birdie.save`.
-        """
-        common: dict[str, Any] = {"coder": coder, "overwrite": overwrite, "progress": progress, "world": world}
-        common["base"] = base
-        common["metadata"] = self.metadata | (metadata or {}) or None
-        if self.is_object:
-            return write_object(self.content, output, **common)
-        return write_model(
-            self.content, output, files=self.files, lossless=lossless, calibration=calibration, **common, **options
-        )
 
 
 def open_checkpoint(

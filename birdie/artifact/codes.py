@@ -7,7 +7,7 @@ fixed code: a file numbers those it uses from 128 on and names them in its metad
 from collections.abc import Iterable, Mapping
 
 from birdie.artifact.container import MAX_CODE, Entry
-from birdie.compress.schemes import CODES
+from birdie.compress.schemes import NAMES
 from birdie.errors import ArtifactError, ConfigError
 
 # The index of a name is the code of the dtype in the file. Never change one; new dtypes go at the end.
@@ -16,7 +16,7 @@ DTYPES = (
     "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
 )  # fmt: skip
-SCHEMES = {code: name for name, code in CODES.items()}
+SCHEMES = dict(enumerate(NAMES, 1))
 _FIRST_FOREIGN = 128
 
 
@@ -25,13 +25,14 @@ def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
 
     The same names give the same codes.
     """
-    foreign = sorted(set(names) - set(CODES))
+    builtin = {name: code for code, name in SCHEMES.items()}
+    foreign = sorted(set(names) - set(builtin))
     if _FIRST_FOREIGN + len(foreign) > MAX_CODE:
         raise ConfigError(
             f"a file can use {MAX_CODE - _FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}; use fewer"
         )
     codes = {name: _FIRST_FOREIGN + index for index, name in enumerate(foreign)}
-    return CODES | codes, {str(code): name for name, code in codes.items()}
+    return builtin | codes, {str(code): name for name, code in codes.items()}
 
 
 def dtype_name(entry: Entry) -> str:

@@ -6,9 +6,10 @@ The header lists every entry (sorted by name) in columns and is deflated, so a t
 The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exceptions are
 scheme 0, an alias, a second name of another entry, and scheme 11: a tensor that is cut into blocks of rows or the
 matrices of a stack, each an entry of its own that `Reader.names` leaves out. So are files beside the tensors, scheme 12
-(kept_files.py), and groups, each an entry that holds several tensors, its members, scheme 13. Every length is checked
-against a limit and against the size of the file before anything is allocated, and the payloads must fill the file
-exactly. `docs/format.md` is the byte-exact spec.
+(kept_files.py), and groups, each an entry that holds several tensors, its members, scheme 13. Scheme 14 is a difference
+to a tensor of another file. Every length is checked against a limit and against the size of the file before anything is
+allocated, and the payloads must fill the file exactly.
+`docs/format.md` is the byte-exact spec.
 """
 
 import functools
@@ -44,6 +45,7 @@ ALIAS = 0
 BLOCKS = 11
 FILES = 12
 MEMBER = 13  # a tensor that is a part of an entry that others share
+DIFFERENCE = 14  # a tensor, or a block of one, stored as its difference to another file's (birdie.compress.difference)
 
 MAX_HEADER_BYTES = 1 << 26
 HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file

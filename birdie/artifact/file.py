@@ -19,9 +19,8 @@ from torch import Tensor
 
 from birdie.artifact import codes
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Reader
+from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, MEMBER, Entry, Reader
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
-from birdie.compress.schemes import CODES
 from birdie.compress.tensors import empty, from_planes
 from birdie.compress.tiled import Product, Recode
 from birdie.entropy import coder as entropy
@@ -44,7 +43,6 @@ OPERATIONS_PER_DECODED = 2
 OPERATIONS_PER_BYTE = 1 << 16
 OPERATIONS_PER_TENSOR = 150_000
 OPERATIONS_PER_BASE_BYTE = 1200
-_DIFFERENCE = CODES["difference"]
 _GROUPS = 8  # groups of tiny tensors of a file that stay decoded, when tensors are read one by one
 
 
@@ -76,6 +74,11 @@ class Base(Protocol):
         """Bytes of all its tensors."""
         ...
 
+    @property
+    def decoder(self) -> Decoder:
+        """What decodes differences."""
+        ...
+
     def __call__(self, name: str) -> Tensor | None:
         """Return a tensor; None if there is none of that name."""
         ...
@@ -104,7 +107,7 @@ class File(Reader):
     @property
     def needs_base(self) -> bool:
         """Whether tensors are stored as differences to those of another checkpoint."""
-        return _DIFFERENCE in self.schemes
+        return DIFFERENCE in self.schemes
 
     @property
     def default_limit(self) -> int:
@@ -183,6 +186,8 @@ class File(Reader):
 
     def decoder_of(self, entry: Entry) -> Decoder:
         """Return the decoder of an entry."""
+        if entry.scheme == DIFFERENCE and self._base is not None:
+            return self._base.decoder
         foreign = {} if entry.scheme in codes.SCHEMES else self.fields.get("schemes", {})
         return self._decoder(codes.scheme_name(entry, foreign))
 
@@ -308,7 +313,7 @@ class File(Reader):
                 )
                 for stream, expected in zip(entry.streams, layout, strict=True)
             )
-            base = self._base_of(entry) if entry.scheme == _DIFFERENCE else None
+            base = self._base_of(entry) if entry.scheme == DIFFERENCE else None
             return decoder.decode(Encoded(decoder.name, entry.shape, dtype_of(entry), entry.params, streams, base))
 
     def _base_of(self, entry: Entry) -> Tensor | None:

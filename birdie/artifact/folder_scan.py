@@ -8,7 +8,7 @@ before shards. Files are known by their first bytes; what holds weights and is n
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -377,3 +377,13 @@ def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> 
             raise WeightsError(f"{folder / path} is the name of a folder of weights and of a file; rename one of them")
         components[name] = group
     return components
+
+
+def component_of(name: str, components: Collection[str]) -> str:
+    """Return the component of a tensor: the longest one that precedes its name, or ""."""
+    start = name.rfind("/")
+    while start > 0:
+        if name[:start] in components:
+            return name[:start]
+        start = name.rfind("/", 0, start)
+    return ""

@@ -25,7 +25,7 @@ from birdie.artifact import kept_files
 from birdie.artifact.base import BaseOption, opened
 from birdie.artifact.checkpoints import MARK, read_header, weight_map
 from birdie.artifact.file import File, decoded_bytes
-from birdie.artifact.folder_scan import TORCH
+from birdie.artifact.folder_scan import TORCH, component_of
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -35,16 +35,6 @@ from birdie.runtime.outputs import require_output_folder
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
 _DEEPEST = 16  # keys to the weights in a file
-
-
-def component_of(name: str, components: Collection[str]) -> str:
-    """Return the component of a tensor: the longest one that precedes its name, or ""."""
-    start = name.rfind("/")
-    while start > 0:
-        if name[:start] in components:
-            return name[:start]
-        start = name.rfind("/", 0, start)
-    return ""
 
 
 def write_folder(

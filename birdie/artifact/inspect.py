@@ -6,7 +6,7 @@ from io import BytesIO
 
 from birdie.artifact import kept_files
 from birdie.artifact.codes import SCHEMES, dtype_name, scheme_name
-from birdie.artifact.container import ALIAS, Entry, Reader
+from birdie.artifact.container import ALIAS, DIFFERENCE, Entry, Reader
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.runtime.outputs import Source, require_path
 
@@ -77,8 +77,10 @@ def _seconds(entry: Entry) -> float:
 
 
 def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
-    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias for a second name."""
+    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias, difference."""
     if entry.scheme == ALIAS:
         return "alias"
+    if entry.scheme == DIFFERENCE:
+        return "difference"
     name = scheme_name(entry, foreign)
     return CASTS.get(entry.params, name) if name == "cast" else name

@@ -5,10 +5,12 @@ torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossl
 """
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any, Unpack, cast
 
 from birdie.artifact import pytree
 from birdie.artifact.base import BaseOption
+from birdie.artifact.checkpoint import Checkpoint
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import Limits, load
 from birdie.artifact.options import SaveOptions
@@ -65,6 +67,31 @@ def write_object(
     tree = None if skeleton == _PLAIN_STATE else skeleton
     options["lossless"] = True
     return write_model(tensors, path, overwrite=overwrite, tree=tree, world=world, **options)
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    world: World | None = None,
+    **options: Unpack[SaveOptions],
+) -> Summary:
+    """Compress a checkpoint that was read, completely or its weights, into one .birdie file.
+
+    Args:
+        checkpoint: the file or folder.
+        output: the file.
+        overwrite, world: as for `write_model`.
+        options: those of `birdie.save`; of a complete object those of `save_object`.
+    """
+    options["metadata"] = {**checkpoint.metadata, **(options.get("metadata") or {})} or None
+    if not checkpoint.is_object:
+        return write_model(
+            checkpoint.content, output, files=checkpoint.files, overwrite=overwrite, world=world, **options
+        )
+    kept = {name: options.get(name) for name in ("base", "coder", "metadata", "progress") if name in options}
+    return write_object(checkpoint.content, output, overwrite=overwrite, world=world, **cast(SaveOptions, kept))
 
 
 def load_object(path: Source, **limits: Unpack[Limits]) -> Any:

@@ -10,10 +10,11 @@ from torch import Tensor
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import scheme_codes
-from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, block_name
+from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, MEMBER, Entry, block_name
 from birdie.artifact.file import DTYPES
 from birdie.compress.coding import Coded, code
 from birdie.compress.rate.assignment import Group
+from birdie.compress.scheme import DIFFERENCE as FORM
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState, problem_of
 from birdie.entropy.hints import Effort
@@ -38,7 +39,8 @@ class Beside:
     def content(self, state: EncodedState) -> tuple[list[Entry], bytes]:
         """Return the entries and the metadata of the file that holds these coded tensors."""
         tensors = dict(_parts(state))
-        codes, foreign = scheme_codes(tensor.scheme for tensor in tensors.values())
+        codes, foreign = scheme_codes({tensor.scheme for tensor in tensors.values()} - {FORM})
+        codes[FORM] = DIFFERENCE
         entries = [*self.hidden]
         for name, tensor in tensors.items():
             kind = codes[tensor.scheme], DTYPES.index(tensor.dtype), tensor.shape

@@ -231,6 +231,7 @@ def command(
 
     from birdie.artifact.checkpoint import open_checkpoint
     from birdie.artifact.container import KIND
+    from birdie.artifact.repack import write_checkpoint
     from birdie.compress.calibration.blockwise import work_folder
     from birdie.run.calibrating import Request, calibrator
     from birdie.runtime.device import choose_device
@@ -271,7 +272,8 @@ def command(
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
 
             def save(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
-                return source.save(
+                return write_checkpoint(
+                    source,
                     output,
                     overwrite=overwrite,
                     lossless=lossless,

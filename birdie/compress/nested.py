@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.scheme import Decoder, Encoded, Integers, StreamLayout
-from birdie.compress.schemes import CODES
+from birdie.compress.schemes import NAMES
 from birdie.compress.tensors import kernel
 from birdie.errors import ArtifactError
 
@@ -33,7 +33,7 @@ def take_part(
     decoders: Mapping[str, Decoder], shape: tuple[int, ...], params: Sequence[int]
 ) -> tuple[Part, tuple[int, ...]]:
     """Return the inner tensor of `shape` that `params` begin with, and the parameters after it."""
-    by_code = {CODES[name]: decoder for name, decoder in decoders.items()}
+    by_code = {NAMES.index(name) + 1: decoder for name, decoder in decoders.items()}
     code, count = (*params, -1, -1)[:2]
     inner = tuple(params[2 : 2 + max(count, 0)])
     if code not in by_code or len(inner) != count:
@@ -51,4 +51,4 @@ def with_kernel(part: Part) -> tuple[StreamLayout, ...]:
 
 def part_params(part: Encoded) -> tuple[int, ...]:
     """Return the parameters that describe `part` in a file."""
-    return CODES[part.scheme], len(part.params), *part.params
+    return NAMES.index(part.scheme) + 1, len(part.params), *part.params

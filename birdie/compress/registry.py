@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress import schemes
-from birdie.compress.scheme import Blocks, Decoder, Encoded, Scheme, Spec
+from birdie.compress.scheme import DIFFERENCE, Blocks, Decoder, Encoded, Scheme, Spec
 from birdie.compress.tensors import from_planes
 from birdie.errors import ArtifactError, ConfigError
 
@@ -59,7 +59,7 @@ def _builtin() -> dict[str, type[Scheme]]:
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__:
                 builtin[value.decoder.name] = value
-    return dict(sorted(builtin.items(), key=lambda item: schemes.CODES[item[0]]))
+    return dict(sorted(builtin.items(), key=lambda item: schemes.NAMES.index(item[0])))
 
 
 def names() -> tuple[str, ...]:
@@ -112,6 +112,10 @@ def import_schemes(schemes: Collection[str]) -> None:
 def decoder(name: str) -> Decoder:
     """Return the decoder of a registered scheme."""
     scheme = _builtin().get(name) or _foreign.get(name)
+    if scheme is None and name == DIFFERENCE:
+        from birdie.compress.difference import DECODER
+
+        return DECODER
     if scheme is None:
         raise ArtifactError(
             f"scheme {name!r} is not one of birdie's; import the package that defines it, or name it when loading: "

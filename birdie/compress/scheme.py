@@ -29,6 +29,7 @@ BLOCK = 1 << 16  # elements that decoders compute at a time
 _ELEMENT_BYTES = 40  # of temporaries for each of those
 INT32 = np.dtype(np.int32)
 INT16 = np.dtype(np.int16)  # holds every scale index
+DIFFERENCE = "difference"  # name of the form of a tensor for which nobody asks by a spec (birdie.compress.difference)
 SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")  # hints of the two streams that most schemes have
 
 
@@ -52,7 +53,7 @@ class Encoded:
         dtype: dtype of the decoded tensor.
         params: small signed integers that the decoder needs besides the streams (an exponent, a bit width).
         streams: 2-D integer arrays (rows, columns) in the order in which the decoder's layout names them.
-        base: tensor of this shape and dtype that the streams are a difference to, which no file holds.
+        base: tensor of this shape and dtype to which the streams are a difference; no file holds it.
     """
 
     scheme: str

@@ -14,13 +14,8 @@ tree is balanced for a prior, so a symbol of H bits takes little more than H dec
 Given their local scale, weights are nearly independent of each other. So the contexts describe scale: that of the row
 so far, of the column so far, their product, a fast-adapting one of the column, and that of the neighbors.
 
-Counters, logistic mixing and the APM (adaptive probability map; also SSE, secondary symbol estimation) are those of
-PAQ: M. Mahoney, "Adaptive weighing of context models for lossless data compression", Florida Tech CS-2005-16. The
-arithmetic coder is a range coder (G. N. N. Martin, 1979). All arithmetic is integer; docs/format.md defines every bit.
-
-Three rules for changes here, all about numba. All steps stay in this module: numba's cache of a kernel notices changes
-of the file that the kernel is in, and of no other. Indices of the inner loop are unsigned, which saves the test for
-negative ones. A step that branches on every bit takes no array: reference counts would cost 5 % of the time.
+Counters, mixers and the arithmetic coder are those of `birdie.entropy.binary`. The APM (adaptive probability map; also
+SSE, secondary symbol estimation) is that of PAQ. All arithmetic is integer; docs/format.md defines every bit.
 """
 
 from collections.abc import Callable
@@ -31,12 +26,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from birdie.entropy import binary
 from birdie.entropy.mixing_tables import CDF_BUCKETS, LIMIT, SCALES, prior_cdf, tables
 from birdie.entropy.trellis import machine
 from birdie.errors import ArtifactError
 from birdie.runtime.kernels import njit
 
-Words = NDArray[np.uint32]
+Words = binary.Words
 
 MAX_SIZE = 512  # symbols
 MAX_LOG_PSEUDO_COUNT = 12
@@ -48,13 +44,12 @@ _COLUMN_CONTEXT = 4 * _COARSE  # four sets of coarse buckets come first, then fi
 _REGION_CONTEXT = _COLUMN_CONTEXT + _FINE  # then the regions of the chunk, 8 × 8
 _CONTEXTS = _REGION_CONTEXT + 64
 
-# Counters, and entries of the APM: a probability, and below it a count of observations.
-_COUNT_BITS, _COUNTER_CONFIDENCE, _COUNTER_LIMIT = 10, 3, 1000  # confidence: observations that the first value is worth
+# Entries of the APM: a probability, and below it a count of observations.
 _APM_BUCKETS, _APM_CONFIDENCE, _APM_LIMIT = 33, 6, 250  # limit: observations after which the entry moves no slower
 _FAST_LIMIT = 30  # the same in rows, of the fast-adapting scale of a column
 
 # Mixers.
-_COUNTERS, _INPUTS = 6, 8
+_COUNTERS, _INPUTS = 6, binary.INPUTS
 _NODE_SETS = 48  # nodes with a weight set of their own; the nodes after them share one set per depth
 _SETS = 64  # weight sets of a mixer, and APMs
 _FIRST_RATE, _LAST_RATE, _COOLING = 24, 8, 4000  # learning rate, which falls by 1 every 4,000 symbols
@@ -91,16 +86,9 @@ class Model:
 
 def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
     """Code `symbols` (rows, columns), not empty."""
-    capacity = symbols.size // 2 + 64
-    while True:
-        words = np.zeros(capacity, np.uint32)
-        length = int(_encode_chunk(symbols, *_initial_state(model, *symbols.shape), words))
-        if length <= capacity:
-            break
-        capacity = length
-    while length and words[length - 1] == 0:  # words beyond the last are read as 0
-        length -= 1
-    return words[:length]
+    return binary.coded(
+        lambda words: _encode_chunk(symbols, *_initial_state(model, *symbols.shape), words), symbols.size // 2 + 64
+    )
 
 
 def decode(words: Words, model: Model, out: NDArray[np.uint16]) -> None:
@@ -246,11 +234,6 @@ def _initial_weights() -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
     return np.tile(np.array(_FIRST_WEIGHTS, np.int32), 2 * _SETS), np.tile(entries, (_SETS, 1))
 
 
-@njit(inline="always")
-def _clip(value, least, most):  # type: ignore[no-untyped-def]
-    return min(max(value, least), most)
-
-
 @njit(nogil=True, cache=True, error_model="numpy")
 def _grow_tree(masses, nodes, sets):  # type: ignore[no-untyped-def]
     """Split the alphabet into halves of about equal mass, again and again.
@@ -289,7 +272,7 @@ def _grow_tree(masses, nodes, sets):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def _cdf_bucket(position, inverse):  # type: ignore[no-untyped-def]
     """Bucket of a position, in 1/64 symbols from zero, for a prior whose mean magnitude has this inverse."""
-    return _clip((position * inverse >> 14) + CDF_BUCKETS // 2, 0, CDF_BUCKETS)
+    return binary.clip((position * inverse >> 14) + CDF_BUCKETS // 2, 0, CDF_BUCKETS)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -302,17 +285,17 @@ def _seed(nodes, zero, scale, odd, cdf, inverses, stretch, counters, priors):  #
     top = nodes.shape[0]  # the highest symbol
     lower, upper = 32 * odd - 32, 32 * odd + 32  # the bounds of a symbol, in 1/64 symbols from its middle
     for fine in range(_FINE):
-        inverse = inverses[_clip(scale + 2 * fine - _FINE, 0, SCALES - 1)]
+        inverse = inverses[binary.clip(scale + 2 * fine - _FINE, 0, SCALES - 1)]
         for node in range(nodes.shape[0]):
             low, middle, high = np.int64(nodes[node, 0]), np.int64(nodes[node, 1]), np.int64(nodes[node, 2])
             left = cdf[_cdf_bucket((low - zero) * 64 + lower, inverse)] if low > 0 else 0
             split = cdf[_cdf_bucket((middle - zero) * 64 + upper, inverse)]
             right = cdf[_cdf_bucket((high - zero) * 64 + upper, inverse)] if high < top else cdf[CDF_BUCKETS]
             probability = ((right - split) << 22) // (right - left) if right > left else 1 << 21
-            probability = _clip(probability, 1 << 12, (1 << 22) - (1 << 12))
+            probability = binary.clip(probability, 1 << 12, (1 << 22) - (1 << 12))
             priors[fine, node] = stretch[probability >> 10]
             if fine & 3 == 0:
-                counter = np.uint32(probability << _COUNT_BITS | _COUNTER_CONFIDENCE)
+                counter = np.uint32(probability << binary.COUNT_BITS | binary.COUNTER_CONFIDENCE)
                 for coarse in range(fine // 4, _COLUMN_CONTEXT, _COARSE):
                     counters[coarse, node] = counter
                 if fine == _FINE // 2:  # contexts that say nothing about scale start at the mean scale
@@ -323,16 +306,9 @@ def _seed(nodes, zero, scale, odd, cdf, inverses, stretch, counters, priors):  #
 
 
 @njit(inline="always")
-def _log2(value, log2):  # type: ignore[no-untyped-def]
-    """16 · log2 of a positive integer below 2**53, from the exponent and the first 8 bits of its float64."""
-    bits = np.float64(value).view(np.int64)
-    return ((bits >> 52) - 1023) * 16 + log2[np.uint64((bits >> 44) & 255)]
-
-
-@njit(inline="always")
 def _scale(energy, log2):  # type: ignore[no-untyped-def]
     """Scale of an energy: half its logarithm, from 1/64 to (1/64)² (+96), from mean square to mean magnitude (-10)."""
-    return (_log2(energy, log2) + 86) >> 1
+    return (binary.log2(energy, log2) + 86) >> 1
 
 
 @njit(inline="always")
@@ -365,23 +341,23 @@ def _set_contexts(start, scales, column, band, row_sum, expected_sum, row_scale,
     """
     stride, first = np.uint64(scales.stride), np.uint64(odd) * np.uint64(scales.nodes)
     # How the row differs from what its columns would lead to expect, as a difference of scales.
-    row = (_log2(row_sum, scales.log2) - _log2(expected_sum, scales.log2)) >> 1
+    row = (binary.log2(row_sum, scales.log2) - binary.log2(expected_sum, scales.log2)) >> 1
     slow = scales.slow_scale[column & scales.mask]
     product, fast = slow + row, scales.fast_scale[column & scales.mask] + row
     # Five magnitudes of half a symbol make a mean in 1/64 symbols times 6.4; some of the overall mean steadies it.
     neighbors = ((2 * left + left2 + 2 * scales.magnitudes[column]) * 13 >> 1) + (scales.mean >> 2) + 1
-    near = _log2(neighbors, scales.log2) - scales.base
-    coarse = _clip((product + 4) >> 3, 0, _COARSE - 1)
+    near = binary.log2(neighbors, scales.log2) - scales.base
+    coarse = binary.clip((product + 4) >> 3, 0, _COARSE - 1)
     start[0] = np.uint64(coarse) * stride + first
     # The row alone; the column that adapts faster; three parts product to one part neighbors; the column alone; the
     # region of the chunk, for what the scales do not describe; then the two scales that the priors stand for.
-    start[1] = np.uint64(_COARSE + _clip((row + row_scale + 4) >> 3, 0, _COARSE - 1)) * stride + first
-    start[2] = np.uint64(2 * _COARSE + _clip((fast + 4) >> 3, 0, _COARSE - 1)) * stride + first
-    start[3] = np.uint64(3 * _COARSE + _clip((3 * product + near + 16) >> 5, 0, _COARSE - 1)) * stride + first
-    start[4] = np.uint64(_COLUMN_CONTEXT + _clip((slow + 1) >> 1, 0, _FINE - 1)) * stride + first
+    start[1] = np.uint64(_COARSE + binary.clip((row + row_scale + 4) >> 3, 0, _COARSE - 1)) * stride + first
+    start[2] = np.uint64(2 * _COARSE + binary.clip((fast + 4) >> 3, 0, _COARSE - 1)) * stride + first
+    start[3] = np.uint64(3 * _COARSE + binary.clip((3 * product + near + 16) >> 5, 0, _COARSE - 1)) * stride + first
+    start[4] = np.uint64(_COLUMN_CONTEXT + binary.clip((slow + 1) >> 1, 0, _FINE - 1)) * stride + first
     start[5] = np.uint64(scales.region[column] + band) * stride + first
-    start[6] = np.uint64(_clip((product + 1) >> 1, 0, _FINE - 1)) * stride + first
-    start[7] = np.uint64(_clip((fast + 1) >> 1, 0, _FINE - 1)) * stride + first
+    start[6] = np.uint64(binary.clip((product + 1) >> 1, 0, _FINE - 1)) * stride + first
+    start[7] = np.uint64(binary.clip((fast + 1) >> 1, 0, _FINE - 1)) * stride + first
     return np.uint64(_SETS + coarse)
 
 
@@ -428,23 +404,6 @@ def _learn_row(scales, adaptation, row, row_sum, expected_sum, row_level):  # ty
 
 
 @njit(inline="always")
-def _mix(weights, weight_set, logits):  # type: ignore[no-untyped-def]
-    """Dot product of a weight set and the inputs: a logit."""
-    first, total = weight_set * np.uint64(_INPUTS), np.int64(0)
-    for k in range(_INPUTS):
-        total += np.int64(weights[first + np.uint64(k)]) * np.int64(logits[k])
-    return _clip(total >> 16, -LIMIT, LIMIT)
-
-
-@njit(inline="always")
-def _train(weights, weight_set, logits, error):  # type: ignore[no-untyped-def]
-    """Take one step of gradient descent on the coding cost: its gradient for weight k is -error · logit k."""
-    first = weight_set * np.uint64(_INPUTS)
-    for k in range(_INPUTS):
-        weights[first + np.uint64(k)] += (logits[k] * error + np.int32(16384)) >> np.int32(15)
-
-
-@njit(inline="always")
 def _refine(apm, node_set, logit):  # type: ignore[no-untyped-def]
     """Probability, in 1/65,536, that bits of such a node and such a logit (+ 2,048) had: between two APM entries."""
     bucket, part = logit >> 7, logit & 127
@@ -464,20 +423,6 @@ def _update_apm(apm, node_set, logit, bit, adaptation):  # type: ignore[no-untyp
 
 
 @njit(inline="always")
-def _update_counter(counters, index, bit, adaptation):  # type: ignore[no-untyped-def]
-    """Move a counter towards the bit: p += (bit - p) / (n + 1.6).
-
-    As n grows this is the mean of all bits so far. From the limit on it forgets the oldest, as statistics drift.
-    """
-    counter = counters[index]
-    count = counter & np.uint32((1 << _COUNT_BITS) - 1)
-    probability = np.int64(counter >> np.uint32(_COUNT_BITS))
-    probability += (np.int64((1 << 22) - 1 if bit else 0) - probability) * adaptation[np.uint64(count)] >> 16
-    count = min(count + np.uint32(1), np.uint32(_COUNTER_LIMIT))
-    counters[index] = np.uint32(probability) << np.uint32(_COUNT_BITS) | count
-
-
-@njit(inline="always")
 def _predict(predictor, start, logits, node, node_set, scale_set):  # type: ignore[no-untyped-def]
     """Predict the bit at a node; fill `logits` (_INPUTS,).
 
@@ -494,11 +439,11 @@ def _predict(predictor, start, logits, node, node_set, scale_set):  # type: igno
         logits[k] = predictor.stretch[predictor.counters[start[k] + node] >> np.uint32(20)]
     for k in range(_COUNTERS, _INPUTS):
         logits[k] = predictor.priors[start[k] + node]
-    by_node = _mix(predictor.weights, node_set, logits)
-    by_scale = _mix(predictor.weights, scale_set, logits)
+    by_node = binary.mix(predictor.weights, node_set, logits)
+    by_scale = binary.mix(predictor.weights, scale_set, logits)
     mean = ((by_node + by_scale) >> 1) + 2048
     probability = (3 * predictor.squash[np.uint64(mean)] + _refine(predictor.apm, node_set, mean)) >> 2
-    return np.uint64(_clip(probability, 8, 65528)), by_node, by_scale, mean
+    return np.uint64(binary.clip(probability, 8, 65528)), by_node, by_scale, mean
 
 
 @njit(inline="always")
@@ -506,78 +451,12 @@ def _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_
     """Train everything that took part in a prediction. Each mixer learns from its own error, not from their mean's."""
     target = np.int32(65536 if bit else 0)
     error = (target - predictor.squash[np.uint64(by_node + 2048)]) * rate >> np.int32(4)
-    _train(predictor.weights, node_set, logits, error)
+    binary.train(predictor.weights, node_set, logits, error)
     error = (target - predictor.squash[np.uint64(by_scale + 2048)]) * rate >> np.int32(4)
-    _train(predictor.weights, scale_set, logits, error)
+    binary.train(predictor.weights, scale_set, logits, error)
     _update_apm(predictor.apm, node_set, mean, bit, predictor.adaptation)
     for k in range(_COUNTERS):
-        _update_counter(predictor.counters, start[k] + node, bit, predictor.adaptation)
-
-
-# Arithmetic coder: the code of a chunk is a number in an interval [low, low + width), which every bit narrows ---------
-
-_RENORMALIZE = 1 << 32  # width below which a word is shifted out; a bound then has 16 significant bits at least
-
-
-@njit(inline="always")
-def _encode_bit(low, width, bit, probability):  # type: ignore[no-untyped-def]
-    """Narrow the interval to the lower part for a 1, to the upper part for a 0. `low` may overflow: that is a carry."""
-    bound = (width >> np.uint64(16)) * probability
-    if bit:
-        return low, bound
-    return low + bound, width - bound
-
-
-@njit(inline="always")
-def _decode_bit(code, width, probability):  # type: ignore[no-untyped-def]
-    """Tell in which part of the interval the code lies; `code` counts from the low end of the interval."""
-    bound = (width >> np.uint64(16)) * probability
-    bit = code < bound
-    if not bit:
-        code -= bound
-    return bit, code, bound if bit else width - bound
-
-
-@njit(inline="always")
-def _carry(words, position):  # type: ignore[no-untyped-def]
-    """Add 1 to the number that the words so far form: words of all ones become 0 and pass the carry on.
-
-    The loop ends before the first word, because low + width never exceeds the interval of the whole chunk.
-    """
-    position -= 1
-    while words[position] == np.uint32(0xFFFFFFFF):
-        words[position] = np.uint32(0)
-        position -= 1
-    words[position] += np.uint32(1)
-
-
-@njit(inline="always")
-def _word(words, position):  # type: ignore[no-untyped-def]
-    """Word at a position; 0 beyond the last."""
-    return np.uint64(words[position]) if position < words.size else np.uint64(0)
-
-
-@njit(inline="always")
-def _shift(low, words, position, decoding):  # type: ignore[no-untyped-def]
-    """Shift a word out of the interval, to `words`, or into the code of the decoder from there."""
-    if decoding:
-        return low << np.uint64(32) | _word(words, position)
-    if position < words.size:
-        words[position] = np.uint32(low >> np.uint64(32))
-    return low << np.uint64(32)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _finish(low, words, position):  # type: ignore[no-untyped-def]
-    """Write the multiple of 2**32 in [low, low + width): one word; the zeros after it need not be written."""
-    last = (low + np.uint64(0xFFFFFFFF)) >> np.uint64(32)
-    if low + np.uint64(0xFFFFFFFF) < low:
-        if position <= words.size:
-            _carry(words, position)
-        last = np.uint64(0)
-    if position < words.size:
-        words[position] = np.uint32(last)
-    return position + 1
+        binary.update_counter(predictor.counters, start[k] + node, bit, predictor.adaptation)
 
 
 # The loop over the symbols of a chunk ---------------------------------------------------------------------------------
@@ -597,7 +476,7 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
         # The low end of the interval; in the decoder the code, counted from there.
         low, width, position = np.uint64(0), ~np.uint64(0), 0
         if decoding:
-            low, position = _word(words, 0) << np.uint64(32) | _word(words, 1), 2
+            low, position = binary.word(words, 0) << np.uint64(32) | binary.word(words, 1), 2
         start, logits = np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.int32)
         row_level = column_level = _start_scales(scales)
         for i in range(rows):
@@ -616,14 +495,14 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
                     node_set = tree.sets[node]
                     probability, by_node, by_scale, mean = _predict(predictor, start, logits, node, node_set, scale_set)
                     if decoding:
-                        bit, low, width = _decode_bit(low, width, probability)
+                        bit, low, width = binary.decode_bit(low, width, probability)
                     else:
                         bit, low_before = symbol > tree.split[node], low
-                        low, width = _encode_bit(low, width, bit, probability)
+                        low, width = binary.encode_bit(low, width, bit, probability)
                         if low < low_before and position <= words.size:
-                            _carry(words, position)
-                    if width < np.uint64(_RENORMALIZE):
-                        low, width = _shift(low, words, position, decoding), width << np.uint64(32)
+                            binary.carry(words, position)
+                    if width < np.uint64(binary.RENORMALIZE):
+                        low, width = binary.shift(low, words, position, decoding), width << np.uint64(32)
                         position += 1
                     _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_scale, mean, rate, bit)
                     child = tree.children[node + node + np.uint64(bit)]
@@ -640,7 +519,7 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
                 expected_sum += scales.slow[j & scales.mask]
             if i < rows - 1:
                 row_level, column_level = _learn_row(scales, predictor.adaptation, i, row_sum, expected_sum, row_level)
-        return position - 1 if decoding else _finish(low, words, position)
+        return position - 1 if decoding else binary.finish(low, words, position)
 
     compiled: Callable[..., int] = chunk
     return compiled

@@ -2,7 +2,7 @@
 
     words, base ─► difference in value order ─► bit length │ sign │ the two bits below the first │ the rest, plain
                         contexts: the exponent of the base ┤
-                        changes of the row, the column,    ├─► counters ─► 2 mixers ─► arithmetic coder
+                        changes of the row, the column,    ├─► counters ─► mixer ─► arithmetic coder
                         the neighbors, in absolute size    ┘
 
 Floats are ordered as integers: the words of positive ones by their bits, those of negative ones below, in reverse. An
@@ -11,7 +11,7 @@ distance between neighboring floats, which the exponent of the base tells. What 
 the differences before. Signs follow those around them, because gradients have a low rank. XOR of the words, the usual
 way (ZipNN, arXiv 2411.05239), knows none of that.
 
-Counters, mixing and the arithmetic coder are those of `birdie.entropy.context_mixing`. All arithmetic is integer.
+Counters, mixers and the arithmetic coder are those of `birdie.entropy.binary`. All arithmetic is integer.
 """
 
 from collections.abc import Callable
@@ -21,21 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import payload
-from birdie.entropy.context_mixing import (
-    Words,
-    _carry,
-    _clip,
-    _decode_bit,
-    _encode_bit,
-    _finish,
-    _log2,
-    _mix,
-    _shift,
-    _train,
-    _update_counter,
-    _word,
-)
+from birdie.entropy import binary, payload
+from birdie.entropy.binary import INPUTS, Words
 from birdie.entropy.mixing_tables import CDF_BUCKETS, LAPLACE, prior_cdf, tables
 from birdie.entropy.raw import Bytes
 from birdie.entropy.side_information import Reader, Writer
@@ -66,19 +53,16 @@ _NODES = _SECOND + 2 * (_LENGTHS + 1)
 
 # Contexts of these decisions, and how many of each: the exponent; the expected difference by the row, by the column,
 # by both, by the neighbors, by all; by both and the length to the left; by both and the exponent.
-_INPUTS = 8
 _SIZES = (64, 192, 192, 288, 96, 288, 96 * 8, 48 * 8)
-_STARTS = tuple(sum(_SIZES[:k]) for k in range(_INPUTS + 1))
+_STARTS = tuple(sum(_SIZES[:k]) for k in range(INPUTS + 1))
 _ZERO = 160  # log2 · 16 of the expected difference in bucket 0 is minus that
 # Contexts of signs: the sign of the base; the row; the column; both; the three neighbors; agreement with the row above;
 # agreement of the row with its columns; the length.
 _SIGN_SIZES = (2, 64, 64, 4096, 54, 192, 4096, 32)
-_SIGN_STARTS = tuple(sum(_SIGN_SIZES[:k]) for k in range(_INPUTS + 1))
+_SIGN_STARTS = tuple(sum(_SIGN_SIZES[:k]) for k in range(INPUTS + 1))
 
-_COUNT_BITS, _CONFIDENCE = 10, 3  # as in `context_mixing`
 _FIRST_RATE, _LAST_RATE, _COOLING = 24, 6, 8000  # of the mixers, as in `context_mixing`
 _FIRST_WEIGHT = 12000  # in 1/65,536
-_SCALE_SETS = 64  # weight sets of the second mixer
 _DEPTH = 16  # octaves below the usual exponent in which changes still count
 _MOST_SHIFT, _MOST = 40, 1 << 40  # of changes, so that sums fit
 _ROW_MEMORY, _COLUMN_MEMORY = 4096, 256  # differences after which older ones count less
@@ -97,8 +81,7 @@ def encode(words: Bits, base: Bits, fmt: str) -> bytes:
     scale = int(np.clip(np.rint(16 * np.log2(max(mean, 1.0))), 0, _MOST_SCALE))
     chunks = []
     for part in parts:
-        changes = _changes(words[part], base[part], fmt)
-        chunks.append(_encode(changes, _Given.of(base[part], fmt), middle, scale))
+        chunks.append(_encode(_changes(words[part], base[part], fmt), _Given.of(base[part], fmt), middle, scale))
     writer = Writer()
     writer.put(_MIDDLE, middle)
     writer.put(_MEAN, scale)
@@ -141,16 +124,10 @@ def _parts(rows: int, columns: int) -> list[slice]:
 
 
 def _encode(changes: Integers, given: "_Given", middle: int, scale: int) -> Words:
-    capacity = changes.size * given.width // 32 + 64
-    while True:
-        words = np.zeros(capacity, np.uint32)
-        length = int(_encode_chunk(changes, *given, _State.at(middle, scale, changes.shape[1]), words))
-        if length <= capacity:
-            break
-        capacity = length
-    while length and words[length - 1] == 0:  # words beyond the last are read as 0
-        length -= 1
-    return words[:length].copy()
+    def code(words: Words) -> int:
+        return _encode_chunk(changes, *given, _State.at(middle, scale, changes.shape[1]), words)
+
+    return binary.coded(code, changes.size * given.width // 32 + 64)
 
 
 class _Given(NamedTuple):
@@ -230,9 +207,9 @@ class _State(NamedTuple):
         table = tables()
         return cls(
             _initial_counters(scale).copy(),
-            np.full(_SIGN_STARTS[-1], (1 << 21) << _COUNT_BITS, np.uint32),
-            np.full((_NODES + _SCALE_SETS) * _INPUTS, _FIRST_WEIGHT, np.int32),
-            np.full(_INPUTS, _FIRST_WEIGHT, np.int32),
+            np.full(_SIGN_STARTS[-1], (1 << 21) << binary.COUNT_BITS, np.uint32),
+            np.full(_NODES * INPUTS, _FIRST_WEIGHT, np.int32),
+            np.full(INPUTS, _FIRST_WEIGHT, np.int32),
             np.zeros((4, columns), np.int64),
             middle,
             max(int(table.power[320 + scale % 16]) << (scale // 16) >> 20, 1),
@@ -258,7 +235,7 @@ def _initial_counters(scale: int) -> NDArray[np.uint32]:
     down = ((longer[:, :top] - longer[:, 1:]) << 22) // np.maximum(everything - longer[:, 1:], 1)
     table = np.full((_STARTS[-1], _NODES), one >> 1, np.int64)
     table[:, 0 : 2 * top : 2], table[:, 1 : 2 * top : 2] = up, down
-    counters = np.clip(table, one >> 10, one - (one >> 10)) << _COUNT_BITS | _CONFIDENCE
+    counters = np.clip(table, one >> 10, one - (one >> 10)) << binary.COUNT_BITS | binary.COUNTER_CONFIDENCE
     return counters.astype(np.uint32).reshape(-1)
 
 
@@ -271,12 +248,12 @@ def _survival(ratio: Integers) -> Integers:
 
 
 @njit(inline="always")
-def _predict(counters, start, weights, by_node, by_scale, logits, squash, stretch):  # type: ignore[no-untyped-def]
-    for k in range(_INPUTS):
-        logits[k] = stretch[counters[start[k]] >> np.uint32(20)]
-    first, second = _mix(weights, by_node, logits), _mix(weights, by_scale, logits)
-    probability = squash[np.uint64(((first + second) >> 1) + 2048)]
-    return np.uint64(_clip(probability, 8, 65528)), first, second
+def _predict(counters, index, weights, weight_set, logits, squash, stretch):  # type: ignore[no-untyped-def]
+    """Return the probability of a 1 in 1/65,536, and its logit; fill `logits` (INPUTS,)."""
+    for k in range(INPUTS):
+        logits[k] = stretch[counters[index[k]] >> np.uint32(20)]
+    logit = binary.mix(weights, weight_set, logits)
+    return np.uint64(binary.clip(squash[np.uint64(logit + 2048)], 8, 65528)), logit
 
 
 def _coder(*, decoding: bool) -> Callable[..., int]:
@@ -288,41 +265,40 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
         log2, adaptation = state.log2, state.adaptation
         low, span, position = np.uint64(0), ~np.uint64(0), 0
         if decoding:
-            low, position = _word(words, 0) << np.uint64(32) | _word(words, 1), 2
-        start, index, logits = np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.int32)
+            low, position = binary.word(words, 0) << np.uint64(32) | binary.word(words, 1), 2
+        start, index, logits = np.zeros(INPUTS, np.uint64), np.zeros(INPUTS, np.uint64), np.zeros(INPUTS, np.int32)
         total, count, column_count = np.int64(state.mean) * _PRIOR_WORTH, np.int64(_PRIOR_WORTH), np.int64(0)
         for i in range(rows):
             usual = total // count + 1
-            usual_log = _log2(usual, log2)
+            usual_log = binary.log2(usual, log2)
             row_sum, row_count = usual * _PRIOR_WORTH, np.int64(_PRIOR_WORTH)
             left, left2, left_length = usual, usual, 0
             sign1 = sign2 = row_bias = agreement = rank = np.int64(0)
-            column_log = _log2(column_count + _PRIOR_WORTH, log2)
+            column_log = binary.log2(column_count + _PRIOR_WORTH, log2)
             for j in range(columns):
                 level = np.int64(levels[i, j])
-                shift = _clip(level - state.middle + _DEPTH, 0, _MOST_SHIFT)
+                shift = binary.clip(level - state.middle + _DEPTH, 0, _MOST_SHIFT)
                 # expected differences, 16 · log2
                 unit = 16 * shift
-                by_row = _log2(row_sum, log2) - _log2(row_count, log2)
-                by_column = _log2(sums[j] + usual * _PRIOR_WORTH, log2) - column_log
+                by_row = binary.log2(row_sum, log2) - binary.log2(row_count, log2)
+                by_column = binary.log2(sums[j] + usual * _PRIOR_WORTH, log2) - column_log
                 both = by_row + by_column - usual_log - unit
-                near = _log2(((2 * left + left2 + 2 * lasts[j]) * 13 >> 6) + (usual >> 3) + 1, log2) - unit
+                near = binary.log2(((2 * left + left2 + 2 * lasts[j]) * 13 >> 6) + (usual >> 3) + 1, log2) - unit
                 every = (3 * both + 2 * near) // 5
                 by_row -= unit
                 by_column -= unit
-                deep = _clip(level - state.middle + 32, 0, 63)
-                half = _clip((both + _ZERO) >> 3, 0, 95)
+                deep = binary.clip(level - state.middle + 32, 0, 63)
+                half = binary.clip((both + _ZERO) >> 3, 0, 95)
                 start[0] = np.uint64(deep)
-                start[1] = np.uint64(_STARTS[1] + _clip((by_row + _ZERO) >> 2, 0, 191))
-                start[2] = np.uint64(_STARTS[2] + _clip((by_column + _ZERO) >> 2, 0, 191))
-                start[3] = np.uint64(_STARTS[3] + _clip(3 * (both + _ZERO) >> 3, 0, 287))
-                start[4] = np.uint64(_STARTS[4] + _clip((near + _ZERO) >> 3, 0, 95))
-                start[5] = np.uint64(_STARTS[5] + _clip(3 * (every + _ZERO) >> 3, 0, 287))
+                start[1] = np.uint64(_STARTS[1] + binary.clip((by_row + _ZERO) >> 2, 0, 191))
+                start[2] = np.uint64(_STARTS[2] + binary.clip((by_column + _ZERO) >> 2, 0, 191))
+                start[3] = np.uint64(_STARTS[3] + binary.clip(3 * (both + _ZERO) >> 3, 0, 287))
+                start[4] = np.uint64(_STARTS[4] + binary.clip((near + _ZERO) >> 3, 0, 95))
+                start[5] = np.uint64(_STARTS[5] + binary.clip(3 * (every + _ZERO) >> 3, 0, 287))
                 start[6] = np.uint64(_STARTS[6] + half * 8 + min(left_length, 7))
-                start[7] = np.uint64(_STARTS[7] + (half >> 1) * 8 + _clip((deep - 8) >> 2, 0, 7))
-                for k in range(_INPUTS):
+                start[7] = np.uint64(_STARTS[7] + (half >> 1) * 8 + binary.clip((deep - 8) >> 2, 0, 7))
+                for k in range(INPUTS):
                     start[k] *= np.uint64(_NODES)
-                by_scale = np.uint64(_NODES + _clip((both + _ZERO) >> 3, 0, _SCALE_SETS - 1))
                 rate = np.int32(max(_LAST_RATE, _FIRST_RATE - (i * columns + j) // _COOLING))
                 change = np.int64(0) if decoding else changes[i, j]
                 magnitude = np.uint64(-change) if change < 0 else np.uint64(change)
@@ -330,7 +306,7 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
                 while not decoding and length < 64 and magnitude >> np.uint64(length):
                     length += 1
                 # bit length: from the expected one up or down
-                t, going, stage, leading = _clip((both + 8) >> 4, 0, width - 1), 0, 0, np.uint64(1)
+                t, going, stage, leading = binary.clip((both + 8) >> 4, 0, width - 1), 0, 0, np.uint64(1)
                 while stage < 4:
                     if stage == 0:
                         node = 2 * t + (going < 0)
@@ -344,11 +320,10 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
                     else:
                         bit = change < 0
                     if stage < 3:
-                        for k in range(_INPUTS):
+                        for k in range(INPUTS):
                             index[k] = start[k] + np.uint64(node)
-                        by_node = np.uint64(node)
-                        probability, first, second = _predict(
-                            counters, index, weights, by_node, by_scale, logits, squash, stretch
+                        probability, logit = _predict(
+                            counters, index, weights, np.uint64(node), logits, squash, stretch
                         )
                     else:
                         sign = np.int64(negative[i, j])
@@ -363,31 +338,29 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
                         index[5] = np.uint64(_SIGN_STARTS[5] + ((agreement + 4096) >> 7) * 3 + last_signs[j] + 1)
                         index[6] = np.uint64(_SIGN_STARTS[6] + ((rank + 4096) >> 7) * 64 + column_part)
                         index[7] = np.uint64(_SIGN_STARTS[7] + min(length, 15) * 2 + sign)
-                        probability, first, second = _predict(
-                            state.signs, index, state.sign_weights, np.uint64(0), np.uint64(0), logits, squash, stretch
+                        probability, logit = _predict(
+                            state.signs, index, state.sign_weights, np.uint64(0), logits, squash, stretch
                         )
                     if decoding:
-                        bit, low, span = _decode_bit(low, span, probability)
+                        bit, low, span = binary.decode_bit(low, span, probability)
                     else:
                         low_before = low
-                        low, span = _encode_bit(low, span, bit, probability)
+                        low, span = binary.encode_bit(low, span, bit, probability)
                         if low < low_before and position <= words.size:
-                            _carry(words, position)
-                    if span < np.uint64(1 << 32):
-                        low, span = _shift(low, words, position, decoding), span << np.uint64(32)
+                            binary.carry(words, position)
+                    if span < np.uint64(binary.RENORMALIZE):
+                        low, span = binary.shift(low, words, position, decoding), span << np.uint64(32)
                         position += 1
                     target = np.int32(65536 if bit else 0)
-                    error = (target - squash[np.uint64(first + 2048)]) * rate >> np.int32(4)
+                    error = (target - squash[np.uint64(logit + 2048)]) * rate >> np.int32(4)
                     if stage < 3:
-                        _train(weights, by_node, logits, error)
-                        error = (target - squash[np.uint64(second + 2048)]) * rate >> np.int32(4)
-                        _train(weights, by_scale, logits, error)
-                        for k in range(_INPUTS):
-                            _update_counter(counters, index[k], bit, adaptation)
+                        binary.train(weights, np.uint64(node), logits, error)
+                        for k in range(INPUTS):
+                            binary.update_counter(counters, index[k], bit, adaptation)
                     else:
-                        _train(state.sign_weights, np.uint64(0), logits, error)
-                        for k in range(_INPUTS):
-                            _update_counter(state.signs, index[k], bit, adaptation)
+                        binary.train(state.sign_weights, np.uint64(0), logits, error)
+                        for k in range(INPUTS):
+                            binary.update_counter(state.signs, index[k], bit, adaptation)
                     if stage == 0:
                         if bit and going >= 0 and t < width - 1:
                             t, going = t + 1, 1
@@ -423,21 +396,15 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
                         low_before = low
                         low += part * span
                         if low < low_before and position <= words.size:
-                            _carry(words, position)
-                    if span < np.uint64(1 << 32):
-                        low, span = _shift(low, words, position, decoding), span << np.uint64(32)
+                            binary.carry(words, position)
+                    if span < np.uint64(binary.RENORMALIZE):
+                        low, span = binary.shift(low, words, position, decoding), span << np.uint64(32)
                         position += 1
                 if decoding:
                     magnitude = leading if length else np.uint64(0)
                     change = -np.int64(magnitude) if change < 0 else np.int64(magnitude)
                     changes[i, j] = change
-                # learn
-                size = (
-                    np.int64(min(magnitude, np.uint64(_MOST >> 1))) << shift
-                    if shift < 24
-                    else np.int64(min(magnitude, np.uint64(_MOST >> shift))) << shift
-                )
-                size = min(size, _MOST)
+                size = min(np.int64(min(magnitude, np.uint64(_MOST >> shift))) << shift, _MOST)
                 row_sum += size
                 row_count += 1
                 if row_count >= _ROW_MEMORY:
@@ -460,7 +427,7 @@ def _coder(*, decoding: bool) -> Callable[..., int]:
                 column_count >>= 1
                 for j in range(columns):
                     sums[j] >>= 1
-        return position - 1 if decoding else _finish(low, words, position)
+        return position - 1 if decoding else binary.finish(low, words, position)
 
     compiled: Callable[..., int] = chunk
     return compiled

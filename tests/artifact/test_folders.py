@@ -19,6 +19,7 @@ import birdie
 from birdie.artifact.checkpoint import open_checkpoint
 from birdie.artifact.checkpoints import is_foreign_pickle, read_files
 from birdie.artifact.folders import write_folder
+from birdie.artifact.repack import write_checkpoint
 from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
@@ -239,7 +240,7 @@ def test_weights_in_every_place_come_back_or_are_named(layout: str, tmp_path: Pa
     folder = open_checkpoint(source)
     assert folder.metadata["weights"].keys() == components
     assert folder.left_out.keys() == left_out
-    folder.save(file, lossless=True)
+    write_checkpoint(folder, file, lossless=True)
     write_folder(file, target)
     again = open_checkpoint(target)
     assert again.content.keys() == folder.content.keys()
@@ -386,7 +387,7 @@ def test_weights_in_a_dict_of_a_file_come_back_in_it_and_are_named(keys: tuple[s
     folder = open_checkpoint(tmp_path)
     assert folder.taken == ((f"head.ckpt: {'.'.join(keys)}",) if keys else ())
     assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'epoch'))}" for depth in range(len(keys))}
-    folder.save(tmp_path / "x.birdie", lossless=True)
+    write_checkpoint(folder, tmp_path / "x.birdie", lossless=True)
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
     state = functools.reduce(operator.getitem, keys, torch.load(tmp_path / "target" / "head.ckpt"))
     assert state.keys() == A.keys()

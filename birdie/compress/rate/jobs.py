@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.coding import Quantized
+from birdie.compress import difference
+from birdie.compress.coding import Quantized, estimate
 from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, with_rows
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.schemes.difference import Difference
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis, is_pruned
@@ -130,10 +130,7 @@ class Job:
         """
         weight = self.rows(rows)
         if self.base is not None:
-            base = self._base_of(rows)
-            encoded = Difference(base).encode(self.name, weight)
-            release(base)
-            return encoded
+            return self._difference(weight, self._base_of(rows))
         sigma = min(2.0 ** (exponent + self.unit - self.level), WIDEST)
         if self.scheme is not None:
             scheme = self.scheme.at_scale(sigma) if self.role == "searched" else self.scheme
@@ -192,6 +189,15 @@ class Job:
         """Return the job of other values; exponents mean the same."""
         scheme = small_scheme(tensor) if self.role == "reserve" else self.scheme
         return replace(self, tensor=tensor, scheme=scheme, weight=as_encoded(tensor, scheme, self.sensitivity))
+
+    def _difference(self, weight: Tensor, base: Tensor) -> Encoded:
+        """Return the difference to a base, or the tensor by itself where that takes fewer bytes."""
+        encoded = difference.encode(weight, base)
+        release(base)
+        if not encoded.streams:
+            return encoded
+        alone = Lossless().encode(self.name, weight)
+        return alone if sum(estimate(alone)) <= encoded.streams[0].size else encoded
 
     def _base_of(self, rows: slice) -> Tensor:
         assert self.base is not None

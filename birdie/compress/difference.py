@@ -10,15 +10,12 @@ signature.
 
 import hashlib
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.coding import estimate
-from birdie.compress.scheme import Cost, Decoder, Encoded, Scheme, Sensitivity, StreamLayout, elementwise
-from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.scheme import DIFFERENCE, Cost, Decoder, Encoded, StreamLayout, elementwise
 from birdie.compress.tensors import FORMATS, from_bits, to_bits
 from birdie.entropy import differences
 from birdie.entropy.hints import Hints
@@ -45,7 +42,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
         return ()
     if len(params) == 3 and params[1] == CODED and 0 < params[2] < _MOST and dtype in FORMATS and 0 not in shape:
         return (StreamLayout(1, params[2], Hints(role="mantissa"), np.dtype(np.uint8)),)
-    raise ArtifactError(f"scheme difference has parameters {params}; the file is corrupt or newer")
+    raise ArtifactError(f"a difference has parameters {params}; the file is corrupt or newer")
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -73,37 +70,16 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     return Cost(operations * size.operations, 2 * size.bytes)
 
 
-DECODER = Decoder("difference", layout, decode, cost)
+DECODER = Decoder(DIFFERENCE, layout, decode, cost)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference(Scheme):
-    """Stores every bit of a tensor as its difference to another; losslessly by itself where that takes fewer bytes.
-
-    Attributes:
-        base: of the shape and dtype of the tensors that are encoded.
-    """
-
-    decoder = DECODER
-    quantizes = False
-
-    base: Tensor
-
-    def encode(
-        self,
-        name: str,
-        weight: Tensor,
-        *,
-        sensitivity: Sensitivity | None = None,  # noqa: ARG002 (nothing is lost that could be weighted)
-    ) -> Encoded:
-        """Encode `weight` given the base."""
-        known, shape, dtype = digest(self.base), tuple(weight.shape), weight.dtype
-        words, others = to_bits(weight), to_bits(self.base)
-        if np.array_equal(words, others):
-            return Encoded("difference", shape, dtype, (known, SAME), (), self.base)
-        payload = differences.encode(words, others, FORMATS[dtype][0])
-        alone = Lossless().encode(name, weight)
-        if sum(estimate(alone)) <= len(payload):
-            return alone
-        stream = np.frombuffer(payload, np.uint8)[None]
-        return Encoded("difference", shape, dtype, (known, CODED, len(payload)), (stream,), self.base)
+def encode(weight: Tensor, base: Tensor) -> Encoded:
+    """Return the difference of a tensor, not empty, to a base of its shape and dtype."""
+    known, shape, dtype = digest(base), tuple(weight.shape), weight.dtype
+    words, others = to_bits(weight), to_bits(base)
+    if np.array_equal(words, others):
+        return Encoded(DIFFERENCE, shape, dtype, (known, SAME), (), base)
+    payload = differences.encode(words, others, FORMATS[dtype][0])
+    return Encoded(
+        DIFFERENCE, shape, dtype, (known, CODED, len(payload)), (np.frombuffer(payload, np.uint8)[None],), base
+    )
