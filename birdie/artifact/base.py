@@ -43,6 +43,7 @@ class Base:
         shapes: name → (shape, dtype) of its tensors.
         read: name → tensor.
         files: that are mapped.
+        close: gives back what is open.
 
     Attributes:
         bytes: of all tensors.
@@ -56,8 +57,9 @@ class Base:
         shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
         read: Callable[[str], Tensor],
         files: Collection[Path] = (),
+        close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.where, self._shapes, self._read, self._files = where, shapes, read, files
+        self.where, self.close, self._shapes, self._read, self._files = where, close, shapes, read, files
         self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())
 
     @classmethod
@@ -93,6 +95,7 @@ class Base:
     def _of_file(cls, path: Path) -> "Base":
         file, kept, lock = File(path, registry.decoder), dict[str, Tensor](), threading.Lock()
         if file.needs_base:
+            file.close()
             raise ConfigError(f"base {path} is stored as differences itself; decompress it, then give that as the base")
         shapes = {name: (entry.shape, dtype_of(entry)) for name in file.names for entry in [file.entry(name)]}
         file.require(max_bytes=sum(decoded_bytes(file.entry(name)) for name in file.names))
@@ -108,7 +111,7 @@ class Base:
                     del kept[next(iter(kept))]
             return tensor
 
-        return cls(str(path), shapes, read)
+        return cls(str(path), shapes, read, close=file.close)
 
     @property
     def name(self) -> str:
@@ -117,9 +120,12 @@ class Base:
 
     @contextmanager
     def mapped(self) -> Iterator[None]:
-        """Let pages of its files be released, and let a file that is cut in the meantime be an error."""
-        with complete(self._files), releasing(self._files):
-            yield
+        """Let pages of its files be released, let a file that is cut in the meantime be an error, and close it."""
+        try:
+            with complete(self._files), releasing(self._files):
+                yield
+        finally:
+            self.close()
 
     def __call__(self, name: str) -> Tensor | None:
         """Return a tensor; None if there is none of that name."""

@@ -79,6 +79,11 @@ class Base(Protocol):
         """What decodes differences."""
         ...
 
+    @property
+    def close(self) -> Callable[[], None]:
+        """What gives back what is open."""
+        ...
+
     def __call__(self, name: str) -> Tensor | None:
         """Return a tensor; None if there is none of that name."""
         ...
@@ -99,10 +104,16 @@ class File(Reader):
     device = torch.device("cpu")
 
     def __init__(self, source: Data, decoder: Callable[[str], Decoder], base: Base | None = None) -> None:
+        self._decoder, self._base = decoder, base  # first: closed if the header is damaged
         super().__init__(source)
-        self._decoder, self._base = decoder, base
         self._groups: dict[str, tuple[Tensor, ...]] = {}  # decoded lately
         self._deciding = threading.Lock()
+
+    def close(self) -> None:
+        """Close the file, and its base."""
+        super().close()
+        if self._base is not None:
+            self._base.close()
 
     @property
     def needs_base(self) -> bool:

@@ -57,9 +57,8 @@ def decode(encoded: Encoded) -> Tensor:
     if digest(base) != encoded.params[0]:
         raise ArtifactError("is a difference to other values than the base has; give the checkpoint it was made with")
     if encoded.params[1] == SAME:
-        return base.clone()
-    form, _ = FORMATS[encoded.dtype]
-    words = differences.decode(encoded.streams[0].tobytes(), to_bits(base), form)
+        return from_bits(to_bits(base).copy(), encoded.shape, encoded.dtype)
+    words = differences.decode(encoded.streams[0].tobytes(), to_bits(base), FORMATS[encoded.dtype][0])
     return from_bits(words, encoded.shape, encoded.dtype)
 
 

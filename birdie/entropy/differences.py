@@ -67,7 +67,7 @@ _DEPTH = 16  # octaves below the usual exponent in which changes still count
 _MOST_SHIFT, _MOST = 40, 1 << 40  # of changes, so that sums fit
 _ROW_MEMORY, _COLUMN_MEMORY = 4096, 256  # differences after which older ones count less
 _PRIOR_WORTH = 8  # differences
-_MOST_SCALE = 16 * 60
+_MOST_SCALE = 16 * 40
 _CHUNKS, _MIDDLE, _MEAN = 21, 6, 7  # contexts of the side information
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, numbers, plan, planes, rans, rans_lanes, static, tiles, trellis
+from birdie.entropy import coder, differences, mixed, numbers, plan, planes, rans, rans_lanes, static, tiles, trellis
 from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
 from birdie.entropy.rans_tiles import Kind
@@ -41,7 +41,9 @@ def compile_kernels() -> None:
     for dtype in coder.DTYPES:
         _decode_lanes(dtype)
     for form in planes.FORMATS:
-        planes.join(planes.split(np.zeros((2, 1), planes.word_dtype(form)), form), form)
+        words = np.zeros((2, 1), planes.word_dtype(form))
+        differences.decode(differences.encode(words, words, form), words, form)
+        planes.join(planes.split(words, form), form)
 
 
 def _decode_weights(stream: tiles.Opened) -> None:
