@@ -208,11 +208,16 @@ def decoding_limits() -> str:
     return table(
         "limit | default | raised by",
         [
-            ("decoded bytes", f"{file.MIN_DECODED_LIMIT >> 30} GiB, or {file.DECODED_PER_BYTE} × the file", more),
+            (
+                "decoded bytes",
+                f"{file.MIN_DECODED_LIMIT >> 30} GiB, {file.DECODED_PER_BYTE} × the file, or {file.BASES} × its base",
+                more,
+            ),
             ("peak memory", f"{peak} + {file.PEAK_PER_BYTE:,} bytes for each byte of payload", "the same"),
             (
                 "operations, of about a nanosecond",
-                f"{operations} + {file.OPERATIONS_PER_BYTE:,} for each byte of payload",
+                f"{operations} + {file.OPERATIONS_PER_BYTE:,} for each byte of payload + "
+                f"{file.OPERATIONS_PER_BASE_BYTE:,} for each of a base",
                 "`max_operations`, `birdie decompress --max-operations`",
             ),
         ],

@@ -30,7 +30,7 @@ from birdie.runtime.mapped import complete, releasing
 
 BaseOption = str | Path | nn.Module | Mapping[str, Tensor]
 """A checkpoint file, the folder of a model, a .birdie file, or tensors in memory."""
-Given = Callable[[slice], Tensor]
+Part = Callable[[slice], Tensor]
 """Elements in row-major order → these of a tensor of the base, in the dtype of the other tensor."""
 _KEPT = 4  # tensors of a .birdie file that stay decoded, for the next block of one
 
@@ -131,24 +131,24 @@ class Base:
         """Return a tensor; None if there is none of that name."""
         return self._read(name) if name in self._shapes else None
 
-    def matching(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Given], dict[str, str]]:
+    def matching(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Part], dict[str, str]]:
         """Return what gives the tensor to subtract from each that has one, and the names that are others here.
 
         That is the tensor of the same name and number of elements; else the only one whose name ends in the other's, as
         wrappers add prefixes; else one of the same shape and values.
         """
-        found = {name: name for name, tensor in tensors.items() if self._fits(name, tensor)}
-        left = [name for name in tensors if name not in found]
-        free = [name for name in self._shapes if name not in found]
+        counterparts = {name: name for name, tensor in tensors.items() if self._fits(name, tensor)}
+        left = [name for name in tensors if name not in counterparts]
+        free = [name for name in self._shapes if name not in counterparts]
         if left and free:
-            found |= self._by_suffix(left, free, tensors)
-            used = {*found.values()}
-            left = [name for name in left if name not in found]
-            found |= self._by_values(left, [name for name in free if name not in used], tensors)
-        given: dict[str, Given] = {
-            name: partial(self._part, other, tensors[name].dtype) for name, other in found.items()
+            counterparts |= self._by_suffix(left, free, tensors)
+            used = {*counterparts.values()}
+            left = [name for name in left if name not in counterparts]
+            counterparts |= self._by_values(left, [name for name in free if name not in used], tensors)
+        parts: dict[str, Part] = {
+            name: partial(self._part, other, tensors[name].dtype) for name, other in counterparts.items()
         }
-        return given, {name: other for name, other in sorted(found.items()) if name != other}
+        return parts, {name: other for name, other in sorted(counterparts.items()) if name != other}
 
     def _part(self, name: str, dtype: torch.dtype, elements: slice) -> Tensor:
         return self._read(name).cpu().reshape(-1)[elements].to(dtype)
@@ -161,7 +161,7 @@ class Base:
         return alike and torch.Size(shape).numel() == tensor.numel() and tensor.numel() > 0
 
     def _by_suffix(self, left: Collection[str], free: Collection[str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        counterparts: dict[str, str] = {}
         ends: dict[str, list[str]] = {}
         for name in free:
             for end in _ends(name):
@@ -171,8 +171,8 @@ class Base:
             longer = [other for other in ends.get(name, []) if self._fits(other, tensors[name])]
             shorter = [end for end in _ends(name) if end in known and self._fits(end, tensors[name])]
             if len(longer) + len(shorter[:1]) == 1:
-                found[name] = (longer + shorter)[0]
-        return found
+                counterparts[name] = (longer + shorter)[0]
+        return counterparts
 
     def _by_values(self, left: Collection[str], free: Collection[str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
         kinds = {(tuple(tensors[name].shape), tensors[name].dtype) for name in left if tensors[name].numel() > 1}

@@ -5,6 +5,7 @@
 Neither saving nor the schemes are imported: the one-file decoder passes a table of its own.
 """
 
+import functools
 import math
 import os
 import threading
@@ -31,6 +32,7 @@ DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in codes.D
 # Bytes that a file may decode to without the caller's word: so many, or so many for each of its own.
 MIN_DECODED_LIMIT = 1 << 30
 DECODED_PER_BYTE = 64
+BASES = 2  # times the bytes of a base
 # Peak memory of decoding: a multiple of the decoded bytes, tables and blocks, and so many bytes for each of payload.
 PEAK_PER_DECODED = 2.5
 PEAK_ROOM = 1 << 26
@@ -76,12 +78,12 @@ class Base(Protocol):
 
     @property
     def decoder(self) -> Decoder:
-        """What decodes differences."""
+        """Decoder of differences."""
         ...
 
     @property
     def close(self) -> Callable[[], None]:
-        """What gives back what is open."""
+        """Function that gives back what is open."""
         ...
 
     def __call__(self, name: str) -> Tensor | None:
@@ -117,13 +119,15 @@ class File(Reader):
 
     @property
     def needs_base(self) -> bool:
-        """Whether tensors are stored as differences to those of another checkpoint."""
+        """Return whether tensors are stored as differences to those of another checkpoint."""
         return DIFFERENCE in self.schemes
 
     @property
     def default_limit(self) -> int:
         """Bytes that the file may decode to if the caller says nothing: 1 GiB, 64 × the file, or 2 × its base."""
-        return max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * self.size, 0 if self._base is None else 2 * self._base.bytes)
+        return max(
+            MIN_DECODED_LIMIT, DECODED_PER_BYTE * self.size, 0 if self._base is None else BASES * self._base.bytes
+        )
 
     def require(
         self,
@@ -327,15 +331,19 @@ class File(Reader):
             base = self._base_of(entry) if entry.scheme == DIFFERENCE else None
             return decoder.decode(Encoded(decoder.name, entry.shape, dtype_of(entry), entry.params, streams, base))
 
+    @functools.cached_property
+    def _base_names(self) -> dict[str, str]:
+        return file_metadata.base_in(self.fields, self.where)[1]
+
     def _base_of(self, entry: Entry) -> Tensor | None:
         """Return the tensor of the base that an entry is a difference to; of a block, its part."""
         if self._base is None:
             return None
         name = entry.name.partition("\0")[0]
-        other = file_metadata.base_in(self.fields, self.where)[1].get(name, name)
-        tensor, whole = self._base(other), self.entry(name)
-        if tensor is None or tensor.numel() != math.prod(whole.shape):
-            raise ArtifactError(f"the base {self._base.where} has no {other!r} of {whole.shape}; give another base")
+        other = self._base_names.get(name, name)
+        tensor, owner = self._base(other), self.entry(name)
+        if tensor is None or tensor.numel() != math.prod(owner.shape):
+            raise ArtifactError(f"the base {self._base.where} has no {other!r} of {owner.shape}; give another base")
         part = next(part for block, part in self.parts(name) if block == entry.name)
         return tensor.detach().cpu().reshape(-1)[part].to(dtype_of(entry)).reshape(entry.shape)
 

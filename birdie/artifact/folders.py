@@ -62,7 +62,7 @@ def write_folder(
     if max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
     registry.import_schemes(schemes)
-    with opened(base) as given, File(file, registry.decoder, given) as reader:
+    with opened(base) as reference, File(file, registry.decoder, reference) as reader:
         kept = kept_files.read(reader, max_bytes)
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)

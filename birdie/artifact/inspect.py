@@ -7,12 +7,14 @@ from io import BytesIO
 from birdie.artifact import kept_files
 from birdie.artifact.codes import SCHEMES, dtype_name, scheme_name
 from birdie.artifact.container import ALIAS, DIFFERENCE, Entry, Reader
+from birdie.artifact.metadata import base_in
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.runtime.outputs import Source, require_path
 
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
 _SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}
 _MIXED, _TILES = 5, 7  # those that "max" and "fast" choose for large matrices
+_DIFFERENCES = 3  # the same, of differences
 _UNKNOWN = 100  # speed of a coder that another version may have written
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
@@ -61,6 +63,7 @@ def inspect(path: Source | BytesIO) -> Summary:
             reader.header(kept_files.ENTRY).length if kept else 0,
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
+            base=base_in(fields, reader.where)[0] if DIFFERENCE in reader.schemes else None,
         )
 
 
@@ -71,6 +74,8 @@ def load_seconds(effort: str, weights: int) -> float:
 
 def _seconds(entry: Entry) -> float:
     """Return about the time that decoding takes one core."""
+    if entry.scheme == DIFFERENCE:
+        return 1e-6 * math.prod(entry.shape) / _DIFFERENCES if entry.streams else 0.0
     planes = SCHEMES.get(entry.scheme) in ("lossless", "cast")
     coders = [stream.coder for stream in (entry.streams if planes else entry.streams[:1])]
     return 1e-6 * math.prod(entry.shape) * sum(1 / _SPEEDS.get(coder, _UNKNOWN) for coder in coders)

@@ -167,10 +167,10 @@ def write_model(
     extra, about_state = kept_beside(model)
     assignment = assign(state, request.scheme, target)
     base = None if request.base is None else Base.open(request.base)
-    given, renamed = ({}, {}) if base is None else base.matching(assignment.tensors)
-    if base is not None and not given:
+    parts, renamed = ({}, {}) if base is None else base.matching(assignment.tensors)
+    if base is not None and not parts:
         raise ConfigError(f"no tensor of {base.where} has the name, the shape and the kind of one of the model's")
-    assignment = replace(assignment, bases=given)
+    assignment = replace(assignment, bases=parts)
     if calibration is None:  # with data each copy has the precision that its own use needs
         assignment = group_tiny_tensors(merge_copies(assignment))
     effort = effort_for(request.coder, assignment.weights)

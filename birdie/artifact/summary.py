@@ -35,6 +35,7 @@ class Summary:
         coder: "max" or "fast", the effort of the entropy coder.
         load_seconds: about the time that loading takes one core of a server.
         uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
+        base: file name of the checkpoint to which tensors are stored as differences, "" if it had none; None: none.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Summary:
     error: float | None = None
     untuned: float | None = None
     uncalibrated: tuple[str, ...] = ()
+    base: str | None = None
 
     @property
     def bits_per_weight(self) -> float:
@@ -73,4 +75,5 @@ class Summary:
             "load_seconds": round(self.load_seconds, 3),
             "tensors": rows,
             "files": dict(self.files),
+            "base": self.base,
         }

@@ -57,7 +57,7 @@ def to_safetensors(
         base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
     """
     registry.import_schemes(schemes)
-    with opened(base) as given, File(file, registry.decoder, given) as reader:
+    with opened(base) as reference, File(file, registry.decoder, reference) as reader:
         reader.require(max_bytes, max_operations, shared=False)
         header = headers_in(reader.fields, reader.where).get("", {})
         write_tensors(reader, target, {name: name for name in reader.names}, header, workers)

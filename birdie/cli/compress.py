@@ -321,6 +321,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     change = _change(input_bytes, summary.bytes, lossless)
     print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
     print_line(f"coder {summary.coder}: {_loading(summary)}")
+    if summary.base is not None:
+        print_line(_differences(summary))
     print_line(f"list its tensors: birdie inspect {summary.path}")
     if source.taken or source.others:
         names = ", ".join(plain(name).plain[:80] for name in source.taken) or "the tensors beside them"
@@ -332,10 +334,22 @@ def _loading(summary: "Summary") -> str:
     from birdie.artifact.inspect import load_seconds
 
     text = f"loads in about {seconds(summary.load_seconds)} on one core"
-    if summary.weights < LARGE:
+    if summary.weights < LARGE or summary.base is not None:
         return text
     other, change = ("max", "up to 2 % smaller") if summary.coder == "fast" else ("fast", "up to 2 % larger")
     return f"{text}; --coder {other}: {seconds(load_seconds(other, summary.weights))}, {change}"
+
+
+def _differences(summary: "Summary") -> str:
+    """Return how many tensors are stored given a base, and what the file needs to be read."""
+    differences = [tensor for tensor in summary.tensors if tensor.scheme == "difference"]
+    same = sum(not tensor.bytes for tensor in differences)
+    alone = sum(tensor.scheme not in ("difference", "alias") for tensor in summary.tensors)
+    base = plain(summary.base or "the base").plain
+    return (
+        f"{len(differences):,} tensors are differences to {base}, {same:,} of them unchanged; {alone:,} are stored "
+        "alone. To read the file: birdie decompress --base"
+    )
 
 
 def _account(source: "Checkpoint") -> Table:

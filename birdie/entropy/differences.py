@@ -107,8 +107,8 @@ def decode(data: Bytes, base: Bits, fmt: str, threads: int = 1) -> Bits:
     def decode_part(index: int, part_words: memoryview) -> None:
         part = parts[index]
         words = np.frombuffer(part_words, "<u4").astype(np.uint32)
-        given, changes = _Given.of(base[part], fmt), np.empty(base[part].shape, np.int64)
-        length = _decode_chunk(changes, *given, _State.at(middle, scale, base.shape[1]), words)
+        known, changes = _Given.of(base[part], fmt), np.empty(base[part].shape, np.int64)
+        length = _decode_chunk(changes, *known, _State.at(middle, scale, base.shape[1]), words)
         if words.size > length or (words.size and words[-1] == 0):
             raise ArtifactError("a chunk of differences ends too late or with a zero word; the file is damaged")
         out[part] = _from_ordered(_ordered(base[part], fmt) + changes, fmt, base.dtype)
@@ -123,15 +123,15 @@ def _parts(rows: int, columns: int) -> list[slice]:
     return [slice(first, first + height) for first in range(0, rows, height)]
 
 
-def _encode(changes: Integers, given: "_Given", middle: int, scale: int) -> Words:
+def _encode(changes: Integers, known: "_Given", middle: int, scale: int) -> Words:
     def code(words: Words) -> int:
-        return _encode_chunk(changes, *given, _State.at(middle, scale, changes.shape[1]), words)
+        return _encode_chunk(changes, *known, _State.at(middle, scale, changes.shape[1]), words)
 
-    return binary.coded(code, changes.size * given.width // 32 + 64)
+    return binary.coded(code, changes.size * known.width // 32 + 64)
 
 
 class _Given(NamedTuple):
-    """What the words of a base tell.
+    """Facts that the words of a base tell.
 
     Attributes:
         levels: (rows, columns) the exponent of each float, 1 for those below the normal ones, which lie as close.
@@ -178,7 +178,7 @@ def _from_ordered(values: Integers, fmt: str, dtype: np.dtype[np.unsignedinteger
 
 
 class _State(NamedTuple):
-    """What a chunk starts from and learns, and tables.
+    """State that a chunk starts from, and tables.
 
     Attributes:
         counters, signs: (contexts,) of `context_mixing`, of decisions about lengths and about signs.

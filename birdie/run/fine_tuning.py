@@ -37,7 +37,7 @@ from birdie.runtime.parsing import whole_number
 
 Batch = TypeVar("Batch")
 Loss = Callable[[nn.Module, Batch], Tensor]
-_SHARE = 0.03  # learning rate, in root mean squares of a tensor
+_SHARE = 0.01  # learning rate, in root mean squares of a tensor
 _SPECTRAL_RATE = 1e-3
 _FLOOR = 0.05  # final learning rate, as a fraction of the first; it falls by a cosine
 # Fraction of the steps after which quantization scales are fixed: weights gather at the boundaries between symbols, and
@@ -115,7 +115,7 @@ def fine_tune(
         budget: maximum bytes of the file; it ends up to 1 % below.
         bits: target bits per spectral weight, as `quantization_loss` counts them, or, without spectral weights, bits
             per weight of the complete file; instead of a budget.
-        rate: learning rate, which falls by a cosine to a twentieth. Default: 0.03 of the root mean square of each
+        rate: learning rate, which falls by a cosine to a twentieth. Default: 0.01 of the root mean square of each
             tensor, which suits weights of any size; of spectral weights 1e-3. Without these it rises over five steps.
         network_rate: of spectral weights: learning rate of the network of quantization scales, which has few parameters
             and far to go.

@@ -614,7 +614,7 @@ def test_a_signal_prints_json_and_leaves_nothing_half_written(
             time.sleep(60)
 
     handlers = [signal.getsignal(other) for other in signal.Signals]
-    monkeypatch.setattr("birdie.artifact.checkpoint.write_model", interrupted)
+    monkeypatch.setattr("birdie.artifact.repack.write_model", interrupted)
     code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
     assert (code, answer["error"]["type"]) == (128 + number, "KeyboardInterrupt")
     assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else number.name}" in err

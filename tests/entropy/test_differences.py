@@ -109,15 +109,15 @@ def test_signs_that_follow_rows_and_columns_take_fewer_bytes() -> None:
     assert lengths[0] < 0.8 * lengths[1]
 
 
-@pytest.mark.parametrize("place", [0, 3, 20, -1])
-def test_damaged_bytes_are_an_error_or_other_words(place: int) -> None:
+@pytest.mark.parametrize("position", [0, 3, 20, -1])
+def test_damaged_bytes_are_an_error_or_other_words(position: int) -> None:
     words, base = near(3, 20, 20, "float32", 1000, 0.5)
     payload = differences.encode(words, base, "float32")
     decode = partial(differences.decode, base=base, fmt="float32")
-    for damaged in (payload[:place], payload + b"\0\0\0\0", payload[:-4], b""):
+    for damaged in (payload[:position], payload + b"\0\0\0\0", payload[:-4], b""):
         with pytest.raises(ArtifactError):
             decode(damaged)
     flipped = bytearray(payload)
-    flipped[place] ^= 0x5A
+    flipped[position] ^= 0x5A
     with suppress(ArtifactError):
         assert decode(bytes(flipped)).shape == words.shape

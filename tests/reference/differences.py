@@ -99,7 +99,7 @@ class Chunk:
             counter[1] = min(counter[1] + 1, 1000)
         return bit
 
-    def given(self, word: int) -> tuple[int, int, int]:
+    def parts(self, word: int) -> tuple[int, int, int]:
         """(exponent, sign, ord) of a word of the base."""
         if self.dtype not in EXPONENTS:
             return 1, 0, word
@@ -123,7 +123,7 @@ class Chunk:
             left_k = sign1 = sign2 = row_bias = agreement = rank = 0
             out.append([])
             for c, word in enumerate(row_words):
-                e, s, start = self.given(word)
+                e, s, start = self.parts(word)
                 shift = hold(e - self.middle + 16, 0, 40)
                 row, column = lg(row_sum) - lg(row_count), lg(sums[c] + 8 * usual) - lg(n + 8)
                 both = row + column - lg(usual) - 16 * shift
