@@ -42,7 +42,7 @@ coded = zipnn.ZipNN(bytearray_dtype=sys.argv[3], delta_compressed_type="byte").c
 middle = time.perf_counter()
 back = zipnn.ZipNN(bytearray_dtype=sys.argv[3], delta_compressed_type="byte").decompress(coded, delta_second_data=base)
 row = {"bytes": len(coded), "encode_s": middle - start, "decode_s": time.perf_counter() - middle}
-print(json.dumps(row | {"same": bytes(back) == bytes(words)}))
+print(json.dumps(row | {"exact": bytes(back) == bytes(words)}))
 """
 State = dict[str, Tensor]
 
@@ -149,7 +149,7 @@ def of_birdie(pair: Pair, folder: Path, base: State | None) -> Row:
         "bytes": size,
         "encode_s": middle - start,
         "decode_s": seconds,
-        "same": joined(back) == joined(in_order(pair.state, back)),
+        "exact": joined(back) == joined(in_order(pair.state, back)),
     }
 
 
@@ -179,8 +179,8 @@ def of_command(encode: Sequence[str], decode: Sequence[str]) -> Callable[[Pair, 
             start = time.perf_counter()
             subprocess.run([part.format(**paths) for part in command], check=True, capture_output=True)
             seconds.append(time.perf_counter() - start)
-        same = paths["back"].read_bytes() == paths["new"].read_bytes()
-        return {"bytes": paths["out"].stat().st_size, "encode_s": seconds[0], "decode_s": seconds[1], "same": same}
+        exact = paths["back"].read_bytes() == paths["new"].read_bytes()
+        return {"bytes": paths["out"].stat().st_size, "encode_s": seconds[0], "decode_s": seconds[1], "exact": exact}
 
     return measure
 
@@ -240,7 +240,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                         "bytes": None,
                         "encode_s": None,
                         "decode_s": None,
-                        "same": f"not run: {type(error).__name__}",
+                        "exact": f"not run: {type(error).__name__}",
                     }
             row = {"pair": pair.name, "way": way, **row}
             log(json.dumps(row))

@@ -43,6 +43,7 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
         {"method", "peak_mb", "fisher"},
     ),
     "contest": (["baseline:smoke", "10l_mixed_precision:smoke", "--folder", "FOLDER"], {"recipe", "bytes", "less"}),
+    "deltas": (["--subject", "tiny", "--steps", "1", "--runs", "FOLDER"], {"pair", "way", "bytes", "exact"}),
     "estimate": (["--part", "memory"], {"run", "recorded_MB", "estimate_MB", "error_%"}),
     "lazy": (["--layers", "5", "--width", "32", "--cache", "FOLDER"], {"way", "peak_mb", "of_eager", "exact"}),
     "optimizer": (

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress import difference
 from birdie.compress.coding import Quantized, estimate
 from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
@@ -192,6 +191,8 @@ class Job:
 
     def _difference(self, weight: Tensor, base: Tensor) -> Encoded:
         """Return the difference to a base, or the tensor by itself where that takes fewer bytes."""
+        from birdie.compress import difference
+
         encoded = difference.encode(weight, base)
         release(base)
         if not encoded.streams:
