@@ -23,7 +23,7 @@ from torch import nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.container import Reader
+from birdie.artifact.container import DIFFERENCE, Reader
 from birdie.artifact.folder_scan import PIPELINE
 from birdie.artifact.folders import write_folder
 from birdie.artifact.load import load
@@ -69,6 +69,11 @@ def from_pretrained(
     """
     file = local_file(path, revision)
     with Reader(file) as reader:
+        if DIFFERENCE in reader.schemes:
+            raise ConfigError(
+                f"{file} holds differences to another checkpoint; write the folder by birdie decompress {file} --base "
+                "BASE -o FOLDER, and load that"
+            )
         listed = kept_files.listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
         text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
     try:

@@ -114,9 +114,18 @@ def saved(path: Path, config: Any, file: str = "config.json") -> Path:
     return path / "x.birdie"
 
 
+def difference(folder: Path) -> Path:
+    """Return a file of differences."""
+    weights = {"w": torch.randn(30, 30)}
+    birdie.save({"w": weights["w"] + 1e-4}, folder / "x.birdie", lossless=True, base=weights)
+    return folder / "x.birdie"
+
+
 MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path / "missing.birdie", "cannot open"),
     (lambda path: path, "has no model.birdie"),
+    (lambda path: difference(path), "holds differences to another checkpoint"),
+    (lambda path: difference(path), "holds differences to another checkpoint"),
     (lambda path: saved(path, {}), "keeps no configuration"),
     (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no model NoSuchModel"),
     (
