@@ -169,6 +169,7 @@ def write_model(
     base = None if request.base is None else Base.open(request.base)
     parts, renamed = ({}, {}) if base is None else base.matching(assignment.tensors)
     if base is not None and not parts:
+        base.close()
         raise ConfigError(f"no tensor of {base.where} has the name, the shape and the kind of one of the model's")
     assignment = replace(assignment, bases=parts)
     if calibration is None:  # with data each copy has the precision that its own use needs

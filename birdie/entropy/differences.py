@@ -15,7 +15,7 @@ Counters, mixers and the arithmetic coder are those of `birdie.entropy.binary`. 
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +68,7 @@ _MOST_SHIFT, _MOST = 40, 1 << 40  # of changes, so that sums fit
 _ROW_MEMORY, _COLUMN_MEMORY = 4096, 256  # differences after which older ones count less
 _PRIOR_WORTH = 8  # differences
 _MOST_SCALE = 16 * 40
+_CACHED = 8  # scales whose first counters, 3 MB each, are kept: a file chooses them
 _CHUNKS, _MIDDLE, _MEAN = 21, 6, 7  # contexts of the side information
 
 
@@ -217,7 +218,7 @@ class _State(NamedTuple):
         )
 
 
-@cache
+@lru_cache(_CACHED)
 def _initial_counters(scale: int) -> NDArray[np.uint32]:
     """Return counters that start at what a Laplace distribution of the expected difference gives."""
     fine, half = 8 * np.arange(288) // 3, 8 * np.arange(96)
