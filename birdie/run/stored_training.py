@@ -237,8 +237,8 @@ class StoredTraining:
         by_name = {name: tensors[state.ties.get(name, name)] for name in state.by_name}
         calibration = calibrate(by_name)
         state = calibration.ordered(replace(state, by_name=by_name, tensors=tensors))
-        trellis, assignment = Trellis(states), self.file.assignment(state)
-        jobs = jobs_of(assignment, calibration.sensitivities, trellis=trellis, down_columns=False)
+        assignment = replace(self.file.assignment(state), trellis=Trellis(states))
+        jobs = jobs_of(assignment, calibration.sensitivities, down_columns=False)
         fit = fit_budget(jobs, self.file.coder, self.file.budget, start=start)
         if fit.sigma is None:
             raise self.file.lossless_error()

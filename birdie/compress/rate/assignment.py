@@ -20,6 +20,7 @@ from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import (
     applicable,
     default_scheme,
@@ -63,6 +64,7 @@ class Assignment:
         free: names of matrices whose precision a search chooses; empty without a target.
         reserve: names of long vectors, gates and tiny matrices, kept in 16 bits unless a budget is too tight for that.
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
+        trellis: that the search takes.
         exact: names of settled tensors that are lossless because they are no weights.
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
@@ -77,6 +79,7 @@ class Assignment:
     free: tuple[str, ...] = ()
     reserve: tuple[str, ...] = ()
     steered: Scheme | None = None
+    trellis: Trellis = field(default_factory=Trellis)
     exact: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
     embeddings: frozenset[str] = frozenset()
@@ -94,13 +97,16 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
 
     Args:
         state: the model's tensors.
-        schemes: a spec or scheme for all, or (pattern, spec) rules; None: `DEFAULT`, or a search for the target.
+        schemes: a spec or scheme for all, or (pattern, spec) rules; None: `DEFAULT`, or a search for the target. A
+            trellis without a scale is the one that this search takes.
         target: byte budget, quality, lossless, or nothing.
     """
     default, rules = parse_rules(schemes)
     for scheme in (*([] if default is None else [default]), *(scheme for _, scheme in rules)):
         register(type(scheme))  # a scheme object from outside birdie registers its class
-    steered = default if target.searched else None
+    steered, trellis = (default if target.searched else None), Trellis()
+    if isinstance(steered, Trellis) and steered == Trellis(steered.states):
+        steered, trellis = None, steered
     if steered is not None and steered.at_scale(1.0) is None:
         raise ConfigError(
             "a scheme of fixed precision for every tensor leaves the target nothing to choose; give (pattern, spec) "
@@ -135,6 +141,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         tuple(free),
         tuple(reserve),
         steered,
+        trellis,
         exact,
         embeddings=state.embeddings,
     )

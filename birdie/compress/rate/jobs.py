@@ -289,7 +289,6 @@ def jobs_of(
     sensitivities: Mapping[str, Sensitivity] | None = None,
     factors: MutableMapping[str, Feedback] | None = None,
     *,
-    trellis: Trellis | None = None,
     down_columns: bool = True,
     workers: int | None = None,
     world: World | None = None,
@@ -302,12 +301,11 @@ def jobs_of(
             matrices take the prior.
         factors: name → factors of error feedback of calibrated matrices, where these are kept for other files; those
             that it does not have are added.
-        trellis: of the searched matrices.
         down_columns: as of `Job`.
         workers: threads; None uses every core.
         world: ranks that share the factors of calibrated matrices out, and all see those that are kept.
     """
-    trellis, ties = trellis or Trellis(), assignment.ties
+    trellis, ties = assignment.trellis, assignment.ties
     known = {} if sensitivities is None else sensitivities
     if not ties.keys().isdisjoint(known):
         known = {ties.get(name, name): item for name, item in known.items()}

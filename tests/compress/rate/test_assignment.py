@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from birdie.compress.rate.assignment import DEFAULT, Assignment, assign
+from birdie.compress.rate.jobs import jobs_of
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import LEAST_SEARCHED, SHORT_ROW, SMALL
 from birdie.compress.state import ModelState
 from birdie.errors import ConfigError
@@ -46,7 +48,7 @@ def test_a_default_of_lossless_or_bf16_covers_small_tensors_too() -> None:
 
 
 def test_a_default_that_quantizes_leaves_vectors_alone_and_a_rule_does_not() -> None:
-    vector = {"v": torch.randn(SMALL)}
+    vector = {"v": torch.rand(SMALL) + 1}
     assert assigned(vector, "int4").settled == {"v": Cast()}
     assert assigned(vector, [("v", "int4")]).settled == {"v": Grid(bits=4)}
 
@@ -69,7 +71,7 @@ def test_a_search_gets_the_matrices_that_no_rule_names() -> None:
 
 
 def test_small_matrices_are_searched_and_tiny_ones_and_vectors_only_at_need() -> None:
-    state = {"a": torch.randn(LEAST_SEARCHED // 16, 16), "b": torch.randn(4, 16), "v": torch.randn(SMALL)}
+    state = {"a": torch.randn(LEAST_SEARCHED // 16, 16), "b": torch.randn(4, 16), "v": torch.rand(SMALL) + 1}
     assignment = assigned(state, target=BUDGET)
     assert assignment.free == ("a",)
     assert assignment.reserve == ("b", "v")
@@ -79,6 +81,16 @@ def test_a_scheme_with_a_scale_is_steered_and_one_without_leaves_nothing_to_sear
     assert assigned(STATE, "sigma:0.3", BUDGET).steered == Grid(sigma=0.3)
     with pytest.raises(ConfigError, match="nothing to choose"):
         assigned(STATE, "ternary", BUDGET)
+
+
+def test_a_trellis_without_a_scale_is_the_one_that_the_search_takes() -> None:
+    for spec, states in ("trellis", 32), ("trellis:states=256", 256):
+        assignment = assigned(STATE, spec, BUDGET)
+        assert assignment.steered is None
+        assert assignment.free == ("blocks.0.w", "blocks.1.w")
+        encoded = jobs_of(assignment).by_name["blocks.0.w"].encode(slice(None), 0.0)
+        assert abs(encoded.params[0]) == states
+    assert assigned(STATE, "trellis:sigma=0.3", BUDGET).steered == Trellis(sigma=0.3)
 
 
 def test_a_pattern_that_matches_nothing_offers_the_nearest_name() -> None:

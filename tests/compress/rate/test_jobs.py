@@ -44,8 +44,8 @@ def allocate(
     down_columns: bool = True,
 ) -> Jobs:
     """Return the jobs of matrices that are all searched."""
-    assignment = Assignment(weights, {}, {}, {}, free=tuple(weights))
-    return jobs_of(assignment, known, trellis=trellis, down_columns=down_columns)
+    assignment = Assignment(weights, {}, {}, {}, free=tuple(weights), trellis=trellis or Trellis())
+    return jobs_of(assignment, known, down_columns=down_columns)
 
 
 def encode(jobs: Jobs, exponent: float, *, draft: bool = False) -> dict[str, Encoded]:
