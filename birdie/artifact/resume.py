@@ -1,7 +1,8 @@
-"""Coded tensors of a large file in the making: on disk beside it, and found again after its process died.
+"""Work on a file in the making: on disk beside it, and found again after its process died.
 
     .model.birdie.coded/         locked by the process of rank 0
-    └── DIGEST.birdie            a record: one tensor, or a block of one, as the complete file will hold it
+    ├── DIGEST.birdie            a record: one tensor, or a block of one, as the complete file will hold it
+    └── DIGEST.safetensors       weights between two parts of a tuning
 
 A record is named by a digest of its key (the weights and all settings that its bytes depend on) and of the number that
 the file system gave the folder, which a copy does not keep: nothing that came out of an archive is taken for a record.
@@ -10,6 +11,7 @@ process was killed or interrupted it stays: the same command continues from it.
 """
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -19,6 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
@@ -31,7 +37,7 @@ from birdie.runtime.locks import open_locked
 from birdie.runtime.outputs import require_file, require_folder
 from birdie.runtime.provenance import versions
 
-_RECORD = re.compile(r"[0-9a-f]{64}\.birdie")
+_RECORD = re.compile(r"[0-9a-f]{64}\.(birdie|safetensors)")
 _CODE = 1  # of the scheme of a record's entry, which its name replaces: the container does not interpret it
 _PIECE = 1 << 22  # bytes that are read at a time
 
@@ -110,6 +116,21 @@ class Resume:
         assert stored is not None
         return stored
 
+    def recall_state(self, key: str) -> tuple[dict[str, Tensor], dict[str, float]] | None:
+        """Return the tensors and numbers that a process kept last under `key`, if there are any."""
+        path = self._path(key).with_suffix(".safetensors")
+        with suppress(OutputError, OSError, SafetensorError, KeyError, TypeError, ValueError):
+            if require_file(path).exists():
+                with safe_open(path, "pt") as file:
+                    numbers = json.loads(file.metadata()["numbers"])
+                    return {name: file.get_tensor(name) for name in file.keys()}, numbers  # noqa: SIM118
+        return None
+
+    def keep_state(self, key: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        """Write tensors and numbers, in place of those of the same key."""
+        with atomic_path(self._path(key).with_suffix(".safetensors")) as temporary:
+            save_file(dict(tensors), temporary, {"numbers": json.dumps(dict(numbers))})
+
     def collect(self, world: World, tensors: Mapping[str, Quantized]) -> dict[str, Quantized]:
         """Copy to rank 0 the records that are on disks of other machines, and return what has them there.
 
@@ -136,10 +157,12 @@ class Resume:
     ) -> None:
         if error is None or isinstance(error, BirdieError | OSError):
             self._remove()
-        elif self.rank == 0:
+        elif self.rank == 0 and any(self.folder.iterdir()):
             logging.getLogger("birdie").warning(
-                "tensors that are coded are kept in %s: the same command continues from them", self.folder
+                "what is done is kept in %s: the same command continues from there", self.folder
             )
+        elif self.rank == 0:
+            self._remove()
         if self._lock is not None:
             os.close(self._lock)
 

@@ -102,7 +102,7 @@ def save(
         tune: seconds of training towards the float model's predictions on the inputs of the calibration: matrices are
             encoded in six parts, and those that are left make up for the errors of the others. The file meets the same
             target, and is closer to the model on inputs held out by more than chance; else it is that without tuning.
-            How far it gets depends on the machine.
+            How far it gets depends on the machine. If it is stopped, the same call goes on after the last part.
         metadata: JSON to store in the file.
         progress: True shows a progress bar on stderr or in the notebook; or a function, which is called with (done,
             total) as tensors are coded.
@@ -198,7 +198,8 @@ def write_model(
         if known is not None:
             assignment = replace(assignment, tensors=state.tensors)
         in_memory = known is not None and known.factors is None
-        resuming = nullcontext() if known is not None else _resume(path, assignment.weights, world)
+        large = known is None and assignment.weights >= _ON_DISK
+        resuming = _resume(path, world) if large or request.tune else nullcontext()
         # BLAS hands small products to threads that go on spinning between them: more processor time than
         # everything else takes.
         with threadpool_limits(1, user_api="blas"), resuming as resume:
@@ -209,16 +210,16 @@ def write_model(
                 request.workers or _threads(world),
                 keeps_integers=in_memory,
                 world=World() if in_memory else world,
-                records=resume,
+                records=resume if large else None,
                 meter=Meter(update, _ROUNDS if target.searched and known is not None else 1),
             )
             coder.meter.begin(len(assignment.tensors))
-            fitted = fit(assignment, target, coder, known, tune=request.tune)
+            fitted = fit(assignment, target, coder, known, tune=request.tune, states=resume)
             encoded = fitted.encoded
             is_guess = known is not None and known.synthetic and assignment.weights < _COMPARED
             if known is not None and is_guess and target.searched and target.quality is None:
                 encoded = closer(known, encoded, fit(assignment, target, coder).encoded)
-            if resume is not None and world.size > 1:
+            if large and resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
             require_complete()
             run_on_main(world, torch.device("cpu"), lambda: beside.write(path, encoded))
@@ -250,9 +251,9 @@ def _under_calibrated_names(
     return without_prefixes(model)
 
 
-def _resume(path: Source | BytesIO, weights: int, world: World) -> AbstractContextManager[Resume | None]:
-    """Return where coded tensors are kept until the file is complete; None for memory."""
-    return nullcontext() if isinstance(path, BytesIO) or weights < _ON_DISK else Resume(Path(path), world.rank)
+def _resume(path: Source | BytesIO, world: World) -> AbstractContextManager[Resume | None]:
+    """Return where finished work is kept until the file is complete; None for memory."""
+    return nullcontext() if isinstance(path, BytesIO) else Resume(Path(path), world.rank)
 
 
 def _output(path: Source | BytesIO, overwrite: bool | None) -> Source | BytesIO:

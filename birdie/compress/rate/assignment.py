@@ -104,9 +104,9 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
     default, rules = parse_rules(schemes)
     for scheme in (*([] if default is None else [default]), *(scheme for _, scheme in rules)):
         register(type(scheme))  # a scheme object from outside birdie registers its class
-    steered, trellis = (default if target.searched else None), Trellis()
+    steered, trellis = default if target.searched else None, Trellis()
     if isinstance(steered, Trellis) and steered == Trellis(steered.states):
-        steered, trellis = None, steered
+        trellis, steered = steered, None
     if steered is not None and steered.at_scale(1.0) is None:
         raise ConfigError(
             "a scheme of fixed precision for every tensor leaves the target nothing to choose; give (pattern, spec) "

@@ -6,6 +6,7 @@ assignment ─► jobs ─► search for the target ─► checked ─► tuned 
 import logging
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
@@ -15,6 +16,9 @@ from birdie.compress.rate.search import Fit, fit_budget, fit_quality
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError
+
+if TYPE_CHECKING:
+    from birdie.compress.rate.tuned import States
 
 _MENTIONED = 10  # exact tensors are named in a budget's error if they take this fraction (1/10) of it
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
@@ -27,6 +31,7 @@ def fit(
     calibration: CalibrationResult | None = None,
     *,
     tune: float = 0.0,
+    states: "States | None" = None,
 ) -> Fit:
     """Code every tensor of `assignment` so that the file meets `target`.
 
@@ -36,6 +41,7 @@ def fit(
         coder: of the file. With effort "fast" files must load fast: paths of trellises run down the columns only.
         calibration: of the model.
         tune: seconds that the result is trained for, with a calibration on batches.
+        states: where a training goes on that was stopped.
     """
     budget = target.in_bytes(assignment.weights)
     sensitivities = None if calibration is None else calibration.sensitivities
@@ -59,7 +65,7 @@ def fit(
     if tune and (result.sigma is not None or not target.searched):
         from birdie.compress.rate.tuned import tuned
 
-        result = tuned(jobs, result, target, coder, calibration, tune)
+        result = tuned(jobs, result, target, coder, calibration, tune, states)
     return replace(result, encoded=coder.coded(result.encoded))
 
 

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import Quantized
 from birdie.compress.rate.encoding import Coder
-from birdie.compress.rate.jobs import Job, Jobs
+from birdie.compress.rate.jobs import Job, Jobs, digest
 from birdie.compress.rate.search import Fit, fit_rest
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
@@ -39,7 +40,27 @@ _COARSER = 0.2  # octaves, for a quality: tuning lowers the difference by about 
 _SHARES = (0.5, 1.0)  # of the time that is left, for two attempts at a quality
 
 
-def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: CalibrationResult, seconds: float) -> Fit:
+class States(Protocol):
+    """Weights between two parts, outside of memory (`birdie.artifact.resume`)."""
+
+    def recall_state(self, key: str) -> tuple[dict[str, Tensor], dict[str, float]] | None:
+        """Return what was kept last under this key by a process that was stopped."""
+        ...
+
+    def keep_state(self, key: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
+        """Keep tensors and numbers in place of those that have this key."""
+        ...
+
+
+def tuned(
+    jobs: Jobs,
+    fit: Fit,
+    target: Target,
+    coder: Coder,
+    calibration: CalibrationResult,
+    seconds: float,
+    states: States | None = None,
+) -> Fit:
     """Return the better of a fit and of what tuning makes of it; its `untuned` is the error without.
 
     Args:
@@ -49,16 +70,16 @@ def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: Calib
         coder: of the file.
         calibration: with batches.
         seconds: that training may take.
+        states: where it continues if it was stopped; the time counts that it had before.
     """
-    end = time.monotonic() + seconds
-    work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder)
     untuned, exponent = calibration.divergence(fit.encoded), math.log2(fit.sigma or 1.0)
+    work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder, states, untuned)
     fit = replace(fit, divergence=untuned, untuned=untuned)
     if target.quality is not None:
-        return _to_quality(work, fit, target.quality, calibration, end)
+        return _to_quality(work, fit, target.quality, calibration, seconds)
     budget = target.in_bytes(jobs.assignment.weights)
     try:
-        better = work.run(exponent, budget, end)
+        better = work.run(exponent, budget, seconds)
     except BudgetError:  # the last part cannot make up for what the others take
         return fit
     if budget is not None and coder.size(coder.coded(better.encoded)) > budget:
@@ -76,15 +97,15 @@ def _is_sure(held_out: HeldOut, untuned: EncodedState, encoded: EncodedState) ->
     return float(gain.mean()) > _SURE * float(gain.std()) / math.sqrt(max(len(gain), 1))
 
 
-def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: CalibrationResult, end: float) -> Fit:
+def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: CalibrationResult, seconds: float) -> Fit:
     """Return the smaller of a fit and of a coarser one that meets the quality after tuning."""
     exponent = math.log2(fit.sigma or 1.0)
     coarser = exponent + _COARSER
     for share in _SHARES:
         if coarser - exponent < _COARSER / 8:
             break
-        now = time.monotonic()
-        better = work.run(coarser, None, now + share * (end - now))
+        better = work.run(coarser, None, share * seconds)
+        seconds *= 1 - share
         divergence = calibration.divergence(better.encoded)
         if divergence <= quality:
             size = work.coder.size
@@ -103,10 +124,12 @@ class _ByParts:
         jobs: of the file.
         tuner: of the module.
         coder: of the file.
+        states: that outlast the process.
+        untuned: error without tuning, which tells data from others.
     """
 
-    def __init__(self, jobs: Jobs, tuner: Tuner, coder: Coder) -> None:
-        self.jobs, self.tuner, self.coder = jobs, tuner, coder
+    def __init__(self, jobs: Jobs, tuner: Tuner, coder: Coder, states: States | None, untuned: float) -> None:
+        self.jobs, self.tuner, self.coder, self.states, self.untuned = jobs, tuner, coder, states, untuned
         changing = [
             jobs.by_name[name]
             for name in tuner.tunable(jobs.by_name)
@@ -119,19 +142,27 @@ class _ByParts:
         # what a rule names comes first: the last part has to meet the target
         self.parts = [*([pinned] if searched and pinned else []), *in_parts(searched or pinned, PARTS)]
 
-    def run(self, exponent: float, budget: int | None, end: float) -> Fit:
-        """Return the file at an exponent; the last part has another to meet a budget. It is ready at about `end`."""
+    def run(self, exponent: float, budget: int | None, seconds: float) -> Fit:
+        """Return the file at an exponent; the last part has another to meet a budget. It is ready after `seconds`."""
         jobs, coder, tuner = self.jobs, self.coder, self.tuner
         changing = {job.name for part in (self.small, *self.parts) for job in part}
         encoded = {**coder.encode([job for job in jobs.by_name.values() if job.name not in changing], exponent)}
         tuner.load({**jobs.assignment.tensors, **_decoded(encoded)})
         *first, last = self.parts or [[]]
         weights = _weights(self.parts)
+        key = "" if self.states is None else self._key(exponent, budget)
+        values, done, spent = self._recall(key)
+        begin = time.monotonic() - spent
+        end = begin + seconds
+        tuner.load(values)
         coder.meter.begin(len(jobs.by_name))
         for index, part in enumerate(first):
+            values |= {job.name: tuner.value(job.name) for job in part}
             some = coder.encode([self._now(job) for job in part], exponent)
             encoded |= some
             tuner.load(_decoded(some))
+            if index < done:
+                continue
             rest = [job.name for later in (*self.parts[index + 1 :], self.small) for job in later]
             shown = len(jobs.by_name) / max(len(first), 1)
             untrained, trained = tuner.train(rest, self._share(end, len(first) - index, index * shown, shown))
@@ -139,6 +170,9 @@ class _ByParts:
                 "tuning: %.0f %% of the weights encoded, error %.4g, %.4g after training the rest",
                 *(100 * _weights(self.parts[: index + 1]) / weights, untrained, trained),
             )
+            if self.states is not None:
+                values |= {name: tuner.value(name) for name in rest}
+                self.states.keep_state(key, values, {"parts": index + 1, "seconds": time.monotonic() - begin})
         small = [self._now(job) for job in self.small]
         encoded |= coder.encode(small, exponent)
         current = jobs.continued({job.name: self._now(job).tensor for job in last})
@@ -146,6 +180,20 @@ class _ByParts:
         if budget is None or not any(job.role == "searched" for job in rest_of):
             return Fit(jobs.state({**encoded, **coder.encode(rest_of, exponent)}), 0, 2.0**exponent)
         return fit_rest(current, coder, budget, encoded, exponent)
+
+    def _key(self, exponent: float, budget: int | None) -> str:
+        """Return a digest of the weights and of what their tuning depends on, but for the time."""
+        jobs = [part for job in self.jobs.by_name.values() for part in (f"{job.name} {job.scheme}", job.tensor)]
+        return digest(f"tuned {exponent!r} {budget} {self.untuned!r}", *jobs)
+
+    def _recall(self, key: str) -> tuple[dict[str, Tensor], int, float]:
+        """Return values of weights, encoded parts and the time they took, of a process that was stopped."""
+        state = None if self.states is None else self.states.recall_state(key)
+        if state is None:
+            return {}, 0, 0.0
+        values, numbers = state
+        logging.getLogger("birdie").info("tuning goes on after %.0f s", numbers["seconds"])
+        return values, int(numbers["parts"]), numbers["seconds"]
 
     def _now(self, job: Job) -> Job:
         """Return the job of the trained tensor: by its rule, or as small tensors are stored."""
