@@ -177,5 +177,10 @@ def load_silero(data: Path) -> tuple[Silero, dict[str, Tensor], Tensor]:
     state = read_state_dict(data / "weights" / "silero_vad" / "silero_vad_16k.safetensors")
     module = Silero().eval()
     module.load_state_dict(state)
+    return module, state, load_speech(data)
+
+
+def load_speech(data: Path) -> Tensor:
+    """Return sentences in noise, (clips, samples), at 16 kHz."""
     stored: Any = np.load(data / "audio" / "speech_16k_int16.npy")
-    return module, state, torch.from_numpy(stored.astype(np.float32) / 32767)
+    return torch.from_numpy(stored.astype(np.float32) / 32767)

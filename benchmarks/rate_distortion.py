@@ -7,8 +7,9 @@
 
 Every row is a file that was written, decoded from its bytes and then measured; the entire file counts. Equal quality
 means equal mean KL(float ‖ decoded) on held-out data, interpolated on birdie's curve at the rival's KL. Over several
-networks, the worst and the median ratio to each rival are printed last. The rows of rivals are cached in runs/rd-cache,
-keyed by everything they depend on. docs/benchmarks.md explains the rows.
+networks, the worst and the median ratio to each rival are printed last, and the ratios of networks of other people on
+which nothing was chosen beside them. The rows of rivals are cached in runs/rd-cache, keyed by everything they depend
+on. docs/benchmarks.md explains the rows.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from benchmarks.rivals import HERE, NotInstalledError
 from benchmarks.subjects import (
     CHOICES,
     HELD_OUT_TOKENS,
+    KEPT_OUT,
     SUBJECTS,
     TEST_IMAGES,
     Amounts,
@@ -49,8 +51,8 @@ from birdie.runtime.provenance import VERSION
 Row = dict[str, Any]
 TARGETS = (0.005, 0.01, 0.02)  # KL at which the record stack is tuned
 RIVALS = ("record", "int6", "int8", "challenge", "nncodec")
-QUALITIES = (0.00004, 0.0004, 0.002, 0.005, 0.01, 0.02, 0.045)  # KL that birdie is asked for, of language models
-BITS = (2.3, 2.7, 3.2, 3.7, 4.3, 4.8, 5.2, 6.0)  # bits per weight that birdie is asked for, of image models
+QUALITIES = (0.00004, 0.0004, 0.002, 0.005, 0.01, 0.02, 0.045)  # KL that birdie is asked for
+BITS = (2.3, 2.7, 3.2, 3.7, 4.3, 4.8, 5.2, 6.0)  # bits per weight that it is asked for, of image models
 TABLE = ("scheme", "bytes", "bpb", "kl", "agreement", "accuracy", "encode_s")  # further keys are in --json
 
 
@@ -59,7 +61,7 @@ def birdie_settings(subject: Subject) -> list[tuple[str, str, dict[str, Any]]]:
 
     The KL on calibration images predicts that on held-out images poorly, so image models are saved at bits per weight.
     """
-    if subject.bits is None:
+    if subject.has_images:
         return [("birdie", f"birdie {bits:g} bits a weight", {"bits": bits}) for bits in BITS]
     return [("birdie", f"birdie quality {quality:g}", {"quality": quality}) for quality in QUALITIES]
 
@@ -80,7 +82,7 @@ def birdie_rows(
         targets: KL; rows count whose own is up to a third below one, or up to four times as much.
     """
     start = time.perf_counter()
-    calibration = subject.calibration if subject.bits is not None else augmented(subject.calibration)
+    calibration = augmented(subject.calibration) if subject.has_images else subject.calibration
     known = CalibrationResult.of(subject.state, (subject.module, calibration, subject.loss))
     calibration_s = time.perf_counter() - start
     log(f"calibrated in {calibration_s:.0f} s")
@@ -250,7 +252,8 @@ def overview(compared: Mapping[str, Sequence[Row]]) -> list[Row]:
     """Return for each rival the worst and the median network by bytes at equal KL.
 
     Args:
-        compared: network → lines of `comparison`; a network counts by the mean of its ratios to a rival.
+        compared: network → lines of `comparison`; a network counts by the mean of its ratios to a rival. Those on which
+            nothing was chosen have columns of their own.
     """
     by_rival: dict[tuple[str, str], dict[str, list[float]]] = {}
     for name, lines in compared.items():
@@ -259,12 +262,13 @@ def overview(compared: Mapping[str, Sequence[Row]]) -> list[Row]:
                 by_rival.setdefault((line["of"], line["rival"]), {}).setdefault(name, []).append(line["ratio"])
     rows: list[Row] = []
     for (ours, rival), networks in by_rival.items():
-        means = {name: statistics.fmean(values) for name, values in networks.items()}
-        name = max(means, key=means.__getitem__)
-        worst, median = round(means[name], 4), round(statistics.median(means.values()), 4)
-        rows.append(
-            {"of": ours, "rival": rival, "networks": len(means), "worst": worst, "network": name, "median": median}
-        )
+        every = {name: round(statistics.fmean(values), 4) for name, values in networks.items()}
+        means = {name: mean for name, mean in every.items() if name not in KEPT_OUT}
+        kept_out = {name: every.get(name) for name in KEPT_OUT}
+        worst = max(means, key=means.__getitem__, default="")
+        median = round(statistics.median(means.values()), 4) if means else None
+        line = {"of": ours, "rival": rival, "networks": len(means), "worst": means.get(worst), "network": worst}
+        rows.append({**line, "median": median, **kept_out})
     return rows
 
 
@@ -286,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print the tables."""
     parser = command_parser(__doc__)
     parser.add_argument(
-        "--subjects", type=comma_separated(one_of(CHOICES, "network")), default=list(SUBJECTS), help="networks"
+        "--subjects", type=comma_separated(one_of(CHOICES, "network")), default=[*SUBJECTS, *KEPT_OUT], help="networks"
     )
     parser.add_argument("--rivals", type=rival_keys, default=list(RIVALS), help=f"of {','.join(RIVALS)}; or none")
     parser.add_argument(

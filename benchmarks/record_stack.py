@@ -20,6 +20,7 @@ result is measured on, which favors the record stack. The search is deterministi
 import json
 import math
 import re
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.processes import run_command
-from benchmarks.rivals import COMPRESSORS, LRZIP, ORDERS, Order, join, separate
+from benchmarks.rivals import COMPRESSORS, LRZIP, ORDERS, NotInstalledError, Order, join, separate
 from benchmarks.subjects import Batch, Quality, Subject
 
 DAMPING, BLOCK = 0.01, 128
@@ -79,7 +80,8 @@ def quantized_names(state: Mapping[str, Tensor]) -> list[str]:
 def hessians(module: nn.Module, batches: Iterable[Batch], names: Sequence[str]) -> dict[str, Tensor]:
     """Return Σ x xᵀ (columns, columns) float64 of the inputs of each named weight, over all batches.
 
-    The inputs of a tied embedding are those of the output head, which multiplies with it.
+    The inputs of a tied embedding are those of the output head, which multiplies with it. The columns of one that is
+    only looked up do not correlate: it is rounded.
     """
     layers = {f"{owner}.weight": layer for owner, layer in module.named_modules() if f"{owner}.weight" in names}
     sums: dict[str, Tensor] = {}
@@ -122,7 +124,8 @@ def hessians(module: nn.Module, batches: Iterable[Batch], names: Sequence[str]) 
     finally:
         for handle in handles:
             handle.remove()
-    return sums
+    looked_up = {name: layers[name].weight.shape[1] for name in tied if name not in sums}
+    return sums | {name: torch.eye(columns, dtype=torch.float64) for name, columns in looked_up.items()}
 
 
 def factor(hessian: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -275,7 +278,13 @@ def lrunzip(stream: bytes) -> bytes:
 
 
 def version() -> str:
-    """Return the version of lrzip."""
+    """Return the version of lrzip.
+
+    Raises:
+        NotInstalledError: it is not installed.
+    """
+    if shutil.which(LRZIP.name) is None:
+        raise NotInstalledError(f"not installed: apt install {LRZIP.name}")
     process = subprocess.run([LRZIP.name, "-V"], capture_output=True, text=True, timeout=60, check=False)
     return f"lrzip {(process.stdout + process.stderr).split()[-1]}"
 

@@ -4,12 +4,15 @@
 
 The language models are scored on the first tokens of FineWeb's validation split and calibrated on training tokens. The
 ResNets are scored on the (lossy) JPEG test images and calibrated on the 2,000 lossless training images. Decoded tensors
-are loaded strictly. The logits of the float model are computed once and cached. `tiny` is a GPT with random weights
-and random text that needs no data: with it a benchmark shows in seconds that it works.
+are loaded strictly. The logits of the float model are computed once and cached. Nothing in birdie was chosen on the
+networks of `KEPT_OUT`, which come with packages: a pitch detector on half of the clips, calibrated on the others, and
+a pronouncer of words of the books, calibrated on other words. Their targets are the float model's own choices. `tiny`
+is a GPT with random weights and random text that needs no data: with it a benchmark shows in seconds that it works.
 """
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +25,8 @@ from torch import Tensor, nn
 
 from benchmarks.bench_model import Sources, bench_model
 from benchmarks.command import shared_data
-from benchmarks.networks import images, load_resnet, normalized
+from benchmarks.networks import images, load_resnet, load_speech, normalized
+from benchmarks.packages import Crepe, Pronouncer, frames, letters_of, load_crepe, load_pronouncer
 from birdie.artifact.checkpoints import read_state_dict
 from birdie.data.byte_accounting import ByteTable
 from birdie.data.shards import read_shard
@@ -36,7 +40,9 @@ SEQ_LEN = 512  # what the benchmark model was trained with
 WINDOWS, IMAGES = 16, 250  # per batch
 HELD_OUT_TOKENS, CALIBRATION_TOKENS, TEST_IMAGES = 65_536, 131_072, 10_000
 SUBJECTS = ("bench", "bench4", "g128", "samtruss", "resnet20", "resnet32")
-CHOICES = (*SUBJECTS, "tiny")
+KEPT_OUT = ("crepe", "pronouncer")
+CHOICES = (*SUBJECTS, *KEPT_OUT, "tiny")
+FRAMES, LETTERS, PHONEMES, WORDS = 64, 8, 6, 4096  # frames of a batch; of words, whose end is no letter; held-out words
 Batch = tuple[Tensor, Tensor]
 
 
@@ -84,6 +90,11 @@ class Subject:
     build: Callable[[], nn.Module]
     bits: Callable[[list[Tensor]], float] | None = None
     logits: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def has_images(self) -> bool:
+        """Return whether inputs are images, of which variants can be made."""
+        return self.held_out[0][0].ndim == 4
 
     def on(self, device: torch.device) -> "Subject":
         """Return the same model and data on a device, without cached logits."""
@@ -168,6 +179,10 @@ def load_subject(name: str, runs: Path, amounts: Amounts) -> Subject:
             weights = golf / "nolanvild_128d_fp32.pt"
         case "samtruss":
             weights = golf / "samtruss_7L384_valbpb1.99.int8.ptz"
+        case "crepe":
+            return crepe_subject(load_speech(data))
+        case "pronouncer":
+            return pronouncer_subject(Sources.under(data).books)
         case _:
             (weights,) = (data / "weights" / "resnet_cifar10").glob(f"{name}-*.th")
             return resnet_subject(name, weights, runs, amounts)
@@ -225,6 +240,34 @@ def resnet_subject(name: str, weights: Path, runs: Path, amounts: Amounts) -> Su
     blocks = module.blocks
     key = digest(state, test.numpy(), pixels["train"].numpy())
     return Subject(name, module, state, batches, calibration, key, lambda: type(module)(blocks))
+
+
+def crepe_subject(clips: Tensor) -> Subject:
+    """Return the pitch detector; every second clip is held out."""
+    module = load_crepe()
+
+    @torch.no_grad()
+    def batches(some: Tensor) -> list[Batch]:
+        return [(inputs, module(inputs).argmax(-1)) for inputs in torch.split(frames(some), FRAMES)]
+
+    state = {name: weight.detach().clone() for name, weight in module.state_dict().items()}
+    key = digest(state, clips.numpy())
+    return Subject("crepe", module, state, batches(clips[1::2]), batches(clips[::2]), key, Crepe)
+
+
+def pronouncer_subject(books: Sequence[Path]) -> Subject:
+    """Return the pronouncer, on words of one length: the first half of a random order is held out."""
+    module = load_pronouncer(LETTERS + 1)
+    text = " ".join(path.read_text(errors="replace").lower() for path in books)
+    words = sorted(set(re.findall(rf"\b[a-z]{{{LETTERS}}}\b", text)))
+    order = torch.randperm(len(words), generator=torch.Generator().manual_seed(0)).tolist()
+    letters = letters_of([words[index] for index in order[: 2 * WORDS]])
+    with torch.no_grad():
+        pairs = [module.spoken(some, PHONEMES) for some in torch.split(letters, IMAGES)]
+    half = len(pairs) // 2
+    state = {name: weight.detach().clone() for name, weight in module.state_dict().items()}
+    key = digest(state, letters.numpy())
+    return Subject("pronouncer", module, state, pairs[:half], pairs[half:], key, lambda: Pronouncer(LETTERS + 1))
 
 
 def windows(tokens: NDArray[np.integer]) -> list[Batch]:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import rate_distortion, rivals, without_data
 from benchmarks.curves import bytes_at, frontier, quality_chart, ratios, speed_chart
-from benchmarks.subjects import Quality, Subject, tiny_subject
+from benchmarks.subjects import KEPT_OUT, Quality, Subject, tiny_subject
 
 
 def row(curve: str, size: int | None, kl: float) -> dict[str, Any]:
@@ -64,9 +64,20 @@ def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points()
         for name, values in networks.items()
     }
     compared["b"].append({"of": "birdie", "rival": "r", "equal": "disagreement", "ratio": 0.1})
-    assert rate_distortion.overview(compared) == [
-        {"of": "birdie", "rival": "r", "networks": 3, "worst": 0.75, "network": "b", "median": 0.7}
-    ]
+    line = {"of": "birdie", "rival": "r", "networks": 3, "worst": 0.75, "network": "b", "median": 0.7}
+    assert rate_distortion.overview(compared) == [{**line, **dict.fromkeys(KEPT_OUT)}]
+
+
+def test_networks_on_which_nothing_was_chosen_stand_apart() -> None:
+    compared = {
+        name: [{"of": "birdie", "rival": "r", "equal": "kl", "ratio": ratio}]
+        for name, ratio in (("bench", 0.5), (KEPT_OUT[0], 0.9))
+    }
+    (line,) = rate_distortion.overview(compared)
+    assert (line["networks"], line["worst"], line["median"]) == (1, 0.5, 0.5)
+    assert [line[name] for name in KEPT_OUT] == [0.9, None]
+    (alone,) = rate_distortion.overview({KEPT_OUT[0]: compared[KEPT_OUT[0]]})
+    assert (alone["networks"], alone["median"], alone[KEPT_OUT[0]]) == (0, None, 0.9)
 
 
 def test_tuned_files_are_a_curve_of_their_own() -> None:

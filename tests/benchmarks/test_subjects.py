@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import bench_model, subjects
+from benchmarks import bench_model, packages, subjects
 from benchmarks.networks import Block, ResNet, load_resnet, load_silero, normalized
 from benchmarks.rivals import NotInstalledError
 from benchmarks.subjects import Subject, tiny_subject
@@ -113,6 +113,42 @@ def test_the_detector_runs_its_cell_as_torch_does(shared_data: Path) -> None:
         probabilities = module(clips[:2, :32_768])
     assert probabilities.shape == (2, 64)
     assert 0.2 < float((probabilities > 0.5).float().mean()) < 0.99
+
+
+def test_the_recurrent_unit_is_torchs() -> None:
+    ours, torchs = packages.Recurrent(), nn.GRUCell(packages.WIDTH, packages.WIDTH)
+    layers = {"ih": ours.ih, "hh": ours.hh}
+    weights = {f"weight_{gate}": layer.weight for gate, layer in layers.items()}
+    torchs.load_state_dict(weights | {f"bias_{gate}": layer.bias for gate, layer in layers.items()})
+    inputs, hidden = torch.randn(2, 5, packages.WIDTH)
+    assert torch.allclose(ours(inputs, hidden), torchs(inputs, hidden), atol=1e-6)
+
+
+def test_a_pronouncer_predicts_the_phonemes_that_it_speaks() -> None:
+    torch.manual_seed(0)
+    module = packages.Pronouncer(5).eval()
+    with torch.no_grad():
+        ids, targets = module.spoken(packages.letters_of(["word", "zebu"]), 4)
+        assert torch.equal(module(ids).argmax(-1), targets)
+    assert ids[:, 4].tolist() == [packages.END_OF_WORD] * 2
+    assert ids[:, 5].tolist() == [packages.START] * 2
+
+
+def test_frames_of_sound_have_one_pitch_each_whatever_their_loudness() -> None:
+    torch.manual_seed(0)
+    module, clips = packages.Crepe().eval(), torch.randn(2, 2048)
+    with torch.no_grad():
+        quiet, loud = (module(packages.frames(volume * clips + volume)) for volume in (0.01, 5.0))
+    assert quiet.shape == (2 * ((2048 - packages.FRAME) // packages.HOP + 1), packages.PITCHES)
+    assert torch.allclose(quiet, loud, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", subjects.KEPT_OUT)
+def test_a_package_that_is_missing_is_named(name: str, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setenv("BIRDIE_DATA", str(shared_data))
+    with pytest.raises(NotInstalledError, match="pip install --no-deps"):
+        subjects.load_subject(name, Path(), subjects.Amounts())
 
 
 def test_the_digest_of_the_shared_model_depends_on_settings_and_contents_and_not_on_paths(tmp_path: Path) -> None:
