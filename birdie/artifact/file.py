@@ -44,6 +44,7 @@ MIN_OPERATIONS = 1 << 31
 OPERATIONS_PER_DECODED = 2
 OPERATIONS_PER_BYTE = 1 << 16
 OPERATIONS_PER_TENSOR = 150_000
+PEAK_PER_BASE_BYTE = 4
 OPERATIONS_PER_BASE_BYTE = 1200
 _GROUPS = 8  # groups of tiny tensors of a file that stay decoded, when tensors are read one by one
 
@@ -178,6 +179,7 @@ class File(Reader):
         self._require(total + copies, "bytes", limit, "max_bytes (--max-size)")
         costs = [self._cost(entry) for entry in entries]
         room = int(PEAK_PER_DECODED * max(total, max_bytes or 0)) + PEAK_ROOM + PEAK_PER_BYTE * payload
+        room += 0 if self._base is None else PEAK_PER_BASE_BYTE * self._base.bytes
         self._require(sum(cost.bytes for cost in costs), "bytes of memory", room, "max_bytes (--max-size)")
         self._require(OPERATIONS_PER_TENSOR * len(costs) + sum(cost.operations for cost in costs), *operations)
 

@@ -71,8 +71,6 @@ class SaveRequest:
         if self.lossless and (self.scheme is not None or known is not None):
             excluded = "scheme" if self.scheme is not None else "calibration"
             raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")
-        if self.base is not None and not self.lossless:
-            raise ConfigError("base is for lossless files: give lossless=True (--lossless) as well, or drop the base")
         tune: Any = self.tune
         if isinstance(tune, bool) or not isinstance(tune, Real) or not 0 <= float(tune) < math.inf:
             raise ConfigError(f"tune={tune!r} is not a number of seconds")

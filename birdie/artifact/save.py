@@ -194,7 +194,9 @@ def write_model(
         releasing((calibration.files or ()) if isinstance(calibration, CalibrationResult) else ()),
         nullcontext() if base is None else base.mapped(),
     ):
-        state, known = calibrated_state(state, calibration)
+        if base is not None and isinstance(calibration, CalibrationResult):
+            calibration = calibration.unsorted(state)
+        state, known = calibrated_state(state, calibration, symmetries=base is None)
         if known is not None:
             assignment = replace(assignment, tensors=state.tensors)
         in_memory = known is not None and known.factors is None

@@ -223,8 +223,6 @@ def command(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme, --calibrate or --tune; "
             "remove one or the other"
         )
-    if base is not None and not lossless:
-        raise ConfigError("--base is for lossless files; add --lossless")
     if target.quality is not None:
         calibration.require_data("--quality")
     import torch

@@ -204,8 +204,6 @@ def test_a_wrong_or_missing_base_is_one_sentence(tmp_path: Path) -> None:
         birdie.load(file, base=tmp_path / "absent")
     with pytest.raises(ConfigError, match="stored as differences itself"):
         birdie.load(file, base=file)
-    with pytest.raises(ConfigError, match="base is for lossless files"):
-        birdie.save(base, tmp_path / "y.birdie", base=base)
     with pytest.raises(ConfigError, match="no tensor of the base"):
         birdie.save(base, tmp_path / "y.birdie", lossless=True, base={"other": torch.zeros(9)})
     with pytest.raises(ConfigError, match="base is a int"):
@@ -242,3 +240,133 @@ def test_the_digest_is_pinned() -> None:
     weight = torch.tensor([1.0, -0.0], dtype=torch.float32)
     assert struct.pack("<q", digest(weight)).hex() == "78662451553b54df"
     assert digest(weight) != digest(weight.view(torch.int32))
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(24, 96), nn.ReLU(), nn.BatchNorm1d(96), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 8)
+    )
+
+
+def fine_tuned(model: nn.Module, batches: list[tuple[Tensor, Tensor]], steps: int = 40) -> nn.Module:
+    """Return the module, trained to tell the labels of batches."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for step in range(steps):
+        optimizer.zero_grad()
+        nats(model, batches[step % len(batches)]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def nats(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[State, nn.Module, list[tuple[Tensor, Tensor]]]:
+    """A base, its fine-tune, and batches."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(64, 24, generator=generator) for _ in range(12)]
+    batches = [(x, (x[:, :8] + x[:, 8:16]).argmax(1)) for x in inputs]
+    model = fine_tuned(network(), batches, 100)
+    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    moved = [(x, (x[:, :8] - x[:, 16:]).argmax(1)) for x in inputs]
+    return base, fine_tuned(model.train(), moved, 8), moved
+
+
+Pair = tuple[State, nn.Module, list[tuple[Tensor, Tensor]]]
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+@pytest.mark.parametrize("target", [{"budget": 3500}, {"bits": 6.0}, {"scheme": "int4"}, {}], ids=str)
+def test_a_difference_is_nearer_than_the_tensor_alone_at_the_same_size(
+    target: dict[str, Any], with_data: bool, pair: Pair, tmp_path: Path
+) -> None:
+    base, model, batches = pair
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    known = birdie.calibrate(model, batches, nats) if with_data else None
+    alone = birdie.save(model, tmp_path / "alone", calibration=known, **target)
+    near = birdie.save(model, tmp_path / "near", base=base, calibration=known, **target)
+    assert near.base is not None
+    assert alone.base is None
+    if near.budget is not None:
+        assert near.bytes <= near.budget
+    back, plain = birdie.load(tmp_path / "near", base=base), birdie.load(tmp_path / "alone")
+    assert list(back) == list(plain)
+    errors = [
+        sum(float((some[name] - state[name]).square().sum()) for name in state if "weight" in name)
+        for some in (back, plain)
+    ]
+    assert errors[0] < errors[1] or with_data
+    with torch.no_grad():
+        wrong = []
+        for some in (back, plain):
+            other = network().eval()
+            other.load_state_dict(some)
+            wrong.append(float(sum((other(x) - model(x)).square().mean() for x, _ in batches)))
+    assert wrong[0] < wrong[1]
+    with pytest.raises(ArtifactError, match="base"):
+        birdie.load(tmp_path / "near")
+
+
+def test_a_quality_is_met_with_fewer_bytes(pair: Pair, tmp_path: Path) -> None:
+    base, model, batches = pair
+    known = birdie.calibrate(model, batches, nats)
+    alone = birdie.save(model, tmp_path / "alone", calibration=known, quality=0.01)
+    near = birdie.save(model, tmp_path / "near", base=base, calibration=known, quality=0.01, tune=0.5)
+    assert near.error is not None
+    assert near.error <= 0.01
+    assert near.bytes < 0.8 * alone.bytes
+
+
+def test_what_did_not_change_takes_no_bytes_in_a_lossy_file_either(tmp_path: Path) -> None:
+    base = {f"layers.{index}.weight": torch.randn(64, 64) for index in range(6)} | {"norm": torch.rand(64) + 1}
+    state = {**base, "layers.0.weight": base["layers.0.weight"] + 0.01 * torch.randn(64, 64)}
+    summary = birdie.save(state, tmp_path / "x", base=base, bits=0.3)
+    same = {tensor.name for tensor in summary.tensors if not tensor.bytes}
+    assert same == state.keys() - {"layers.0.weight"}
+    back = birdie.load(tmp_path / "x", base=base)
+    assert all(torch.equal(back[name], base[name]) for name in same)
+
+
+def test_a_tensor_that_is_far_from_its_base_is_stored_alone(tmp_path: Path) -> None:
+    base = {"a": torch.randn(64, 64), "b": torch.randn(64, 64), "c": torch.full((64, 64), torch.nan)}
+    state = {"a": base["a"] + 0.01 * torch.randn(64, 64), "b": torch.randn(64, 64), "c": torch.randn(64, 64)}
+    summary = birdie.save(state, tmp_path / "x", base=base, bits=4.0)
+    assert [tensor.scheme for tensor in summary.tensors] == ["difference", "trellis", "trellis"]
+    plain = birdie.load(tmp_path / "x", base=base)
+    assert float((plain["a"] - state["a"]).std()) < 0.0101
+
+
+@pytest.mark.parametrize("shape", [(16, 8, 3, 3), (6, 64, 64), (200, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_kernels_stacks_and_other_dtypes(shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
+    base = {"w": torch.randn(shape).to(dtype)}
+    state = {"w": (base["w"].double() + 0.05 * torch.randn(shape)).to(dtype)}
+    for target in ({"bits": 3.0}, {"scheme": "trellis:sigma=0.3"}):
+        birdie.save(state, tmp_path / "x", base=base, **target)
+        back = birdie.load(tmp_path / "x", base=base)["w"]
+        assert back.dtype == dtype
+        assert back.shape == shape
+        assert float((back.double() - state["w"].double()).std()) < 0.03
+
+
+def test_the_command_stores_a_near_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = {f"layers.{index}.weight": torch.randn(96, 96) for index in range(4)}
+    state = {name: tensor + 0.02 * torch.randn(96, 4) @ torch.randn(4, 96) for name, tensor in base.items()}
+    old, new, file, back = (
+        tmp_path / name for name in ("old.safetensors", "new.safetensors", "x.birdie", "y.safetensors")
+    )
+    save_file(base, old)
+    save_file(state, new)
+    run("compress", str(new), "--base", str(old), "-o", str(file), "--bits", "0.8", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert report["base"] == "old.safetensors"
+    assert report["bytes"] <= 0.1 * 4 * 96 * 96
+    run("decompress", str(file), "--base", str(old), "-o", str(back))
+    error = [
+        float((load_file(back)[name] - state[name]).square().mean() / (state[name] - base[name]).square().mean())
+        for name in base
+    ]
+    assert max(error) < 0.1

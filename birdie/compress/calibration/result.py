@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from birdie.compress.calibration.criterion import batch_loss
@@ -22,7 +23,7 @@ from birdie.compress.calibration.held_out import HeldOut, Measure
 from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
 from birdie.compress.calibration.shrinkage import shrink, with_row_floor
-from birdie.compress.calibration.symmetry import permute_sensitivity, sort_units, symmetries_of
+from birdie.compress.calibration.symmetry import Orders, permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.coding import Quantized, decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
@@ -48,6 +49,7 @@ class CalibrationResult:
         unreached: names of matrices that the loss does not depend on, as far as calibration sees; they take the prior.
         files: of a calibration one block at a time: those of sorted tensors, whose pages can be released; its tensors
             are decoded one by one, and nothing is tuned.
+        orders: name → axis → the order of its units in which the axis is sorted.
     """
 
     state: dict[str, Tensor]
@@ -58,6 +60,7 @@ class CalibrationResult:
     synthetic: bool = False
     unreached: Sequence[str] = ()
     files: Sequence[Path] | None = None
+    orders: Orders = field(default_factory=dict)
     # of encodings that are still in memory: the one that is written has been compared with others before
     _measured: list[tuple[weakref.ref[EncodedState], float]] = field(default_factory=list, init=False, repr=False)
 
@@ -100,7 +103,20 @@ class CalibrationResult:
             return cls(dict(state), sensitivities, held_out, used, unreached=missing)
         sorted_state, orders = sort_units(state, groups, sensitivities)
         sensitivities = {name: permute_sensitivity(name, item, orders) for name, item in sensitivities.items()}
-        return cls(sorted_state, sensitivities, held_out, used, unreached=missing)
+        return cls(sorted_state, sensitivities, held_out, used, unreached=missing, orders=orders)
+
+    def unsorted(self, state: ModelState) -> "CalibrationResult":
+        """Return the same for the units in the order that they have in the model.
+
+        Raises:
+            ConfigError: the calibration is one of blocks.
+        """
+        if self.files is not None:
+            raise ConfigError("a difference to a base needs a calibration of the complete model; drop blockwise")
+        back = {name: {axis: np.argsort(order) for axis, order in axes.items()} for name, axes in self.orders.items()}
+        sensitivities = {name: permute_sensitivity(name, item, back) for name, item in self.sensitivities.items()}
+        tensors = {name: state.by_name.get(name, tensor) for name, tensor in self.state.items()}
+        return replace(self, state=tensors, sensitivities=sensitivities, factors=None, orders={})
 
     def ordered(self, state: ModelState) -> ModelState:
         """Return the same model with its units in the calibrated order.

@@ -20,18 +20,21 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.coding import Quantized, estimate
 from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, with_rows
+from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, row_blocks, with_rows
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis, is_pruned
@@ -44,6 +47,7 @@ from birdie.runtime.mapped import release
 from birdie.runtime.threads import Room
 
 if TYPE_CHECKING:
+    from birdie.compress.near import Components
     from birdie.compress.spectral.transforms import Transform
 
 # The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
@@ -56,6 +60,8 @@ RESERVE_SHARE = 6  # long vectors stay in 16 bits if they take at most this frac
 IN_FLIGHT = 1 << 25  # weights that are encoded at a time; each takes about a dozen bytes
 LONG_KERNEL = 32  # taps from which transforms are tried
 _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
+
+_FAR_SMALLER = 8  # times that the largest number of a difference must be smaller than the typical one of a small tensor
 
 Role = Literal["rule", "small", "reserve", "searched"]
 _NO_ROWS = np.zeros((0, 0), np.float32)
@@ -77,7 +83,8 @@ class Job:
         trellis: that a searched tensor takes.
         down_columns: whether paths of a trellis run down the columns only without calibration, which decodes faster.
         level: log2 of the deviation and of the root of the sensitivity; unit: the mean of all levels.
-        base: of a lossless tensor: elements → these of the tensor to which the difference is stored.
+        base: elements → these of the tensor to which the difference is stored.
+        components: of that difference, if it may be stored as a product.
     """
 
     name: str
@@ -93,6 +100,12 @@ class Job:
     level: float = 0.0
     unit: float = 0.0
     base: Callable[[slice], Tensor] | None = None
+    components: "Callable[[], Components] | None" = None
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether the difference to a base is encoded in place of the weight, not to the last bit."""
+        return self.base is not None and not isinstance(self.scheme, Lossless)
 
     @property
     def sensitivity(self) -> Sensitivity | None:
@@ -119,6 +132,16 @@ class Job:
         """Return some rows of the weight."""
         return self.weight[rows] if self.weight.ndim else self.weight
 
+    def values(self, rows: slice = slice(None)) -> Tensor:
+        """Return the numbers of some rows that are encoded: of the weight, or the difference to its base."""
+        some = self.rows(rows)
+        if not self.is_near:
+            return some
+        base = self._base_of(rows)
+        difference = some.detach().float() - base.float()
+        release(base)
+        return difference
+
     def encode(self, rows: slice, exponent: float, *, draft: bool = False) -> Encoded:
         """Encode some rows.
 
@@ -127,9 +150,25 @@ class Job:
             exponent: log2 of the typical scale in standard deviations; counts for a searched tensor.
             draft: for the size alone, in a fraction of the time: plain rounding in place of trellises.
         """
-        weight = self.rows(rows)
-        if self.base is not None:
-            return self._difference(weight, self._base_of(rows))
+        if self.base is None:
+            return self._alone(self.rows(rows), rows, exponent, draft=draft)
+        weight, base = self.rows(rows), self._base_of(rows)
+        difference = self.values(rows)
+        if not self.is_near or not bool(difference.any()):
+            return self._difference(weight, base)
+        from birdie.compress.difference import near
+        from birdie.compress.near import cheaper
+
+        direct = self._alone(difference, rows, exponent, draft=draft and self.components is None)
+        if self.components is None:
+            return near(weight, base, direct)
+        return cheaper(
+            *(self.name, weight, base, direct, self.components()),
+            *(self._trellis, 2.0 ** (exponent + self.unit)),
+        )
+
+    def _alone(self, weight: Tensor, rows: slice, exponent: float, *, draft: bool) -> Encoded:
+        """Encode numbers without regard to a base."""
         sigma = min(2.0 ** (exponent + self.unit - self.level), WIDEST)
         if self.scheme is not None:
             scheme = self.scheme.at_scale(sigma) if self.role == "searched" else self.scheme
@@ -142,11 +181,10 @@ class Job:
             from birdie.compress.schemes.spectral import Spectral
 
             return Spectral(self.transform, sigma, "none" if draft else "auto").encode(self.name, weight)
-        trellis, exponent = self.trellis, exponent + self.unit
-        if self.name not in self.sensitivities:
-            trellis = replace(trellis, along=not self.down_columns)
+        exponent += self.unit
+        if self.name not in self.sensitivities and self.base is None:
             exponent = min(exponent, self.level + math.log2(WIDEST))
-        return trellis.encode_with(self.name, weight, self._fed.of_rows(rows), 2.0**exponent, draft=draft)
+        return self._trellis.encode_with(self.name, weight, self._fed.of_rows(rows), 2.0**exponent, draft=draft)
 
     def key(self, rows: slice, exponent: float) -> str:
         """Return a digest of the rows and of all settings that their encoding depends on."""
@@ -162,7 +200,7 @@ class Job:
     def normalized(self, share: float) -> NDArray[np.float32]:
         """Return a share of the rows, divided by their scales at exponent 0, flat."""
         weight, factors, step = self.weight, self._fed, max(1, round(1 / share))
-        some = every_nth_row(weight.detach(), 0, step) if weight.ndim > 1 else weight
+        some = self._every_nth_row(0, step) if weight.ndim > 1 else self.values()
         row_weight = factors.row_weight[:: step if weight.ndim > 1 else 1]
         unit = np.outer(row_weight**0.5, factors.column_weight**0.5) * 2.0**-self.unit
         return np.asarray(finite_rows(self.name, some) * unit, dtype=np.float32).reshape(-1)
@@ -174,10 +212,10 @@ class Job:
             step = 1
         first, factors = min(step // 2, len(weight) - 1), self._fed
         row_weight = factors.row_weight if step == 1 else factors.row_weight[first::step]
-        some = every_nth_row(weight, first, step) if step > 1 else weight
+        some = self._every_nth_row(first, step) if step > 1 else self.values()
         factors = replace(factors, rows=_NO_ROWS, row_weight=row_weight)
         # paths down columns that are cut short would look costly
-        return replace(self, tensor=some, weight=some, factors=factors, down_columns=False)
+        return replace(self, tensor=some, weight=some, factors=factors, down_columns=False, base=None, components=None)
 
     def lossless(self) -> "Job":
         """Return the job that keeps every bit."""
@@ -186,8 +224,9 @@ class Job:
 
     def with_tensor(self, tensor: Tensor) -> "Job":
         """Return the job of other values; exponents mean the same."""
-        scheme = small_scheme(tensor) if self.role == "reserve" else self.scheme
-        return replace(self, tensor=tensor, scheme=scheme, weight=as_encoded(tensor, scheme, self.sensitivity))
+        scheme = small_scheme(tensor) if self.role == "reserve" and self.base is None else self.scheme
+        job = replace(self, tensor=tensor, scheme=scheme, weight=as_encoded(tensor, scheme, self.sensitivity))
+        return job if self.components is None else replace(job, components=_components(job))
 
     def _difference(self, weight: Tensor, base: Tensor) -> Encoded:
         """Return the difference to a base, or the tensor by itself where that takes fewer bytes."""
@@ -205,6 +244,18 @@ class Job:
         some, width = self.rows(rows), self.weight[:1].numel() if self.weight.ndim else 1
         start = (rows.start or 0) * width
         return self.base(slice(start, start + some.numel())).reshape(some.shape)
+
+    def _every_nth_row(self, first: int, n: int) -> Tensor:
+        """Return a copy of the values of rows `first`, `first` + n, …"""
+        if not self.is_near:
+            return every_nth_row(self.weight.detach(), first, n)
+        blocks = row_blocks(self.weight)
+        return torch.cat([self.values(rows)[(first - (rows.start or 0)) % n :: n] for rows in blocks])
+
+    @property
+    def _trellis(self) -> Trellis:
+        """Trellis of this tensor."""
+        return self.trellis if self.name in self.sensitivities else replace(self.trellis, along=not self.down_columns)
 
     @property
     def _fed(self) -> Feedback:
@@ -319,26 +370,67 @@ def jobs_of(
             role, scheme = "reserve", small_scheme(tensor)
         weight = as_encoded(tensor, scheme, known.get(name))
         job = Job(name, tensor, role, scheme, weight, known, trellis=trellis, down_columns=down_columns)
-        jobs[name] = replace(job, base=assignment.bases.get(name))
+        jobs[name] = _with_base(job, assignment.bases.get(name))
     matrices = {name: jobs[name].weight for name in assignment.free}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         fed = _factors_of(assignment, matrices, known, factors, trellis.output, pool, world or World())
         transforms = dict(zip(matrices, pool.map(lambda name: _transform(jobs[name]), matrices), strict=True))
     levels = {}
-    for name, weight in matrices.items():
-        spread = deviation(name, weight) or 1.0
+    for name in matrices:
+        spread = deviation(name, jobs[name].values()) or (0.0 if jobs[name].is_near else 1.0)
+        if not spread:  # did not change
+            continue
         typical = float(np.log2(fed[name].row_weight).mean() + np.log2(fed[name].column_weight).mean()) / 2
         levels[name] = math.log2(spread) + typical
     # The unit makes the exponent mean log2 of the typical scale in standard deviations: it is the mean, over weights,
     # of log2 (deviation · root of the Fisher information that remains after feedback).
     total = sum(level * matrices[name].numel() for name, level in levels.items())
-    unit = total / max(sum(weight.numel() for weight in matrices.values()), 1)
-    for name, level in levels.items():
-        jobs[name] = replace(jobs[name], factors=fed[name], transform=transforms[name], level=level, unit=unit)
+    unit = total / max(sum(matrices[name].numel() for name in levels), 1)
+    for name in matrices:
+        level = levels.get(name, unit)
+        job = replace(jobs[name], factors=fed[name], transform=transforms[name], level=level, unit=unit)
+        jobs[name] = replace(job, components=_components(job))
     coarsest = COARSEST
     if levels:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
-        coarsest = max(levels.values()) - unit + (_BEYOND if known else math.log2(WIDEST))
-    return Jobs(assignment, jobs, max(coarsest, COARSEST) if known else coarsest)
+        zeros_help = known or any(jobs[name].is_near for name in matrices)
+        coarsest = max(levels.values()) - unit + (_BEYOND if zeros_help else math.log2(WIDEST))
+        coarsest = max(coarsest, COARSEST) if zeros_help else coarsest
+    return Jobs(assignment, jobs, coarsest)
+
+
+def _with_base(job: Job, base: Callable[[slice], Tensor] | None) -> Job:
+    """Return the job with a base, if the difference is smaller than the tensor.
+
+    What 16 bits would hold takes eight bits of a difference that is far smaller.
+    """
+    job = replace(job, base=base)
+    if base is None or not job.is_near:
+        return job
+    from birdie.compress.difference import INNER
+
+    scheme = None if job.scheme is None else job.scheme.decoder.name
+    if not job.tensor.is_floating_point() or scheme not in (None, *INNER):
+        return replace(job, base=None)
+    difference = job.values().reshape(-1)
+    largest, size = float(difference.abs().max()), float(job.weight.detach().float().square().mean().sqrt())
+    if isinstance(job.scheme, Cast):
+        return replace(job, scheme=Grid(bits=8)) if largest * _FAR_SMALLER <= size else replace(job, base=None)
+    return job if float(difference.square().mean().sqrt()) < size else replace(job, base=None)
+
+
+def _components(job: Job) -> "Callable[[], Components] | None":
+    """Return the components of a difference that is encoded in one block."""
+    if not job.is_near or job.scheme is not None or job.weight.ndim < 2 or job.blocks != [slice(None)]:
+        return None
+
+    from birdie.compress.near import Components, Weights
+
+    @cache
+    def compute() -> Components:
+        weights = Weights.of(job.sensitivity, job.factors.row_weight)  # type: ignore[union-attr]
+        return Components.of(finite_rows(job.name, job.values()), weights)
+
+    return compute
 
 
 def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
@@ -384,7 +476,7 @@ def digest(*parts: str | Tensor | NDArray[np.float64]) -> str:
 def _transform(job: Job) -> "Transform | None":
     """Return the transform of a long kernel without calibration, if it saves far more than a trellis does."""
     weight = job.weight
-    if weight.ndim < 3 or job.name in job.sensitivities or prod(weight.shape[2:]) < LONG_KERNEL:
+    if job.is_near or weight.ndim < 3 or job.name in job.sensitivities or prod(weight.shape[2:]) < LONG_KERNEL:
         return None
     if is_pruned(finite_rows(job.name, weight)):  # a transform keeps no zeros
         return None

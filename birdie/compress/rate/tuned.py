@@ -198,7 +198,7 @@ class _ByParts:
     def _now(self, job: Job) -> Job:
         """Return the job of the trained tensor: by its rule, or as small tensors are stored."""
         tensor = self.tuner.value(job.name).reshape(job.tensor.shape).to(job.tensor.dtype)
-        if job.name not in self._small or job.role == "rule":
+        if job.name not in self._small or job.role == "rule" or job.base is not None:
             return job.with_tensor(tensor)
         tensor = without_subnormals(tensor, job.tensor)
         return replace(job.with_tensor(tensor), scheme=small_scheme(tensor))

@@ -1,0 +1,200 @@
+"""Difference to a base that is stored by a quantizer: as it is, or as the product of two thin matrices.
+
+    tensor − base ──► encoded as a weight is ───────────────────────────┐
+                 └──► singular values ──► left, right: each encoded ────┴──► the one that costs less
+
+Training moves a layer by sums of few products (gradient ⊗ input), so a difference that is weighted by the sensitivity
+of the loss has few large singular values. With D the squared error at which a bit is worth its price (λ = D ln 2 nats),
+a component of weighted size s costs (rows + columns) · b bits and leaves the loss s² 2^(−2b), one half of it from each
+factor; the best b is ½ log2(2 s² / (D (rows + columns))). Components are kept while they save more than they cost, as
+in reverse water-filling (Cover & Thomas, section 10.3.3). Each factor is a matrix like others: an error of the right
+one costs what the inputs say, times the size of the component, so a trellis codes both at the same λ, errors fed back.
+
+Which of the two forms costs less is measured on what they decode to. Differences as low ranks: LoRA (Hu et al. 2021,
+arXiv 2106.09685), Delta-CoMe (Ping et al. 2024, arXiv 2406.08903); as signs: BitDelta (Liu et al. 2024, arXiv
+2402.10193).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.compress.coding import estimate
+from birdie.compress.difference import decode, near
+from birdie.compress.scheme import BlockDiagonal, Encoded, Sensitivity
+from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.tensors import rows_columns
+from birdie.compress.trellis.feedback import feedback
+
+MOST_RANK = 256
+_EXACT = 1024  # rows or columns up to which all singular values are computed
+_ROUNDS, _MORE = 4, 16  # of subspace iteration, and further components that make it exact
+_OVERHEAD = 0.2  # bits of an element of a factor beyond the rate of a Gaussian
+_DAMPING = 0.01
+_FLOOR = 1e-3  # least Fisher information of a row, in the mean
+_DIAGONAL = 64  # most columns of a block of a diagonal matrix
+
+_Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of the squared error of a matrix: ½ Σ rows(i) ‖E(i, ·) root‖².
+
+    Attributes:
+        rows: (rows,), positive.
+        root: lower triangular root of the inputs' covariance, or of its diagonal; None for the identity.
+        sensitivity: as it was known.
+    """
+
+    rows: _Matrix
+    root: _Matrix | None
+    sensitivity: Sensitivity
+
+    @classmethod
+    def of(cls, sensitivity: Sensitivity | None, row_weight: _Matrix) -> "Weights":
+        """Return the weights by a sensitivity, or those of rows alone."""
+        known = sensitivity or Sensitivity()
+        fisher = row_weight if known.row_fisher is None else known.row_fisher.double().numpy()
+        rows = np.maximum(fisher, _FLOOR * float(fisher.mean()))
+        root, power = None, known.input_power()
+        if known.hessian is not None:
+            damped = known.hessian.double()
+            damped = damped + _DAMPING * damped.diagonal().mean() * torch.eye(len(damped), dtype=torch.float64)
+            lower, failed = torch.linalg.cholesky_ex(damped)
+            root = None if failed else lower.numpy()
+        if root is None and power is not None:
+            root = np.sqrt(np.maximum(power.double().numpy(), _FLOOR * float(power.double().mean())))
+        return cls(rows if rows.all() else np.ones(len(rows)), root, known)
+
+    def weighted(self, matrix: _Matrix) -> _Matrix:
+        """Return √rows · matrix · root."""
+        scaled = np.sqrt(self.rows)[:, None] * matrix
+        return scaled if self.root is None else scaled @ self.root if self.root.ndim == 2 else scaled * self.root
+
+    def unweighted(self, right: _Matrix) -> _Matrix:
+        """Return right · root⁻¹."""
+        if self.root is None or self.root.ndim == 1:
+            return right if self.root is None else right / self.root
+        lower, sides = torch.from_numpy(self.root), torch.from_numpy(np.ascontiguousarray(right))
+        solved = torch.linalg.solve_triangular(lower, sides, upper=False, left=False)
+        return np.asarray(solved)
+
+    def loss(self, error: _Matrix) -> float:
+        """Return the expected loss of an error in nats."""
+        return 0.5 * float((self.weighted(error) ** 2).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Components of a difference, the largest first: difference ≈ Σ left(k) ⊗ right(k).
+
+    Attributes:
+        left, right: (components, rows), (components, columns).
+        sizes: of each, weighted; falling.
+        weights: by which they were found.
+    """
+
+    left: _Matrix
+    right: _Matrix
+    sizes: _Matrix
+    weights: Weights
+
+    @classmethod
+    def of(cls, difference: NDArray[np.float32], weights: Weights) -> "Components":
+        """Return the components of a difference (rows, columns)."""
+        weighted = torch.from_numpy(weights.weighted(difference.astype(np.float64)))
+        u, sizes, v = _singular(weighted)
+        root = np.sqrt(sizes)[:, None]
+        return cls(root * u.T / np.sqrt(weights.rows), weights.unweighted(root * v), sizes, weights)
+
+    def rank(self, distortion: float) -> int:
+        """Return how many components are worth their bits.
+
+        Args:
+            distortion: squared error of a weight of Fisher information 1 at the price of a bit.
+        """
+        count = self.left.shape[1] + self.right.shape[1]
+        squares = self.sizes**2
+        with np.errstate(divide="ignore"):
+            bits = np.maximum(0.5 * np.log2(2 * squares / (distortion * count)), 0)
+        saved = 0.5 * squares * (1 - np.minimum(1, 2 * 4.0**-bits))
+        worth = saved > distortion * math.log(2) * count * (bits + _OVERHEAD)
+        return len(worth) if worth.all() else int(np.argmin(worth))
+
+    def encode(self, name: str, rank: int, trellis: Trellis, scale: float) -> tuple[Encoded, Encoded]:
+        """Encode the first components: (rank, rows) and (rank, columns), float32."""
+        fisher = torch.from_numpy(self.sizes[:rank].copy())
+        known, rows = self.weights.sensitivity, torch.from_numpy(self.weights.rows)
+        sides = (
+            (self.left, Sensitivity(row_fisher=fisher, blocks=_diagonal(rows))),
+            (self.right, Sensitivity(known.hessian, fisher, taps=known.taps, blocks=known.blocks)),
+        )
+        left, right = (
+            trellis.encode_with(
+                name,
+                torch.from_numpy(side[:rank].astype(np.float32)),
+                feedback(sensitivity, *side[:rank].shape),
+                scale,
+            )
+            for side, sensitivity in sides
+        )
+        return left, right
+
+
+def cheaper(
+    name: str, weight: Tensor, base: Tensor, direct: Encoded, components: Components, trellis: Trellis, scale: float
+) -> Encoded:
+    """Return the form of a difference that costs less, in nats of loss and bits at the same price.
+
+    Args:
+        name: for error messages.
+        weight: of which the difference is stored.
+        base: of its shape and dtype.
+        direct: the encoded difference, at `scale`.
+        components: of the difference.
+        trellis: for the factors.
+        scale: of a weight whose row and column have Fisher information 1.
+    """
+    plain = near(weight, base, direct)
+    distortion = trellis.distortion * scale**2
+    rank = components.rank(distortion)
+    if not rank:
+        return plain
+    thin = near(weight, base, *components.encode(name, rank, trellis, scale))
+    price = 8 * distortion * math.log(2)
+    matrix = weight.detach().reshape(rows_columns(tuple(weight.shape))).double()
+
+    def cost(encoded: Encoded) -> float:
+        error = (matrix - decode(encoded).reshape(matrix.shape)).numpy()
+        return components.weights.loss(error) + price * sum(estimate(encoded))
+
+    return min(plain, thin, key=cost)
+
+
+def _singular(matrix: Tensor) -> tuple[_Matrix, _Matrix, _Matrix]:
+    """Return (u, sizes, v) of the largest components: by subspace iteration if there are many rows and columns."""
+    if min(matrix.shape) > _EXACT:
+        count = MOST_RANK + _MORE
+        start = torch.randn(matrix.shape[1], count, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
+        basis = torch.linalg.qr(matrix @ start)[0]
+        for _ in range(_ROUNDS):
+            basis = torch.linalg.qr(matrix @ (matrix.T @ basis))[0]
+        u, sizes, v = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+        u = basis @ u
+    else:
+        u, sizes, v = torch.linalg.svd(matrix, full_matrices=False)
+    count = min(MOST_RANK, int((sizes > 0).sum()))
+    return u[:, :count].numpy(), sizes[:count].numpy(), v[:count].numpy()
+
+
+def _diagonal(values: Tensor) -> BlockDiagonal:
+    """Return a diagonal matrix, in blocks of one size."""
+    count = len(values)
+    size = next(size for size in range(min(_DIAGONAL, count), 0, -1) if count % size == 0)
+    columns = torch.arange(count).reshape(-1, size)
+    return BlockDiagonal(columns, torch.diag_embed(values.reshape(-1, size)))
