@@ -20,7 +20,6 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -29,12 +28,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.coding import Quantized, estimate
+from birdie.compress.coding import Quantized
 from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, row_blocks, with_rows
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis, is_pruned
@@ -60,8 +58,6 @@ RESERVE_SHARE = 6  # long vectors stay in 16 bits if they take at most this frac
 IN_FLIGHT = 1 << 25  # weights that are encoded at a time; each takes about a dozen bytes
 LONG_KERNEL = 32  # taps from which transforms are tried
 _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
-
-_FAR_SMALLER = 8  # times that the largest number of a difference must be smaller than the typical one of a small tensor
 
 Role = Literal["rule", "small", "reserve", "searched"]
 _NO_ROWS = np.zeros((0, 0), np.float32)
@@ -137,7 +133,7 @@ class Job:
         some = self.rows(rows)
         if not self.is_near:
             return some
-        base = self._base_of(rows)
+        base = self.base_of(rows)
         difference = some.detach().float() - base.float()
         release(base)
         return difference
@@ -151,23 +147,12 @@ class Job:
             draft: for the size alone, in a fraction of the time: plain rounding in place of trellises.
         """
         if self.base is None:
-            return self._alone(self.rows(rows), rows, exponent, draft=draft)
-        weight, base = self.rows(rows), self._base_of(rows)
-        difference = self.values(rows)
-        if not self.is_near or not bool(difference.any()):
-            return self._difference(weight, base)
-        from birdie.compress.difference import near
-        from birdie.compress.near import cheaper
+            return self.alone(self.rows(rows), rows, exponent, draft=draft)
+        from birdie.compress.rate import based
 
-        direct = self._alone(difference, rows, exponent, draft=draft and self.components is None)
-        if self.components is None:
-            return near(weight, base, direct)
-        return cheaper(
-            *(self.name, weight, base, direct, self.components()),
-            *(self._trellis, 2.0 ** (exponent + self.unit)),
-        )
+        return based.encode(self, rows, exponent, draft=draft)
 
-    def _alone(self, weight: Tensor, rows: slice, exponent: float, *, draft: bool) -> Encoded:
+    def alone(self, weight: Tensor, rows: slice, exponent: float, *, draft: bool) -> Encoded:
         """Encode numbers without regard to a base."""
         sigma = min(2.0 ** (exponent + self.unit - self.level), WIDEST)
         if self.scheme is not None:
@@ -184,13 +169,13 @@ class Job:
         exponent += self.unit
         if self.name not in self.sensitivities and self.base is None:
             exponent = min(exponent, self.level + math.log2(WIDEST))
-        return self._trellis.encode_with(self.name, weight, self._fed.of_rows(rows), 2.0**exponent, draft=draft)
+        return self.own_trellis.encode_with(self.name, weight, self._fed.of_rows(rows), 2.0**exponent, draft=draft)
 
     def key(self, rows: slice, exponent: float) -> str:
         """Return a digest of the rows and of all settings that their encoding depends on."""
         settings = repr(self.scheme)
         if self.base is not None:
-            settings += digest(self._base_of(rows))
+            settings += digest(self.base_of(rows))
         if self.role == "searched":
             factors = self._fed.of_rows(rows)
             chosen = self.scheme or self.trellis, self.transform, self.down_columns, exponent + self.unit - self.level
@@ -226,20 +211,13 @@ class Job:
         """Return the job of other values; exponents mean the same."""
         scheme = small_scheme(tensor) if self.role == "reserve" and self.base is None else self.scheme
         job = replace(self, tensor=tensor, scheme=scheme, weight=as_encoded(tensor, scheme, self.sensitivity))
-        return job if self.components is None else replace(job, components=_components(job))
+        if self.components is None:
+            return job
+        from birdie.compress.rate import based
 
-    def _difference(self, weight: Tensor, base: Tensor) -> Encoded:
-        """Return the difference to a base, or the tensor by itself where that takes fewer bytes."""
-        from birdie.compress import difference
+        return based.with_components(job)
 
-        encoded = difference.encode(weight, base)
-        release(base)
-        if not encoded.streams:
-            return encoded
-        alone = Lossless().encode(self.name, weight)
-        return alone if sum(estimate(alone)) <= encoded.streams[0].size else encoded
-
-    def _base_of(self, rows: slice) -> Tensor:
+    def base_of(self, rows: slice) -> Tensor:
         assert self.base is not None
         some, width = self.rows(rows), self.weight[:1].numel() if self.weight.ndim else 1
         start = (rows.start or 0) * width
@@ -253,7 +231,7 @@ class Job:
         return torch.cat([self.values(rows)[(first - (rows.start or 0)) % n :: n] for rows in blocks])
 
     @property
-    def _trellis(self) -> Trellis:
+    def own_trellis(self) -> Trellis:
         """Trellis of this tensor."""
         return self.trellis if self.name in self.sensitivities else replace(self.trellis, along=not self.down_columns)
 
@@ -370,7 +348,11 @@ def jobs_of(
             role, scheme = "reserve", small_scheme(tensor)
         weight = as_encoded(tensor, scheme, known.get(name))
         job = Job(name, tensor, role, scheme, weight, known, trellis=trellis, down_columns=down_columns)
-        jobs[name] = _with_base(job, assignment.bases.get(name))
+        if name in assignment.bases:
+            from birdie.compress.rate import based
+
+            job = based.with_base(job, assignment.bases[name])
+        jobs[name] = job
     matrices = {name: jobs[name].weight for name in assignment.free}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         fed = _factors_of(assignment, matrices, known, factors, trellis.output, pool, world or World())
@@ -388,49 +370,17 @@ def jobs_of(
     unit = total / max(sum(matrices[name].numel() for name in levels), 1)
     for name in matrices:
         level = levels.get(name, unit)
-        job = replace(jobs[name], factors=fed[name], transform=transforms[name], level=level, unit=unit)
-        jobs[name] = replace(job, components=_components(job))
+        jobs[name] = replace(jobs[name], factors=fed[name], transform=transforms[name], level=level, unit=unit)
+        if jobs[name].is_near:
+            from birdie.compress.rate import based
+
+            jobs[name] = based.with_components(jobs[name])
     coarsest = COARSEST
     if levels:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
         zeros_help = known or any(jobs[name].is_near for name in matrices)
         coarsest = max(levels.values()) - unit + (_BEYOND if zeros_help else math.log2(WIDEST))
         coarsest = max(coarsest, COARSEST) if zeros_help else coarsest
     return Jobs(assignment, jobs, coarsest)
-
-
-def _with_base(job: Job, base: Callable[[slice], Tensor] | None) -> Job:
-    """Return the job with a base, if the difference is smaller than the tensor.
-
-    What 16 bits would hold takes eight bits of a difference that is far smaller.
-    """
-    job = replace(job, base=base)
-    if base is None or not job.is_near:
-        return job
-    from birdie.compress.difference import INNER
-
-    scheme = None if job.scheme is None else job.scheme.decoder.name
-    if not job.tensor.is_floating_point() or scheme not in (None, *INNER):
-        return replace(job, base=None)
-    difference = job.values().reshape(-1)
-    largest, size = float(difference.abs().max()), float(job.weight.detach().float().square().mean().sqrt())
-    if isinstance(job.scheme, Cast):
-        return replace(job, scheme=Grid(bits=8)) if largest * _FAR_SMALLER <= size else replace(job, base=None)
-    return job if float(difference.square().mean().sqrt()) < size else replace(job, base=None)
-
-
-def _components(job: Job) -> "Callable[[], Components] | None":
-    """Return the components of a difference that is encoded in one block."""
-    if not job.is_near or job.scheme is not None or job.weight.ndim < 2 or job.blocks != [slice(None)]:
-        return None
-
-    from birdie.compress.near import Components, Weights
-
-    @cache
-    def compute() -> Components:
-        weights = Weights.of(job.sensitivity, job.factors.row_weight)  # type: ignore[union-attr]
-        return Components.of(finite_rows(job.name, job.values()), weights)
-
-    return compute
 
 
 def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
