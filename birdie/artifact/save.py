@@ -89,9 +89,10 @@ def save(
             predictions, Σ ‖decoded − float‖² / Σ ‖float − mean‖². Losses that call no function of
             `torch.nn.functional`: relative difference of the loss.
         lossless: keep every bit of every tensor.
-        base: with lossless, a checkpoint like this one: what it was fine-tuned from, or an earlier step of the run. The
-            differences alone are stored, in a fraction of the bytes, and `birdie.load` needs the same base again. A
-            path (a file or folder that `birdie compress` takes, also a .birdie file), a module, or a dict of tensors.
+        base: a checkpoint like this one: what it was fine-tuned from, or an earlier step of the run. The differences
+            alone are stored, in a fraction of the bytes: every bit of them with lossless, else by the same settings as
+            weights. `birdie.load` needs the same base again. A path (a file or folder that `birdie compress` takes,
+            also a .birdie file), a module, or a dict of tensors.
         coder: "max" for the smallest file, "fast" for the least time, also when it is loaded; "auto" is "max" below 64
             million weights, "fast" above.
         calibration: what `birdie.calibrate` returned, for one file or several: quantization scales then follow the

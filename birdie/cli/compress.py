@@ -170,8 +170,9 @@ def command(
     base: Annotated[
         Path | None,
         Parameter(
-            help="With --lossless: checkpoint, folder or .birdie file like this one, such as an earlier step, or the "
-            "model before fine-tuning. The differences alone are stored; `birdie decompress --base` needs the same."
+            help="Checkpoint, folder or .birdie file like this one, such as an earlier step, or the model before "
+            "fine-tuning. The differences alone are stored, with --lossless every bit of them; `birdie decompress "
+            "--base` needs the same."
         ),
     ] = None,
     weights_only: Annotated[

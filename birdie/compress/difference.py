@@ -106,16 +106,17 @@ class _Sum:
             tensors.append(part.decode(streams[: len(part.layout)]).numpy())
             del streams[: len(part.layout)]
         self._added = tensors[0].reshape(shape) if len(tensors) == 1 else None
-        self._factors = tensors if len(tensors) == 2 else ()
+        self._factors = [factor.astype(np.float64) for factor in tensors] if len(tensors) == 2 else []
 
     def __call__(self, block: Block) -> NDArray[np.float64]:
         """Return some rows and columns."""
         total: NDArray[np.float64] = self._base[block].to(torch.float64, copy=True).numpy()
         if self._added is not None:
             return np.asarray(total + self._added[block])
-        left, right = (factor.astype(np.float64) for factor in self._factors)
+        left, right = self._factors
+        product = np.empty_like(total)
         for row, column in zip(left[:, block[0]], right[:, block[1]], strict=True):
-            total += row[:, None] * column
+            total += np.multiply(row[:, None], column, out=product)
         return total
 
 

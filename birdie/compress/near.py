@@ -16,6 +16,7 @@ arXiv 2106.09685), Delta-CoMe (Ping et al. 2024, arXiv 2406.08903); as signs: Bi
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress import registry
 from birdie.compress.coding import estimate
-from birdie.compress.difference import decode, near
+from birdie.compress.difference import near
 from birdie.compress.scheme import BlockDiagonal, Encoded, Sensitivity
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.tensors import rows_columns
@@ -36,6 +38,7 @@ _ROUNDS, _MORE = 4, 16  # of subspace iteration, and further components that mak
 _OVERHEAD = 0.2  # bits of an element of a factor beyond the rate of a Gaussian
 _DAMPING = 0.01
 _FLOOR = 1e-3  # least Fisher information of a row, in the mean
+_SURELY = 0.7  # share of the cost of Gaussian rows below which a product is taken
 _DIAGONAL = 64  # most columns of a block of a diagonal matrix
 
 _Matrix = NDArray[np.float64]
@@ -147,7 +150,14 @@ class Components:
 
 
 def cheaper(
-    name: str, weight: Tensor, base: Tensor, direct: Encoded, components: Components, trellis: Trellis, scale: float
+    name: str,
+    weight: Tensor,
+    base: Tensor,
+    difference: Tensor,
+    direct: Callable[[], Encoded],
+    components: Components,
+    trellis: Trellis,
+    scale: float,
 ) -> Encoded:
     """Return the form of a difference that costs less, in nats of loss and bits at the same price.
 
@@ -155,25 +165,43 @@ def cheaper(
         name: for error messages.
         weight: of which the difference is stored.
         base: of its shape and dtype.
-        direct: the encoded difference, at `scale`.
+        difference: of the two, float32.
+        direct: returns the encoded difference, at `scale`, which takes most of the time.
         components: of the difference.
         trellis: for the factors.
         scale: of a weight whose row and column have Fisher information 1.
     """
-    plain = near(weight, base, direct)
     distortion = trellis.distortion * scale**2
     rank = components.rank(distortion)
     if not rank:
-        return plain
-    thin = near(weight, base, *components.encode(name, rank, trellis, scale))
-    price = 8 * distortion * math.log(2)
-    matrix = weight.detach().reshape(rows_columns(tuple(weight.shape))).double()
+        return near(weight, base, direct())
+    left, right = components.encode(name, rank, trellis, scale)
+    matrix = difference.reshape(rows_columns(tuple(weight.shape)))
 
-    def cost(encoded: Encoded) -> float:
-        error = (matrix - decode(encoded).reshape(matrix.shape)).numpy()
-        return components.weights.loss(error) + price * sum(estimate(encoded))
+    def price(*parts: Encoded) -> float:
+        return 8 * distortion * math.log(2) * sum(sum(estimate(part)) for part in parts)
 
-    return min(plain, thin, key=cost)
+    def loss(values: Tensor) -> float:
+        return components.weights.loss((matrix - values.reshape(matrix.shape)).double().numpy())
+
+    thin = loss(registry.decode(left).T @ registry.decode(right)) + price(left, right)
+    if thin < _SURELY * _least(matrix.numpy(), components.weights, distortion):
+        return near(weight, base, left, right)
+    plain = direct()
+    if thin < loss(registry.decode(plain)) + price(plain):
+        return near(weight, base, left, right)
+    return near(weight, base, plain)
+
+
+def _least(difference: NDArray[np.float32], weights: Weights, distortion: float) -> float:
+    """Return the cost of rows of independent Gaussians: of what they carry at this error, and of the error."""
+    scaled = difference if weights.root is None or weights.root.ndim == 2 else difference * weights.root
+    power: _Matrix = weights.rows * np.square(scaled).mean(1, dtype=np.float64) / distortion
+    if weights.root is not None and weights.root.ndim == 2:  # what remains of each input given the others
+        power *= math.exp(2 * float(np.log(np.diagonal(weights.root)).mean()))
+    above = np.maximum(power, 1)
+    carried = float((np.log(above) + np.minimum(power, 1)).sum())
+    return 0.5 * distortion * difference.shape[1] * carried
 
 
 def _singular(matrix: Tensor) -> tuple[_Matrix, _Matrix, _Matrix]:

@@ -20,7 +20,7 @@ from tests.forked import run_python
 from tests.nightly import mostly_nightly
 
 SHARED = {  # modules without a command of their own
-    *("command", "curves", "gpu_checks", "lossy_rivals", "networks", "on_device", "processes"),
+    *("command", "curves", "gpu_checks", "lossy_rivals", "networks", "on_device", "packages", "processes"),
     *("record_stack", "rival_worker", "rivals", "shrunken", "subjects", "symbols"),
 }
 CASES: dict[str, tuple[list[str], set[str]]] = {  # smallest arguments, some of the columns
@@ -46,6 +46,10 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
     "deltas": (["--subject", "tiny", "--steps", "1", "--runs", "FOLDER"], {"pair", "way", "bytes", "exact"}),
     "estimate": (["--part", "memory"], {"run", "recorded_MB", "estimate_MB", "error_%"}),
     "lazy": (["--layers", "5", "--width", "32", "--cache", "FOLDER"], {"way", "peak_mb", "of_eager", "exact"}),
+    "lossy_deltas": (
+        ["--subject", "tiny", "--steps", "2", "--budgets", "3000", "--runs", "FOLDER"],
+        {"way", "bytes", "kl", "agreement"},
+    ),
     "optimizer": (
         ["--seconds", "0", "--ranks", "1", "--layers", "1", "--dim", "32", "--device", "cpu"],
         {"step", "ranks", "median_ms", "ratio", "difference"},

@@ -98,7 +98,8 @@ def chosen(difference: Tensor, scale: float) -> tuple[Encoded, Encoded, Tensor]:
     factors, trellis = feedback(None, *difference.shape), Trellis()
     direct = trellis.encode_with("w", weight - base, factors, scale)
     components = Components.of((weight - base).numpy(), Weights.of(None, rows))
-    return cheaper("w", weight, base, direct, components, trellis, scale), near(weight, base, direct), weight
+    form = cheaper("w", weight, base, weight - base, lambda: direct, components, trellis, scale)
+    return form, near(weight, base, direct), weight
 
 
 def test_a_merged_adapter_is_a_product_and_noise_is_not() -> None:

@@ -1,0 +1,86 @@
+"""Jobs whose tensor is stored as its difference to one of another checkpoint, the base.
+
+exact ──► every bit of the difference, or the tensor by itself (birdie.compress.difference)
+else ───► the difference encoded as a weight is, or as a product (birdie.compress.near)
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from birdie.compress import difference
+from birdie.compress.coding import estimate
+from birdie.compress.near import Components, Weights, cheaper
+from birdie.compress.scheme import Encoded
+from birdie.compress.schemes.cast import Cast
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.tensors import finite_rows
+from birdie.runtime.mapped import release
+
+if TYPE_CHECKING:
+    from birdie.compress.rate.jobs import Job
+
+_FAR_SMALLER = 8  # times that all of a difference must be smaller than a small tensor to take eight bits
+
+
+def with_base(job: "Job", base: Callable[[slice], Tensor]) -> "Job":
+    """Return the job with a base, if the difference is smaller than the tensor.
+
+    What 16 bits would hold takes eight bits of a difference that is far smaller.
+    """
+    based = replace(job, base=base)
+    if not based.is_near:
+        return based
+    if not job.tensor.is_floating_point() or (
+        job.scheme is not None and job.scheme.decoder.name not in difference.INNER
+    ):
+        return job
+    numbers = based.values().reshape(-1)
+    largest, size = float(numbers.abs().max()), float(job.weight.detach().float().square().mean().sqrt())
+    if isinstance(job.scheme, Cast):
+        return replace(based, scheme=Grid(bits=8)) if largest * _FAR_SMALLER <= size else job
+    return based if float(numbers.square().mean().sqrt()) < size else job
+
+
+def with_components(job: "Job") -> "Job":
+    """Return the job with the components of its difference, if it is searched and encoded in one block."""
+    if job.scheme is not None or job.weight.ndim < 2 or job.blocks != [slice(None)]:
+        return job
+
+    @cache
+    def compute() -> Components:
+        assert job.factors is not None
+        weights = Weights.of(job.sensitivity, job.factors.row_weight)
+        return Components.of(finite_rows(job.name, job.values()), weights)
+
+    return replace(job, components=compute)
+
+
+def encode(job: "Job", rows: slice, exponent: float, *, draft: bool) -> Encoded:
+    """Encode some rows given those of the base; arguments as of `Job.encode`."""
+    weight, base = job.rows(rows), job.base_of(rows)
+    numbers = job.values(rows)
+    if not job.is_near or not bool(numbers.any()):
+        return _exact(job.name, weight, base)
+    if job.components is None:
+        return difference.near(weight, base, job.alone(numbers, rows, exponent, draft=draft))
+
+    def direct() -> Encoded:
+        return job.alone(numbers, rows, exponent, draft=False)
+
+    scale = 2.0 ** (exponent + job.unit)
+    return cheaper(job.name, weight, base, numbers, direct, job.components(), job.own_trellis, scale)
+
+
+def _exact(name: str, weight: Tensor, base: Tensor) -> Encoded:
+    """Return the difference to a base, or the tensor by itself where that takes fewer bytes."""
+    encoded = difference.encode(weight, base)
+    release(base)
+    if not encoded.streams:
+        return encoded
+    alone = Lossless().encode(name, weight)
+    return alone if sum(estimate(alone)) <= encoded.streams[0].size else encoded
