@@ -201,7 +201,7 @@ def _least(difference: NDArray[np.float32], weights: Weights, distortion: float)
         power *= math.exp(2 * float(np.log(np.diagonal(weights.root)).mean()))
     above = np.maximum(power, 1)
     carried = float((np.log(above) + np.minimum(power, 1)).sum())
-    return 0.5 * distortion * difference.shape[1] * carried
+    return float(0.5 * distortion * difference.shape[1] * carried)
 
 
 def _singular(matrix: Tensor) -> tuple[_Matrix, _Matrix, _Matrix]:
