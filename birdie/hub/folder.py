@@ -4,6 +4,9 @@ model.birdie         the weights, and once more all files below
 config.json, …       the files that the .birdie file keeps; config.json with a quantization_config
 model.safetensors    empty: transformers looks for it before it asks the quantizer (birdie.hub.quantizer)
 README.md            the model card: bytes, bits, difference from the float model, how to load it
+
+A file of differences needs its base, for which transformers has no argument: config.json stays as it was, and nothing
+stands in for weights.
 """
 
 import json
@@ -50,7 +53,7 @@ def write_birdie_folder(file: Source, target: Source, *, overwrite: bool = False
     with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:
         kept_files.write(files, folder)
         shutil.copyfile(file, folder / WEIGHTS)
-        if "config.json" in files and PIPELINE not in files:
+        if "config.json" in files and PIPELINE not in files and summary.base is None:
             (folder / "config.json").write_text(_config(files["config.json"], summary), encoding="utf-8")
             empty = _EMPTY + b" " * (-len(_EMPTY) % 8)
             (folder / "model.safetensors").write_bytes(len(empty).to_bytes(8, "little") + empty)
@@ -82,6 +85,7 @@ def card(summary: Summary) -> str:
         ("weights", f"{summary.weights:,}"),
         ("bits per weight, everything included", f"{summary.bits_per_weight:.3f}"),
         *_settings(summary),
+        *([] if summary.base is None else [("stored as differences to", f"`{summary.base}`")]),
         *(
             (f"bytes as {scheme}", f"{size:,}")
             for scheme, size in sorted(schemes.items(), key=lambda item: -item[1])
@@ -90,6 +94,12 @@ def card(summary: Summary) -> str:
         ("bytes of configuration and tokenizer", f"{summary.file_bytes:,}"),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    base, option = ("", "") if summary.base is None else (', base="PATH"', " --base PATH")
+    others = f"`birdie decompress {WEIGHTS}{option} -o FOLDER` writes an ordinary one"
+    if summary.base is None:
+        others = f"transformers loads this folder as well, after `birdie.hub.register()`; {others}."
+    else:
+        others = f"PATH is that of the model `{summary.base}`, with which it was made. {others}."
     return f"""---
 library_name: birdie
 tags: [birdie, compressed]
@@ -106,11 +116,10 @@ A model compressed by birdie into one file, `{WEIGHTS}`: entropy-coded, checksum
 ```python
 import birdie
 
-model = birdie.from_pretrained("PATH_OR_REPOSITORY")  # or a path to {WEIGHTS}
+model = birdie.from_pretrained("PATH_OR_REPOSITORY"{base})  # or a path to {WEIGHTS}
 ```
 
-transformers loads this folder as well, after `birdie.hub.register()`; `birdie decompress {WEIGHTS} -o FOLDER` writes an
-ordinary one.
+{others}
 """
 
 

@@ -54,7 +54,8 @@ def from_pretrained(
         path: a .birdie file, a folder with model.birdie, or the name of a repository on the Hub, "user/name".
         lazy: decode each weight when it is used (docs/huggingface.md); for transformers, where the names of the
             weights in the file are those of the module.
-        base: for an adapter of peft, the model that it adapts; default: the one that its configuration names.
+        base: of a file of differences, the checkpoint that it was made with, as in `birdie.load`. For an adapter of
+            peft, the model that it adapts; default: the one that its configuration names.
         device, dtype: of the model; default: the CPU, and the dtypes of the file.
         revision: of the repository.
         max_bytes, schemes: as in `birdie.load`.
@@ -69,11 +70,7 @@ def from_pretrained(
     """
     file = local_file(path, revision)
     with Reader(file) as reader:
-        if DIFFERENCE in reader.schemes:
-            raise ConfigError(
-                f"{file} holds differences to another checkpoint; write the folder by birdie decompress {file} --base "
-                "BASE -o FOLDER, and load that"
-            )
+        differs = DIFFERENCE in reader.schemes
         listed = kept_files.listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
         text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
     try:
@@ -83,15 +80,18 @@ def from_pretrained(
     library = _library(listed, config, file)
     if lazy and library != "transformers":
         raise ConfigError(f"lazy loading is for models of transformers, and {file} is of {library}; leave lazy out")
+    if differs and (base is None or lazy):
+        reason = "lazy loading is not for them, leave lazy out" if lazy else "give that as base=…"
+        raise ConfigError(f"{file} holds differences to another checkpoint; {reason}")
     if find_spec(library) is None:
         raise ConfigError(f"{file} is a model of {library}, which is not installed; pip install {library}")
     if lazy:
         return _lazy(file, config, device, dtype, max_bytes, schemes)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="birdie-"))) / "model"
-        write_folder(file, folder, max_bytes=max_bytes, schemes=schemes)
+        write_folder(file, folder, base=base if differs else None, max_bytes=max_bytes, schemes=schemes)
         try:
-            model = _LOADERS[library](folder, config, base, options)
+            model = _LOADERS[library](folder, config, None if differs else base, options)
         except BirdieError:
             raise
         except Exception as error:  # whatever the library raises

@@ -12,6 +12,7 @@ import birdie
 from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import BirdieError, ConfigError
+from birdie.hub.folder import write_birdie_folder
 from tests.hub.models import SMALL, TRANSFORMERS, outputs, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
@@ -115,17 +116,41 @@ def saved(path: Path, config: Any, file: str = "config.json") -> Path:
 
 
 def difference(folder: Path) -> Path:
-    """Return a file of differences."""
-    weights = {"w": torch.randn(30, 30)}
-    birdie.save({"w": weights["w"] + 1e-4}, folder / "x.birdie", lossless=True, base=weights)
+    """Return a file of differences of a folder."""
+    weights, config = {"w": torch.randn(30, 30)}, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    files = {"config.json": json.dumps(config).encode()}
+    write_model({"w": weights["w"] + 1e-4}, folder / "x.birdie", files=files, lossless=True, base=weights)
     return folder / "x.birdie"
+
+
+@pytest.mark.parametrize("flags", [("--lossless",), ("--bits", "1", "--calibrate", "none")], ids=str)
+def test_a_fine_tune_is_a_model_again_given_its_base(flags: tuple[str, ...], tmp_path: Path) -> None:
+    base = write("llama, tied", tmp_path / "base")
+    for weight in base.parameters():
+        weight.data += 0.01 * torch.randn_like(weight) * weight.std()
+    base.save_pretrained(tmp_path / "model")
+    file = compress(tmp_path / "model", "--base", str(tmp_path / "base"), *flags)
+    loaded = birdie.from_pretrained(file, base=tmp_path / "base")
+    state = birdie.load(file, base=tmp_path / "base")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items() if name in state)
+    if flags == ("--lossless",):
+        assert torch.equal(outputs(loaded, "llama, tied"), outputs(base, "llama, tied"))
+    with pytest.raises(ConfigError, match="leave lazy out"):
+        birdie.from_pretrained(file, base=tmp_path / "base", lazy=True)
+    summary = write_birdie_folder(file, tmp_path / "folder")
+    text = (tmp_path / "folder" / "README.md").read_text()
+    assert summary.base == "base"
+    assert "differences to | `base`" in text
+    assert 'base="PATH"' in text
+    assert not (tmp_path / "folder" / "model.safetensors").exists()
+    again = birdie.from_pretrained(tmp_path / "folder", base=tmp_path / "base")
+    assert torch.equal(outputs(again, "llama, tied"), outputs(loaded, "llama, tied"))
 
 
 MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path / "missing.birdie", "cannot open"),
     (lambda path: path, "has no model.birdie"),
-    (lambda path: difference(path), "holds differences to another checkpoint"),
-    (lambda path: difference(path), "holds differences to another checkpoint"),
+    (lambda path: difference(path), "holds differences to another checkpoint; give that as base"),
     (lambda path: saved(path, {}), "keeps no configuration"),
     (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no model NoSuchModel"),
     (
