@@ -15,11 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import birdie
+from benchmarks.subjects import tiny_subject
 from birdie.artifact import container
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli import main
 from birdie.compress import row_blocks
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.difference import digest
+from birdie.compress.state import ModelState
 from birdie.compress.tensors import FORMATS
 from birdie.errors import ArtifactError, ConfigError
 
@@ -370,3 +373,31 @@ def test_the_command_stores_a_near_difference(tmp_path: Path, capsys: pytest.Cap
         for name in base
     ]
     assert max(error) < 0.1
+
+
+def test_a_calibration_that_sorted_units_gives_back_their_order() -> None:
+    subject = tiny_subject()
+    triple = subject.module, subject.calibration, subject.loss
+    plain, known = (CalibrationResult.of(subject.state, triple, symmetries=sort) for sort in (False, True))
+    assert any(not torch.equal(known.state[name], tensor) for name, tensor in subject.state.items())
+    back = known.unsorted(ModelState.of(subject.state))
+    assert all(torch.equal(back.state[name], tensor) for name, tensor in subject.state.items())
+    for name, expected in plain.sensitivities.items():
+        for part in ("hessian", "row_fisher", "output"):
+            ours, theirs = getattr(back.sensitivities[name], part), getattr(expected, part)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.allclose(ours, theirs, rtol=1e-4, atol=1e-9)
+
+
+def test_a_sorted_calibration_costs_nothing_given_a_base(tmp_path: Path) -> None:
+    subject = tiny_subject()
+    matrices = {name: tensor for name, tensor in subject.state.items() if tensor.numel() > 1000}
+    base = {name: tensor + 0.01 * torch.randn(tensor.shape) * tensor.std() for name, tensor in matrices.items()}
+    triple = subject.module, subject.calibration, subject.loss
+    sizes = []
+    for sort in (False, True):
+        known = CalibrationResult.of(subject.state, triple, symmetries=sort)
+        sizes.append(birdie.save(subject.state, tmp_path / "x", base=base, bits=1.0, calibration=known).bytes)
+        back = birdie.load(tmp_path / "x", base=base)
+        assert all(float((back[name] - base[name]).std()) < 0.1 * float(base[name].std()) for name in base)
+    assert sizes[1] == pytest.approx(sizes[0], abs=64)
