@@ -17,6 +17,7 @@ arXiv 2106.09685), Delta-CoMe (Ping et al. 2024, arXiv 2406.08903); as signs: Bi
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,12 +65,12 @@ class Weights:
         known = sensitivity or Sensitivity()
         fisher = row_weight if known.row_fisher is None else known.row_fisher.double().numpy()
         rows = np.maximum(fisher, _FLOOR * float(fisher.mean()))
-        root, power = None, known.input_power()
+        power = known.input_power()
+        root: _Matrix | None = None
         if known.hessian is not None:
-            damped = known.hessian.double()
-            damped = damped + _DAMPING * damped.diagonal().mean() * torch.eye(len(damped), dtype=torch.float64)
-            lower, failed = torch.linalg.cholesky_ex(damped)
-            root = None if failed else lower.numpy()
+            hessian = known.hessian.double().numpy()
+            with suppress(np.linalg.LinAlgError):
+                root = np.linalg.cholesky(hessian + _DAMPING * hessian.diagonal().mean() * np.eye(len(hessian)))
         if root is None and power is not None:
             root = np.sqrt(np.maximum(power.double().numpy(), _FLOOR * float(power.double().mean())))
         return cls(rows if rows.all() else np.ones(len(rows)), root, known)
@@ -83,9 +84,7 @@ class Weights:
         """Return right · root⁻¹."""
         if self.root is None or self.root.ndim == 1:
             return right if self.root is None else right / self.root
-        lower, sides = torch.from_numpy(self.root), torch.from_numpy(np.ascontiguousarray(right))
-        solved = torch.linalg.solve_triangular(lower, sides, upper=False, left=False)
-        return np.asarray(solved)
+        return np.asarray(np.linalg.solve(self.root.T, right.T).T)
 
     def loss(self, error: _Matrix) -> float:
         """Return the expected loss of an error in nats."""
@@ -110,8 +109,7 @@ class Components:
     @classmethod
     def of(cls, difference: NDArray[np.float32], weights: Weights) -> "Components":
         """Return the components of a difference (rows, columns)."""
-        weighted = torch.from_numpy(weights.weighted(difference.astype(np.float64)))
-        u, sizes, v = _singular(weighted)
+        u, sizes, v = _singular(weights.weighted(difference.astype(np.float64)))
         root = np.sqrt(sizes)[:, None]
         return cls(root * u.T / np.sqrt(weights.rows), weights.unweighted(root * v), sizes, weights)
 
@@ -176,19 +174,19 @@ def cheaper(
     if not rank:
         return near(weight, base, direct())
     left, right = components.encode(name, rank, trellis, scale)
-    matrix = difference.reshape(rows_columns(tuple(weight.shape)))
+    matrix = difference.reshape(rows_columns(tuple(weight.shape))).numpy()
 
     def price(*parts: Encoded) -> float:
         return 8 * distortion * math.log(2) * sum(sum(estimate(part)) for part in parts)
 
-    def loss(values: Tensor) -> float:
-        return components.weights.loss((matrix - values.reshape(matrix.shape)).double().numpy())
+    def loss(values: NDArray[np.float32]) -> float:
+        return components.weights.loss((matrix - values.reshape(matrix.shape)).astype(np.float64))
 
-    thin = loss(registry.decode(left).T @ registry.decode(right)) + price(left, right)
-    if thin < _SURELY * _least(matrix.numpy(), components.weights, distortion):
+    thin = loss(registry.decode(left).numpy().T @ registry.decode(right).numpy()) + price(left, right)
+    if thin < _SURELY * _least(matrix, components.weights, distortion):
         return near(weight, base, left, right)
     plain = direct()
-    if thin < loss(registry.decode(plain)) + price(plain):
+    if thin < loss(registry.decode(plain).numpy()) + price(plain):
         return near(weight, base, left, right)
     return near(weight, base, plain)
 
@@ -204,25 +202,27 @@ def _least(difference: NDArray[np.float32], weights: Weights, distortion: float)
     return float(0.5 * distortion * difference.shape[1] * carried)
 
 
-def _singular(matrix: Tensor) -> tuple[_Matrix, _Matrix, _Matrix]:
-    """Return (u, sizes, v) of the largest components: by subspace iteration if there are many rows and columns."""
+def _singular(matrix: _Matrix) -> tuple[_Matrix, _Matrix, _Matrix]:
+    """Return (u, sizes, v) of the largest components: by subspace iteration if there are many rows and columns.
+
+    By NumPy, whose threads are limited to one while a file is written: bytes do not depend on how many there are.
+    """
     if min(matrix.shape) > _EXACT:
-        count = MOST_RANK + _MORE
-        start = torch.randn(matrix.shape[1], count, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
-        basis = torch.linalg.qr(matrix @ start)[0]
+        start = np.random.default_rng(0).standard_normal((matrix.shape[1], MOST_RANK + _MORE))
+        basis = np.linalg.qr(matrix @ start)[0]
         for _ in range(_ROUNDS):
-            basis = torch.linalg.qr(matrix @ (matrix.T @ basis))[0]
-        u, sizes, v = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+            basis = np.linalg.qr(matrix @ (matrix.T @ basis))[0]
+        u, sizes, v = np.linalg.svd(basis.T @ matrix, full_matrices=False)
         u = basis @ u
     else:
-        u, sizes, v = torch.linalg.svd(matrix, full_matrices=False)
+        u, sizes, v = np.linalg.svd(matrix, full_matrices=False)
     count = min(MOST_RANK, int((sizes > 0).sum()))
-    return u[:, :count].numpy(), sizes[:count].numpy(), v[:count].numpy()
+    return u[:, :count], sizes[:count], v[:count]
 
 
 def _diagonal(values: Tensor) -> BlockDiagonal:
     """Return a diagonal matrix, in blocks of one size."""
     count = len(values)
     size = next(size for size in range(min(_DIAGONAL, count), 0, -1) if count % size == 0)
-    columns = torch.arange(count).reshape(-1, size)
+    columns = torch.arange(count, device="cpu").reshape(-1, size)
     return BlockDiagonal(columns, torch.diag_embed(values.reshape(-1, size)))

@@ -401,3 +401,20 @@ def test_a_sorted_calibration_costs_nothing_given_a_base(tmp_path: Path) -> None
         back = birdie.load(tmp_path / "x", base=base)
         assert all(float((back[name] - base[name]).std()) < 0.1 * float(base[name].std()) for name in base)
     assert sizes[1] == pytest.approx(sizes[0], abs=64)
+
+
+def test_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
+    base = {"a": torch.randn(300, 260), "b": torch.randn(128, 500)}
+    state = {
+        name: tensor + 0.02 * torch.randn(len(tensor), 6) @ torch.randn(6, tensor.shape[1])
+        for name, tensor in base.items()
+    }
+    files, threads = [], torch.get_num_threads()
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        try:
+            birdie.save(state, tmp_path / "x", base=base, bits=0.5, workers=count)
+        finally:
+            torch.set_num_threads(threads)
+        files.append((tmp_path / "x").read_bytes())
+    assert files[0] == files[1]
