@@ -14,9 +14,9 @@ from birdie.runtime.outputs import Source, require_path
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
 _SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}
 _MIXED, _TILES = 5, 7  # those that "max" and "fast" choose for large matrices
-_NEAR = 2  # form of a difference that is not exact (birdie.compress.difference)
-_DIFFERENCES = 3  # the same, of differences
+_DIFFERENCES = 3  # the same, of exact differences
 _UNKNOWN = 100  # speed of a coder that another version may have written
+_NEAR = (2,)  # form of a difference that is not exact (birdie.compress.difference)
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
 
@@ -75,7 +75,7 @@ def load_seconds(effort: str, weights: int) -> float:
 
 def _seconds(entry: Entry) -> float:
     """Return about the time that decoding takes one core."""
-    if entry.scheme == DIFFERENCE and entry.params[1] != _NEAR:
+    if entry.scheme == DIFFERENCE and entry.params[1:2] != _NEAR:
         return 1e-6 * math.prod(entry.shape) / _DIFFERENCES if entry.streams else 0.0
     planes = SCHEMES.get(entry.scheme) in ("lossless", "cast")
     coders = [stream.coder for stream in (entry.streams if planes else entry.streams[:1])]

@@ -245,7 +245,7 @@ def _only(about: Any, part: Part, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _saved_state(content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Return the state dict that `birdie.save_object` was reference, if it was one: a flat dict of all tensors."""
+    """Return the state dict that `birdie.save_object` was given, if it was one: a flat dict of all tensors."""
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         return None
     kept = {name: item for name, item in content.items() if isinstance(item, Tensor) or is_extra(name, item, False)}

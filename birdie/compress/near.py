@@ -31,14 +31,12 @@ from birdie.compress.difference import near
 from birdie.compress.scheme import BlockDiagonal, Encoded, Sensitivity
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.tensors import rows_columns
-from birdie.compress.trellis.feedback import feedback
+from birdie.compress.trellis.feedback import FLOOR, INPUT_DAMPING, feedback
 
 MOST_RANK = 256
 _EXACT = 1024  # rows or columns up to which all singular values are computed
 _ROUNDS, _MORE = 4, 16  # of subspace iteration, and further components that make it exact
 _OVERHEAD = 0.2  # bits of an element of a factor beyond the rate of a Gaussian
-_DAMPING = 0.01
-_FLOOR = 1e-3  # least Fisher information of a row, in the mean
 _SURELY = 0.7  # share of the cost of Gaussian rows below which a product is taken
 _DIAGONAL = 64  # most columns of a block of a diagonal matrix
 
@@ -64,15 +62,15 @@ class Weights:
         """Return the weights by a sensitivity, or those of rows alone."""
         known = sensitivity or Sensitivity()
         fisher = row_weight if known.row_fisher is None else known.row_fisher.double().numpy()
-        rows = np.maximum(fisher, _FLOOR * float(fisher.mean()))
+        rows = np.maximum(fisher, FLOOR * float(fisher.mean()))
         power = known.input_power()
         root: _Matrix | None = None
         if known.hessian is not None:
             hessian = known.hessian.double().numpy()
             with suppress(np.linalg.LinAlgError):
-                root = np.linalg.cholesky(hessian + _DAMPING * hessian.diagonal().mean() * np.eye(len(hessian)))
+                root = np.linalg.cholesky(hessian + INPUT_DAMPING * hessian.diagonal().mean() * np.eye(len(hessian)))
         if root is None and power is not None:
-            root = np.sqrt(np.maximum(power.double().numpy(), _FLOOR * float(power.double().mean())))
+            root = np.sqrt(np.maximum(power.double().numpy(), FLOOR * float(power.double().mean())))
         return cls(rows if rows.all() else np.ones(len(rows)), root, known)
 
     def weighted(self, matrix: _Matrix) -> _Matrix:

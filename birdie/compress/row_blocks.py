@@ -12,7 +12,7 @@ taps than `_LEAST`, and rarely more inputs than outputs. Calibration knows more:
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -125,8 +125,11 @@ def sums_of_rows(name: str, weight: Tensor) -> tuple[NDArray[np.float64], NDArra
     return np.concatenate(sums), np.concatenate(squares)
 
 
-def deviation(name: str, weight: Tensor) -> float:
-    """Return the standard deviation of all numbers of a tensor that is not empty."""
-    sums, squares = sums_of_rows(name, weight)
-    mean = float(sums.sum()) / weight.numel()
-    return math.sqrt(max(float(squares.sum()) / weight.numel() - mean**2, 0.0))
+def deviation(parts: Iterable[NDArray[np.float32]]) -> float:
+    """Return the standard deviation of all numbers of parts of a matrix, which is not empty."""
+    total = square = 0.0
+    count = 0
+    for part in parts:
+        sums, squares = row_sums(part)
+        total, square, count = total + float(sums.sum()), square + float(squares.sum()), count + part.size
+    return math.sqrt(max(square / count - (total / count) ** 2, 0.0))

@@ -22,6 +22,7 @@ from birdie.cli import main
 from birdie.compress import row_blocks
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.difference import digest
+from birdie.compress.rate.jobs import Job
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import FORMATS
 from birdie.errors import ArtifactError, ConfigError
@@ -150,6 +151,28 @@ def test_large_tensors_are_differences_of_their_blocks(monkeypatch: pytest.Monke
     assert bits(birdie.load(tmp_path / "x.birdie", base=tmp_path / "base.safetensors")) == bits(later)
     to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", base=base)
     assert bits(load_file(tmp_path / "x.safetensors")) == bits(later)
+
+
+def test_near_differences_of_large_tensors_are_read_block_by_block(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(row_blocks, "LARGE", 1 << 10)
+    monkeypatch.setattr(row_blocks, "_BLOCK", 1 << 9)
+    base = {"matrix": torch.randn(300, 24)}
+    later = {"matrix": base["matrix"] + 0.01 * torch.randn(300, 24)}
+    most, values = [0], Job.values
+
+    def measured(self: Job, rows: slice = slice(None)) -> Tensor:
+        some = values(self, rows)
+        most.append(some.numel())
+        return some
+
+    monkeypatch.setattr(Job, "values", measured)
+    for target in ({"bits": 3.0}, {"scheme": "int8"}):
+        birdie.save(later, tmp_path / "x.birdie", base=base, **target)
+        back = birdie.load(tmp_path / "x.birdie", base=base)
+        assert float((back["matrix"] - later["matrix"]).std()) < 0.004
+    assert 0 < max(most) < 300 * 24
 
 
 def test_a_module_takes_differences_to_itself(tmp_path: Path) -> None:

@@ -4,16 +4,19 @@ exact ──► every bit of the difference, or the tensor by itself (birdie.com
 else ───► the difference encoded as a weight is, or as a product (birdie.compress.near)
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from birdie.compress import difference
 from birdie.compress.coding import estimate
 from birdie.compress.near import Components, Weights, cheaper
+from birdie.compress.row_blocks import row_blocks
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
@@ -35,15 +38,22 @@ def with_base(job: "Job", base: Callable[[slice], Tensor]) -> "Job":
     based = replace(job, base=base)
     if not based.is_near:
         return based
-    if not job.tensor.is_floating_point() or (
-        job.scheme is not None and job.scheme.decoder.name not in difference.INNER
-    ):
+    fits = job.scheme is None or job.scheme.decoder.name in difference.INNER
+    if not (fits and job.tensor.is_floating_point()):
         return job
-    numbers = based.values().reshape(-1)
-    largest, size = float(numbers.abs().max()), float(job.weight.detach().float().square().mean().sqrt())
+    largest = square = power = 0.0
+    for rows in row_blocks(job.weight):
+        weight, numbers = job.rows(rows), based.values(rows)
+        largest = max(largest, float(numbers.abs().max()))
+        square += float(numbers.square().sum(dtype=torch.float64))
+        power += float(weight.detach().float().square().sum(dtype=torch.float64))
+        release(weight)
+    if not square < power:  # nor if a number is not finite
+        return job
     if isinstance(job.scheme, Cast):
-        return replace(based, scheme=Grid(bits=8)) if largest * _FAR_SMALLER <= size else job
-    return based if float(numbers.square().mean().sqrt()) < size else job
+        small = largest * _FAR_SMALLER <= math.sqrt(power / job.weight.numel())
+        return replace(based, scheme=Grid(bits=8)) if small else job
+    return based
 
 
 def with_components(job: "Job") -> "Job":

@@ -17,7 +17,7 @@ import hashlib
 import math
 import os
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -137,6 +137,12 @@ class Job:
         difference = some.detach().float() - base.float()
         release(base)
         return difference
+
+    def numbers(self) -> Iterator[NDArray[np.float32]]:
+        """Yield what is encoded in blocks of rows, (rows, columns); their pages of a mapped file are released."""
+        for rows in row_blocks(self.weight):
+            yield finite_rows(self.name, self.values(rows))
+            release(self.rows(rows))
 
     def encode(self, rows: slice, exponent: float, *, draft: bool = False) -> Encoded:
         """Encode some rows.
@@ -359,7 +365,7 @@ def jobs_of(
         transforms = dict(zip(matrices, pool.map(lambda name: _transform(jobs[name]), matrices), strict=True))
     levels = {}
     for name in matrices:
-        spread = deviation(name, jobs[name].values()) or (0.0 if jobs[name].is_near else 1.0)
+        spread = deviation(jobs[name].numbers()) or (0.0 if jobs[name].is_near else 1.0)
         if not spread:  # did not change
             continue
         typical = float(np.log2(fed[name].row_weight).mean() + np.log2(fed[name].column_weight).mean()) / 2

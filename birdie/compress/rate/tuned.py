@@ -157,7 +157,8 @@ class _ByParts:
         tuner.load(values)
         coder.meter.begin(len(jobs.by_name))
         for index, part in enumerate(first):
-            values |= {job.name: tuner.value(job.name) for job in part}
+            if self.states is not None:
+                values |= {job.name: tuner.value(job.name) for job in part}  # as they are encoded
             some = coder.encode([self._now(job) for job in part], exponent)
             encoded |= some
             tuner.load(_decoded(some))
