@@ -237,6 +237,10 @@ def train(work, recipe, name, *, watch, **_):
             file.write(f"{step}\\n")
         state.with_name("new").write_text(str(step + 1))
         os.replace(state.with_name("new"), state)
+    study, allowed, trials = folder.parent, Path(sys.argv[3]), int(sys.argv[4])
+    while len(list(study.rglob("finished"))) >= trials - 2 and not allowed.exists():  # both workers live until then
+        time.sleep(0.02)
+        watch()
     state.with_name("new").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
     os.replace(state.with_name("new"), folder / "summary.json")
     with open(folder / "finished", "a") as file:
@@ -264,11 +268,12 @@ def test_killed_workers_lose_no_trial_and_run_none_twice(
 ) -> None:
     """`kill -9` of one of two processes on one study, at random times, and the same command again.
 
-    There are so many trials that no worker has ended before it is killed.
+    The last two trials wait for a file, so that no worker has ended before it is killed.
     """
     spec(tmp_path, trials=trials)
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [str(tmp_path / "worker.py"), str(tmp_path / "lr.toml"), str(tmp_path / "s")]
+    allowed = tmp_path / "allowed"
+    command = [*(str(tmp_path / name) for name in ("worker.py", "lr.toml", "s")), str(allowed), str(trials)]
     rng = random.Random(1)
     workers += [Program(*command) for _ in range(2)]
     for _ in range(kills):
@@ -280,6 +285,7 @@ def test_killed_workers_lose_no_trial_and_run_none_twice(
             victim.send_signal(signal.SIGKILL)
             assert victim.wait() == -signal.SIGKILL
         workers.append(Program(*command))
+    allowed.touch()
     assert [worker.wait() for worker in workers] == [0, 0]
     assert run_python(*command).returncode == 0  # takes over what the last one killed had
     results = SweepRun(spec(tmp_path, trials=trials), tmp_path / "s").results()
