@@ -19,16 +19,13 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from birdie.artifact import kept_files
-from birdie.artifact import metadata as file_metadata
 from birdie.artifact.base import Base, BaseOption
 from birdie.artifact.container import KIND
+from birdie.artifact.content import Content
 from birdie.artifact.inspect import inspect
 from birdie.artifact.options import CalibrationOption, SaveOptions, SaveRequest
 from birdie.artifact.resume import Resume
-from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.summary import Summary
-from birdie.artifact.write import Beside, lossless_entries
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
@@ -37,7 +34,6 @@ from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.groups import group_tiny_tensors
-from birdie.compress.state import ModelState
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ConfigError
@@ -164,8 +160,8 @@ def write_model(
         raise ConfigError("made-up inputs are for a module; give the module instead of its state dict")
     if request.tune and isinstance(calibration, CalibrationResult):
         calibration.measured()  # raises here, before long work
-    state = ModelState.of(model)
-    extra, about_state = kept_beside(model)
+    content = Content.of(model, request.metadata, files, tree)
+    state = content.state
     assignment = assign(state, request.scheme, target)
     base = None if request.base is None else Base.open(request.base)
     parts, renamed = ({}, {}) if base is None else base.matching(assignment.tensors)
@@ -176,17 +172,8 @@ def write_model(
     if calibration is None:  # with data each copy has the precision that its own use needs
         assignment = group_tiny_tensors(merge_copies(assignment))
     effort = effort_for(request.coder, assignment.weights)
-    about = {
-        "metadata": request.metadata,
-        "budget": target.in_bytes(assignment.weights),
-        "tree": tree,
-        "files": kept_files.sizes_of(files or {}),
-        "copies": file_metadata.copies_of(assignment.ties, assignment.copies),
-        "state": about_state,
-        "base": None if base is None else {"of": base.name, "names": renamed},
-    }
-    file_metadata.to_bytes(**about)  # what is no JSON raises here, before long work
-    hidden = [kept_files.entry_of(files)] if files else []
+    about_base = None if base is None else {"of": base.name, "names": renamed}
+    beside = content.beside(assignment, effort, target.in_bytes(assignment.weights), about_base)
     path = _output(path, overwrite)
     if calibration == "synthetic":
         calibration = synthetic_calibration(cast(nn.Module, model))
@@ -206,7 +193,6 @@ def write_model(
         # BLAS hands small products to threads that go on spinning between them: more processor time than
         # everything else takes.
         with threadpool_limits(1, user_api="blas"), resuming as resume:
-            beside = Beside(about, [*hidden, *lossless_entries(extra, effort)], assignment.groups)
             coder = Coder(
                 effort,
                 beside.size,

@@ -76,6 +76,12 @@ class TargetFlags:
                 f"--quality is {self.quality}; give a positive KL divergence in nats per token, for example 0.01"
             )
 
+    def text(self) -> str:
+        """Return the flags as they were written."""
+        written = {"budget": self.budget, "bits": self.bits, "quality": self.quality}
+        flags = [f"--{name} {value}" for name, value in written.items() if value is not None]
+        return " ".join([*flags, *(f"--scheme {spec}" for spec in self.scheme or ())])
+
     def options(self) -> dict[str, Any]:
         """Return the arguments of `birdie.save`."""
         return {
@@ -162,7 +168,7 @@ def command(
     ],
     /,
     *,
-    output: Annotated[Output, Parameter(help="The .birdie file to write.")],
+    output: Annotated[Output | None, Parameter(help="The .birdie file to write.")] = None,
     overwrite: Overwrite = False,
     lossless: Annotated[
         bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
@@ -196,6 +202,13 @@ def command(
     ] = None,
     target: Annotated[TargetFlags, FLAT] = TargetFlags(),
     calibration: Annotated[CalibrationFlags, FLAT] = CalibrationFlags(),
+    dry_run: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Write nothing: show expected bytes, error and time of these settings, and of others, within seconds.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
@@ -226,9 +239,21 @@ def command(
         )
     if target.quality is not None:
         calibration.require_data("--quality")
+    from birdie.artifact.checkpoint import open_checkpoint
+
+    if output is None and not dry_run:
+        raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
+    source = open_checkpoint(
+        checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
+    )
+    if output is None or dry_run:
+        for flag, value in {"quality": target.quality, "tune": calibration.tune, "base": base}.items():
+            if value is not None:
+                raise ConfigError(f"--dry-run has no forecast of --{flag}; drop one of the two")
+        _show_forecast(source, target, lossless, json)
+        return
     import torch
 
-    from birdie.artifact.checkpoint import open_checkpoint
     from birdie.artifact.container import KIND
     from birdie.artifact.repack import write_checkpoint
     from birdie.compress.calibration.blockwise import work_folder
@@ -249,9 +274,6 @@ def command(
     if calibration.source is not None and not calibration.blockwise and not alone:
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
     device = choose_device(calibration.device)
-    source = open_checkpoint(
-        checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
-    )
     inputs = [*source.paths, *calibrate.paths, *([] if base is None else [base])]
     output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
     require_writable(output.parent)
@@ -299,6 +321,46 @@ def command(
         print_json(summary.to_json() | source.to_json(summary) | measured)
     else:
         _show(source, summary, note, lossless)
+
+
+def _show_forecast(source: "Checkpoint", flags: TargetFlags, lossless: bool, as_json: bool) -> None:
+    from birdie.artifact.forecast import LOSSLESS, forecast
+    from birdie.artifact.inspect import load_seconds
+    from birdie.compress.rate.target import Target
+    from birdie.entropy.hints import effort_for
+
+    options = flags.options()
+    target = Target(options["budget"], flags.bits, None, lossless)
+    with source.mapped():
+        meant, others = forecast(source, target, scheme=options["scheme"], coder=flags.coder)
+    rows = {flags.text() or ("--lossless" if lossless else "default"): meant}
+    for other, expected in others.items():
+        rows.setdefault("--lossless" if other == LOSSLESS else f"--bits {other.bits:g}", expected)
+    load_s = load_seconds(effort_for(flags.coder, meant.weights), meant.weights)
+    if as_json:
+        about = {"path": str(source.path), "input_bytes": source.input_bytes, "weights": meant.weights}
+        print_json(
+            about
+            | {"load_seconds": round(load_s, 3)}
+            | {"forecasts": [{"setting": name, **expected.to_json()} for name, expected in rows.items()]}
+        )
+        return
+    table = Table(title=plain(f"{source.path}: {size(source.input_bytes)}, {meant.weights:,} weights"))
+    table.add_column("setting")
+    for name in ("bytes", "bits a weight", "error", "time"):
+        table.add_column(name, justify="right")
+    for name, expected in rows.items():
+        shown = "lossless" if expected.lossless else f"{expected.error:.2g}" if expected.fits else "cannot be met"
+        bits = f"{expected.bits_per_weight:.2f}"
+        table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
+    print_table(table)
+    if not all(expected.fits for expected in rows.values()):
+        print_line("a budget that cannot be met has the bytes of the smallest file")
+    print_line(f"loads in about {seconds(load_s)} on one core")
+    print_line(
+        "forecast by some rows of each matrix; error: squares of the weights' errors over those of the weights, which "
+        "calibration distributes better; nothing was written"
+    )
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:

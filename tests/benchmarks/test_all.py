@@ -44,6 +44,7 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
     ),
     "contest": (["baseline:smoke", "10l_mixed_precision:smoke", "--folder", "FOLDER"], {"recipe", "bytes", "less"}),
     "deltas": (["--subject", "tiny", "--steps", "1", "--runs", "FOLDER"], {"pair", "way", "bytes", "exact"}),
+    "dry_run": (["--subjects", "tiny"], {"network", "setting", "bytes", "off_%", "error", "error_ratio"}),
     "estimate": (["--part", "memory"], {"run", "recorded_MB", "estimate_MB", "error_%"}),
     "lazy": (["--layers", "5", "--width", "32", "--cache", "FOLDER"], {"way", "peak_mb", "of_eager", "exact"}),
     "lossy_deltas": (

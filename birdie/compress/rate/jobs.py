@@ -208,6 +208,15 @@ class Job:
         # paths down columns that are cut short would look costly
         return replace(self, tensor=some, weight=some, factors=factors, down_columns=False, base=None, components=None)
 
+    def cut(self, parts: Sequence[slice]) -> "Job":
+        """Return the job of some rows, one below the other: it can be measured."""
+        some = torch.cat([self.rows(rows).detach() for rows in parts])
+        factors = self.factors
+        if factors is not None:
+            row_weight = np.concatenate([factors.row_weight[rows] for rows in parts])
+            factors = replace(factors, rows=_NO_ROWS, row_weight=row_weight)
+        return replace(self, tensor=some, weight=some, factors=factors, down_columns=False)
+
     def lossless(self) -> "Job":
         """Return the job that keeps every bit."""
         weight = as_encoded(self.tensor, Lossless(), self.sensitivity)

@@ -1,0 +1,72 @@
+"""Content of a file: the tensors of a model, and all that is kept beside them.
+
+module or state dict, metadata, kept files ──► Content ──with an assignment──► Beside ──► model.birdie
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from birdie.artifact import kept_files
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.state_dict import kept_beside
+from birdie.artifact.write import Beside, lossless_entries
+from birdie.compress.rate.assignment import Assignment
+from birdie.compress.state import ModelState
+from birdie.entropy.hints import Effort
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Content of a file: a model and all that is kept beside it.
+
+    Attributes:
+        state: its tensors.
+        extra: tensors of extra states, by name.
+        about: arguments of `birdie.artifact.metadata.to_bytes` that no assignment changes.
+        files: name → content of the files kept beside the tensors.
+    """
+
+    state: ModelState
+    extra: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module | Mapping[str, Tensor],
+        metadata: Mapping[str, Any] | None,
+        files: Mapping[str, bytes] | None,
+        tree: Any,
+    ) -> "Content":
+        """Return the content of a file of a module without wrappers, or of a state dict.
+
+        Raises:
+            WeightsError: two tensors have one name, or an extra state cannot be stored.
+        """
+        state = ModelState.of(model)
+        extra, about_state = kept_beside(model)
+        kept = files or {}
+        about = {"metadata": metadata, "tree": tree, "files": kept_files.sizes_of(kept), "state": about_state}
+        return cls(state, extra, about, kept)
+
+    def beside(self, assignment: Assignment, effort: Effort, budget: int | None, base: Any = None) -> Beside:
+        """Return what a file of an assignment has beside its tensors.
+
+        Args:
+            assignment: of the tensors.
+            effort: of the entropy coder.
+            budget: bytes the file may have.
+            base: field of the metadata.
+
+        Raises:
+            ConfigError: the metadata is no JSON.
+        """
+        copies = file_metadata.copies_of(assignment.ties, assignment.copies)
+        about = {**self.about, "budget": budget, "copies": copies, "base": base}
+        file_metadata.to_bytes(**about)  # what is no JSON raises here, before long work
+        hidden = [kept_files.entry_of(self.files)] if self.files else []
+        return Beside(about, [*hidden, *lossless_entries(self.extra, effort)], assignment.groups)
