@@ -23,17 +23,21 @@ from birdie.artifact.forecast import forecast
 from birdie.compress.rate.target import Target
 from birdie.runtime.provenance import VERSION
 
-SPEECH = "speech"
-NETWORKS = ("g128", "bench", "samtruss", "resnet20", "resnet32", "crepe", "pronouncer", SPEECH)
+FILES = {
+    "resnet20": "resnet_cifar10/resnet20-12fca82f.th",
+    "resnet32": "resnet_cifar10/resnet32-d509ac18.th",
+    "speech": "silero_vad/silero_vad_16k.safetensors",
+}
+NETWORKS = ("g128", "bench", "samtruss", "crepe", "pronouncer", *FILES)
 BITS = (8.0, 6.0, 5.0, 4.0, 3.0)
 SCHEMES = (None, "int6", "ternary")
 
 
 def state_of(name: str, runs: Path) -> Mapping[str, Tensor]:
     """Return the tensors of a network."""
-    if name == SPEECH:
-        return read_state_dict(shared_data() / "weights" / "silero_vad" / "silero_vad_16k.safetensors")
-    return load_subject(name, runs, Amounts(tokens=1024, images=250, calibration_tokens=1024)).state
+    if name in FILES:
+        return read_state_dict(shared_data() / "weights" / FILES[name])
+    return load_subject(name, runs, Amounts(tokens=1024, calibration_tokens=1024)).state
 
 
 def error(state: Mapping[str, Tensor], decoded: Mapping[str, Tensor]) -> float:
@@ -80,7 +84,7 @@ def rows(name: str, state: Mapping[str, Tensor]) -> Iterator[Row]:
 def main(arguments: list[str] | None = None) -> None:
     """Print the figures of all runs."""
     parser = command_parser(__doc__)
-    names = one_of((*CHOICES, SPEECH), "network")
+    names = one_of(sorted({*CHOICES, *FILES}), "network")
     parser.add_argument("--subjects", type=comma_separated(names), default=[*NETWORKS], help="networks")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of trained models")
     options = parser.parse_args(arguments)

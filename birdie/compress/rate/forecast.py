@@ -10,6 +10,7 @@ half adds is taken for all that are left.
 
 import math
 import os
+import re
 import time
 import zlib
 from collections.abc import Hashable, Mapping, Sequence
@@ -31,11 +32,11 @@ from birdie.runtime.mapped import release
 
 _WEIGHTS = 1 << 20  # that are coded, about, of each setting
 _LEAST, _LEAST_ROWS = 1 << 14, 16  # weights and rows of a matrix, at least
-_PARTS = 4  # parts of a matrix that rows are from
+_PARTS = 8  # parts of a matrix that rows are from
 _MOST = 0.7  # share of the rows from which all of them are taken
 _FIRST = -2  # exponent at which a search for a budget begins
 _BLOCKS = 2  # blocks of a large tensor that are looked at
-_ESTIMATED = 8  # matrices of a scheme and shape that are looked at
+_ESTIMATED = 8  # matrices of one kind, each of another layer, that are looked at
 _CODED, _CODED_WEIGHTS = 2, 1 << 18  # those of them that are coded, and weights of each
 _ROUNDS = 2  # times that a search codes a model completely, about
 _DEPENDENT = 1 << 20  # weights that are coded of tensors of one kind whose rows depend on one another
@@ -162,7 +163,8 @@ class Forecaster:
         look = _Look(self.coder, exponent, min(1.0, _WEIGHTS / max(sum(job.weight.numel() for job in jobs), 1)))
         kinds: dict[Hashable, list[Job]] = {}
         for job in jobs:
-            kinds.setdefault((job.scheme, job.role == "searched", job.tensor.dtype, job.weight.shape), []).append(job)
+            layers = re.sub("[0-9]+", "0", job.name)
+            kinds.setdefault((job.scheme, job.tensor.dtype, job.weight.shape, layers), []).append(job)
         figures: dict[str, _Figures] = {}
         with ThreadPoolExecutor(self.coder.workers or os.cpu_count()) as pool:
             for alike in kinds.values():
@@ -236,7 +238,7 @@ class _Look:
 
 
 def _figures_of(alike: Sequence[Job], look: _Look, pool: ThreadPoolExecutor) -> dict[str, _Figures]:
-    """Return the figures of jobs of one scheme and shape: of some of them, and of each other those of the nearest.
+    """Return the figures of jobs that differ by the layer: of some of them, and of each other those of the nearest.
 
     They are estimated, and corrected by a few that are coded; or coded, if some of their rows do not tell about others.
     """
