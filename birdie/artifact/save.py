@@ -141,6 +141,7 @@ def write_model(
     overwrite: bool | None = None,
     files: Mapping[str, bytes] | None = None,
     tree: Any = None,
+    link: Mapping[str, Any] | None = None,
     world: World | None = None,
     **options: Unpack[SaveOptions],
 ) -> Summary:
@@ -152,6 +153,7 @@ def write_model(
             option that an error could name.
         files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
         tree: how the tensors nest (birdie.artifact.pytree).
+        link: facts about a link of a chain (birdie.artifact.links).
         world: ranks that share the tensors out, if there is no calibration or one in blocks. All call this with the
             same arguments; rank 0 writes the file, and its bytes are those of one process.
     """
@@ -184,6 +186,7 @@ def write_model(
         "copies": file_metadata.copies_of(assignment.ties, assignment.copies),
         "state": about_state,
         "base": None if base is None else {"of": base.name, "names": renamed},
+        "link": link,
     }
     file_metadata.to_bytes(**about)  # what is no JSON raises here, before long work
     hidden = [kept_files.entry_of(files)] if files else []

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.table import Table
 
+from birdie.cli.chain import compress_checkpoints, is_chain
 from birdie.cli.console import (
     FLAT,
     Json,
-    Output,
     Overwrite,
     compiling_notice,
     plain,
@@ -28,7 +28,7 @@ from birdie.compress.rate.target import parse_size
 from birdie.entropy.hints import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.outputs import require_output, require_writable
+from birdie.runtime.outputs import require_file_name, require_output, require_writable
 from birdie.runtime.parsing import parse_duration
 
 if TYPE_CHECKING:
@@ -162,7 +162,14 @@ def command(
     ],
     /,
     *,
-    output: Annotated[Output, Parameter(help="The .birdie file to write.")],
+    output: Annotated[
+        Path,
+        Parameter(
+            name=["-o", "--output"],
+            converter=lambda _, tokens: _output(tokens[0].value),
+            help="The .birdie file to write; of a run, the folder of its chain.",
+        ),
+    ],
     overwrite: Overwrite = False,
     lossless: Annotated[
         bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
@@ -173,6 +180,13 @@ def command(
             help="Checkpoint, folder or .birdie file like this one, such as an earlier step, or the model before "
             "fine-tuning. The differences alone are stored, with --lossless every bit of them; `birdie decompress "
             "--base` needs the same."
+        ),
+    ] = None,
+    full_every: Annotated[
+        int | None,
+        Parameter(
+            help="Of a folder of checkpoints of a run: store them as a chain of lossless differences, of which one in "
+            "so many stands alone. Default: 10, for a folder of nothing but checkpoints."
         ),
     ] = None,
     weights_only: Annotated[
@@ -216,6 +230,11 @@ def command(
     small files, configuration, tokenizer and license are kept as well, and count. A table names every file that is left
     out; one that holds weights and is not understood is an error, unless --skip or --keep names it. `birdie decompress
     -o FOLDER` gives a folder that from_pretrained loads.
+
+    Of a folder of checkpoints (step-100/, checkpoint-500/, step_100.safetensors, …) every one becomes a link of a chain
+    in the folder OUTPUT, losslessly and with all its files: most as differences to the one before. The same command
+    later adds those that are new. `birdie decompress OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists
+    them.
     """
     options = target.options()
     others = target.scheme or target.budget or target.bits or target.quality or calibration.source or calibration.tuning
@@ -224,6 +243,21 @@ def command(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme, --calibrate or --tune; "
             "remove one or the other"
         )
+    if checkpoint.is_dir() and (full_every is not None or is_chain(output) or _is_series(checkpoint)):
+        single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep, "skip": skip}
+        flags = [f"--{name}" for name, value in single.items() if value]
+        if others or flags:
+            raise ConfigError(
+                f"{checkpoint} holds checkpoints of a run, which are kept losslessly as a chain, without "
+                f"{flags[0] if flags else '--budget, --bits, --quality, --scheme, --calibrate and --tune'}; drop that, "
+                "or give one checkpoint"
+            )
+        compress_checkpoints(
+            checkpoint, output, full_every=full_every, coder=target.coder, overwrite=overwrite, json=json
+        )
+        return
+    if full_every is not None:
+        raise ConfigError(f"--full-every is for a folder of checkpoints, and {checkpoint} is none; drop it")
     if target.quality is not None:
         calibration.require_data("--quality")
     import torch
@@ -299,6 +333,17 @@ def command(
         print_json(summary.to_json() | source.to_json(summary) | measured)
     else:
         _show(source, summary, note, lossless)
+
+
+def _output(value: str) -> Path:
+    """Return the output; the folder of a chain, to which checkpoints are added, may end in a slash."""
+    return Path(value) if is_chain(Path(value)) else require_file_name(value)
+
+
+def _is_series(folder: Path) -> bool:
+    from birdie.artifact.checkpoint_series import is_series
+
+    return is_series(folder)
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:

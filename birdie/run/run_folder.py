@@ -27,7 +27,8 @@ from birdie.runtime.structured import keep_damaged, read_json, read_steps, rewri
 from birdie.train.loop import Step
 
 ENVIRONMENT, METRICS, RECIPE = "environment.json", "metrics.jsonl", "recipe.toml"
-FOLDERS = ("checkpoints", "profile", "tensorboard")
+CHAIN = "checkpoints.birdie"
+FOLDERS = ("checkpoints", CHAIN, "profile", "tensorboard")
 _BEFORE = {LOCK, HOLDER, ".worker"}  # what a run, or the sweep that starts it, makes first
 LOGGED = ("train_ms", "loss")
 """Names that every line of the metrics has."""
