@@ -26,10 +26,10 @@ from birdie.artifact.links import (
     FileTable,
     Limits,
     Link,
+    damage_of,
     decoded,
     other_bytes,
     read_link,
-    require_sound,
     stages_of,
     tensors_of,
 )
@@ -45,6 +45,7 @@ from birdie.runtime.outputs import TEMPORARY, require_folder, require_output_fol
 
 FULL_EVERY = 10
 """Links of which one stands alone, by default."""
+_GIVE = "; give a folder that birdie compress wrote"
 _LEAST_BYTES = 1 << 10  # of a tensor that may be a difference; smaller ones are coded together
 
 
@@ -99,7 +100,7 @@ class Chain:
             raise ConfigError(f"full_every is {full_every}; one of 1 to {MOST:,} links can stand alone")
         self.folder, self._full_every, self._coder, self._notify = folder, full_every, coder, notify
         self._follows_run = follows_run
-        self._sound: dict[str, bool] = {}  # links that were read as a whole, by name
+        self._damage: dict[str, Mapping[str, str]] = {}  # of links that were read, by name
 
     @property
     def paths(self) -> list[Path]:
@@ -161,7 +162,7 @@ class Chain:
                 base = self._base(step, links)
                 state = self._state(base, links, on_disk, latest) if base else _State()
                 links[name] = self._write(name, step, parts, base, links, state)
-                self._sound[name] = True
+                self._damage[name] = {}
             link, latest = links[name], parts
             yield Row(name, step, (self.folder / name).stat().st_size, link.bytes, link.base, added=not is_known)
 
@@ -188,22 +189,23 @@ class Chain:
         for name in sorted(names, key=lambda name: -links[name].step):
             (self.folder / name).unlink()
             links.pop(name)
-            self._sound.pop(name, None)
+            self._damage.pop(name, None)
         self._notify(f"removed {len(names)} links of steps {min(steps)} to {max(steps)} from {self.folder}")
 
     def _is_sound(self, name: str, links: Mapping[str, Link]) -> bool:
-        """Return whether a link, and all that it is a difference to, can be read; a link is read once."""
+        """Return whether a link, and all before it to which it is a difference, can be restored; each is read once."""
         unknown = []
-        while name and name not in self._sound:
+        while name and name not in self._damage:
             unknown.append(name)
+            name = links[name].base if name in links else ""
+        for name in reversed(unknown):
             try:
-                name = require_sound(self.folder / name).base
+                self._damage[name] = damage_of(self.folder / name, self._damage)
             except ArtifactError as error:
-                self._notify(f"warning: {error}")
-                self._sound[name] = False
-        is_sound = self._sound.get(name, True)
-        self._sound |= dict.fromkeys(unknown, is_sound)
-        return is_sound and all(one in links for one in unknown)
+                self._damage[name] = {"": str(error)}
+            if self._damage[name]:
+                self._notify(f"warning: {next(iter(self._damage[name].values()))}")
+        return not self._damage[unknown[0] if unknown else name]
 
     def _base(self, step: int, links: Mapping[str, Link]) -> str:
         """Return the link to which the one of a step is a difference; "" if it stands alone."""
@@ -233,29 +235,29 @@ class Chain:
             return _State(file.decode_all(), other_bytes(file, stages), [])
 
     def _write(
-        self, name: str, step: int, parts: CheckpointParts, base: str, links: Mapping[str, Link], before: "_State"
+        self, name: str, step: int, parts: CheckpointParts, base: str, links: Mapping[str, Link], earlier: "_State"
     ) -> Link:
         """Write the link of a checkpoint, as a difference where that is smaller, and return its facts."""
         files, other = {}, {}
         for file, one in parts.files.items():
-            same = file in before.other and before.other[file] == one.other
-            files[file] = FileTable(one.bytes, one.sha256, tuple(parts.order(file)), one.gaps, same)
+            same = file in earlier.other and earlier.other[file] == one.other
+            files[file] = FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps, same)
             if not same:
                 other[file] = one.other
         counterparts = {
-            tensor: before.tensors[tensor]
+            tensor: earlier.tensors[tensor]
             for tensor, weight in parts.tensors.items()
-            if weight.nbytes >= _LEAST_BYTES and tensor in before.tensors and pays(weight, before.tensors[tensor])
+            if weight.nbytes >= _LEAST_BYTES and tensor in earlier.tensors and pays(weight, earlier.tensors[tensor])
         }
         link = Link(step, parts.path.name, parts.is_folder, files)
         if counterparts or len(other) < len(files):
             link = replace(link, base=base, base_digest=links[base].digest)
-        with complete(parts.paths), releasing([*parts.paths, *before.paths]):
+        with complete(parts.paths), releasing([*parts.paths, *earlier.paths]):
             write_model(
                 parts.tensors,
                 self.folder / name,
                 lossless=True,
-                base=Base.of(base, counterparts, before.paths) if counterparts else None,
+                base=Base.of(base, counterparts, earlier.paths) if counterparts else None,
                 coder=self._coder,
                 files=other,
                 link=link.to_json(),
@@ -319,18 +321,18 @@ def survey(folder: Path) -> list[Row]:
         try:
             link = read_link(path)
             row = Row(path.name, link.step, row.bytes, link.bytes, link.base)
-            require_sound(path)
         except ArtifactError as error:
             row = replace(row, damage=str(error))
         rows[path.name] = row
     if not rows:
-        raise ArtifactError(f"{folder} holds no link of a chain; give a folder that birdie compress wrote")
-    ordered = sorted(rows, key=lambda name: (rows[name].step or 0, name))
-    for name in ordered:  # a base precedes what depends on it
-        base = rows.get(rows[name].base)
-        if base is not None and base.damage and not rows[name].damage:
-            rows[name] = replace(rows[name], damage=f"it is a difference to {base.name}, which cannot be restored")
-    return [rows[name] for name in ordered]
+        raise ArtifactError(f"{folder} holds no link of a chain{_GIVE}")
+    ordered = sorted(rows.values(), key=lambda row: (-1 if row.step is None else row.step, row.name))
+    damage: dict[str, Mapping[str, str]] = {}  # a base precedes what depends on it
+    for index, row in enumerate(ordered):
+        if row.step is not None:
+            damage[row.name] = damage_of(folder / row.name, damage)
+            ordered[index] = replace(row, damage=next(iter(damage[row.name].values()), ""))
+    return ordered
 
 
 def restore(

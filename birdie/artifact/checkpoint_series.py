@@ -122,8 +122,8 @@ class CheckpointParts:
             tied = {name: parts.tensors[first] for name, first in parts.ties.items()}
             for name, tensor in (parts.tensors | tied).items():
                 self.tensors[f"{file}/{name}" if is_folder else name] = tensor
-        self.digest = digest_of({name: (parts.bytes, parts.sha256) for name, parts in files.items()})
-        self.bytes = sum(parts.bytes for parts in files.values())
+        self.digest = digest_of({name: (parts.size, parts.sha256) for name, parts in files.items()})
+        self.bytes = sum(parts.size for parts in files.values())
 
     @property
     def paths(self) -> list[Path]:

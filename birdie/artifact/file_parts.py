@@ -53,7 +53,7 @@ class FileParts:
     """A file in parts.
 
     Attributes:
-        bytes: size of the file.
+        size: in bytes.
         sha256: digest of the file, hexadecimal.
         tensors: name → tensor, in the order in which they lie in the file.
         ties: second name of a tensor → its name.
@@ -61,7 +61,7 @@ class FileParts:
         other: all bytes that are in no tensor, in their order.
     """
 
-    bytes: int
+    size: int
     sha256: str
     tensors: dict[str, Tensor]
     ties: dict[str, str]
@@ -74,6 +74,7 @@ def split(path: Path) -> FileParts:
 
     Raises:
         WeightsError: the file cannot be read.
+        DataError: it is no regular file.
     """
     try:
         with open_regular(path) as file:
@@ -174,15 +175,15 @@ def _of_torch(path: Path, data: Tensor) -> list[_Piece]:
         memory = tensor.untyped_storage()
         address, size = memory.data_ptr(), memory.nbytes()
         first.setdefault(address, (size, tensor))
-        known = tensor.dtype in FORMATS and tensor.ndim <= MAX_DIMS and _is_short_text(name)
-        if known and tensor.is_contiguous() and tensor.nbytes == size:
+        is_plain = tensor.dtype in FORMATS and tensor.ndim <= MAX_DIMS and _is_short_text(name)
+        if is_plain and tensor.is_contiguous() and tensor.nbytes == size:
             covering.setdefault(address, []).append((name, tensor))
     origin = _origin({address: size for address, (size, _) in first.items()}, stored)
     pieces = []
     for start, (size, name) in stored.items():
-        known = covering.get(origin + start) if origin is not None else None
-        if known:
-            (name, tensor), *others = known
+        all_of_it = covering.get(origin + start, []) if origin is not None else []
+        if all_of_it:
+            (name, tensor), *others = all_of_it
             shape, dtype = tuple(tensor.shape), tensor.dtype
             names = tuple(dict.fromkeys(other for other, one in others if one.shape == shape and one.dtype == dtype))
         else:

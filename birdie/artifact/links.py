@@ -252,19 +252,40 @@ def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = Non
     return content
 
 
-def require_sound(path: Path) -> Link:
-    """Check the checksum of everything in a link, and that its base is there; return its facts.
+def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return part → reason of all parts of a link's checkpoint that cannot be restored, after reading all of the file.
+
+    A part is the name of a tensor, or NUL and the name of a file for the bytes around its tensors.
+
+    Args:
+        path: of the link.
+        damage_before: name of each link of an earlier step → what this function returned of it.
 
     Raises:
-        ArtifactError: the link is damaged, or its base is another one or missing.
+        ArtifactError: the header is damaged, or the file is no link.
     """
+    reasons: dict[str, str] = {}
     with Reader(path) as reader:
         link = _link_in(reader)
-        for name in reader.entries:
-            reader.read(name)
-        if link.base:
-            _base_in(path, link)
-    return link
+        for entry in reader.entries:
+            try:
+                reader.read(entry)
+            except ArtifactError as error:
+                owner = "\0".join(entry.split("\0")[:2]) if entry.startswith("\0") else entry.partition("\0")[0]
+                files = [f"\0{name}" for name, file in link.files.items() if not file.same]
+                parts = files if owner == kept_files.ENTRY else reader.groups.get(owner, [owner])
+                reasons |= dict.fromkeys(parts, str(error))
+        needed = _differences(reader, None)
+    same = {name for name, file in link.files.items() if file.same}
+    if needed or same:
+        try:
+            _base_in(path, link, needed, same)
+        except ArtifactError as error:
+            return reasons | dict.fromkeys([*needed, *(f"\0{name}" for name in same)], str(error))
+        broken = damage_before.get(link.base, {}).keys() & {*needed, *(f"\0{name}" for name in same)}
+        for part in sorted(broken):
+            reasons[part] = f"{path} needs {part.lstrip(chr(0))!r} of {link.base}, which is damaged"
+    return reasons
 
 
 def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> list[Stage]:

@@ -52,7 +52,12 @@ def compress_checkpoints(
     checkpoints = series(folder)
     if output.resolve() in [path.resolve() for path in (folder, *checkpoints.values())]:
         raise ConfigError(f"{output} is read; choose another output")
-    chain = Chain(output, full_every=full_every or FULL_EVERY, coder="fast" if coder == "auto" else coder, notify=log)
+    chain = Chain(
+        output,
+        full_every=FULL_EVERY if full_every is None else full_every,
+        coder="fast" if coder == "auto" else coder,
+        notify=log,
+    )
     chain.require_writable(overwrite=overwrite)
     rows = []
     with compiling_notice():
@@ -60,13 +65,13 @@ def compress_checkpoints(
             rows.append(row)
             if row.added:
                 log(f"step {row.step}: {size(row.checkpoint_bytes or 0)} → {size(row.bytes)}, {_kind(row).plain}")
-    before, after = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
+    original, stored = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
     added = sum(row.added for row in rows)
     if json:
-        print_json({"path": str(output), "input_bytes": before, "bytes": after, "added": added, **_listed(rows)})
+        print_json({"path": str(output), "input_bytes": original, "bytes": stored, "added": added, **_listed(rows)})
         return
     print_table(_table(rows, "", lambda row: "added" if row.added else "in the chain already"))
-    print_line(f"{size(before)} → {size(after)} ({(before - after) / max(before, 1):.1%} saved): {output}")
+    print_line(f"{size(original)} → {size(stored)} ({(original - stored) / max(original, 1):.1%} saved): {output}")
     print_line(f"restore one: birdie decompress {output} --step {rows[-1].step} -o FOLDER")
 
 
@@ -119,13 +124,13 @@ def show_chain(folder: Path, *, json: bool) -> None:
 
     rows = survey(folder)
     damaged = [row for row in rows if row.damage]
-    stored, before = sum(row.bytes for row in rows), sum(row.checkpoint_bytes or 0 for row in rows)
+    stored, original = sum(row.bytes for row in rows), sum(row.checkpoint_bytes or 0 for row in rows)
     if json:
         listed = _listed(rows)
-        print_json({"path": str(folder), "bytes": stored, "input_bytes": before, "damaged": len(damaged), **listed})
+        print_json({"path": str(folder), "bytes": stored, "input_bytes": original, "damaged": len(damaged), **listed})
     else:
         print_table(_table(rows, "intact", lambda row: "no" if row.damage else "yes"))
-        print_line(f"{len(rows)} checkpoints of {size(before)} in {size(stored)}: {folder}")
+        print_line(f"{len(rows)} checkpoints of {size(original)} in {size(stored)}: {folder}")
         for row in damaged:
             print_line(f"{row.name} cannot be restored: {row.damage}")
     if damaged:
@@ -139,10 +144,12 @@ def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str]) -> T
     table.add_column("stored as", overflow="fold")
     table.add_column(name)
     for row in rows:
-        before = row.checkpoint_bytes
-        share = f"{row.bytes / before:.1%}" if before else ""
+        original = row.checkpoint_bytes
+        share = f"{row.bytes / original:.1%}" if original else ""
         step = plain(row.name) if row.step is None else f"{row.step}"
-        table.add_row(step, f"{row.bytes:,}", "" if before is None else f"{before:,}", share, _kind(row), value(row))
+        table.add_row(
+            step, f"{row.bytes:,}", "" if original is None else f"{original:,}", share, _kind(row), value(row)
+        )
     return table
 
 
