@@ -22,6 +22,7 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.tensors import FORMATS
 from birdie.errors import ArtifactError, ConfigError, OutputError
+from tests.kills import kill_at_each_call
 
 STEPS = (8, 9, 10, 11)
 
@@ -247,6 +248,22 @@ def test_the_door_says_what_is_wrong(chain: Path, checkpoints: Path, tmp_path: P
     with pytest.raises(ArtifactError, match=r"plain\.birdie is no link"):
         read_link(chain / "plain.birdie")
     assert find_link(chain, 8).name == "step-8.birdie"
+
+
+@pytest.mark.nightly
+def test_whoever_is_killed_leaves_a_chain_and_goes_on(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(chain, source)
+    (chain / "step-10.birdie").unlink()
+    (chain / "step-11.birdie").unlink()
+    expected = {path.name: path.read_bytes() for path in source.iterdir()}
+    deaths = 0
+    for _ in kill_at_each_call(extend, chain, checkpoints):
+        left = {path.name: path.read_bytes() for path in chain.iterdir() if path.suffix == ".birdie"}
+        assert left.items() <= expected.items()
+        deaths += 1
+    assert deaths > 5
+    assert content(chain) == expected, "nothing else is left"
 
 
 @pytest.fixture
