@@ -28,8 +28,6 @@ from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.mapped import complete, releasing
 
-BaseOption = str | Path | nn.Module | Mapping[str, Tensor]
-"""A checkpoint file, the folder of a model, a .birdie file, or tensors in memory."""
 Part = Callable[[slice], Tensor]
 """Elements in row-major order → these of a tensor of the base, in the dtype of the other tensor."""
 _KEPT = 4  # tensors of a .birdie file that stay decoded, for the next block of one
@@ -63,15 +61,17 @@ class Base:
         self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in shapes.values())
 
     @classmethod
-    def open(cls, source: BaseOption) -> "Base":
+    def open(cls, source: "BaseOption") -> "Base":
         """Open a base.
 
         Raises:
             ConfigError: it is none of what a base may be, or a file that needs a base itself.
             WeightsError, ArtifactError: it cannot be read.
         """
+        if isinstance(source, Base):
+            return source
         if isinstance(source, nn.Module | Mapping):
-            return cls._of("the base", named_tensors(unwrapped(source)))
+            return cls.of("the base", named_tensors(unwrapped(source)))
         if not isinstance(source, str | Path):
             raise ConfigError(f"base is a {type(source).__name__}; give a checkpoint, a folder, a module or a dict")
         path = Path(source)
@@ -84,10 +84,11 @@ class Base:
         except WeightsError:  # objects of other programs, which only the weights do without
             checkpoint = open_checkpoint(path, weights_only=True)
         tensors = pytree.flatten(checkpoint.content)[0] if checkpoint.is_object else checkpoint.content
-        return cls._of(str(path), tensors, checkpoint.paths)
+        return cls.of(str(path), tensors, checkpoint.paths)
 
     @classmethod
-    def _of(cls, where: str, tensors: Mapping[str, Tensor], files: Collection[Path] = ()) -> "Base":
+    def of(cls, where: str, tensors: Mapping[str, Tensor], files: Collection[Path] = ()) -> "Base":
+        """Return the base that these tensors are; `files` as of the class."""
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         return cls(where, shapes, lambda name: tensors[name].detach(), files)
 
@@ -183,15 +184,8 @@ class Base:
         return {name: other for name, other in hits.items() if other is not None and self._fits(other, tensors[name])}
 
 
-@contextmanager
-def opened(source: BaseOption | None) -> Iterator[Base | None]:
-    """Open a base, if there is one, for as long as tensors are decoded."""
-    if source is None:
-        yield None
-        return
-    base = Base.open(source)
-    with base.mapped():
-        yield base
+BaseOption = str | Path | nn.Module | Mapping[str, Tensor] | Base
+"""A checkpoint file, the folder of a model, a .birdie file, tensors in memory, or an open base."""
 
 
 def _ends(name: str) -> Iterator[str]:

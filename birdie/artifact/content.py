@@ -40,7 +40,8 @@ class Content:
         model: nn.Module | Mapping[str, Tensor],
         metadata: Mapping[str, Any] | None,
         files: Mapping[str, bytes] | None,
-        tree: Any,
+        tree: Any = None,
+        link: Mapping[str, Any] | None = None,
     ) -> "Content":
         """Return the content of a file of a module without wrappers, or of a state dict.
 
@@ -50,7 +51,13 @@ class Content:
         state = ModelState.of(model)
         extra, about_state = kept_beside(model)
         kept = files or {}
-        about = {"metadata": metadata, "tree": tree, "files": kept_files.sizes_of(kept), "state": about_state}
+        about = {
+            "metadata": metadata,
+            "tree": tree,
+            "files": kept_files.sizes_of(kept),
+            "state": about_state,
+            "link": link,
+        }
         return cls(state, extra, about, kept)
 
     def beside(self, assignment: Assignment, effort: Effort, budget: int | None, base: Any = None) -> Beside:

@@ -152,12 +152,8 @@ class File(Reader):
                 counts.
             independent: names that have a copy although `shared`.
         """
-        if self.needs_base and self._base is None:
-            of, _ = file_metadata.base_in(self.fields, self.where)
-            raise ArtifactError(
-                f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "
-                "cannot be decoded; give that as base=… (--base)"
-            )
+        if names is None and self.needs_base:
+            self._require_base()
         limit = self.default_limit if max_bytes is None else max_bytes
         payload = self.size - self.header_bytes
         if max_operations is None:
@@ -171,6 +167,8 @@ class File(Reader):
         named = [self.entry(name) for name in (self.names if names is None else names)]
         holders = dict.fromkeys(self.holder(self.stored(entry.name)) for entry in named)
         entries = [self.entry(block) for name in holders for block, _ in self.parts(name)]
+        if any(entry.scheme == DIFFERENCE for entry in entries):
+            self._require_base()
         total = sum(map(decoded_bytes, entries))
         apart = set(independent)
         copies = sum(
@@ -182,6 +180,14 @@ class File(Reader):
         room += 0 if self._base is None else PEAK_PER_BASE_BYTE * self._base.bytes
         self._require(sum(cost.bytes for cost in costs), "bytes of memory", room, "max_bytes (--max-size)")
         self._require(OPERATIONS_PER_TENSOR * len(costs) + sum(cost.operations for cost in costs), *operations)
+
+    def _require_base(self) -> None:
+        if self._base is None:
+            of, _ = file_metadata.base_in(self.fields, self.where)
+            raise ArtifactError(
+                f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "
+                "cannot be decoded; give that as base=… (--base)"
+            )
 
     def _require(self, number: int, what: str, limit: int, argument: str) -> None:
         if number > limit:

@@ -22,10 +22,11 @@ import torch
 from safetensors.torch import load_file
 
 from birdie.artifact import kept_files
-from birdie.artifact.base import BaseOption, opened
+from birdie.artifact.base import BaseOption
 from birdie.artifact.checkpoints import MARK, read_header, weight_map
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.folder_scan import TORCH, component_of
+from birdie.artifact.links import Limits, opened
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -62,7 +63,8 @@ def write_folder(
     if max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
     registry.import_schemes(schemes)
-    with opened(base) as reference, File(file, registry.decoder, reference) as reader:
+    limits: Limits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
+    with opened(base, file, **limits) as reference, File(file, registry.decoder, reference) as reader:
         kept = kept_files.read(reader, max_bytes)
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)

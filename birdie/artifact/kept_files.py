@@ -20,16 +20,16 @@ from birdie.runtime.names import is_name
 ENTRY = "\0files"  # no tensor has a name with NUL
 _LEAST_WINDOW, _LARGEST_WINDOW = 1 << 12, 1 << 26
 _LZMA, _UINT8 = 0, 1  # codes of the coder and of the dtype
-_MOST_FILES = 1 << 12
+MOST_FILES = 1 << 12
 _LEAST_LIMIT, _MOST_RATIO = 1 << 28, 64
 
 
 def entry_of(files: Mapping[str, bytes]) -> Entry:
     """Return the entry that holds the contents of files, in the order of their names."""
-    if len(files) > _MOST_FILES:
-        raise ConfigError(f"a file keeps at most {_MOST_FILES:,} others beside its tensors, not {len(files):,}")
+    if len(files) > MOST_FILES:
+        raise ConfigError(f"a file keeps at most {MOST_FILES:,} others beside its tensors, not {len(files):,}")
     for name in files:
-        if not _is_file(name, files):
+        if not is_file(name, files):
             raise ConfigError(
                 f"{name!r} is not the name of a file in a folder; give for example 'tokenizer/vocab.json'"
             )
@@ -48,9 +48,9 @@ def listed(fields: Mapping[str, Any], where: str) -> dict[str, int]:
     sizes = fields.get("files", {})
     if not (
         isinstance(sizes, dict)
-        and len(sizes) <= _MOST_FILES
+        and len(sizes) <= MOST_FILES
         and list(sizes) == sorted(sizes)
-        and all(_is_file(name, sizes) and type(size) is int and size >= 0 for name, size in sizes.items())
+        and all(is_file(name, sizes) and type(size) is int and size >= 0 for name, size in sizes.items())
     ):
         raise ArtifactError(f"the list of files kept in {where} is not what birdie writes; the file is damaged")
     return sizes
@@ -90,7 +90,7 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
     return files
 
 
-def _is_file(name: str, names: Collection[str]) -> bool:
+def is_file(name: str, names: Collection[str]) -> bool:
     """Return whether `name` is that of a file in a folder, and none of `names` has the name of its folder."""
     return is_name(name) and not any(folder in names for folder in accumulate(name.split("/")[:-1], "{}/{}".format))
 

@@ -18,11 +18,13 @@ from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact import pytree
-from birdie.artifact.base import Base, BaseOption, opened
-from birdie.artifact.container import ALIAS
+from birdie.artifact.base import BaseOption
+from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.device import CompressedTensors, open_file, target_of
 from birdie.artifact.file import Data, File, decoded_bytes
 from birdie.artifact.lazy import Coded, attach
+from birdie.artifact.links import Limits as ChainLimits
+from birdie.artifact.links import base_of, opened
 from birdie.artifact.state_dict import belongs_to_extra, state_dict_of
 from birdie.compress import registry
 from birdie.compress.device.compressed import works
@@ -102,6 +104,7 @@ def load(
             `into=model.encoder`.
         names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.
         base: the checkpoint that a file of differences was made with: what `save` took, or the same tensors otherwise.
+            A link of a chain of checkpoints finds its base beside it.
         max_bytes: refuse to decode more than this; default 1 GiB, 64 × the file or 2 × its base. By default tensors for
             which `into` has memory already do not count.
         max_operations: refuse to decode a file that takes more operations, of about a nanosecond each; default 2 for
@@ -134,10 +137,12 @@ def load(
     if into is None and not strict:
         raise ConfigError("strict=False is about the names of a module; give into=, or leave it out")
     part = Part(prefix, names)
+    chosen = None if part.is_all else part.of
+    limits: ChainLimits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
-        file = File(path, registry.decoder, None if base is None else Base.open(base))
+        file = File(path, registry.decoder, base_of(base, path, chosen, **limits))
         try:
             file.require(max_bytes, max_operations, None if part.is_all else part.of(file))
             settings = {"strict": strict, "dtype": dtype, "cache_bytes": cache_bytes}
@@ -146,7 +151,10 @@ def load(
             file.close()
             raise
         return into if strict else keys
-    with opened(base) as reference, open_file(path, device if part.is_all else "cpu", into, reference) as file:
+    with (
+        opened(base, path, chosen, **limits) as reference,
+        open_file(path, device if part.is_all else "cpu", into, reference) as file,
+    ):
         names, copies = part.of(file), () if into is not None else _copies(file)
         if max_bytes is None and into is not None:
             max_bytes = file.default_limit + _allocated(file, into)
@@ -178,7 +186,7 @@ class Part:
         """Return whether all tensors are loaded."""
         return not self.prefix and self.names is None
 
-    def of(self, file: File) -> list[str]:
+    def of(self, file: Reader) -> list[str]:
         """Return the names of the tensors in a file."""
         chosen = [name for name in file.names if name.startswith(self.prefix)]
         if self.names is not None:

@@ -7,6 +7,7 @@ files      name → bytes of the files kept beside the tensors (birdie.artifact.
 copies     indices of those aliases, among all sorted by name, whose tensors are independent of their targets
 state      versions and extra state of the modules (birdie.artifact.state_dict)
 base       of a file of differences: "of", the base's file name, and "names", name → name in the base, where they differ
+link       of a link of a chain: its checkpoint, and the link that it is a difference to (birdie.artifact.links)
 """
 
 import json
@@ -28,6 +29,7 @@ def to_bytes(
     copies: Sequence[int] | None = None,
     state: Any = None,
     base: Mapping[str, Any] | None = None,
+    link: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes."""
     fields = {
@@ -39,6 +41,7 @@ def to_bytes(
         "copies": copies or None,
         "state": state,
         "base": base,
+        "link": link,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:

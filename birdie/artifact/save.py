@@ -137,6 +137,7 @@ def write_model(
     overwrite: bool | None = None,
     files: Mapping[str, bytes] | None = None,
     tree: Any = None,
+    link: Mapping[str, Any] | None = None,
     world: World | None = None,
     **options: Unpack[SaveOptions],
 ) -> Summary:
@@ -148,6 +149,7 @@ def write_model(
             option that an error could name.
         files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
         tree: how the tensors nest (birdie.artifact.pytree).
+        link: facts about a link of a chain (birdie.artifact.links).
         world: ranks that share the tensors out, if there is no calibration or one in blocks. All call this with the
             same arguments; rank 0 writes the file, and its bytes are those of one process.
     """
@@ -160,7 +162,7 @@ def write_model(
         raise ConfigError("made-up inputs are for a module; give the module instead of its state dict")
     if request.tune and isinstance(calibration, CalibrationResult):
         calibration.measured()  # raises here, before long work
-    content = Content.of(model, request.metadata, files, tree)
+    content = Content.of(model, request.metadata, files, tree, link)
     state = content.state
     assignment = assign(state, request.scheme, target)
     base = None if request.base is None else Base.open(request.base)

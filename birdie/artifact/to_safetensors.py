@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.artifact.base import BaseOption, opened
+from birdie.artifact.base import BaseOption
 from birdie.artifact.file import File, decoded_bytes, dtype_of
+from birdie.artifact.links import Limits, opened
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.platform import write_at
@@ -57,7 +58,8 @@ def to_safetensors(
         base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
     """
     registry.import_schemes(schemes)
-    with opened(base) as reference, File(file, registry.decoder, reference) as reader:
+    limits: Limits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
+    with opened(base, file, **limits) as reference, File(file, registry.decoder, reference) as reader:
         reader.require(max_bytes, max_operations, shared=False)
         header = headers_in(reader.fields, reader.where).get("", {})
         write_tensors(reader, target, {name: name for name in reader.names}, header, workers)
@@ -92,7 +94,7 @@ def write_tensors(
     def convert(block: tuple[str, list[int]]) -> None:
         name, starts = block
         with room.taken(decoded_bytes(file.entry(name))):
-            data = _bytes_of(file.decode(name, threads))
+            data = bytes_of(file.decode(name, threads))
             for start in starts:
                 write_at(out, lock, data, len(start_of_file) + start)
 
@@ -141,7 +143,8 @@ def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> t
     return len(text).to_bytes(8, "little") + text, positions
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor on the CPU, in row-major order; without a copy if it is contiguous."""
     if not tensor.numel():
         return memoryview(b"")
     data: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()

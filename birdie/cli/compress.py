@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.table import Table
 
+from birdie.cli.chain import compress_checkpoints, is_chain
 from birdie.cli.console import (
     FLAT,
     Json,
-    Output,
     Overwrite,
     compiling_notice,
     plain,
@@ -23,12 +23,13 @@ from birdie.cli.console import (
     seconds,
     size,
 )
+from birdie.cli.dry_run import show_forecast
 from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.target import parse_size
 from birdie.entropy.hints import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.outputs import require_output, require_writable
+from birdie.runtime.outputs import require_file_name, require_output, require_writable
 from birdie.runtime.parsing import parse_duration
 
 if TYPE_CHECKING:
@@ -168,7 +169,14 @@ def command(
     ],
     /,
     *,
-    output: Annotated[Output | None, Parameter(help="The .birdie file to write.")] = None,
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["-o", "--output"],
+            converter=lambda _, tokens: _output(tokens[0].value),
+            help="The .birdie file to write; of a run, the folder of its chain.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     lossless: Annotated[
         bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
@@ -179,6 +187,13 @@ def command(
             help="Checkpoint, folder or .birdie file like this one, such as an earlier step, or the model before "
             "fine-tuning. The differences alone are stored, with --lossless every bit of them; `birdie decompress "
             "--base` needs the same."
+        ),
+    ] = None,
+    full_every: Annotated[
+        int | None,
+        Parameter(
+            help="Of a folder of checkpoints of a run: store them as a chain of lossless differences, of which one in "
+            "so many stands alone. Default: 10, for a folder of nothing but checkpoints."
         ),
     ] = None,
     weights_only: Annotated[
@@ -229,6 +244,11 @@ def command(
     small files, configuration, tokenizer and license are kept as well, and count. A table names every file that is left
     out; one that holds weights and is not understood is an error, unless --skip or --keep names it. `birdie decompress
     -o FOLDER` gives a folder that from_pretrained loads.
+
+    Of a folder of checkpoints (step-100/, checkpoint-500/, step_100.safetensors, …) every one becomes a link of a chain
+    in the folder OUTPUT, losslessly and with all its files: most as differences to the one before. The same command
+    later adds those that are new. `birdie decompress OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists
+    them.
     """
     options = target.options()
     others = target.scheme or target.budget or target.bits or target.quality or calibration.source or calibration.tuning
@@ -237,12 +257,29 @@ def command(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme, --calibrate or --tune; "
             "remove one or the other"
         )
+    if output is None and not dry_run:
+        raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
+    to_chain = output is not None and is_chain(output)
+    if checkpoint.is_dir() and (full_every is not None or to_chain or _is_series(checkpoint)):
+        single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep, "skip": skip}
+        single |= {"dry-run": dry_run}
+        flags = [f"--{name}" for name, value in single.items() if value]
+        if others or flags or output is None:
+            raise ConfigError(
+                f"{checkpoint} holds checkpoints of a run, which are kept losslessly as a chain, without "
+                f"{flags[0] if flags else '--budget, --bits, --quality, --scheme, --calibrate and --tune'}; drop that, "
+                "or give one checkpoint"
+            )
+        compress_checkpoints(
+            checkpoint, output, full_every=full_every, coder=target.coder, overwrite=overwrite, json=json
+        )
+        return
+    if full_every is not None:
+        raise ConfigError(f"--full-every is for a folder of checkpoints, and {checkpoint} is none; drop it")
     if target.quality is not None:
         calibration.require_data("--quality")
     from birdie.artifact.checkpoint import open_checkpoint
 
-    if output is None and not dry_run:
-        raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
     source = open_checkpoint(
         checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
     )
@@ -250,7 +287,7 @@ def command(
         for flag, value in {"quality": target.quality, "tune": calibration.tune, "base": base}.items():
             if value is not None:
                 raise ConfigError(f"--dry-run has no forecast of --{flag}; drop one of the two")
-        _show_forecast(source, target, lossless, json)
+        show_forecast(source, target, lossless=lossless, as_json=json)
         return
     import torch
 
@@ -323,44 +360,15 @@ def command(
         _show(source, summary, note, lossless)
 
 
-def _show_forecast(source: "Checkpoint", flags: TargetFlags, lossless: bool, as_json: bool) -> None:
-    from birdie.artifact.forecast import LOSSLESS, forecast
-    from birdie.artifact.inspect import load_seconds
-    from birdie.compress.rate.target import Target
-    from birdie.entropy.hints import effort_for
+def _output(value: str) -> Path:
+    """Return the output; the folder of a chain, to which checkpoints are added, may end in a slash."""
+    return Path(value) if is_chain(Path(value)) else require_file_name(value)
 
-    options = flags.options()
-    target = Target(options["budget"], flags.bits, None, lossless)
-    with source.mapped():
-        meant, others = forecast(source, target, scheme=options["scheme"], coder=flags.coder)
-    rows = {flags.text() or ("--lossless" if lossless else "default"): meant}
-    for other, expected in others.items():
-        rows.setdefault("--lossless" if other == LOSSLESS else f"--bits {other.bits:g}", expected)
-    load_s = load_seconds(effort_for(flags.coder, meant.weights), meant.weights)
-    if as_json:
-        about = {"path": str(source.path), "input_bytes": source.input_bytes, "weights": meant.weights}
-        print_json(
-            about
-            | {"load_seconds": round(load_s, 3)}
-            | {"forecasts": [{"setting": name, **expected.to_json()} for name, expected in rows.items()]}
-        )
-        return
-    table = Table(title=plain(f"{source.path}: {size(source.input_bytes)}, {meant.weights:,} weights"))
-    table.add_column("setting")
-    for name in ("bytes", "bits a weight", "error", "time"):
-        table.add_column(name, justify="right")
-    for name, expected in rows.items():
-        shown = "lossless" if expected.lossless else f"{expected.error:.2g}" if expected.fits else "cannot be met"
-        bits = f"{expected.bits_per_weight:.2f}"
-        table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
-    print_table(table)
-    if not all(expected.fits for expected in rows.values()):
-        print_line("a budget that cannot be met has the bytes of the smallest file")
-    print_line(f"loads in about {seconds(load_s)} on one core")
-    print_line(
-        "forecast by some rows of each matrix; error: squares of the weights' errors over those of the weights, which "
-        "calibration distributes better; nothing was written"
-    )
+
+def _is_series(folder: Path) -> bool:
+    from birdie.artifact.checkpoint_series import is_series
+
+    return is_series(folder)
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:

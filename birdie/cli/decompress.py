@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from birdie.cli.chain import decompress_link, link_of
 from birdie.cli.console import (
     Json,
     Overwrite,
@@ -41,6 +42,7 @@ def command(
         Parameter(name=["-o", "--output"], help="The .safetensors, .pt, .pth, .ptz or folder (no suffix) to write."),
     ],
     overwrite: Overwrite = False,
+    step: Annotated[int | None, Parameter(help="Of the folder of a chain: step of the checkpoint to restore.")] = None,
     max_shard_size: Annotated[
         str, Parameter(help="Of a folder: most bytes of a file of weights; larger models are cut into several.")
     ] = "5GB",
@@ -70,8 +72,25 @@ def command(
     A file of `birdie compress --lossless` restores nested values too, except in .safetensors: it holds only the
     tensors, named by their paths. A folder has the weights and all files that `birdie compress FOLDER` kept: what
     from_pretrained of the library loads that wrote it.
+
+    A link of a chain of checkpoints (birdie compress CHECKPOINTS) restores all files of its checkpoint bit for bit,
+    from the links beside it.
     """
-    if output.suffix and output.suffix not in SUFFIXES and not output.is_dir():
+    if file.is_dir():
+        file = link_of(file, step)
+    elif step is not None:
+        raise ConfigError(f"--step is for the folder of a chain, and {file} is none; drop it, or give the folder")
+    is_known = not output.suffix or output.suffix in SUFFIXES or output.is_dir()
+    from birdie.artifact.links import is_link
+
+    limit = None if max_size is None else parse_size(max_size)
+    if is_link(file):
+        if base is not None:
+            raise ConfigError(f"{file} is a link of a chain, whose base is beside it; drop --base")
+        limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations}
+        if decompress_link(file, output, overwrite=overwrite, json=json, **limits):
+            return
+    if not is_known:
         raise ConfigError(
             f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
             "the name of a folder has no suffix"
@@ -81,8 +100,7 @@ def command(
     from birdie.artifact.repack import load_object
     from birdie.artifact.to_safetensors import to_safetensors
 
-    limit = None if max_size is None else parse_size(max_size)
-    limits: dict[str, Any] = {"base": base, "max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
+    limits = {"base": base, "max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     left: list[str] = []
     if output.is_dir() or not output.suffix:
         output = require_output_folder(output, overwrite=True)  # write_folder looks at what is there

@@ -1,4 +1,4 @@
-"""`birdie inspect`: show the tensors of a .birdie file, with shape, scheme and bytes."""
+"""`birdie inspect`: show the tensors of a .birdie file, with shape, scheme and bytes, or the checkpoints of a chain."""
 
 import math
 from collections.abc import Iterable
@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.artifact.summary import Summary, TensorSummary
+from birdie.cli.chain import show_chain
 from birdie.cli.console import Json, plain, print_json, print_line, print_table, seconds, size
+from birdie.errors import ConfigError
 
 GROUP = "Compress"
 _MOST_NAMES = 6  # of files that the table names
@@ -25,7 +27,16 @@ def command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read."""
+    """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read.
+
+    Of the folder of a chain of checkpoints every link is read: a table has the bytes of each and says whether it is
+    intact. The exit code is 1 if one is not.
+    """
+    if file.is_dir():
+        if metadata:
+            raise ConfigError(f"--metadata is for one file, and {file} is a folder; give a .birdie file in it")
+        show_chain(file, json=json)
+        return
     from birdie.artifact.inspect import inspect
 
     summary = inspect(file)

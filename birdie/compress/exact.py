@@ -9,7 +9,7 @@ rule as a table.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 import torch
 from torch import Tensor
@@ -146,7 +146,7 @@ def _statistics(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the names of running statistics: gains, shifts, means and variances, or the two before a counter."""
     groups = groupby(tensors.items(), lambda item: len(item[1]) if item[1].ndim == 1 else None)
     runs = [(size, list(items)) for size, items in groups]
-    for (size, run), (_, after) in zip(runs, [*runs[1:], (None, [])], strict=True):
+    for (size, run), (_, after) in zip_longest(runs, runs[1:], fillvalue=(None, [])):
         counted = bool(after) and after[0][1].ndim == 0 and not after[0][1].is_floating_point()
         for index in range(1, len(run)) if size is not None else ():
             mean, variance = run[index - 1], run[index]

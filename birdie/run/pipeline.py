@@ -7,10 +7,12 @@
                                                                    └──► evaluation
 
 A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files of `run_folder`, after the export
-`model.birdie`, and `profile/` if steps were profiled; while a process uses it, `.lock.holder` says which.
+`model.birdie`, `checkpoints.birdie/` if every checkpoint is kept, and `profile/` if steps were profiled; while a
+process uses it, `.lock.holder` says which.
 """
 
 import math
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from birdie.artifact.chain import Chain, link_paths
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.qat.fake_quantization import FakeQuantization, storage_rules
@@ -37,7 +40,7 @@ from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Save
 from birdie.run.float_weights import length_of, load_float, save_float
 from birdie.run.onset import not_begun
 from birdie.run.recipe import Recipe, setting_names
-from birdie.run.run_folder import FOLDERS, RECIPE, Metrics, begin_folder, write_environment
+from birdie.run.run_folder import CHAIN, FOLDERS, RECIPE, Metrics, begin_folder, write_environment
 from birdie.run.stored_training import BudgetFile, StoredTraining
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
@@ -149,11 +152,17 @@ class Run:
         self.last: Validated | None = None
         self.not_begun: list[str] = []
         self._metrics: Metrics | None = None
+        self._chain: Chain | None = None
 
     @property
     def checkpoints(self) -> Path:
         """Folder of this run's checkpoints."""
         return self.folder / "checkpoints"
+
+    @property
+    def chain(self) -> Path:
+        """Folder of the chain of all checkpoints of this run (birdie.artifact.chain), if the recipe asks for one."""
+        return self.folder / CHAIN
 
     @property
     def profiles(self) -> Path:
@@ -180,7 +189,7 @@ class Run:
                 raise ConfigError(refusal)
             if self.world.is_main:
                 begin_folder(self.folder)
-                for folder in (self.folder, self.checkpoints, self.profiles):
+                for folder in (self.folder, self.checkpoints, self.chain, self.profiles):
                     remove_abandoned(folder)
             self._locked = True
             stack.callback(setattr, self, "_locked", False)
@@ -244,8 +253,14 @@ class Run:
             if self.world.is_main:
                 if checkpoint is not None:
                     remove_newer(checkpoint)
-                elif self.checkpoints.exists():  # a replaced run must not be resumed later
-                    remove_checkpoints(self.checkpoints)
+                else:  # a replaced run must not be resumed later
+                    if self.checkpoints.exists():
+                        remove_checkpoints(self.checkpoints)
+                    Chain(self.chain).remove_all()
+                if self.recipe.run.checkpoint_deltas:
+                    self._chain = Chain(self.chain, follows_run=True, notify=self.notify)
+                    if checkpoint is not None and checkpoint.path is not None:  # killed before it was added
+                        self._keep(partial(self._link, checkpoint.step, checkpoint.path))
                 different = self._stored_changes() if checkpoint is not None else []
                 for name, old, new in different:  # `Training` reports its own
                     if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):
@@ -365,7 +380,24 @@ class Run:
                 raise
             self.notify(f"no checkpoint of step {loop.number}, training goes on: {error}")
         else:
+            self._keep(partial(self._link, loop.number, path))
             yield Saved(loop.number, path)
+
+    def _link(self, step: int, path: Path) -> None:
+        """Add a checkpoint to the chain of the run, if it has one and this rank writes it."""
+        if self._chain is None:
+            return
+        began = time.perf_counter()
+        self._chain.require_writable()
+        on_disk = {step_of(other): other for other in checkpoint_paths(self.checkpoints)}
+        for row in self._chain.extend({step: path}, on_disk=on_disk):
+            if row.added:
+                kind = f"difference to {Path(row.base).stem}" if row.base else "full"
+                seconds = time.perf_counter() - began
+                self.notify(
+                    f"step {step}  {row.bytes:,} of {row.checkpoint_bytes:,} bytes in {self.chain / row.name}, {kind}, "
+                    f"{seconds:.1f} s"
+                )
 
     def _checked(self) -> Checked:
         """Run the preflight checks before the clock starts; a failure on any rank ends the run on all ranks."""
@@ -432,6 +464,11 @@ class Run:
     def _checkpoint(self, resume: bool, restarted: bool, job: str) -> Checkpoint | None:
         """Return the checkpoint to resume from, if any."""
         if not candidate_paths(self.checkpoints):
+            if link_paths(self.chain) and not self.replace:
+                raise ConfigError(
+                    f"{self.chain} holds checkpoints of a run, and {self.checkpoints} none; restore one there by "
+                    "birdie decompress and continue it with --resume, or choose another --folder"
+                )
             if resume:
                 self.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
             return None

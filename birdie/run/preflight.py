@@ -146,6 +146,12 @@ def _disk(recipe: Recipe, memory: estimate.Memory, facts: Facts) -> Check:
     )
     if needed > facts.disk:
         return Check("disk", "fail", f"{says} in the run folder; free some, or choose another --folder")
+    if recipe.run.checkpoint_deltas:
+        every = recipe.run.checkpoint_every
+        links = 1 + (recipe.train.last_step // every if every else 0)
+        says += f"; {links:,} checkpoints that differences keep take up to {_size(links * checkpoint)} more"
+        if needed + links * checkpoint > facts.disk:
+            return Check("disk", "warn", says)
     return Check("disk", "pass", says)
 
 

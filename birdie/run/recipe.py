@@ -176,6 +176,15 @@ class RunSettings:
     keep_checkpoints: Annotated[
         int, Parameter(help="Newest checkpoints that are kept; a run returns to an older one if the newest is damaged.")
     ] = 2
+    checkpoint_deltas: Annotated[
+        bool,
+        Parameter(
+            name=["--run.checkpoint-deltas", "--checkpoint-deltas"],
+            negative=(),
+            help="Keep every checkpoint in checkpoints.birdie/, as a lossless difference to the one before; "
+            "`birdie decompress` restores any step.",
+        ),
+    ] = False
 
     def logs(self, step: int) -> bool:
         """Return True if this step gets a line in the log."""

@@ -27,8 +27,10 @@ from birdie.runtime.structured import keep_damaged, read_json, read_steps, rewri
 from birdie.train.loop import Step
 
 ENVIRONMENT, METRICS, RECIPE = "environment.json", "metrics.jsonl", "recipe.toml"
-FOLDERS = ("checkpoints", "profile", "tensorboard")
-_BEFORE = {LOCK, HOLDER, ".worker"}  # what a run, or the sweep that starts it, makes first
+CHAIN = "checkpoints.birdie"
+FOLDERS = ("checkpoints", CHAIN, "profile", "tensorboard")
+# What a run makes first, or the sweep that starts it, or somebody who restores a checkpoint to go on from it.
+_BEFORE = {LOCK, HOLDER, ".worker", "checkpoints", CHAIN}
 LOGGED = ("train_ms", "loss")
 """Names that every line of the metrics has."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from birdie.artifact.chain import Chain, find_link, restore, survey
 from birdie.cli import build_app
 from birdie.cli.console import run as run_command
 from birdie.data.corpus import file_corpus
@@ -26,7 +27,7 @@ from birdie.run.events import Event, Saved, Started
 from birdie.run.loading import load_recipe
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe, RunSettings
-from birdie.run.run_folder import Metrics, read_metrics
+from birdie.run.run_folder import CHAIN, Metrics, read_metrics
 from birdie.runtime.distributed import World
 from birdie.runtime.structured import read_steps
 from birdie.score.settings import ValidationSettings
@@ -120,6 +121,70 @@ def test_the_recipe_says_how_many_checkpoints_are_kept(recipe: Recipe, tmp_path:
     ]
     with pytest.raises(ConfigError, match="keep_checkpoints is 0"):
         RunSettings(keep_checkpoints=0)
+
+
+def with_chain(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, run=RunSettings(checkpoint_every=2, checkpoint_deltas=True))
+
+
+def linked_steps(folder: Path) -> list[int | None]:
+    rows = survey(folder / CHAIN)
+    assert not any(row.damage for row in rows)
+    return [row.step for row in rows]
+
+
+def test_a_chain_keeps_every_checkpoint_and_a_run_goes_on_from_any(recipe: Recipe, tmp_path: Path) -> None:
+    first, second, log = tmp_path / "first", tmp_path / "second", list[str]()
+    train(with_chain(recipe), first, log)
+    assert linked_steps(first) == [2, 4, 6, 8, 9]
+    assert len([line for line in log if "bytes in" in line]) == 5
+    for path in checkpoint_paths(first / "checkpoints"):
+        restore(first / CHAIN / f"{path.name}.birdie", tmp_path / path.name)
+        for name in (*FILES[:3], "state.json", SUMS):
+            assert (tmp_path / path.name / name).read_bytes() == (path / name).read_bytes()
+    restore(find_link(first / CHAIN, 4), second / "checkpoints" / "step-00000004")
+    resumed = [event for event in train(with_chain(recipe), second, [], resume=True) if isinstance(event, Step)]
+    assert [event.number for event in resumed] == [5, 6, 7, 8, 9]
+    assert {line["step"]: line["loss"] for line in read_metrics(second)}.items() <= {
+        line["step"]: line["loss"] for line in read_metrics(first)
+    }.items()
+    assert linked_steps(second) == [4, 6, 8, 9]
+
+
+def test_a_checkpoint_whose_link_was_not_finished_gets_one_when_the_run_goes_on(recipe: Recipe, tmp_path: Path) -> None:
+    train(with_chain(recipe), tmp_path, [], stop_after=6)
+    (tmp_path / CHAIN / "step-00000006.birdie").unlink()
+    kept = (tmp_path / CHAIN / "step-00000004.birdie").stat().st_mtime_ns
+    train(with_chain(recipe), tmp_path, [], resume=True)
+    assert linked_steps(tmp_path) == [2, 4, 6, 8, 9]
+    assert (tmp_path / CHAIN / "step-00000004.birdie").stat().st_mtime_ns == kept
+
+
+def test_a_run_that_goes_back_replaces_the_steps_that_it_takes_again(recipe: Recipe, tmp_path: Path) -> None:
+    train(with_chain(recipe), tmp_path, [], stop_after=7)
+    assert linked_steps(tmp_path) == [2, 4, 6, 7]
+    for path in checkpoint_paths(tmp_path / "checkpoints"):
+        shutil.rmtree(path)
+    with pytest.raises(ConfigError, match="birdie decompress"):
+        train(with_chain(recipe), tmp_path, [], resume=True)
+    restore(find_link(tmp_path / CHAIN, 4), tmp_path / "checkpoints" / "step-00000004")
+    log: list[str] = []
+    train(with_chain(recipe), tmp_path, log, resume=True, stop_after=5)
+    assert linked_steps(tmp_path) == [2, 4, 5]
+    assert any("removed 2 links of steps 6 to 7" in line for line in log)
+
+
+def test_a_chain_that_cannot_be_written_does_not_end_the_run(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OutputError("no space left on device")
+
+    monkeypatch.setattr(Chain, "_write", fail)
+    log: list[str] = []
+    saved = [event.step for event in train(with_chain(recipe), tmp_path, log) if isinstance(event, Saved)]
+    assert saved == [2, 4, 6, 8, 9]
+    assert any("no space left" in line for line in log)
 
 
 def test_a_replaced_run_is_not_resumed(recipe: Recipe, tmp_path: Path) -> None:

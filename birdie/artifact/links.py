@@ -1,0 +1,399 @@
+"""Links of a chain: .birdie files that each hold one checkpoint of a run, most as differences to an earlier link.
+
+    run.birdie/
+    ├── step-00000040.birdie      stands alone
+    ├── step-00000080.birdie      difference to step-00000040.birdie
+    └── step-00000120.birdie      difference to step-00000080.birdie
+
+The metadata of a link have the digest of every file of its checkpoint, the name of its base, a file beside it, and the
+base's digest, which is that of its files: a base may be written again, but never be of another checkpoint. A base is of
+an earlier step, so no chain is endless. Whatever reads a link decodes its chain forward from the link that stands
+alone; at most two checkpoints are in memory, and of those only the tensors that are needed.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypedDict, Unpack
+
+from torch import Tensor
+
+from birdie.artifact import kept_files
+from birdie.artifact.base import Base, BaseOption
+from birdie.artifact.container import BLOCKS, DIFFERENCE, Reader
+from birdie.artifact.file import Data, File
+from birdie.artifact.metadata import base_in
+from birdie.compress import registry
+from birdie.errors import ArtifactError
+from birdie.runtime.names import is_part
+
+SUFFIX = ".birdie"
+MOST = 1000
+"""Links, at most, of which each is a difference to the one before."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_WRONG = "is not what birdie writes; the file is damaged"
+_MOST_STEP = 10**20
+
+Names = Callable[[Reader], Collection[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileTable:
+    """Layout of a file of a checkpoint (birdie.artifact.file_parts).
+
+    Attributes:
+        bytes: size of the file.
+        sha256: digest of the file, hexadecimal.
+        order: of its tensors as they lie in the file, the rank of each among the sorted names of all.
+        gaps: the number of other bytes before each of them.
+        same: whether the other bytes are those of the base's file of this name, and not in the link.
+    """
+
+    bytes: int
+    sha256: str
+    order: tuple[int, ...]
+    gaps: tuple[int, ...]
+    same: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Facts about a link, from its metadata.
+
+    Attributes:
+        step: of the checkpoint.
+        name: of the checkpoint, a folder or a file.
+        is_folder: which of the two.
+        files: name → layout of each file; of a checkpoint that is a file, of that one.
+        base: file name of the link to which this one is a difference; "" if it stands alone.
+        base_digest: digest of that link's checkpoint.
+    """
+
+    step: int
+    name: str
+    is_folder: bool
+    files: Mapping[str, FileTable]
+    base: str = ""
+    base_digest: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the names, sizes and digests of all files, hexadecimal; of a checkpoint, however it is stored."""
+        return digest_of({name: (file.bytes, file.sha256) for name, file in self.files.items()})
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files of the checkpoint."""
+        return sum(file.bytes for file in self.files.values())
+
+    def prefix(self, file: str) -> str:
+        """Return the beginning of the names of the tensors of a file."""
+        return f"{file}/" if self.is_folder else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value of the metadata's key `link`."""
+        files = {
+            name: {
+                "bytes": file.bytes,
+                "sha256": file.sha256,
+                **({"order": file.order, "gaps": file.gaps} if file.order else {}),
+                **({"same": True} if file.same else {}),
+            }
+            for name, file in sorted(self.files.items())
+        }
+        base = {"base": self.base, "digest": self.base_digest} if self.base else {}
+        return {"step": self.step, "name": self.name, "folder": self.is_folder, "files": files, **base}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], where: str) -> Self | None:
+        """Return the facts in the metadata of a file; None if it is no link.
+
+        Raises:
+            ArtifactError: they are not what birdie writes.
+        """
+        about = fields.get("link")
+        if about is None:
+            return None
+        try:
+            base, digest = about.get("base", ""), about.get("digest", "")
+            link = cls(
+                _natural(about["step"], _MOST_STEP),
+                _checked(about["name"], is_part),
+                _checked(about["folder"], lambda value: type(value) is bool),
+                {name: _table(file) for name, file in about["files"].items()},
+                base,
+                digest,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"the link in the metadata of {where} {_WRONG}") from error
+        if base != "" and not (is_part(base) and base.endswith(SUFFIX)):
+            raise ArtifactError(
+                f"{where} names the base {str(base)[:80]!r}, which is no name of a link beside it; the file is damaged"
+            )
+        is_sound = all(kept_files.is_file(name, link.files) for name in link.files) and link.files
+        if not is_sound or (not link.is_folder and [*link.files] != [link.name]) or (base and not _is_digest(digest)):
+            raise ArtifactError(f"the link in the metadata of {where} {_WRONG}")
+        return link
+
+
+def digest_of(files: Mapping[str, tuple[int, str]]) -> str:
+    """Return the digest of a checkpoint, from name → (bytes, SHA-256) of its files."""
+    return hashlib.sha256(json.dumps(sorted(files.items()), separators=(",", ":")).encode()).hexdigest()
+
+
+def read_link(path: Path) -> Link:
+    """Return the facts about a link, from its header.
+
+    Raises:
+        ArtifactError: the file is damaged, or no link.
+    """
+    with Reader(path) as reader:
+        return _link_in(reader)
+
+
+def is_link(source: Data) -> bool:
+    """Return whether a .birdie file is a link of a chain."""
+    with Reader(source) as reader:
+        return Link.of(reader.fields, reader.where) is not None
+
+
+@dataclass(slots=True)
+class Stage:
+    """A link of which others need a part.
+
+    Attributes:
+        path: of the link.
+        tensors: names of the tensors that the next link needs.
+        files: names of the files whose other bytes a later link takes from this one.
+    """
+
+    path: Path
+    tensors: Collection[str]
+    files: Collection[str]
+
+
+class Limits(TypedDict, total=False):
+    """Limits of decoding, as in `birdie.load`, for each link of a chain."""
+
+    max_bytes: int | None
+    max_operations: int | None
+    workers: int | None
+
+
+@contextmanager
+def opened(
+    base: BaseOption | None, source: Data, names: Names | None = None, **limits: Unpack[Limits]
+) -> Iterator[Base | None]:
+    """Open the base of a file for as long as its tensors are decoded.
+
+    Args:
+        base: what the caller gives; None: a link has one beside it, and other files none.
+        source: the file.
+        names: reader of the file → the tensors that will be decoded; None: all.
+        limits: of the links before it.
+    """
+    reference = base_of(base, source, names, **limits)
+    if reference is None:
+        yield None
+        return
+    with reference.mapped():
+        yield reference
+
+
+def base_of(base: BaseOption | None, source: Data, names: Names | None = None, **limits: Unpack[Limits]) -> Base | None:
+    """Return the base of a file, which the caller closes; arguments as of `opened`."""
+    if base is not None:
+        return Base.open(base)
+    if isinstance(source, bytes | memoryview):
+        return None
+    with Reader(source) as reader:
+        if DIFFERENCE not in reader.schemes or Link.of(reader.fields, reader.where) is None:
+            return None
+        stages = _stages(reader, None if names is None else names(reader), files=False)
+    return decoded(stages, **limits)
+
+
+def stages_of(path: Path) -> list[Stage]:
+    """Return the links that a link needs, the one that stands alone first, each with what is needed of it."""
+    with Reader(path) as reader:
+        return _stages(reader, None, files=True)
+
+
+def decoded(stages: Sequence[Stage], **limits: Unpack[Limits]) -> Base | None:
+    """Return the tensors that the link after some stages is a difference to, decoded forward; None if it needs none."""
+    base: Base | None = None
+    for stage in stages:
+        if not stage.tensors:
+            continue
+        with File(stage.path, registry.decoder, base) as file:
+            file.require(limits.get("max_bytes"), limits.get("max_operations"), stage.tensors)
+            tensors = file.decode_all(stage.tensors, limits.get("workers"))
+        base = Base.of(str(stage.path), tensors)
+    return base
+
+
+def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = None) -> dict[str, bytes]:
+    """Return name → the bytes around the tensors of each file of a checkpoint.
+
+    Args:
+        reader: of its link.
+        stages: of the link.
+        limit: most bytes of the files of one link, as of `birdie.artifact.kept_files.read`.
+    """
+    content = kept_files.read(reader, limit)
+    for stage in stages:
+        if stage.files:
+            with Reader(stage.path) as earlier:
+                content |= {name: data for name, data in kept_files.read(earlier, limit).items() if name in stage.files}
+    return content
+
+
+def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return part → reason of all parts of a link's checkpoint that cannot be restored, after reading all of the file.
+
+    A part is the name of a tensor, or NUL and the name of a file for the bytes around its tensors.
+
+    Args:
+        path: of the link.
+        damage_before: name of each link of an earlier step → what this function returned of it.
+
+    Raises:
+        ArtifactError: the header is damaged, or the file is no link.
+    """
+    reasons: dict[str, str] = {}
+    with Reader(path) as reader:
+        link = _link_in(reader)
+        for entry in reader.entries:
+            try:
+                reader.read(entry)
+            except ArtifactError as error:
+                owner = "\0".join(entry.split("\0")[:2]) if entry.startswith("\0") else entry.partition("\0")[0]
+                files = [f"\0{name}" for name, file in link.files.items() if not file.same]
+                parts = files if owner == kept_files.ENTRY else reader.groups.get(owner, [owner])
+                reasons |= dict.fromkeys(parts, str(error))
+        needed = _differences(reader, None)
+    same = {name for name, file in link.files.items() if file.same}
+    if needed or same:
+        try:
+            _base_in(path, link, needed, same)
+        except ArtifactError as error:
+            return reasons | dict.fromkeys([*needed, *(f"\0{name}" for name in same)], str(error))
+        broken = damage_before.get(link.base, {}).keys() & {*needed, *(f"\0{name}" for name in same)}
+        for part in sorted(broken):
+            reasons[part] = f"{path} needs {part.lstrip(chr(0))!r} of {link.base}, which is damaged"
+    return reasons
+
+
+def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> list[Stage]:
+    """Return what is needed of the links before that of a reader; those of which nothing is needed are not opened.
+
+    Args:
+        reader: of the link.
+        names: its tensors that will be decoded; None: all.
+        files: whether the bytes around them are needed as well.
+    """
+    link, where = _link_in(reader), Path(reader.where)
+    wanted, others = _differences(reader, names), {name for name, file in link.files.items() if files and file.same}
+    stages: list[Stage] = []
+    while wanted or others:
+        if len(stages) == MOST:
+            raise ArtifactError(f"{where} is preceded by more than {MOST:,} differences; the chain is damaged")
+        where, link = _base_in(where, link, wanted, others)
+        stages.append(Stage(where, wanted, {name for name in others if not link.files[name].same}))
+        others = {name for name in others if link.files[name].same}
+        with Reader(where) as earlier:
+            wanted = _differences(earlier, wanted)
+    return stages[::-1]
+
+
+def _link_in(reader: Reader) -> Link:
+    link = Link.of(reader.fields, reader.where)
+    if link is None:
+        raise ArtifactError(f"{reader.where} is no link of a chain; give a file of a folder that birdie compress wrote")
+    return link
+
+
+def _base_in(where: Path, link: Link, tensors: Collection[str] = (), files: Collection[str] = ()) -> tuple[Path, Link]:
+    """Return path and facts of the base of a link, after a check that it precedes it and has tensors and files."""
+    if not link.base:
+        raise ArtifactError(f"{where} holds differences and names no base; the file is damaged")
+    path = where.with_name(link.base)
+    if not path.exists():
+        raise ArtifactError(f"{where} is a difference to {link.base}, which is missing; copy it into {where.parent}")
+    try:
+        with Reader(path) as other:
+            base = _link_in(other)
+            lacking = sorted({*tensors} - {*other.names})
+    except ArtifactError as error:
+        raise ArtifactError(f"{where} is a difference to a link that is damaged: {error}") from error
+    if base.step >= link.step:
+        raise ArtifactError(
+            f"{where} of step {link.step} is a difference to {link.base} of step {base.step}, which does not precede "
+            "it; the chain is damaged"
+        )
+    if base.digest != link.base_digest:
+        raise ArtifactError(
+            f"{where} is a difference to another checkpoint than that in {link.base}; copy the chain again as a whole"
+        )
+    if lacking or not {*files} <= base.files.keys():
+        missing = (lacking or sorted({*files} - base.files.keys()))[0]
+        raise ArtifactError(f"{where} needs {missing!r} of {link.base}, which lacks it; the chain is damaged")
+    return path, base
+
+
+def _differences(reader: Reader, names: Collection[str] | None) -> set[str]:
+    """Return the names of the tensors of the base that some tensors are differences to."""
+    renamed = base_in(reader.fields, reader.where)[1]
+    needed = set()
+    for name in dict.fromkeys(reader.stored(name) for name in (reader.names if names is None else names)):
+        entry = reader.entry(name)
+        parts = reader.blocks(name) if entry.scheme == BLOCKS else (name,)
+        if any(reader.entry(part).scheme == DIFFERENCE for part in parts):
+            needed.add(renamed.get(name, name))
+    return needed
+
+
+def _table(file: Any) -> FileTable:
+    order, gaps = file.get("order", []), file.get("gaps", [])
+    if len(order) != len(gaps):
+        raise ValueError("an order without its gaps")
+    return FileTable(
+        _natural(file["bytes"]),
+        _checked(file["sha256"], _is_digest),
+        tuple(map(_natural, order)),
+        tuple(map(_natural, gaps)),
+        _checked(file.get("same", False), lambda value: type(value) is bool),
+    )
+
+
+def _natural(value: Any, most: int = 1 << 62) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("no number of that kind")
+    return value
+
+
+def _checked(value: Any, check: Callable[[Any], bool]) -> Any:
+    if not check(value):
+        raise ValueError("not of that kind")
+    return value
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def tensors_of(link: Link, file: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the tensors of a file in the order in which they lie there.
+
+    Raises:
+        ArtifactError: the order is none of theirs.
+    """
+    prefix = link.prefix(file)
+    names, order = sorted(name for name in tensors if name.startswith(prefix)), link.files[file].order
+    if len({*order}) < len(order) or any(rank >= len(names) for rank in order):
+        raise ArtifactError(f"the order of the tensors of {file} is none of theirs; the link is damaged")
+    return [tensors[names[rank]] for rank in order]

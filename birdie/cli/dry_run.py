@@ -1,0 +1,52 @@
+"""Forecast of what `birdie compress --dry-run` would write."""
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from birdie.cli.console import plain, print_json, print_line, print_table, seconds, size
+
+if TYPE_CHECKING:
+    from birdie.artifact.checkpoint import Checkpoint
+    from birdie.cli.compress import TargetFlags
+
+
+def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool, as_json: bool) -> None:
+    """Print the forecast for the flags of the command, and those for other sizes."""
+    from birdie.artifact.forecast import LOSSLESS, forecast
+    from birdie.artifact.inspect import load_seconds
+    from birdie.compress.rate.target import Target
+    from birdie.entropy.hints import effort_for
+
+    options = flags.options()
+    target = Target(options["budget"], flags.bits, None, lossless)
+    with source.mapped():
+        meant, others = forecast(source, target, scheme=options["scheme"], coder=flags.coder)
+    rows = {flags.text() or ("--lossless" if lossless else "default"): meant}
+    for other, expected in others.items():
+        rows.setdefault("--lossless" if other == LOSSLESS else f"--bits {other.bits:g}", expected)
+    load_s = load_seconds(effort_for(flags.coder, meant.weights), meant.weights)
+    if as_json:
+        about = {"path": str(source.path), "input_bytes": source.input_bytes, "weights": meant.weights}
+        print_json(
+            about
+            | {"load_seconds": round(load_s, 3)}
+            | {"forecasts": [{"setting": name, **expected.to_json()} for name, expected in rows.items()]}
+        )
+        return
+    table = Table(title=plain(f"{source.path}: {size(source.input_bytes)}, {meant.weights:,} weights"))
+    table.add_column("setting")
+    for name in ("bytes", "bits a weight", "error", "time"):
+        table.add_column(name, justify="right")
+    for name, expected in rows.items():
+        shown = "lossless" if expected.lossless else f"{expected.error:.2g}" if expected.fits else "cannot be met"
+        bits = f"{expected.bits_per_weight:.2f}"
+        table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
+    print_table(table)
+    if not all(expected.fits for expected in rows.values()):
+        print_line("a budget that cannot be met has the bytes of the smallest file")
+    print_line(f"loads in about {seconds(load_s)} on one core")
+    print_line(
+        "forecast by some rows of each matrix; error: squares of the weights' errors over those of the weights, which "
+        "calibration distributes better; nothing was written"
+    )

@@ -1,0 +1,353 @@
+"""A chain of checkpoints: every one comes back bit for bit, and what is damaged costs what follows it, with a word."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import birdie
+from birdie.artifact.chain import Chain, Row, find_link, restore, survey
+from birdie.artifact.checkpoint_series import series
+from birdie.artifact.container import Reader
+from birdie.artifact.file import File
+from birdie.artifact.links import read_link
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.compress.tensors import FORMATS
+from birdie.errors import ArtifactError, ConfigError, OutputError
+from tests.kills import kill_at_each_call
+
+STEPS = (8, 9, 10, 11)
+
+
+def write_checkpoint(folder: Path, step: int, seed: int = 0) -> Path:
+    """Write a checkpoint of a run whose weights move a little with every step, and whose moments are noise."""
+    first, moves = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
+    state = {"embedding": torch.randn(64, 32, generator=first), "norm": torch.ones(8)}
+    half = torch.randn(48, 40, generator=first).bfloat16()
+    for _ in range(step):
+        state["embedding"] += 1e-4 * torch.randn(64, 32, generator=moves)
+        half = (half.float() + 1e-3 * torch.randn(48, 40, generator=moves)).bfloat16()
+    path = folder / f"step-{step}"
+    path.mkdir(parents=True)
+    save_file(state | {"middle": half}, path / "model.safetensors", {"format": "pt"})
+    moments = {0: {"exp_avg": torch.randn(64, 32, generator=moves), "step": torch.tensor(float(step))}}
+    torch.save({"state": moments, "param_groups": [{"lr": 0.1}]}, path / "optimizer.pt")
+    (path / "sub").mkdir()
+    (path / "sub" / "state.json").write_text(json.dumps({"step": step}))
+    (path / "vocabulary.txt").write_text("a b c\n" * 200)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    for step in STEPS:
+        write_checkpoint(root, step)
+    return root
+
+
+@pytest.fixture(scope="module")
+def built(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chain in which steps 8 and 11 stand alone."""
+    folder = tmp_path_factory.mktemp("chain") / "run.birdie"
+    extend(folder, checkpoints)
+    return folder
+
+
+@pytest.fixture
+def chain(built: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(built, tmp_path / "run.birdie")
+
+
+def extend(folder: Path, checkpoints: Path, **options: Any) -> list[Row]:
+    chain = Chain(folder, full_every=3)
+    chain.require_writable()
+    return [*chain.extend(series(checkpoints), **options)]
+
+
+def grow(folder: Path, checkpoints: Path) -> None:
+    extend(folder, checkpoints)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def require_restored(chain: Path, checkpoint: Path, target: Path) -> None:
+    restore(chain / f"{checkpoint.name}.birdie", target)
+    assert content(target) == content(checkpoint)
+
+
+def damage(path: Path, at: int = -9) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def at_of(link: Path, tensor: str) -> int:
+    """Return where the payload of a tensor begins."""
+    with Reader(link) as reader:
+        return reader.header(tensor).offset
+
+
+def test_every_step_comes_back_bit_for_bit(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    bases = {row.step: row.base for row in survey(chain)}
+    assert bases == {8: "", 9: "step-8.birdie", 10: "step-9.birdie", 11: ""}
+    for step in STEPS:
+        require_restored(chain, checkpoints / f"step-{step}", tmp_path / f"{step}")
+
+
+def test_a_difference_takes_fewer_bytes_and_moments_stand_alone(chain: Path) -> None:
+    rows = {row.step: row for row in survey(chain)}
+    assert rows[9].bytes < 0.9 * rows[8].bytes
+    assert all(row.bytes < row.checkpoint_bytes for row in rows.values() if row.checkpoint_bytes)
+    stored = {tensor.name: tensor.scheme for tensor in birdie.inspect(chain / "step-9.birdie").tensors}
+    assert stored["model.safetensors/embedding"] == stored["model.safetensors/middle"] == "difference"
+    assert stored["optimizer.pt/state/0/exp_avg"] == "lossless"
+    assert [*birdie.inspect(chain / "step-9.birdie").files] == ["optimizer.pt", "sub/state.json"], "others are the same"
+
+
+def test_the_same_checkpoints_give_the_same_bytes(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    extend(tmp_path / "again.birdie", checkpoints)
+    assert content(tmp_path / "again.birdie") == content(chain)
+
+
+@given(
+    seed=st.integers(0, 999),
+    dtypes=st.lists(st.sampled_from([kind for kind in FORMATS if kind is not torch.complex32]), min_size=3, max_size=3),
+    shape=st.sampled_from([(), (1,), (700, 3), (0, 3), (2, 3, 300)]),
+)
+@settings(max_examples=15, deadline=None)
+def test_any_bits_of_any_dtype_come_back(
+    seed: int, dtypes: list[torch.dtype], shape: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root, generator = tmp_path_factory.mktemp("run"), torch.Generator().manual_seed(seed)
+    for step, kind in enumerate(dtypes):
+        count = torch.Size(shape).numel() * kind.itemsize
+        raw = torch.randint(0, 2 if kind is torch.bool else 256, (count,), generator=generator).to(torch.uint8)
+        content = {"a": raw.view(kind).reshape(shape), "same": torch.arange(300)}
+        torch.save(content, root / f"step_{step}.pt")
+    extend(root / "run.birdie", root)
+    for step in range(3):
+        restore(root / "run.birdie" / f"step_{step}.birdie", root / "x.pt")
+        assert (root / "x.pt").read_bytes() == (root / f"step_{step}.pt").read_bytes()
+
+
+def test_a_link_loads_without_a_base_and_decodes_what_is_needed(
+    chain: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_file(checkpoints / "step-10" / "model.safetensors")
+    loaded = birdie.load(chain / "step-10.birdie")
+    assert {name: torch.equal(loaded[f"model.safetensors/{name}"], weight) for name, weight in expected.items()} == (
+        dict.fromkeys(expected, True)
+    )
+    decoded: list[str] = []
+    decode_all = File.decode_all
+
+    def recorded(file: File, names: Any = None, workers: Any = None) -> Any:
+        decoded.extend(names)
+        return decode_all(file, names, workers)
+
+    monkeypatch.setattr(File, "decode_all", recorded)
+    part = birdie.load(chain / "step-10.birdie", prefix="model.safetensors/", names=["middle"])
+    assert torch.equal(part["middle"], expected["middle"])
+    assert {*decoded} == {"model.safetensors/middle"}
+    module = torch.nn.Module()
+    module.middle = torch.nn.Parameter(torch.zeros(48, 40, dtype=torch.bfloat16))
+    birdie.load(chain / "step-10.birdie", into=module, prefix="model.safetensors/", names=["middle"], lazy=True)
+    assert torch.equal(module.middle, expected["middle"])
+
+
+def test_only_new_checkpoints_are_encoded(checkpoints: Path, tmp_path: Path) -> None:
+    source, folder = tmp_path / "run", tmp_path / "run.birdie"
+    shutil.copytree(checkpoints / "step-8", source / "step-8")
+    extend(folder, source)
+    first = (folder / "step-8.birdie").stat()
+    for step in STEPS[1:]:
+        shutil.copytree(checkpoints / f"step-{step}", source / f"step-{step}")
+    shutil.rmtree(source / "step-8")  # its link serves as the base
+    assert [row.added for row in extend(folder, source)] == [True, True, True]
+    assert (folder / "step-8.birdie").stat().st_mtime_ns == first.st_mtime_ns
+    assert [row.added for row in extend(folder, checkpoints)] == [False] * 4
+    for step in STEPS:
+        require_restored(folder, checkpoints / f"step-{step}", tmp_path / f"{step}")
+
+
+def test_a_damaged_link_costs_what_follows_it_and_is_written_again(
+    chain: Path, checkpoints: Path, tmp_path: Path
+) -> None:
+    damage(chain / "step-9.birdie", at_of(chain / "step-9.birdie", "model.safetensors/embedding"))
+    rows = {row.step: row.damage for row in survey(chain)}
+    assert (rows[8], rows[11]) == ("", "")
+    assert "checksum" in rows[9]
+    assert "step-9.birdie" in rows[10]
+    for step in (9, 10):
+        with pytest.raises(ArtifactError, match=r"step-9\.birdie"):
+            restore(chain / f"step-{step}.birdie", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    require_restored(chain, checkpoints / "step-11", tmp_path / "11")
+    assert [row.added for row in extend(chain, checkpoints)] == [False, True, False, False]
+    assert not any(row.damage for row in survey(chain))
+    require_restored(chain, checkpoints / "step-10", tmp_path / "10")
+
+
+def test_damage_of_what_is_stored_alone_costs_one_checkpoint(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    damage(chain / "step-9.birdie", at_of(chain / "step-9.birdie", "optimizer.pt/state/0/exp_avg"))
+    assert [row.step for row in survey(chain) if row.damage] == [9]
+    require_restored(chain, checkpoints / "step-10", tmp_path / "10")
+
+
+def test_a_new_link_is_no_difference_to_a_damaged_one(chain: Path, tmp_path: Path) -> None:
+    damage(chain / "step-11.birdie")
+    write_checkpoint(tmp_path / "run", 12)
+    notes: list[str] = []
+    rows = [*Chain(chain, notify=notes.append).extend(series(tmp_path / "run"))]
+    assert [row.base for row in rows] == [""]
+    assert any("step-11.birdie" in note for note in notes)
+    require_restored(chain, tmp_path / "run" / "step-12", tmp_path / "12")
+
+
+@pytest.mark.parametrize("follows_run", [True, False])
+def test_another_checkpoint_of_a_step_is_an_error_or_replaces_it_and_what_follows(
+    follows_run: bool, chain: Path, tmp_path: Path
+) -> None:
+    other = write_checkpoint(tmp_path / "run", 10, seed=7)
+    if not follows_run:
+        with pytest.raises(OutputError, match="another checkpoint of step 10"):
+            extend(chain, tmp_path / "run")
+    [*Chain(chain, follows_run=follows_run).extend(series(tmp_path / "run"), replace_others=not follows_run)]
+    assert [row.step for row in survey(chain)] == [8, 9, 10]
+    require_restored(chain, other, tmp_path / "10")
+
+
+def test_a_run_that_went_back_removes_later_steps_only_when_it_adds_one(chain: Path, tmp_path: Path) -> None:
+    known = write_checkpoint(tmp_path / "known", 9)
+    [*Chain(chain, follows_run=True).extend({9: known})]
+    assert [row.step for row in survey(chain)] == [8, 9, 10, 11]
+    other = write_checkpoint(tmp_path / "other", 9, seed=3)
+    torch.save(torch.ones(3), tmp_path / "other" / "step_3.pt")
+    [*Chain(chain, follows_run=True).extend({9: other})]
+    assert [row.step for row in survey(chain)] == [8, 9]
+
+
+def test_the_door_says_what_is_wrong(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="full_every is 0"):
+        Chain(chain, full_every=0)
+    (chain / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"'notes\.txt'"):
+        extend(chain, checkpoints)
+    with pytest.raises(ArtifactError, match="no checkpoint of step 5, but 4 of steps 8 to 11"):
+        find_link(chain, 5)
+    with pytest.raises(ArtifactError, match="no link"):
+        survey(tmp_path / "nothing")
+    birdie.save({"a": torch.ones(3)}, chain / "plain.birdie")
+    with pytest.raises(ArtifactError, match=r"plain\.birdie is no link"):
+        read_link(chain / "plain.birdie")
+    assert find_link(chain, 8).name == "step-8.birdie"
+
+
+@pytest.mark.nightly
+def test_whoever_is_killed_leaves_a_chain_and_goes_on(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(chain, source)
+    (chain / "step-10.birdie").unlink()
+    (chain / "step-11.birdie").unlink()
+    expected = {path.name: path.read_bytes() for path in source.iterdir()}
+    deaths = 0
+    for _ in kill_at_each_call(grow, chain, checkpoints):
+        left = {path.name: path.read_bytes() for path in chain.iterdir() if path.suffix == ".birdie"}
+        assert left.items() <= expected.items()
+        deaths += 1
+    assert deaths > 5
+    assert content(chain) == expected, "nothing else is left"
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, Any]]]:
+    def call(*tokens: object) -> tuple[int, dict[str, Any]]:
+        code = run(build_app, [*map(str, tokens), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def test_the_commands(
+    ask: Callable[..., tuple[int, dict[str, Any]]],
+    checkpoints: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chain = tmp_path / "run.birdie"
+    code, answer = ask("compress", checkpoints, "-o", chain, "--full-every", 2)
+    assert (code, answer["added"], len(answer["checkpoints"])) == (0, 4, 4)
+    assert answer["bytes"] == sum(path.stat().st_size for path in chain.iterdir())
+    code, answer = ask("compress", checkpoints, "-o", f"{chain}/")
+    assert (code, answer["added"]) == (0, 0)
+    code, answer = ask("inspect", chain)
+    assert (code, answer["damaged"], [row["step"] for row in answer["checkpoints"]]) == (0, 0, [*STEPS])
+    code, answer = ask("decompress", chain, "--step", 9, "-o", tmp_path / "9")
+    assert (code, content(tmp_path / "9")) == (0, content(checkpoints / "step-9"))
+    code, _ = ask("decompress", chain / "step-10.birdie", "-o", tmp_path / "10")
+    assert (code, content(tmp_path / "10")) == (0, content(checkpoints / "step-10"))
+    damage(chain / "step-10.birdie", at_of(chain / "step-10.birdie", "model.safetensors/embedding"))
+    code, answer = ask("inspect", chain)
+    assert (code, answer["damaged"]) == (1, 2)
+    assert run(build_app, ["inspect", str(chain)]) == 1
+    assert "step-10.birdie cannot be restored" in capsys.readouterr().out
+
+
+def test_checkpoints_that_are_files(
+    ask: Callable[..., tuple[int, dict[str, Any]]], checkpoints: Path, tmp_path: Path
+) -> None:
+    for step in STEPS:
+        shutil.copy(checkpoints / f"step-{step}" / "model.safetensors", tmp_path / f"step_{step}.safetensors")
+    chain, original = tmp_path / "run.birdie", tmp_path / "step_9.safetensors"
+    assert ask("compress", tmp_path, "-o", chain)[0] == 0
+    assert ask("decompress", chain, "--step", 9, "-o", tmp_path / "x.safetensors")[0] == 0
+    assert ask("decompress", chain, "--step", 9, "-o", tmp_path / "folder")[0] == 0
+    assert (tmp_path / "x.safetensors").read_bytes() == original.read_bytes()
+    assert content(tmp_path / "folder") == {original.name: original.read_bytes()}
+    assert ask("decompress", chain, "--step", 9, "-o", tmp_path / "x.pt")[0] == 0
+    assert all(torch.equal(torch.load(tmp_path / "x.pt")[name], one) for name, one in load_file(original).items())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (("compress", "{run}", "-o", "{new}", "--bits", "4"), "kept losslessly as a chain"),
+        (("compress", "{run}", "-o", "{new}", "--keep", "*"), "without --keep"),
+        (("compress", "{run}", "-o", "{run}"), "is read"),
+        (("compress", "{run}/step-8/optimizer.pt", "-o", "{new}", "--full-every", "3"), "--full-every is for a folder"),
+        (("compress", "{run}", "-o", "{new}", "--full-every", "0"), "full_every is 0"),
+        (("decompress", "{chain}", "-o", "{new}"), "4 checkpoints, step-10 to step-9; name one by --step"),
+        (("decompress", "{chain}", "--step", "4", "-o", "{new}"), "no checkpoint of step 4"),
+        (("decompress", "{chain}/step-9.birdie", "--step", "9", "-o", "{new}"), "--step is for the folder"),
+        (("decompress", "{chain}/step-9.birdie", "-o", "{new}.pt"), "holds the folder of a checkpoint"),
+        (("decompress", "{chain}/step-9.birdie", "-o", "{new}", "--base", "{run}/step-8"), "drop --base"),
+        (("decompress", "{chain}/step-9.birdie", "-o", "{run}"), "has content"),
+        (("decompress", "{chain}/step-9.birdie", "-o", "{new}", "--max-size", "1000"), "more than the 1,000 allowed"),
+        (("inspect", "{run}"), "holds no link"),
+        (("inspect", "{chain}", "--metadata"), "--metadata is for one file"),
+    ],
+)
+def test_wrong_commands_end_with_one_sentence_and_leave_nothing(
+    tokens: tuple[str, ...],
+    message: str,
+    ask: Callable[..., tuple[int, dict[str, Any]]],
+    built: Path,
+    checkpoints: Path,
+    tmp_path: Path,
+) -> None:
+    paths = {"run": checkpoints, "chain": built, "new": tmp_path / "new"}
+    code, answer = ask(*(token.format(**paths) for token in tokens))
+    assert code == 1
+    assert message in answer["error"]["message"]
+    assert not [*tmp_path.iterdir()]
