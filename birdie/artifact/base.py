@@ -5,7 +5,7 @@
 
 A base is read tensor by tensor: files are mapped, .birdie files are decoded. The metadata of the file with the
 differences name those tensors of the base that are called otherwise there: {"base": {"of": FILE, "names": {NAME: BASE'S
-NAME}}}.
+NAME}}}. With "inside": true the base is the file itself, and "names" has every tensor that is a difference.
 """
 
 import threading
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from birdie.artifact import pytree
 from birdie.artifact.checkpoint import open_checkpoint
 from birdie.artifact.container import MAGIC
-from birdie.artifact.file import File, decoded_bytes, dtype_of
+from birdie.artifact.file import DECODED_PER_BYTE, Data, File, decoded_bytes, dtype_of
+from birdie.artifact.metadata import base_in
 from birdie.compress import registry
 from birdie.compress.difference import DECODER, digest
 from birdie.compress.state import named_tensors
@@ -44,10 +45,12 @@ class Base:
         close: gives back what is open.
 
     Attributes:
-        bytes: of all tensors.
+        bytes: of all tensors, or fewer: operations and memory in proportion are allowed.
+        is_given: whether the reader has it in addition to the file; its bytes then allow for larger tensors, too.
     """
 
     decoder = DECODER
+    is_given = True
 
     def __init__(
         self,
@@ -94,12 +97,37 @@ class Base:
 
     @classmethod
     def _of_file(cls, path: Path) -> "Base":
-        file, kept, lock = File(path, registry.decoder), dict[str, Tensor](), threading.Lock()
+        file = File(path, registry.decoder)
         if file.needs_base:
             file.close()
             raise ConfigError(f"base {path} is stored as differences itself; decompress it, then give that as the base")
-        shapes = {name: (entry.shape, dtype_of(entry)) for name in file.names for entry in [file.entry(name)]}
         file.require(max_bytes=sum(decoded_bytes(file.entry(name)) for name in file.names))
+        return cls._decoded(file, file.names, str(path))
+
+    @classmethod
+    def inside(cls, source: Data, max_bytes: int | None = None, max_operations: int | None = None) -> "Base":
+        """Return the base of a file whose tensors are differences to others in it.
+
+        Raises:
+            ArtifactError: they take more than that to decode.
+        """
+        file = File(source, registry.decoder)
+        try:
+            names = {*file.names} & {*base_in(file.fields, file.where)[1].values()}
+            stored = sorted(name for name in names if not file.is_difference(name))
+            file.require(max_bytes, max_operations, stored)
+        except BaseException:
+            file.close()
+            raise
+        base = cls._decoded(file, stored, file.where)
+        base.bytes, base.is_given = min(base.bytes, DECODED_PER_BYTE * file.size), False
+        return base
+
+    @classmethod
+    def _decoded(cls, file: File, names: Collection[str], where: str) -> "Base":
+        """Return the base that some tensors of an open file are."""
+        kept, lock = dict[str, Tensor](), threading.Lock()
+        shapes = {name: (entry.shape, dtype_of(entry)) for name in names for entry in [file.entry(name)]}
 
         def read(name: str) -> Tensor:
             with lock:
@@ -112,7 +140,7 @@ class Base:
                     del kept[next(iter(kept))]
             return tensor
 
-        return cls(str(path), shapes, read, close=file.close)
+        return cls(where, shapes, read, close=file.close)
 
     @property
     def name(self) -> str:
@@ -132,6 +160,10 @@ class Base:
         """Return a tensor; None if there is none of that name."""
         return self._read(name) if name in self._shapes else None
 
+    def pairs(self, names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Part]:
+        """Return what gives the tensor to subtract from each of some, whose names in the base are known."""
+        return {name: partial(self._part, other, tensors[name].dtype) for name, other in names.items()}
+
     def matching(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Part], dict[str, str]]:
         """Return what gives the tensor to subtract from each that has one, and the names that are others here.
 
@@ -146,10 +178,9 @@ class Base:
             used = {*counterparts.values()}
             left = [name for name in left if name not in counterparts]
             counterparts |= self._by_values(left, [name for name in free if name not in used], tensors)
-        parts: dict[str, Part] = {
-            name: partial(self._part, other, tensors[name].dtype) for name, other in counterparts.items()
+        return self.pairs(counterparts, tensors), {
+            name: other for name, other in sorted(counterparts.items()) if name != other
         }
-        return parts, {name: other for name, other in sorted(counterparts.items()) if name != other}
 
     def _part(self, name: str, dtype: torch.dtype, elements: slice) -> Tensor:
         return self._read(name).cpu().reshape(-1)[elements].to(dtype)

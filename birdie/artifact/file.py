@@ -83,6 +83,11 @@ class Base(Protocol):
         ...
 
     @property
+    def is_given(self) -> bool:
+        """Fact that the reader has it in addition to the file."""
+        ...
+
+    @property
     def close(self) -> Callable[[], None]:
         """Function that gives back what is open."""
         ...
@@ -120,14 +125,20 @@ class File(Reader):
 
     @property
     def needs_base(self) -> bool:
-        """Return whether tensors are stored as differences to those of another checkpoint."""
+        """Return whether tensors are stored as differences."""
         return DIFFERENCE in self.schemes
+
+    def is_difference(self, name: str) -> bool:
+        """Return whether a tensor, or a block of it, is stored as a difference."""
+        return any(self.entry(block).scheme == DIFFERENCE for block in self.blocks(self.holder(self.stored(name))))
 
     @property
     def default_limit(self) -> int:
         """Bytes that the file may decode to if the caller says nothing: 1 GiB, 64 × the file, or 2 × its base."""
         return max(
-            MIN_DECODED_LIMIT, DECODED_PER_BYTE * self.size, 0 if self._base is None else BASES * self._base.bytes
+            MIN_DECODED_LIMIT,
+            DECODED_PER_BYTE * self.size,
+            BASES * self._base.bytes if self._base is not None and self._base.is_given else 0,
         )
 
     def require(
@@ -183,6 +194,8 @@ class File(Reader):
 
     def _require_base(self) -> None:
         if self._base is None:
+            if file_metadata.is_inside(self.fields):
+                raise ArtifactError(f"{self.where} holds differences between its tensors; decompress it with birdie")
             of, _ = file_metadata.base_in(self.fields, self.where)
             raise ArtifactError(
                 f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "

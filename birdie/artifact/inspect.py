@@ -7,7 +7,7 @@ from io import BytesIO
 from birdie.artifact import kept_files
 from birdie.artifact.codes import SCHEMES, dtype_name, scheme_name
 from birdie.artifact.container import ALIAS, DIFFERENCE, Entry, Reader
-from birdie.artifact.metadata import base_in
+from birdie.artifact.metadata import base_in, is_inside
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.runtime.outputs import Source, require_path
 
@@ -64,7 +64,7 @@ def inspect(path: Source | BytesIO) -> Summary:
             reader.header(kept_files.ENTRY).length if kept else 0,
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
-            base=base_in(fields, reader.where)[0] if DIFFERENCE in reader.schemes else None,
+            base=base_in(fields, reader.where)[0] if DIFFERENCE in reader.schemes and not is_inside(fields) else None,
         )
 
 

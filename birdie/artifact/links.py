@@ -26,9 +26,9 @@ from birdie.artifact import kept_files
 from birdie.artifact.base import Base, BaseOption
 from birdie.artifact.container import BLOCKS, DIFFERENCE, Reader
 from birdie.artifact.file import Data, File
-from birdie.artifact.metadata import base_in
+from birdie.artifact.metadata import base_in, is_inside
 from birdie.compress import registry
-from birdie.errors import ArtifactError
+from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.names import is_part
 
 SUFFIX = ".birdie"
@@ -191,7 +191,7 @@ def opened(
     """Open the base of a file for as long as its tensors are decoded.
 
     Args:
-        base: what the caller gives; None: a link has one beside it, and other files none.
+        base: what the caller gives; None: a link has one beside it, and a file may have one in it.
         source: the file.
         names: reader of the file → the tensors that will be decoded; None: all.
         limits: of the links before it.
@@ -206,12 +206,17 @@ def opened(
 
 def base_of(base: BaseOption | None, source: Data, names: Names | None = None, **limits: Unpack[Limits]) -> Base | None:
     """Return the base of a file, which the caller closes; arguments as of `opened`."""
-    if base is not None:
-        return Base.open(base)
-    if isinstance(source, bytes | memoryview):
-        return None
     with Reader(source) as reader:
-        if DIFFERENCE not in reader.schemes or Link.of(reader.fields, reader.where) is None:
+        inside = DIFFERENCE in reader.schemes and is_inside(reader.fields)
+        if inside and base is not None:
+            raise ConfigError(f"{reader.where} holds differences between its own tensors; leave base= (--base) out")
+        if inside:
+            return Base.inside(source, limits.get("max_bytes"), limits.get("max_operations"))
+        if base is not None:
+            return Base.open(base)
+        if DIFFERENCE not in reader.schemes:
+            return None
+        if isinstance(source, bytes | memoryview) or Link.of(reader.fields, reader.where) is None:
             return None
         stages = _stages(reader, None if names is None else names(reader), files=False)
     return decoded(stages, **limits)

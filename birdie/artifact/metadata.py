@@ -7,6 +7,7 @@ files      name → bytes of the files kept beside the tensors (birdie.artifact.
 copies     indices of those aliases, among all sorted by name, whose tensors are independent of their targets
 state      versions and extra state of the modules (birdie.artifact.state_dict)
 base       of a file of differences: "of", the base's file name, and "names", name → name in the base, where they differ
+           ("inside": true if the base is the file itself)
 link       of a link of a chain: its checkpoint, and the link that it is a difference to (birdie.artifact.links)
 """
 
@@ -100,6 +101,12 @@ def base_in(fields: Mapping[str, Any], where: str) -> tuple[str, dict[str, str]]
     if not isinstance(file, str) or not _are_names(names):
         raise ArtifactError(f"the base in the metadata of {where} is not what birdie writes; the file is damaged")
     return file, names
+
+
+def is_inside(fields: Mapping[str, Any]) -> bool:
+    """Return whether the base of a file of differences is the file itself."""
+    about = fields.get("base")
+    return isinstance(about, dict) and about.get("inside") is True
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

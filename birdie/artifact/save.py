@@ -34,6 +34,7 @@ from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.groups import group_tiny_tensors
+from birdie.compress.siblings import siblings
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ConfigError
@@ -170,11 +171,15 @@ def write_model(
     if base is not None and not parts:
         base.close()
         raise ConfigError(f"no tensor of {base.where} has the name, the shape and the kind of one of the model's")
+    about_base: dict[str, Any] | None = None if base is None else {"of": base.name, "names": renamed}
     assignment = replace(assignment, bases=parts)
     if calibration is None:  # with data each copy has the precision that its own use needs
-        assignment = group_tiny_tensors(merge_copies(assignment))
+        assignment = merge_copies(assignment)
+        if target.lossless and base is None and link is None and (near := siblings(assignment.tensors)):
+            assignment = replace(assignment, bases=Base.of("", assignment.tensors).pairs(near, assignment.tensors))
+            about_base = {"of": "", "names": near, "inside": True}
+        assignment = group_tiny_tensors(assignment)
     effort = effort_for(request.coder, assignment.weights)
-    about_base = None if base is None else {"of": base.name, "names": renamed}
     beside = content.beside(assignment, effort, target.in_bytes(assignment.weights), about_base)
     path = _output(path, overwrite)
     if calibration == "synthetic":

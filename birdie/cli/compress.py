@@ -390,7 +390,7 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     change = _change(input_bytes, summary.bytes, lossless)
     print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
     print_line(f"coder {summary.coder}: {_loading(summary)}")
-    if summary.base is not None:
+    if any(tensor.scheme == "difference" for tensor in summary.tensors):
         print_line(_differences(summary))
     print_line(f"list its tensors: birdie inspect {summary.path}")
     if source.taken or source.others:
@@ -414,6 +414,8 @@ def _differences(summary: "Summary") -> str:
     differences = [tensor for tensor in summary.tensors if tensor.scheme == "difference"]
     same = sum(not tensor.bytes for tensor in differences)
     alone = sum(tensor.scheme not in ("difference", "alias") for tensor in summary.tensors)
+    if summary.base is None:
+        return f"{len(differences):,} tensors are differences to others in the file"
     base = plain(summary.base or "the base").plain
     return (
         f"{len(differences):,} tensors are differences to {base}, {same:,} of them unchanged; {alone:,} are stored "

@@ -143,7 +143,7 @@ def _log_pseudo_count(symbols: Symbols, zero: int, axis: int) -> int:
     """
     squares = (symbols.astype(np.float32) - zero) ** 2
     mean = float(squares.mean()) + 1e-6
-    noise = float((squares**2).mean()) / mean**2 - 1
+    noise = max(float((squares**2).mean()) / mean**2 - 1, 1e-12)  # below zero if all symbols are equal
     spread = float(np.log(squares.mean(axis) / mean + 0.01).var()) - noise / symbols.shape[axis]
     return int(np.clip(np.rint(np.log2(noise / max(spread, 1e-4))), 0, context_mixing.MAX_LOG_PSEUDO_COUNT))
 

@@ -26,6 +26,13 @@ def rounded(scales: float | NDArray[np.float64], rows: int, columns: int, seed: 
     return values.astype(np.int32), float(-np.log2((upper - lower) / 2).sum()) / 8
 
 
+def test_a_tall_array_may_begin_with_many_equal_values() -> None:
+    """As networks do whose first filters are pruned; some rows decide whether columns are coded first."""
+    values = np.zeros((2048, 16), np.int32)
+    values[-64:] = rounded(3.0, 64, 16)[0]
+    assert cost(values) < 1.2 * cost(values[-64:]) + 64
+
+
 @pytest.mark.parametrize("scale", [1.5, 40.0])
 def test_a_gaussian_costs_its_entropy(scale: float) -> None:
     values, entropy = rounded(scale, 384, 256)
