@@ -13,7 +13,18 @@ import { decodePacked } from "./raw.js";
 const CONTEXTS = 192;
 const FINE = 64;
 const SETS = 64;
-const APM = 33;
+const BUCKETS = 33;
+// One array holds all that a bit reads and learns: its inner loop has few registers to spare.
+const SQUASH = 0;
+const STRETCH = SQUASH + 4096;
+const ADAPTATION = STRETCH + 4096;
+const APM = ADAPTATION + 1024;
+/** Of each node: the first weight of its set, then by bit the next node, or −1 − symbol. */
+const TREE = APM + SETS * BUCKETS;
+/** High and low halves of code and width, and the next word. */
+const CODER = TREE + 3 * 511;
+/** Counters, a probability of 22 bits over a count of 10, then logits of priors. */
+const COUNTERS = CODER + 5;
 const FIRST_WEIGHTS = [4915, 4915, 4915, 4915, 4915, 4915, 21299, 14746];
 const UNIT = 1 / 65536;
 /** Sums up to which every product is exact. */
@@ -28,10 +39,7 @@ const EXACT = 2 ** 36;
  * @property {import("./alphabet.js").Machine} paths
  * @property {Uint8Array} parity of the value of each symbol
  * @property {number} nodes
- * @property {Int32Array} children at 2 · node + bit the next node, or −1 − symbol
- * @property {Int32Array} sets first weight of each node's set
- * @property {Int32Array} counters at first: a probability of 22 bits over a count of 10
- * @property {Float64Array} priors logits
+ * @property {Int32Array} memory what a chunk starts from
  */
 
 /**
@@ -75,7 +83,7 @@ function growTree(masses) {
  * @returns {Model}
  */
 function makeModel(size, zero, scale, prior, pseudo, paths, parity) {
-  const { inverse, stretch } = tables();
+  const { inverse, stretch, squash, adaptation } = tables();
   const cdf = priorOf(prior);
   /** @param {number} position @param {number} fine */
   const below = (position, fine) => cdf[clip(Math.floor((position * inverse[fine]) / 16384) + 2048, 0, 4096)];
@@ -86,8 +94,19 @@ function makeModel(size, zero, scale, prior, pseudo, paths, parity) {
   const { nodes, children } = growTree(masses);
   const count = nodes.length;
   const parities = paths.plain ? 1 : 2;
-  const counters = new Int32Array(CONTEXTS * parities * count);
-  const priors = new Float64Array(FINE * parities * count);
+  const memory = new Int32Array(COUNTERS + (CONTEXTS + FINE) * parities * count);
+  memory.set(squash, SQUASH);
+  memory.set(stretch, STRETCH);
+  memory.set(adaptation, ADAPTATION);
+  for (let i = 0; i < SETS * BUCKETS; i++) {
+    memory[APM + i] = (squash[clip(128 * ((i % BUCKETS) - 16), -LIMIT, LIMIT) + 2048] << 16) | 6;
+  }
+  nodes.forEach(({ depth }, node) => {
+    const set = node < 48 ? node : Math.min(48 + depth, 63);
+    memory.set([8 * set, children[2 * node], children[2 * node + 1]], TREE + 3 * node);
+  });
+  const counters = memory.subarray(COUNTERS);
+  const priors = counters.subarray(CONTEXTS * parities * count);
   for (let fine = 0; fine < FINE; fine++) {
     const at = clip(scale + 2 * fine - FINE, 0, SCALES - 1);
     for (let odd = 0; odd < parities; odd++) {
@@ -109,9 +128,8 @@ function makeModel(size, zero, scale, prior, pseudo, paths, parity) {
       }
     }
   }
-  const sets = new Int32Array(count).map((_, node) => 8 * (node < 48 ? node : Math.min(48 + nodes[node].depth, 63)));
   const [rowCount, columnCount] = pseudo.map((log) => 2 ** log);
-  return { zero, scale, rowCount, columnCount, paths, parity, nodes: count, children, sets, counters, priors };
+  return { zero, scale, rowCount, columnCount, paths, parity, nodes: count, memory };
 }
 
 const bits = new Float64Array(1);
@@ -140,198 +158,184 @@ function scaled(a, b) {
 
 /**
  * Move a counter towards a bit.
- * @param {Int32Array} counters
+ * @param {Int32Array} memory
  * @param {number} index
  * @param {number} counter its value
  * @param {number} target 2**22 − 1 for a 1, or 0
- * @param {Int32Array} adaptation
  */
-function learn(counters, index, counter, target, adaptation) {
-  const p = counter >>> 10;
+function learn(memory, index, counter, target) {
   const n = counter & 1023;
-  const step = target - p;
-  const share = adaptation[n];
-  // (step · share) >> 16 in 32 bits.
+  const step = target - (counter >>> 10);
+  const share = memory[ADAPTATION + n];
+  // (step · share) >> 16 in 32 bits, and the sum above the count.
   const moved = (Math.imul(step >> 8, share) + (Math.imul(step & 255, share) >> 8)) >> 8;
-  counters[index] = ((p + moved) << 10) | (n < 1000 ? n + 1 : n);
+  memory[index] = counter + (moved << 10) + (n < 1000 ? 1 : 0);
 }
 
 /**
- * Decode a chunk.
+ * Decode a symbol: from the root of the tree, at each node a bit is predicted, decoded, and learned from.
+ * @param {Int32Array} memory
+ * @param {Float64Array} weights
  * @param {Uint32Array} words
- * @param {Model} model
- * @param {number} rows
- * @param {number} columns
- * @param {Int32Array} out symbols
+ * @param {number} rate
+ * @param {number} b first weight of the second mixer
+ * @param {number} s0 where the counters of each context begin
+ * @param {number} s1
+ * @param {number} s2
+ * @param {number} s3
+ * @param {number} s4
+ * @param {number} s5
+ * @param {number} s6 where the logits of the priors begin
+ * @param {number} s7
  */
-function decodeChunk(words, model, rows, columns, out) {
-  const { zero, rowCount, columnCount, parity, nodes, children, sets, priors } = model;
-  const { shift, flip, mask: pathMask } = model.paths;
-  const { squash, stretch, log2, power, adaptation } = tables();
-  const stride = model.paths.plain ? nodes : 2 * nodes;
-  const counters = model.counters.slice();
-  const weights = new Float64Array(16 * SETS).map((_, i) => FIRST_WEIGHTS[i & 7]);
-  const apm = new Int32Array(SETS * APM).map((_, i) => {
-    const logit = clip(128 * ((i % APM) - 16), -LIMIT, LIMIT);
-    return (squash[logit + 2048] << 16) | 6;
-  });
-  const mean = power[model.scale] + 1;
-  const base = model.scale - FINE;
-  const cap = 2 * (Math.floor(mean / 16) + 2);
-  const energy = Math.floor((mean * mean * 25) / 1024) + 1;
-  const nearest = Math.floor(mean / 4) + 1;
-  // Columns of a single row never learn: they share one entry.
-  const entries = rows > 1 ? columns : 1;
-  const mask = rows > 1 ? -1 : 0;
-  const slow = new Float64Array(entries).fill(energy);
-  const fast = new Float64Array(entries).fill(energy);
-  const firstScale = ((logOf(energy, log2) + 86) >> 1) - base;
-  const slowScale = new Int32Array(entries).fill(firstScale);
-  const fastScale = new Int32Array(entries).fill(firstScale);
-  const magnitudes = new Int32Array(columns);
-  const states = new Uint8Array(columns);
-  // The range coder: halves of 64 bits.
-  let codeHigh = words.length > 0 ? words[0] | 0 : 0;
-  let codeLow = words.length > 1 ? words[1] | 0 : 0;
-  let widthHigh = -1;
-  let widthLow = -1;
-  let position = 2;
-  let rowLevel = energy;
-  let columnLevel = energy;
-  for (let row = 0, at = 0; row < rows; row++) {
-    let rowSum = rowCount * rowLevel;
-    let expectedSum = rowCount * columnLevel;
-    const rowScale = ((logOf(rowLevel, log2) + 86) >> 1) - base;
-    const rate = Math.max(8, 24 - Math.floor((row * columns) / 4000));
-    const band = 128 + Math.floor((8 * row) / rows);
-    let left = 0;
-    let left2 = 0;
-    for (let column = 0; column < columns; column++, at++) {
-      const state = states[column & pathMask];
-      const odd = state & 1;
-      const first = odd ? nodes : 0;
-      const entry = column & mask;
-      const own = (logOf(rowSum, log2) - logOf(expectedSum, log2)) >> 1;
-      const product = slowScale[entry] + own;
-      const quick = fastScale[entry] + own;
-      const near = logOf(((13 * (2 * left + left2 + 2 * magnitudes[column])) >> 1) + nearest, log2) - base;
-      const coarse = clip((product + 4) >> 3, 0, 15);
-      const s0 = coarse * stride + first;
-      const s1 = (16 + clip((own + rowScale + 4) >> 3, 0, 15)) * stride + first;
-      const s2 = (32 + clip((quick + 4) >> 3, 0, 15)) * stride + first;
-      const s3 = (48 + clip((3 * product + near + 16) >> 5, 0, 15)) * stride + first;
-      const s4 = (64 + clip((slowScale[entry] + 1) >> 1, 0, 63)) * stride + first;
-      const s5 = (band + 8 * Math.floor((8 * column) / columns)) * stride + first;
-      const s6 = clip((product + 1) >> 1, 0, 63) * stride + first;
-      const s7 = clip((quick + 1) >> 1, 0, 63) * stride + first;
-      const b = 8 * (SETS + coarse);
-      let node = 0;
-      do {
-        const c0 = counters[s0 + node];
-        const c1 = counters[s1 + node];
-        const c2 = counters[s2 + node];
-        const c3 = counters[s3 + node];
-        const c4 = counters[s4 + node];
-        const c5 = counters[s5 + node];
-        const l0 = stretch[c0 >>> 20];
-        const l1 = stretch[c1 >>> 20];
-        const l2 = stretch[c2 >>> 20];
-        const l3 = stretch[c3 >>> 20];
-        const l4 = stretch[c4 >>> 20];
-        const l5 = stretch[c5 >>> 20];
-        const l6 = priors[s6 + node];
-        const l7 = priors[s7 + node];
-        const a = sets[node];
-        const byNode = Math.floor(
-          (weights[a] * l0 + weights[a + 1] * l1 + (weights[a + 2] * l2 + weights[a + 3] * l3) +
-            (weights[a + 4] * l4 + weights[a + 5] * l5 + (weights[a + 6] * l6 + weights[a + 7] * l7))) * UNIT,
-        );
-        const byScale = Math.floor(
-          (weights[b] * l0 + weights[b + 1] * l1 + (weights[b + 2] * l2 + weights[b + 3] * l3) +
-            (weights[b + 4] * l4 + weights[b + 5] * l5 + (weights[b + 6] * l6 + weights[b + 7] * l7))) * UNIT,
-        );
-        const y1 = clip(byNode, -LIMIT, LIMIT) + 2048;
-        const y2 = clip(byScale, -LIMIT, LIMIT) + 2048;
-        const middle = (y1 + y2) >> 1;
-        const part = middle & 127;
-        const entries33 = (a >> 3) * APM;
-        const bucket = entries33 + (middle >> 7);
-        const refined = (Math.imul(apm[bucket] >>> 16, 128 - part) + Math.imul(apm[bucket + 1] >>> 16, part)) >> 7;
-        const odds = clip((3 * squash[middle] + refined) >> 2, 8, 65528);
-        // bound = (width >> 16) · odds, in 16-bit digits.
-        const p0 = Math.imul(widthLow >>> 16, odds);
-        const p1 = Math.imul(widthHigh & 65535, odds);
-        const sum = (p0 >>> 16) + (p1 & 65535);
-        const boundLow = (sum << 16) | (p0 & 65535);
-        const boundHigh = (Math.imul(widthHigh >>> 16, odds) + (p1 >>> 16) + (sum >>> 16)) | 0;
-        const bit =
-          codeHigh >>> 0 < boundHigh >>> 0 || (codeHigh === boundHigh && codeLow >>> 0 < boundLow >>> 0) ? 1 : 0;
-        if (bit) {
-          widthHigh = boundHigh;
-          widthLow = boundLow;
-        } else {
-          codeHigh = (codeHigh - boundHigh - (codeLow >>> 0 < boundLow >>> 0 ? 1 : 0)) | 0;
-          codeLow = (codeLow - boundLow) | 0;
-          widthHigh = (widthHigh - boundHigh - (widthLow >>> 0 < boundLow >>> 0 ? 1 : 0)) | 0;
-          widthLow = (widthLow - boundLow) | 0;
-        }
-        if (widthHigh === 0) {
-          widthHigh = widthLow;
-          widthLow = 0;
-          codeHigh = codeLow;
-          codeLow = position < words.length ? words[position] | 0 : 0;
-          position++;
-        }
-        const target = bit << 16;
-        const e1 = ((target - squash[y1]) * rate) >> 4;
-        weights[a] += Math.floor((l0 * e1 + 16384) / 32768);
-        weights[a + 1] += Math.floor((l1 * e1 + 16384) / 32768);
-        weights[a + 2] += Math.floor((l2 * e1 + 16384) / 32768);
-        weights[a + 3] += Math.floor((l3 * e1 + 16384) / 32768);
-        weights[a + 4] += Math.floor((l4 * e1 + 16384) / 32768);
-        weights[a + 5] += Math.floor((l5 * e1 + 16384) / 32768);
-        weights[a + 6] += Math.floor((l6 * e1 + 16384) / 32768);
-        weights[a + 7] += Math.floor((l7 * e1 + 16384) / 32768);
-        const e2 = ((target - squash[y2]) * rate) >> 4;
-        weights[b] += Math.floor((l0 * e2 + 16384) / 32768);
-        weights[b + 1] += Math.floor((l1 * e2 + 16384) / 32768);
-        weights[b + 2] += Math.floor((l2 * e2 + 16384) / 32768);
-        weights[b + 3] += Math.floor((l3 * e2 + 16384) / 32768);
-        weights[b + 4] += Math.floor((l4 * e2 + 16384) / 32768);
-        weights[b + 5] += Math.floor((l5 * e2 + 16384) / 32768);
-        weights[b + 6] += Math.floor((l6 * e2 + 16384) / 32768);
-        weights[b + 7] += Math.floor((l7 * e2 + 16384) / 32768);
-        const at33 = entries33 + ((middle + 64) >> 7);
-        const old = apm[at33];
-        const seen = old & 65535;
-        const moved = (old >>> 16) + (Math.imul((bit ? 65535 : 0) - (old >>> 16), adaptation[seen]) >> 16);
-        apm[at33] = (moved << 16) | (seen < 250 ? seen + 1 : seen);
-        const top = bit ? 4194303 : 0;
-        learn(counters, s0 + node, c0, top, adaptation);
-        learn(counters, s1 + node, c1, top, adaptation);
-        learn(counters, s2 + node, c2, top, adaptation);
-        learn(counters, s3 + node, c3, top, adaptation);
-        learn(counters, s4 + node, c4, top, adaptation);
-        learn(counters, s5 + node, c5, top, adaptation);
-        node = children[2 * node + bit];
-      } while (node >= 0);
-      const symbol = -1 - node;
-      out[at] = symbol;
-      left2 = left;
-      left = Math.abs(2 * (symbol - zero) + odd);
-      magnitudes[column] = left;
-      states[column & pathMask] = (state >> 1) ^ (-odd & shift) ^ (-parity[symbol] & flip);
-      const held = left < cap ? left : cap;
-      rowSum += 16 * held * held;
-      expectedSum += slow[entry];
+function decodeSymbol(memory, weights, words, rate, b, s0, s1, s2, s3, s4, s5, s6, s7) {
+  let codeHigh = memory[CODER];
+  let codeLow = memory[CODER + 1];
+  let widthHigh = memory[CODER + 2];
+  let widthLow = memory[CODER + 3];
+  let node = 0;
+  do {
+    const c0 = memory[s0 + node];
+    const c1 = memory[s1 + node];
+    const c2 = memory[s2 + node];
+    const c3 = memory[s3 + node];
+    const c4 = memory[s4 + node];
+    const c5 = memory[s5 + node];
+    const l0 = memory[STRETCH + (c0 >>> 20)];
+    const l1 = memory[STRETCH + (c1 >>> 20)];
+    const l2 = memory[STRETCH + (c2 >>> 20)];
+    const l3 = memory[STRETCH + (c3 >>> 20)];
+    const l4 = memory[STRETCH + (c4 >>> 20)];
+    const l5 = memory[STRETCH + (c5 >>> 20)];
+    const l6 = memory[s6 + node];
+    const l7 = memory[s7 + node];
+    const a = memory[TREE + 3 * node];
+    let y1 =
+      Math.floor(
+        (weights[a] * l0 + weights[a + 1] * l1 + (weights[a + 2] * l2 + weights[a + 3] * l3) +
+          (weights[a + 4] * l4 + weights[a + 5] * l5 + (weights[a + 6] * l6 + weights[a + 7] * l7))) * UNIT,
+      ) | 0;
+    let y2 =
+      Math.floor(
+        (weights[b] * l0 + weights[b + 1] * l1 + (weights[b + 2] * l2 + weights[b + 3] * l3) +
+          (weights[b + 4] * l4 + weights[b + 5] * l5 + (weights[b + 6] * l6 + weights[b + 7] * l7))) * UNIT,
+      ) | 0;
+    y1 = (y1 < -LIMIT ? -LIMIT : y1 > LIMIT ? LIMIT : y1) + 2048;
+    y2 = (y2 < -LIMIT ? -LIMIT : y2 > LIMIT ? LIMIT : y2) + 2048;
+    const mean = (y1 + y2) >> 1;
+    const part = mean & 127;
+    const bucket = APM + Math.imul(a >> 3, BUCKETS) + (mean >> 7);
+    const refined = (Math.imul(memory[bucket] >>> 16, 128 - part) + Math.imul(memory[bucket + 1] >>> 16, part)) >> 7;
+    let odds = (3 * memory[SQUASH + mean] + refined) >> 2;
+    odds = odds < 8 ? 8 : odds > 65528 ? 65528 : odds;
+    // bound = (width >> 16) · odds, in digits of 16 bits.
+    const p0 = Math.imul(widthLow >>> 16, odds);
+    const p1 = Math.imul(widthHigh & 65535, odds);
+    const sum = (p0 >>> 16) + (p1 & 65535);
+    const boundLow = (sum << 16) | (p0 & 65535);
+    const boundHigh = (Math.imul(widthHigh >>> 16, odds) + (p1 >>> 16) + (sum >>> 16)) | 0;
+    const isBelow = codeLow >>> 0 < boundLow >>> 0 ? 1 : 0;
+    let bit = 1;
+    if (codeHigh === boundHigh ? isBelow : codeHigh >>> 0 < boundHigh >>> 0) {
+      widthHigh = boundHigh;
+      widthLow = boundLow;
+    } else {
+      bit = 0;
+      codeHigh = (codeHigh - boundHigh - isBelow) | 0;
+      codeLow = (codeLow - boundLow) | 0;
+      widthHigh = (widthHigh - boundHigh - (widthLow >>> 0 < boundLow >>> 0 ? 1 : 0)) | 0;
+      widthLow = (widthLow - boundLow) | 0;
     }
-    if (row === rows - 1) break;
+    if (widthHigh === 0) {
+      widthHigh = widthLow;
+      widthLow = 0;
+      codeHigh = codeLow;
+      const position = memory[CODER + 4]++;
+      codeLow = position < words.length ? words[position] | 0 : 0;
+    }
+    const e1 = Math.imul((bit << 16) - memory[SQUASH + y1], rate) >> 4;
+    weights[a] += (Math.imul(l0, e1) + 16384) >> 15;
+    weights[a + 1] += (Math.imul(l1, e1) + 16384) >> 15;
+    weights[a + 2] += (Math.imul(l2, e1) + 16384) >> 15;
+    weights[a + 3] += (Math.imul(l3, e1) + 16384) >> 15;
+    weights[a + 4] += (Math.imul(l4, e1) + 16384) >> 15;
+    weights[a + 5] += (Math.imul(l5, e1) + 16384) >> 15;
+    weights[a + 6] += (Math.imul(l6, e1) + 16384) >> 15;
+    weights[a + 7] += (Math.imul(l7, e1) + 16384) >> 15;
+    const e2 = Math.imul((bit << 16) - memory[SQUASH + y2], rate) >> 4;
+    weights[b] += (Math.imul(l0, e2) + 16384) >> 15;
+    weights[b + 1] += (Math.imul(l1, e2) + 16384) >> 15;
+    weights[b + 2] += (Math.imul(l2, e2) + 16384) >> 15;
+    weights[b + 3] += (Math.imul(l3, e2) + 16384) >> 15;
+    weights[b + 4] += (Math.imul(l4, e2) + 16384) >> 15;
+    weights[b + 5] += (Math.imul(l5, e2) + 16384) >> 15;
+    weights[b + 6] += (Math.imul(l6, e2) + 16384) >> 15;
+    weights[b + 7] += (Math.imul(l7, e2) + 16384) >> 15;
+    const nearest = bucket + (part >> 6);
+    const old = memory[nearest];
+    const seen = old & 65535;
+    const moved = Math.imul(((-bit & 65535) - (old >>> 16)) | 0, memory[ADAPTATION + seen]) >> 16;
+    memory[nearest] = old + (moved << 16) + (seen < 250 ? 1 : 0);
+    const target = -bit & 4194303;
+    learn(memory, s0 + node, c0, target);
+    learn(memory, s1 + node, c1, target);
+    learn(memory, s2 + node, c2, target);
+    learn(memory, s3 + node, c3, target);
+    learn(memory, s4 + node, c4, target);
+    learn(memory, s5 + node, c5, target);
+    node = memory[TREE + 1 + 3 * node + bit];
+  } while (node >= 0);
+  memory[CODER] = codeHigh;
+  memory[CODER + 1] = codeLow;
+  memory[CODER + 2] = widthHigh;
+  memory[CODER + 3] = widthLow;
+  return -1 - node;
+}
+
+/** Local scales, which learn from each row. An energy is a mean square, in 1/64 of a squared symbol. */
+class Scales {
+  /**
+   * @param {Model} model
+   * @param {number} rows
+   * @param {number} columns
+   */
+  constructor(model, rows, columns) {
+    const { log2, power } = tables();
+    const mean = power[model.scale] + 1;
+    this.base = model.scale - FINE;
+    this.cap = 2 * (Math.floor(mean / 16) + 2);
+    this.energy = Math.floor((mean * mean * 25) / 1024) + 1;
+    this.nearest = Math.floor(mean / 4) + 1;
+    // Columns of a single row never learn: they share one entry.
+    const entries = rows > 1 ? columns : 1;
+    const first = ((logOf(this.energy, log2) + 86) >> 1) - this.base;
+    this.slow = new Float64Array(entries).fill(this.energy);
+    this.fast = new Float64Array(entries).fill(this.energy);
+    this.slowScale = new Int32Array(entries).fill(first);
+    this.fastScale = new Int32Array(entries).fill(first);
+    this.magnitudes = new Int32Array(columns);
+    this.states = new Uint8Array(columns);
+    this.rowLevel = this.energy;
+    this.columnLevel = this.energy;
+    this.rowSum = 0;
+    this.expectedSum = 0;
+  }
+
+  /**
+   * Let the columns learn from a complete row.
+   * @param {Model} model
+   * @param {number} row
+   */
+  learn({ rowCount, columnCount }, row) {
+    const { slow, fast, magnitudes, cap, rowSum, expectedSum, rowLevel, base } = this;
+    const { log2, adaptation } = tables();
+    const columns = magnitudes.length;
     if (!(rowSum < 2 ** 52 && expectedSum < 2 ** 52)) fail("the scales of a mixed stream are beyond 52 bits");
     const isSmall = expectedSum < EXACT && rowSum < EXACT;
     const normalize = isSmall
       ? Math.floor((65536 * (expectedSum + 64)) / (rowSum + 64))
       : Number((BigInt(expectedSum + 64) * 65536n) / BigInt(rowSum + 64));
-    rowLevel = row
+    this.rowLevel = row
       ? Math.floor((7 * rowLevel + Math.floor((rowSum - rowCount * rowLevel) / columns)) / 8) + 1
       : Math.floor(rowSum / (columns + rowCount)) + 1;
     const slowRate = adaptation[Math.min(row + columnCount, 1023)];
@@ -346,12 +350,97 @@ function decodeChunk(words, model, rows, columns, out) {
       slow[column] += isSmall ? Math.floor(slowStep * slowRate * UNIT) : scaled(slowStep, slowRate);
       fast[column] += isSmall ? Math.floor(fastStep * fastRate * UNIT) : scaled(fastStep, fastRate);
       total += slow[column];
-      slowScale[column] = ((logOf(slow[column], log2) + 86) >> 1) - base;
-      fastScale[column] = ((logOf(fast[column], log2) + 86) >> 1) - base;
+      this.slowScale[column] = ((logOf(slow[column], log2) + 86) >> 1) - base;
+      this.fastScale[column] = ((logOf(fast[column], log2) + 86) >> 1) - base;
     }
-    columnLevel = Math.floor(total / columns) + 1;
+    this.columnLevel = Math.floor(total / columns) + 1;
   }
-  if (words.length > position - 1 || (words.length && !words[words.length - 1])) {
+}
+
+/**
+ * Decode a row of a chunk.
+ * @param {Int32Array} memory
+ * @param {Float64Array} weights
+ * @param {Uint32Array} words
+ * @param {Model} model
+ * @param {Scales} scales
+ * @param {number} band first context of its regions
+ * @param {number} rate
+ * @param {Int32Array} out symbols
+ * @param {number} at
+ */
+function decodeRow(memory, weights, words, model, scales, band, rate, out, at) {
+  const { zero, rowCount, parity, paths, nodes } = model;
+  const { slow, slowScale, fastScale, magnitudes, states, base, cap, nearest } = scales;
+  const { log2 } = tables();
+  const { shift, flip, mask: pathMask } = paths;
+  const columns = magnitudes.length;
+  const stride = paths.plain ? nodes : 2 * nodes;
+  const priors = COUNTERS + CONTEXTS * stride;
+  const mask = slow.length > 1 ? -1 : 0;
+  const rowScale = ((logOf(scales.rowLevel, log2) + 86) >> 1) - base;
+  let rowSum = rowCount * scales.rowLevel;
+  let expectedSum = rowCount * scales.columnLevel;
+  let left = 0;
+  let left2 = 0;
+  for (let column = 0; column < columns; column++) {
+    const state = states[column & pathMask];
+    const odd = state & 1;
+    const first = COUNTERS + (odd ? nodes : 0);
+    const entry = column & mask;
+    const row = (logOf(rowSum, log2) - logOf(expectedSum, log2)) >> 1;
+    const product = slowScale[entry] + row;
+    const quick = fastScale[entry] + row;
+    const near = logOf(((13 * (2 * left + left2 + 2 * magnitudes[column])) >> 1) + nearest, log2) - base;
+    const coarse = clip((product + 4) >> 3, 0, 15);
+    const symbol = decodeSymbol(
+      memory,
+      weights,
+      words,
+      rate,
+      8 * (SETS + coarse),
+      first + coarse * stride,
+      first + (16 + clip((row + rowScale + 4) >> 3, 0, 15)) * stride,
+      first + (32 + clip((quick + 4) >> 3, 0, 15)) * stride,
+      first + (48 + clip((3 * product + near + 16) >> 5, 0, 15)) * stride,
+      first + (64 + clip((slowScale[entry] + 1) >> 1, 0, 63)) * stride,
+      first + (band + 8 * Math.floor((8 * column) / columns)) * stride,
+      first - COUNTERS + priors + clip((product + 1) >> 1, 0, 63) * stride,
+      first - COUNTERS + priors + clip((quick + 1) >> 1, 0, 63) * stride,
+    );
+    out[at++] = symbol;
+    left2 = left;
+    left = Math.abs(2 * (symbol - zero) + odd);
+    magnitudes[column] = left;
+    states[column & pathMask] = (state >> 1) ^ (-odd & shift) ^ (-parity[symbol] & flip);
+    const held = left < cap ? left : cap;
+    rowSum += 16 * held * held;
+    expectedSum += slow[entry];
+  }
+  scales.rowSum = rowSum;
+  scales.expectedSum = expectedSum;
+}
+
+/**
+ * Decode a chunk.
+ * @param {Uint32Array} words
+ * @param {Model} model
+ * @param {number} rows
+ * @param {number} columns
+ * @param {Int32Array} out symbols
+ */
+function decodeChunk(words, model, rows, columns, out) {
+  const memory = model.memory.slice();
+  memory.set([words.length ? words[0] : 0, words.length > 1 ? words[1] : 0, -1, -1, 2], CODER);
+  const weights = new Float64Array(16 * SETS).map((_, i) => FIRST_WEIGHTS[i & 7]);
+  const scales = new Scales(model, rows, columns);
+  for (let row = 0; row < rows; row++) {
+    const rate = Math.max(8, 24 - Math.floor((row * columns) / 4000));
+    const band = 128 + Math.floor((8 * row) / rows);
+    decodeRow(memory, weights, words, model, scales, band, rate, out, row * columns);
+    if (row < rows - 1) scales.learn(model, row);
+  }
+  if (words.length > memory[CODER + 4] - 1 || (words.length && !words[words.length - 1])) {
     fail("a chunk of a mixed stream ends too late or with a zero word");
   }
 }

@@ -24,7 +24,7 @@ function power(sixteenths) {
 /**
  * @typedef {object} Tables
  * @property {Int32Array} squash probability in 1/65,536 of a logit + 2,048
- * @property {Float64Array} stretch logit of a probability in 1/4,096
+ * @property {Int32Array} stretch logit of a probability in 1/4,096
  * @property {Int32Array} log2 16 · log2(1 + (2i + 1)/512)
  * @property {Float64Array} power 2**(i/16)
  * @property {Float64Array} inverse 2**(22 − i/16)
@@ -34,7 +34,7 @@ function power(sixteenths) {
 /** @returns {Tables} */
 function makeTables() {
   const squash = new Int32Array(4096).map((_, i) => clip(Math.round(65536 / (1 + Math.exp((2048 - i) / 170))), 8, 65528));
-  const stretch = new Float64Array(4096);
+  const stretch = new Int32Array(4096);
   for (let i = 0, x = 0; i < 2048; i++) {
     const middle = 16 * i + 8;
     while (squash[x + 1] <= middle) x++;
