@@ -4,4 +4,6 @@ page ─► page.html, page.css, page.js ─► worker.js ─┬─► decoder.j
   ├── units       bytes as characters               ├─► model.js     tensors and tokens to logits
   ├── plan        the shape of a model              └─► tokenizer.js text to tokens and back
   └── pieces      a tokenizer in plain JSON
+
+javascript joins modules into one, without comments and with short names; support says which files decoder.js decodes.
 """

@@ -114,7 +114,7 @@ function planOf(file, entry) {
     fail(`scheme ${scheme.name} needs ${layouts.length} streams, not ${entry.coders.length}`);
   }
   const costs = layouts.map((layout, i) => streamCost(entry.coders[i], layout));
-  const operations = costs.reduce((sum, cost) => sum + cost.operations, 0) + count * scheme.cost(entry.params, columns);
+  const operations = costs.reduce((sum, cost) => sum + cost.operations, 0) + scheme.cost(rows, columns, entry.params, dtype);
   const memory = costs.reduce((sum, cost) => sum + cost.bytes, 0);
   return { entry, dtype, scheme, rows, columns, bytes, layouts, operations, memory };
 }

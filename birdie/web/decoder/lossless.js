@@ -59,6 +59,12 @@ export function losslessLayout(rows, columns, dtype, params) {
   return form === 5 ? [...planeLayout(1, words, dtype), runs, runs] : [values];
 }
 
+/** @type {import("./schemes.js").Scheme["cost"]} */
+export function losslessCost(rows, columns, [form = 0, size = 0], dtype) {
+  const each = form === 5 ? 2 : form === 1 ? dtype.bits : form ? 6 : 1;
+  return each * rows * columns + (form === 5 ? 64 : form === 4 ? 8 : 0) * size;
+}
+
 /**
  * Return the words that planes make up.
  * @param {Dtype} dtype

@@ -2,8 +2,8 @@
 
 import { chunkRows, machine } from "./alphabet.js";
 import { fail } from "./bytes.js";
-import { BFLOAT16, FLOAT16, FLOAT32, FLOAT64, isReal, stepsOf, storeFloats, widen } from "./floats.js";
-import { decodeLossless, joinPlanes, losslessLayout, planeLayout } from "./lossless.js";
+import { BFLOAT16, FLOAT16, FLOAT32, FLOAT64, emptyWords, isReal, stepsOf, storeFloats, widen } from "./floats.js";
+import { decodeLossless, joinPlanes, losslessCost, losslessLayout, planeLayout } from "./lossless.js";
 import { streamLayout } from "./streams.js";
 
 /** @typedef {import("./floats.js").Dtype} Dtype */
@@ -35,30 +35,41 @@ import { streamLayout } from "./streams.js";
  * @property {string} name
  * @property {LayoutOf} layout
  * @property {DecodeOf} decode
- * @property {(params: number[], columns: number) => number} cost operations for each element
+ * @property {(rows: number, columns: number, params: number[], dtype: Dtype) => number} cost operations, about
  */
 
 /** Elements computed at a time. */
 const BLOCK = 1 << 16;
 
 /**
- * Return the words of a tensor whose numbers are computed in blocks of rows, and rounded once.
- * @template {Float32Array | Float64Array} Block
+ * @typedef {object} Block rows and columns that are computed at a time
+ * @property {number} row first one
+ * @property {number} rows
+ * @property {number} column first one
+ * @property {number} end column after the last
+ */
+
+/**
+ * Return the words of a tensor whose numbers are computed block by block, from top to bottom, and rounded once.
+ * @template {Float32Array | Float64Array} Numbers
  * @param {number} rows
  * @param {number} columns
  * @param {Dtype} dtype
- * @param {new (length: number) => Block} kind in which numbers are computed
- * @param {(row: number, count: number, out: Block) => void} fill
+ * @param {new (length: number) => Numbers} kind in which numbers are computed
+ * @param {(block: Block, out: Numbers) => void} fill
+ * @param {number} [size] columns that are not cut
  */
-function ofBlocks(rows, columns, dtype, kind, fill) {
+function ofBlocks(rows, columns, dtype, kind, fill, size = BLOCK) {
   const height = Math.max(1, Math.floor(BLOCK / columns));
-  const parts = dtype.bits === 64 ? 2 : 1;
-  const out = dtype.bits === 16 ? new Uint16Array(rows * columns) : new Uint32Array(rows * columns * parts);
+  const out = emptyWords(dtype, rows * columns);
   for (let row = 0; row < rows; row += height) {
     const count = Math.min(height, rows - row);
-    const block = new kind(count * columns);
-    fill(row, count, block);
-    out.set(storeFloats(block, dtype), row * columns * parts);
+    for (let column = 0; column < columns; column += size) {
+      const end = Math.min(column + size, columns);
+      const numbers = new kind(count * (end - column));
+      fill({ row, rows: count, column, end }, numbers);
+      out.set(storeFloats(numbers, dtype), ((row * columns + column) * dtype.bits) / (dtype.bits === 64 ? 32 : dtype.bits));
+    }
   }
   return out;
 }
@@ -97,19 +108,26 @@ function expanded({ values, step }, count) {
   return step ? values : new Int32Array(count).fill(values[0]);
 }
 
+/** @type {Scheme["cost"]} */
+function gridCost(rows, columns, [size = columns]) {
+  return rows * (2 * columns + 20 * Math.ceil(columns / size));
+}
+
 /** Symbol · step of its group, in float32. @type {DecodeOf} */
 function decodeGrid(rows, columns, dtype, params, read) {
   const symbols = read(0);
   const size = params.length ? params[0] : columns;
   const groups = Math.ceil(columns / size);
   const steps = stepsOf(expanded(read(1), rows * groups));
-  return ofBlocks(rows, columns, dtype, Float32Array, (row, count, out) => {
-    for (let r = 0, i = 0; r < count; r++) {
-      let at = (row + r) * columns * symbols.step;
-      for (let group = 0; group < groups; group++) {
-        const step = steps[(row + r) * groups + group];
-        const end = Math.min((group + 1) * size, columns);
-        for (let c = group * size; c < end; c++, at += symbols.step) out[i++] = Math.fround(symbols.values[at]) * step;
+  const { values, step } = symbols;
+  return ofBlocks(rows, columns, dtype, Float32Array, (block, out) => {
+    for (let row = block.row, i = 0; row < block.row + block.rows; row++) {
+      let at = (row * columns + block.column) * step;
+      for (let c = block.column; c < block.end; ) {
+        const group = Math.floor(c / size);
+        const scale = steps[row * groups + group];
+        const end = Math.min((group + 1) * size, block.end);
+        for (; c < end; c++, at += step) out[i++] = Math.fround(values[at]) * scale;
       }
     }
   });
@@ -135,11 +153,11 @@ function decodeCodebook(rows, columns, dtype, [size, perRow], read) {
     }
   });
   if (symbols.values.some((symbol) => symbol >= size)) fail(`a symbol is beyond a codebook of ${size} levels`);
-  return ofBlocks(rows, columns, dtype, Float64Array, (row, count, out) => {
-    let at = row * columns * symbols.step;
-    for (let r = 0, i = 0; r < count; r++) {
-      const step = steps[perRow ? row + r : 0];
-      for (let c = 0; c < columns; c++, at += symbols.step) out[i++] = levels[symbols.values[at]] * step;
+  return ofBlocks(rows, columns, dtype, Float64Array, (block, out) => {
+    let at = (block.row * columns + block.column) * symbols.step;
+    for (let row = block.row, i = 0; row < block.row + block.rows; row++) {
+      const step = steps[perRow ? row : 0];
+      for (let c = block.column; c < block.end; c++, at += symbols.step) out[i++] = levels[symbols.values[at]] * step;
     }
   });
 }
@@ -169,17 +187,18 @@ function decodeTrellis(rows, columns, dtype, params, read) {
   const { shift, flip, mask } = machine(states) ?? fail("a stream has an unknown trellis");
   const state = new Int32Array(columns);
   const restart = chunkRows(columns);
-  return ofBlocks(rows, columns, dtype, Float32Array, (row, count, out) => {
-    for (let r = 0, i = 0; r < count; r++) {
-      if ((row + r) % restart === 0) state.fill(0);
-      const first = (row + r) * columns * step;
-      let half = Math.fround(byRow[row + r] * 0.5);
-      if (columns >= 16) {
-        let c = 0;
-        while (c < columns && !numbers[first + c * step]) c++;
-        if (c === columns) half = 0;
+  let half = 0;
+  return ofBlocks(rows, columns, dtype, Float32Array, (block, out) => {
+    for (let row = block.row, i = 0; row < block.row + block.rows; row++) {
+      const first = row * columns * step;
+      if (!block.column) {
+        if (row % restart === 0) state.fill(0);
+        half = Math.fround(byRow[row] * 0.5);
+        let zeros = 0;
+        while (columns >= 16 && zeros < columns && !numbers[first + zeros * step]) zeros++;
+        if (zeros === columns) half = 0;
       }
-      for (let c = 0; c < columns; c++) {
+      for (let c = block.column; c < block.end; c++) {
         const m = numbers[first + c * step];
         const path = c & mask;
         const s = state[path];
@@ -224,6 +243,22 @@ function decodeInner({ scheme, own }, rows, columns, read) {
   return new Float32Array(scheme.decode(rows, columns, FLOAT32, own, read).buffer);
 }
 
+/**
+ * Return the operations that decoding inner tensors takes.
+ * @param {number} rows
+ * @param {number} columns
+ * @param {number[]} params
+ */
+function innerCost(rows, columns, params) {
+  let total = 0;
+  while (params.length) {
+    const { scheme, own, rest } = innerOf(rows, columns, params);
+    total += scheme.cost(rows, columns, own, FLOAT32);
+    params = rest;
+  }
+  return total;
+}
+
 /** @type {LayoutOf} */
 function lowRankLayout(rows, columns, dtype, params) {
   requireReal(rows, columns, dtype);
@@ -249,12 +284,15 @@ function decodeLowRank(rows, columns, dtype, params, read) {
   for (let k = 0, at = 0; k < rank; k++) {
     for (let c = 0; c < columns; c++, at++) right[at] *= steps[k];
   }
-  return ofBlocks(rows, columns, dtype, Float64Array, (row, height, out) => {
-    out.set(base.subarray(row * columns, (row + height) * columns));
+  return ofBlocks(rows, columns, dtype, Float64Array, ({ row, rows: height, column, end }, out) => {
+    const width = end - column;
     for (let r = 0; r < height; r++) {
+      const line = out.subarray(r * width, (r + 1) * width);
+      line.set(base.subarray((row + r) * columns + column, (row + r) * columns + end));
       for (let k = 0; k < rank; k++) {
         const factor = left[(row + r) * rank + k];
-        for (let c = 0; c < columns; c++) out[r * columns + c] += factor * right[k * columns + c];
+        const start = k * columns + column;
+        for (let c = 0; c < width; c++) line[c] += factor * right[start + c];
       }
     }
   });
@@ -289,7 +327,8 @@ function decodeRotation(rows, columns, dtype, params, read) {
   }
   const size = 2 ** (31 - Math.clz32(columns));
   const signs = [2 * params[0], 2 * params[0] + 1].map((seed) => signsOf(size, seed));
-  return ofBlocks(rows, columns, dtype, Float64Array, (row, height, out) => {
+  /** @param {Block} block @param {Float64Array} out */
+  const fill = ({ row, rows: height }, out) => {
     out.set(parts[0].subarray(row * columns, (row + height) * columns));
     if (parts.length > 1) {
       for (let i = 0; i < out.length; i++) out[i] += parts[1][row * columns + i];
@@ -299,7 +338,8 @@ function decodeRotation(rows, columns, dtype, params, read) {
       if (size < columns) turnBack(line.subarray(columns - size), signs[1]);
       turnBack(line.subarray(0, size), signs[0]);
     }
-  });
+  };
+  return ofBlocks(rows, columns, dtype, Float64Array, fill, columns);
 }
 
 /**
@@ -338,7 +378,7 @@ function turnBack(line, signs) {
 
 /** By code; null for an entry that is no coded tensor. @type {Record<number, Scheme>} */
 export const SCHEMES = {
-  1: { name: "lossless", layout: losslessLayout, decode: decodeLossless, cost: () => 16 },
+  1: { name: "lossless", layout: losslessLayout, decode: decodeLossless, cost: losslessCost },
   2: {
     name: "grid",
     layout(rows, columns, dtype, params) {
@@ -346,7 +386,7 @@ export const SCHEMES = {
       return groupedLayout(rows, columns, dtype, params.length ? params[0] : columns, -32);
     },
     decode: decodeGrid,
-    cost: () => 22,
+    cost: gridCost,
   },
   3: {
     name: "cast",
@@ -358,9 +398,9 @@ export const SCHEMES = {
       return planeLayout(rows, columns, FLOAT16);
     },
     decode: decodeCast,
-    cost: () => 2,
+    cost: (rows, columns) => 2 * rows * columns,
   },
-  4: { name: "trellis", layout: trellisLayout, decode: decodeTrellis, cost: () => 40 },
+  4: { name: "trellis", layout: trellisLayout, decode: decodeTrellis, cost: (rows, columns) => rows * (16 * columns + 24) },
   5: {
     name: "ternary",
     layout(rows, columns, dtype, params) {
@@ -368,7 +408,7 @@ export const SCHEMES = {
       return groupedLayout(rows, columns, dtype, params[0], -8);
     },
     decode: decodeTernary,
-    cost: () => 22,
+    cost: gridCost,
   },
   6: {
     name: "codebook",
@@ -383,15 +423,22 @@ export const SCHEMES = {
       ];
     },
     decode: decodeCodebook,
-    cost: () => 24,
+    cost: (rows, columns, [, perRow]) => rows * (24 * columns + 100 * perRow),
   },
   7: {
     name: "rotation",
     layout: rotationLayout,
     decode: decodeRotation,
-    cost: (_, columns) => 64 + 8 * (32 - Math.clz32(columns)),
+    cost: (rows, columns, params) =>
+      rows * columns * (16 + 8 * (32 - Math.clz32(columns))) + innerCost(rows, columns, params.slice(1)),
   },
-  8: { name: "lowrank", layout: lowRankLayout, decode: decodeLowRank, cost: (params) => 50 + 6 * params[0] },
+  8: {
+    name: "lowrank",
+    layout: lowRankLayout,
+    decode: decodeLowRank,
+    cost: (rows, columns, params) =>
+      rows * columns * (28 + 6 * params[0]) + innerCost(rows, columns, params.slice(1)),
+  },
 };
 
 /** Names of schemes that are not decoded here. @type {Record<number, string>} */
