@@ -63,6 +63,18 @@ function norm(out, x, scale = 1, start = 0, length = x.length) {
 
 const sigmoid = (/** @type {number} */ x) => 1 / (1 + Math.exp(-x));
 
+/**
+ * The shape of a model, as `model_plan` of birdie/web/plan.py writes it.
+ * @typedef {{ inputScale: number, isJoint: boolean, isExclusive: boolean, window: number,
+ *     valueEmbedding: number | null }} LayerPlan
+ * @typedef {{ context: number, vocabulary: number, dim: number, tokenDim: number, isFactored: boolean,
+ *     isTied: boolean, heads: number, kvHeads: number, headDim: number, rotaryDims: number, ropeBase: number,
+ *     bos: number, isolateDocuments: boolean, encoder: number[], decoder: number[], layers: LayerPlan[],
+ *     dividesAt: number | null, skipGates: boolean, ngramRows: number, trigram: boolean, smear: string,
+ *     valueResidual: boolean, gate: string, gateScale: number, activation: string, leakySlope: number,
+ *     softcap: string, cap: number }} Plan
+ */
+
 /** A GPT and the keys and values of one stream of tokens. */
 export class Model {
   /**
@@ -105,14 +117,15 @@ export class Model {
     this.frequencies = Float32Array.from({ length: dims / 2 }, (_, i) => plan.ropeBase ** -Math.fround((2 * i) / dims));
     this.cos = vector(dims / 2);
     this.sin = vector(dims / 2);
-    this.reset();
+    this.position = 0;
+    this.documentStart = 0;
+    this.recent = [0, 0]; // the last two tokens, the newest first
   }
 
   /** Forget all tokens. */
   reset() {
-    this.position = 0;
-    this.documentStart = 0;
-    this.recent = [0, 0]; // the last two tokens, the newest first
+    this.position = this.documentStart = 0;
+    this.recent = [0, 0];
   }
 
   /** @param {string} name */
@@ -180,7 +193,7 @@ export class Model {
   embed(token) {
     const { plan, x, previous, narrow } = this;
     const row = this.weight("tok_emb.weight").subarray(token * plan.tokenDim, (token + 1) * plan.tokenDim);
-    if (plan.tokenDim !== plan.dim || plan.isFactored) {
+    if (plan.isFactored) {
       narrow.set(row);
       multiply(x, this.weight("embed_proj.weight"), narrow);
     } else x.set(row);

@@ -77,7 +77,7 @@ function show() {
   written.textContent = message.text;
   if (isAtEnd) text.scrollTop = text.scrollHeight;
   progress.value = message.tokens / Number(tokens.value);
-  if (message.seconds) speed.textContent = `${number(message.tokens / message.seconds)} tokens/s`;
+  if (message.tokens) speed.textContent = `${number(message.tokens / message.seconds)} tokens/s`;
   if (message.kind === "end") end(message.isDocumentEnd ? `Done: the text ended after ${number(message.tokens)} tokens` : `Done: ${number(message.tokens)} tokens`);
 }
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from birdie.artifact.container import Reader
 from birdie.artifact.inspect import inspect
 from birdie.data.tokenizer import Tokenizer, check_same_tokenizer
 from birdie.errors import ArtifactError, ConfigError
@@ -124,6 +125,9 @@ def model_page(
         "plan": model_plan(recipe.model, recipe.train.train_seq_len),
         "tokenizer": tokenizer_description(tokenizer),
     }
+    with Reader(path) as reader:
+        for name in reader.entries:
+            reader.read(name)  # checks its bytes
     model = path.read_bytes()
     blocks = {
         "model": model,

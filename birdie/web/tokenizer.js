@@ -54,7 +54,7 @@ class Pieces {
 
   /** Return `text` as SentencePiece normalizes it, with ▁ for spaces. @param {string} text */
   normalize(text) {
-    const characters = Array.from(text.toWellFormed ? text.toWellFormed() : text);
+    const characters = Array.from(text);
     let result = "";
     let afterSpace = this.joinsSpaces; // spaces at the beginning are dropped, and those after a space
     let isEmpty = true;
@@ -169,6 +169,7 @@ class Pieces {
       run = [];
       if (id === this.unknown) text += UNKNOWN;
       if (typeof piece !== "string" || id === this.unknown) continue;
+      /** @type {boolean} */
       const isDummy = !text && !hasDropped && (this.addsSpace || this.joinsSpaces) && piece.startsWith(SPACE);
       hasDropped ||= isDummy && !this.joinsSpaces;
       text += piece.slice(isDummy ? 1 : 0).replaceAll(SPACE, " ");

@@ -8,6 +8,8 @@ import { decode } from "./decoder.js";
 import { Model, draw } from "./model.js";
 import { createTokenizer } from "./tokenizer.js";
 
+const FRAME = 16; // milliseconds that a screen shows a picture: the page hears of the text no more often
+
 /** @type {Model} */
 let model;
 /** @type {ReturnType<typeof createTokenizer>} */
@@ -54,6 +56,7 @@ async function generate({ run, prompt: text, temperature, tokens }) {
   const prompt = tokenizer.decode(promptIds); // as the tokenizer normalizes it
   const ids = [bos, ...promptIds];
   model.reset();
+  /** @type {Float32Array} */
   let logits = model.logits;
   for (let i = 0; i < ids.length; i++) {
     logits = model.step(ids[i], i === ids.length - 1);
@@ -62,6 +65,7 @@ async function generate({ run, prompt: text, temperature, tokens }) {
     postMessage({ kind: "read", run, prompt, share: (i + 1) / ids.length });
   }
   const begin = performance.now();
+  let reported = 0;
   /** @type {number[]} */
   const output = [];
   let written = "";
@@ -78,7 +82,10 @@ async function generate({ run, prompt: text, temperature, tokens }) {
     isDocumentEnd = token === bos; // the token that begins the next document
     if (isDocumentEnd) break;
     output.push(token);
-    report("text");
+    if (performance.now() - reported > FRAME) {
+      report("text");
+      reported = performance.now();
+    }
     if (output.length < tokens) logits = model.step(token);
     await turn();
     if (current !== run) return;

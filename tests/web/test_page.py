@@ -48,9 +48,11 @@ from birdie.web.page import Page, model_page, model_recipe
 from birdie.web.pieces import tokenizer_description
 from birdie.web.plan import model_plan
 from birdie.web.units import BYTE_ORDER_MARK, text_of
+from scripts import demo_page
 from tests.model.technique_table import ALL, COMBINATIONS, SMALL, randomized, tokens, with_settings
 from tests.web.browser import Tab, chromium
 
+ROOT = Path(__file__).resolve().parents[2]
 WEB = Path(pages.__file__).parent
 CONTEXT = 64
 
@@ -282,6 +284,12 @@ def other_model(folder: Path, **changes: Any) -> Path:
 def test_models_that_a_page_cannot_run_are_refused_by_name(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    damaged = tmp_path / "damaged.birdie"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(ArtifactError, match="fails its checksum"):
+        page_of(damaged)
     plain = tmp_path / "plain.birdie"
     save({"weight": torch.ones(2, 2)}, plain)
     with pytest.raises(ArtifactError, match="does not hold a birdie GPT"):
@@ -331,6 +339,21 @@ def test_the_command_writes_a_page_of_a_file_or_a_run_folder(file: Path, tmp_pat
     ]:
         assert part in command(1, *arguments)["error"]["message"]
     assert target.read_bytes() == written
+
+
+def test_the_front_page_of_the_site_shows_the_demo_if_there_is_one(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = (ROOT / "docs" / "index.md").read_text("utf-8")
+    monkeypatch.setattr(demo_page, "FOLDER", tmp_path)
+    assert "iframe" not in demo_page.on_page_markdown(front)
+    demo_page.on_post_build({"site_dir": str(tmp_path)})
+    assert not (tmp_path / demo_page.PAGE).exists()
+    (tmp_path / "run").mkdir()
+    shutil.copy(file, tmp_path / "run" / "model.birdie")
+    assert f'<iframe src="{demo_page.PAGE}"' in demo_page.on_page_markdown(front)
+    demo_page.on_post_build({"site_dir": str(tmp_path)})
+    assert (tmp_path / demo_page.PAGE).read_bytes().startswith(BYTE_ORDER_MARK)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@
 `make docs` trains the demo if it has not been trained. Where there is none, the front page has no demo.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "runs" / "demo"
-MODEL = FOLDER / "run" / "model.birdie"
 PAGE = "demo.html"
 MARKER = "<!-- demo -->"
 FRAME = f"""
@@ -25,17 +25,22 @@ command](page.md) makes such a page of any model of `birdie train`.
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return a page of the documentation with the demo where the marker is."""
-    return markdown.replace(MARKER, FRAME if MODEL.is_file() else "")
+    return markdown.replace(MARKER, FRAME if _model().is_file() else "")
 
 
-def on_post_build(config: dict[str, Any]) -> None:
+def on_post_build(config: Mapping[str, Any]) -> None:
     """Write the page of the demo into the site."""
-    if not MODEL.is_file():
+    model = _model()
+    if not model.is_file():
         return
     from birdie.data.tokenizer import load_tokenizer  # torch is not needed where there is no demo
     from birdie.web.page import model_page, model_recipe
 
-    recipe = model_recipe(MODEL)
-    tokenizer = load_tokenizer(FOLDER / "data" / "tokenizers" / Path(recipe.data.tokenizer).name)
-    page = model_page(MODEL, recipe, tokenizer, title="The model of birdie demo", prompt="def ")
+    recipe = model_recipe(model)
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    page = model_page(model, recipe, tokenizer, title="The model of birdie demo", prompt="def ")
     Path(config["site_dir"], PAGE).write_bytes(page.data)
+
+
+def _model() -> Path:
+    return FOLDER / "run" / "model.birdie"
