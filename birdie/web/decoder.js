@@ -50,7 +50,10 @@ function nameOf(file, code) {
  */
 function coded(file) {
   const tensors = file.entries.filter((entry) => !entry.name.includes("\0"));
-  const holders = [...tensors.filter((entry) => entry.scheme !== ALIAS && entry.scheme !== MEMBER), ...file.groups.keys()];
+  const holders = [
+    ...tensors.filter((entry) => entry.scheme !== ALIAS && entry.scheme !== MEMBER),
+    ...file.groups.keys(),
+  ];
   return { tensors, parts: holders.flatMap((entry) => blocksOf(file, entry)) };
 }
 
@@ -114,7 +117,8 @@ function planOf(file, entry) {
     fail(`scheme ${scheme.name} needs ${layouts.length} streams, not ${entry.coders.length}`);
   }
   const costs = layouts.map((layout, i) => streamCost(entry.coders[i], layout));
-  const operations = costs.reduce((sum, cost) => sum + cost.operations, 0) + scheme.cost(rows, columns, entry.params, dtype);
+  const operations =
+    costs.reduce((sum, cost) => sum + cost.operations, 0) + scheme.cost(rows, columns, entry.params, dtype);
   const memory = costs.reduce((sum, cost) => sum + cost.bytes, 0);
   return { entry, dtype, scheme, rows, columns, bytes, layouts, operations, memory };
 }
@@ -236,7 +240,8 @@ export function decode(buffer, { maxBytes } = {}) {
     });
   }
   for (const entry of tensors) {
-    if (entry.scheme !== ALIAS && entry.scheme !== MEMBER) decoded.set(entry, tensorOf(entry, wordsOf(file, entry, plans)));
+    if (entry.scheme !== ALIAS && entry.scheme !== MEMBER)
+      decoded.set(entry, tensorOf(entry, wordsOf(file, entry, plans)));
   }
   /** @type {Record<string, Tensor>} */
   const result = Object.create(null);

@@ -266,6 +266,9 @@ def _merged(tokens: Sequence[_Token]) -> Iterator[_Token]:
         elif token.kind == "mark" and token.text in _CLOSING.values():
             closed_loop = loops.pop()
             statements.pop()
+        ends_list = index + 1 < len(tokens) and tokens[index + 1].text in ("]", ")", "}")
+        if token.text == "," and ends_list and tokens[index - 1].text not in ("[", ","):  # those of holes stay
+            continue
         if token.text == ";" and not any(loops[-1:]) and not (tokens[index - 1].text == ")" and closed_loop):
             if index + 1 < len(tokens) and tokens[index + 1].text == "}":
                 continue
@@ -280,12 +283,15 @@ def _merged(tokens: Sequence[_Token]) -> Iterator[_Token]:
 
 
 def _joined(tokens: Iterable[_Token]) -> str:
-    """Return the text of tokens, with blanks where two would become one."""
+    """Return the text of tokens, with blanks where two would become one, a line for each statement of the module."""
     out: list[str] = []
-    last = ";"
+    last, depth = ";", 0
     for token in tokens:
         is_word = (last[-1].isalnum() or last[-1] in "_$") and (token.text[0].isalnum() or token.text[0] in "_$")
         is_sign = last[-1] == token.text[0] and last[-1] in "+-/"
-        out.append(" " + token.text if is_word or is_sign else token.text)
+        begins = depth == 0 and last in (";", "}") and token.text in ("function", "class", "const", "let")
+        out.append("\n" if begins and out else " " if is_word or is_sign else "")
+        out.append(token.text)
         last = token.text
+        depth += (last in _CLOSING) - (last in _CLOSING.values())
     return "".join(out)

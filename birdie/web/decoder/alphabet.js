@@ -110,5 +110,7 @@ const POLYNOMIALS = new Map([
  */
 export function machine(states) {
   const parts = POLYNOMIALS.get(Math.abs(states));
-  return parts && { shift: parts[0] >> 1, flip: parts[1] >> 1, mask: states > 0 ? -1 : 0, plain: Math.abs(states) === 1 };
+  return (
+    parts && { shift: parts[0] >> 1, flip: parts[1] >> 1, mask: states > 0 ? -1 : 0, plain: Math.abs(states) === 1 }
+  );
 }

@@ -174,7 +174,7 @@ function dynamicCodes(bits) {
   const code = new Huffman(lengths);
   if (code.left) fail("packed data has an incomplete code");
   const all = new Uint8Array(literals + distances);
-  for (let i = 0; i < all.length; ) {
+  for (let i = 0; i < all.length;) {
     const symbol = bits.symbol(code);
     if (symbol < 16) {
       all[i++] = symbol;
@@ -206,7 +206,7 @@ export function inflate(packed, length) {
   const out = new Uint8Array(length);
   const bits = new Bits(packed);
   let at = 0;
-  for (let last = 0; !last; ) {
+  for (let last = 0; !last;) {
     last = bits.take(1);
     const kind = bits.take(2);
     if (kind === 3) fail("packed data has an unknown block");

@@ -50,10 +50,15 @@ export function product(numbers) {
  * @returns {Container}
  */
 export function openContainer(buffer) {
-  const data = new Uint8Array(buffer instanceof ArrayBuffer ? buffer : buffer.buffer, ...(buffer instanceof ArrayBuffer ? [] : [buffer.byteOffset, buffer.byteLength]));
+  const data = new Uint8Array(
+    buffer instanceof ArrayBuffer ? buffer : buffer.buffer,
+    ...(buffer instanceof ArrayBuffer ? [] : [buffer.byteOffset, buffer.byteLength]),
+  );
   if (MAGIC.some((byte, i) => data[i] !== byte)) {
     const isText = MAGIC.slice(1, 4).every((byte, i) => data[i + 1] === byte);
-    fail(isText ? "the file was changed by a text-mode transfer; copy it again as binary" : "this is not a .birdie file");
+    fail(
+      isText ? "the file was changed by a text-mode transfer; copy it again as binary" : "this is not a .birdie file",
+    );
   }
   if (data.length < PREFIX) fail(`the file is cut inside its first ${PREFIX} bytes`);
   const view = new DataView(data.buffer, data.byteOffset);
@@ -78,7 +83,8 @@ export function openContainer(buffer) {
   const byName = new Map(header.entries.map((entry) => [entry.name, entry]));
   const container = { data, headerBytes, byName, ...header };
   for (const entry of header.entries) {
-    if (entry.scheme === BLOCKS && (!entry.name.includes("\0") || header.groups.has(entry))) requireBlocks(container, entry);
+    if (entry.scheme === BLOCKS && (!entry.name.includes("\0") || header.groups.has(entry)))
+      requireBlocks(container, entry);
   }
   return container;
 }
@@ -212,7 +218,7 @@ function isAlike(one, other) {
 export function blocksOf(container, entry) {
   if (entry.scheme !== BLOCKS) return [entry];
   const blocks = [];
-  for (let block; (block = container.byName.get(`${entry.name}\0${blocks.length}`)); ) blocks.push(block);
+  for (let block; (block = container.byName.get(`${entry.name}\0${blocks.length}`));) blocks.push(block);
   return blocks;
 }
 
@@ -229,11 +235,18 @@ function requireBlocks(container, entry) {
   if (first && first.dtype !== entry.dtype) shape = [2, ...shape.slice(0, 1), product(shape.slice(1))];
   const cut = shape.length - last.length;
   const isSound =
-    first && !entry.params.length && !entry.coders.length && cut >= 1 && `${shape.slice(cut)}` === `${last}` &&
+    first &&
+    !entry.params.length &&
+    !entry.coders.length &&
+    cut >= 1 &&
+    `${shape.slice(cut)}` === `${last}` &&
     blocks.every(
       (block) =>
-        block.shape[0] > 0 && block.dtype === first.dtype && `${block.shape.slice(1)}` === `${last}` &&
-        block.scheme !== ALIAS && block.scheme !== BLOCKS,
+        block.shape[0] > 0 &&
+        block.dtype === first.dtype &&
+        `${block.shape.slice(1)}` === `${last}` &&
+        block.scheme !== ALIAS &&
+        block.scheme !== BLOCKS,
     ) &&
     blocks.reduce((sum, block) => sum + block.shape[0], 0) === product(shape.slice(0, cut)) &&
     (first.dtype === entry.dtype || isPart(first.dtype, entry.dtype));
@@ -246,7 +259,9 @@ function requireBlocks(container, entry) {
  * @param {number} complex
  */
 function isPart(part, complex) {
-  return DTYPES[part]?.name.startsWith("float") && DTYPES[complex]?.words === 2 && DTYPES[part].bits === DTYPES[complex].bits;
+  return (
+    DTYPES[part]?.name.startsWith("float") && DTYPES[complex]?.words === 2 && DTYPES[part].bits === DTYPES[complex].bits
+  );
 }
 
 /**

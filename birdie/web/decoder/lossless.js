@@ -44,10 +44,20 @@ export function losslessLayout(rows, columns, dtype, params) {
     () => (isInteger(dtype) || dtype.name === "float4_e2m1fn_x2") && params.length === 1,
     () => isWide(dtype) && params.length === 1,
     () => (isWide(dtype) || INTEGRAL.has(dtype)) && params.length === 1,
-    () => INTEGRAL.has(dtype) && dtype.bits < 64 && params.length === 2 && size >= 1 && size <= count
-      && size <= 2 ** (dtype.bits - 1),
-    () => dtype.words === 1 && params.length === 3 && words >= 1 && words <= Math.min(size, 256)
-      && 32 * size <= count && count < 2 ** 31,
+    () =>
+      INTEGRAL.has(dtype) &&
+      dtype.bits < 64 &&
+      params.length === 2 &&
+      size >= 1 &&
+      size <= count &&
+      size <= 2 ** (dtype.bits - 1),
+    () =>
+      dtype.words === 1 &&
+      params.length === 3 &&
+      words >= 1 &&
+      words <= Math.min(size, 256) &&
+      32 * size <= count &&
+      count < 2 ** 31,
   ][form];
   if (!count || !valid?.()) {
     fail(`scheme lossless has parameters ${params} for ${dtype.name} of ${rows} × ${columns}`);

@@ -19,10 +19,12 @@ const SQUASH = 0;
 const STRETCH = SQUASH + 4096;
 const ADAPTATION = STRETCH + 4096;
 const APM = ADAPTATION + 1024;
-/** Of each node: the first weight of its set, then by bit the next node, or −1 − symbol. */
-const TREE = APM + SETS * BUCKETS;
+/** Weights of two mixers, in sets of 8. */
+const WEIGHTS = APM + SETS * BUCKETS;
+/** Of each node: its weights, the first bucket of its APM, then by bit the next node, or −1 − symbol. */
+const TREE = WEIGHTS + 16 * SETS;
 /** High and low halves of code and width, and the next word. */
-const CODER = TREE + 3 * 511;
+const CODER = TREE + 4 * 511;
 /** Counters, a probability of 22 bits over a count of 10, then logits of priors. */
 const COUNTERS = CODER + 5;
 const FIRST_WEIGHTS = [4915, 4915, 4915, 4915, 4915, 4915, 21299, 14746];
@@ -101,9 +103,11 @@ function makeModel(size, zero, scale, prior, pseudo, paths, parity) {
   for (let i = 0; i < SETS * BUCKETS; i++) {
     memory[APM + i] = (squash[clip(128 * ((i % BUCKETS) - 16), -LIMIT, LIMIT) + 2048] << 16) | 6;
   }
+  for (let i = 0; i < 16 * SETS; i++) memory[WEIGHTS + i] = FIRST_WEIGHTS[i & 7];
   nodes.forEach(({ depth }, node) => {
     const set = node < 48 ? node : Math.min(48 + depth, 63);
-    memory.set([8 * set, children[2 * node], children[2 * node + 1]], TREE + 3 * node);
+    const next = children.subarray(2 * node, 2 * node + 2);
+    memory.set([WEIGHTS + 8 * set, APM + BUCKETS * set, ...next], TREE + 4 * node);
   });
   const counters = memory.subarray(COUNTERS);
   const priors = counters.subarray(CONTEXTS * parities * count);
@@ -175,7 +179,6 @@ function learn(memory, index, counter, target) {
 /**
  * Decode a symbol: from the root of the tree, at each node a bit is predicted, decoded, and learned from.
  * @param {Int32Array} memory
- * @param {Float64Array} weights
  * @param {Uint32Array} words
  * @param {number} rate
  * @param {number} b first weight of the second mixer
@@ -188,7 +191,7 @@ function learn(memory, index, counter, target) {
  * @param {number} s6 where the logits of the priors begin
  * @param {number} s7
  */
-function decodeSymbol(memory, weights, words, rate, b, s0, s1, s2, s3, s4, s5, s6, s7) {
+function decodeSymbol(memory, words, rate, b, s0, s1, s2, s3, s4, s5, s6, s7) {
   let codeHigh = memory[CODER];
   let codeLow = memory[CODER + 1];
   let widthHigh = memory[CODER + 2];
@@ -209,22 +212,44 @@ function decodeSymbol(memory, weights, words, rate, b, s0, s1, s2, s3, s4, s5, s
     const l5 = memory[STRETCH + (c5 >>> 20)];
     const l6 = memory[s6 + node];
     const l7 = memory[s7 + node];
-    const a = memory[TREE + 3 * node];
+    const a = memory[TREE + 4 * node];
+    const a0 = memory[a];
+    const a1 = memory[a + 1];
+    const a2 = memory[a + 2];
+    const a3 = memory[a + 3];
+    const a4 = memory[a + 4];
+    const a5 = memory[a + 5];
+    const a6 = memory[a + 6];
+    const a7 = memory[a + 7];
+    const b0 = memory[b];
+    const b1 = memory[b + 1];
+    const b2 = memory[b + 2];
+    const b3 = memory[b + 3];
+    const b4 = memory[b + 4];
+    const b5 = memory[b + 5];
+    const b6 = memory[b + 6];
+    const b7 = memory[b + 7];
+    // (Σ weight · logit) >> 16, in halves of weights: no sum is beyond 32 bits. Functions would take 1.6 times as long:
+    // engines inline few into one.
     let y1 =
-      Math.floor(
-        (weights[a] * l0 + weights[a + 1] * l1 + (weights[a + 2] * l2 + weights[a + 3] * l3) +
-          (weights[a + 4] * l4 + weights[a + 5] * l5 + (weights[a + 6] * l6 + weights[a + 7] * l7))) * UNIT,
-      ) | 0;
+      (Math.imul(a0 >> 16, l0) + Math.imul(a1 >> 16, l1) + Math.imul(a2 >> 16, l2) + Math.imul(a3 >> 16, l3) +
+        Math.imul(a4 >> 16, l4) + Math.imul(a5 >> 16, l5) + Math.imul(a6 >> 16, l6) + Math.imul(a7 >> 16, l7) +
+        ((Math.imul(a0 & 65535, l0) + Math.imul(a1 & 65535, l1) + Math.imul(a2 & 65535, l2) +
+          Math.imul(a3 & 65535, l3) + Math.imul(a4 & 65535, l4) + Math.imul(a5 & 65535, l5) +
+          Math.imul(a6 & 65535, l6) + Math.imul(a7 & 65535, l7)) >> 16)) |
+      0;
     let y2 =
-      Math.floor(
-        (weights[b] * l0 + weights[b + 1] * l1 + (weights[b + 2] * l2 + weights[b + 3] * l3) +
-          (weights[b + 4] * l4 + weights[b + 5] * l5 + (weights[b + 6] * l6 + weights[b + 7] * l7))) * UNIT,
-      ) | 0;
+      (Math.imul(b0 >> 16, l0) + Math.imul(b1 >> 16, l1) + Math.imul(b2 >> 16, l2) + Math.imul(b3 >> 16, l3) +
+        Math.imul(b4 >> 16, l4) + Math.imul(b5 >> 16, l5) + Math.imul(b6 >> 16, l6) + Math.imul(b7 >> 16, l7) +
+        ((Math.imul(b0 & 65535, l0) + Math.imul(b1 & 65535, l1) + Math.imul(b2 & 65535, l2) +
+          Math.imul(b3 & 65535, l3) + Math.imul(b4 & 65535, l4) + Math.imul(b5 & 65535, l5) +
+          Math.imul(b6 & 65535, l6) + Math.imul(b7 & 65535, l7)) >> 16)) |
+      0;
     y1 = (y1 < -LIMIT ? -LIMIT : y1 > LIMIT ? LIMIT : y1) + 2048;
     y2 = (y2 < -LIMIT ? -LIMIT : y2 > LIMIT ? LIMIT : y2) + 2048;
     const mean = (y1 + y2) >> 1;
     const part = mean & 127;
-    const bucket = APM + Math.imul(a >> 3, BUCKETS) + (mean >> 7);
+    const bucket = memory[TREE + 1 + 4 * node] + (mean >> 7);
     const refined = (Math.imul(memory[bucket] >>> 16, 128 - part) + Math.imul(memory[bucket + 1] >>> 16, part)) >> 7;
     let odds = (3 * memory[SQUASH + mean] + refined) >> 2;
     odds = odds < 8 ? 8 : odds > 65528 ? 65528 : odds;
@@ -254,23 +279,23 @@ function decodeSymbol(memory, weights, words, rate, b, s0, s1, s2, s3, s4, s5, s
       codeLow = position < words.length ? words[position] | 0 : 0;
     }
     const e1 = Math.imul((bit << 16) - memory[SQUASH + y1], rate) >> 4;
-    weights[a] += (Math.imul(l0, e1) + 16384) >> 15;
-    weights[a + 1] += (Math.imul(l1, e1) + 16384) >> 15;
-    weights[a + 2] += (Math.imul(l2, e1) + 16384) >> 15;
-    weights[a + 3] += (Math.imul(l3, e1) + 16384) >> 15;
-    weights[a + 4] += (Math.imul(l4, e1) + 16384) >> 15;
-    weights[a + 5] += (Math.imul(l5, e1) + 16384) >> 15;
-    weights[a + 6] += (Math.imul(l6, e1) + 16384) >> 15;
-    weights[a + 7] += (Math.imul(l7, e1) + 16384) >> 15;
+    memory[a] = a0 + ((Math.imul(l0, e1) + 16384) >> 15);
+    memory[a + 1] = a1 + ((Math.imul(l1, e1) + 16384) >> 15);
+    memory[a + 2] = a2 + ((Math.imul(l2, e1) + 16384) >> 15);
+    memory[a + 3] = a3 + ((Math.imul(l3, e1) + 16384) >> 15);
+    memory[a + 4] = a4 + ((Math.imul(l4, e1) + 16384) >> 15);
+    memory[a + 5] = a5 + ((Math.imul(l5, e1) + 16384) >> 15);
+    memory[a + 6] = a6 + ((Math.imul(l6, e1) + 16384) >> 15);
+    memory[a + 7] = a7 + ((Math.imul(l7, e1) + 16384) >> 15);
     const e2 = Math.imul((bit << 16) - memory[SQUASH + y2], rate) >> 4;
-    weights[b] += (Math.imul(l0, e2) + 16384) >> 15;
-    weights[b + 1] += (Math.imul(l1, e2) + 16384) >> 15;
-    weights[b + 2] += (Math.imul(l2, e2) + 16384) >> 15;
-    weights[b + 3] += (Math.imul(l3, e2) + 16384) >> 15;
-    weights[b + 4] += (Math.imul(l4, e2) + 16384) >> 15;
-    weights[b + 5] += (Math.imul(l5, e2) + 16384) >> 15;
-    weights[b + 6] += (Math.imul(l6, e2) + 16384) >> 15;
-    weights[b + 7] += (Math.imul(l7, e2) + 16384) >> 15;
+    memory[b] = b0 + ((Math.imul(l0, e2) + 16384) >> 15);
+    memory[b + 1] = b1 + ((Math.imul(l1, e2) + 16384) >> 15);
+    memory[b + 2] = b2 + ((Math.imul(l2, e2) + 16384) >> 15);
+    memory[b + 3] = b3 + ((Math.imul(l3, e2) + 16384) >> 15);
+    memory[b + 4] = b4 + ((Math.imul(l4, e2) + 16384) >> 15);
+    memory[b + 5] = b5 + ((Math.imul(l5, e2) + 16384) >> 15);
+    memory[b + 6] = b6 + ((Math.imul(l6, e2) + 16384) >> 15);
+    memory[b + 7] = b7 + ((Math.imul(l7, e2) + 16384) >> 15);
     const nearest = bucket + (part >> 6);
     const old = memory[nearest];
     const seen = old & 65535;
@@ -283,7 +308,7 @@ function decodeSymbol(memory, weights, words, rate, b, s0, s1, s2, s3, s4, s5, s
     learn(memory, s3 + node, c3, target);
     learn(memory, s4 + node, c4, target);
     learn(memory, s5 + node, c5, target);
-    node = memory[TREE + 1 + 3 * node + bit];
+    node = memory[TREE + 2 + 4 * node + bit];
   } while (node >= 0);
   memory[CODER] = codeHigh;
   memory[CODER + 1] = codeLow;
@@ -360,7 +385,6 @@ class Scales {
 /**
  * Decode a row of a chunk.
  * @param {Int32Array} memory
- * @param {Float64Array} weights
  * @param {Uint32Array} words
  * @param {Model} model
  * @param {Scales} scales
@@ -369,7 +393,7 @@ class Scales {
  * @param {Int32Array} out symbols
  * @param {number} at
  */
-function decodeRow(memory, weights, words, model, scales, band, rate, out, at) {
+function decodeRow(memory, words, model, scales, band, rate, out, at) {
   const { zero, rowCount, parity, paths, nodes } = model;
   const { slow, slowScale, fastScale, magnitudes, states, base, cap, nearest } = scales;
   const { log2 } = tables();
@@ -395,10 +419,9 @@ function decodeRow(memory, weights, words, model, scales, band, rate, out, at) {
     const coarse = clip((product + 4) >> 3, 0, 15);
     const symbol = decodeSymbol(
       memory,
-      weights,
       words,
       rate,
-      8 * (SETS + coarse),
+      WEIGHTS + 8 * (SETS + coarse),
       first + coarse * stride,
       first + (16 + clip((row + rowScale + 4) >> 3, 0, 15)) * stride,
       first + (32 + clip((quick + 4) >> 3, 0, 15)) * stride,
@@ -432,12 +455,11 @@ function decodeRow(memory, weights, words, model, scales, band, rate, out, at) {
 function decodeChunk(words, model, rows, columns, out) {
   const memory = model.memory.slice();
   memory.set([words.length ? words[0] : 0, words.length > 1 ? words[1] : 0, -1, -1, 2], CODER);
-  const weights = new Float64Array(16 * SETS).map((_, i) => FIRST_WEIGHTS[i & 7]);
   const scales = new Scales(model, rows, columns);
   for (let row = 0; row < rows; row++) {
     const rate = Math.max(8, 24 - Math.floor((row * columns) / 4000));
     const band = 128 + Math.floor((8 * row) / rows);
-    decodeRow(memory, weights, words, model, scales, band, rate, out, row * columns);
+    decodeRow(memory, words, model, scales, band, rate, out, row * columns);
     if (row < rows - 1) scales.learn(model, row);
   }
   if (words.length > memory[CODER + 4] - 1 || (words.length && !words[words.length - 1])) {

@@ -33,7 +33,9 @@ function power(sixteenths) {
 
 /** @returns {Tables} */
 function makeTables() {
-  const squash = new Int32Array(4096).map((_, i) => clip(Math.round(65536 / (1 + Math.exp((2048 - i) / 170))), 8, 65528));
+  const squash = new Int32Array(4096).map((_, i) =>
+    clip(Math.round(65536 / (1 + Math.exp((2048 - i) / 170))), 8, 65528),
+  );
   const stretch = new Int32Array(4096);
   for (let i = 0, x = 0; i < 2048; i++) {
     const middle = 16 * i + 8;

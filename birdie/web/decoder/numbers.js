@@ -54,7 +54,8 @@ export class Numbers {
     this.x = x;
     if (slot >= 0) {
       const count = this.counts[slot];
-      this.probabilities[slot] = p + Math.floor((((bit ? 65535 : 0) - p) * Math.floor(131072 / (2 * count + 3))) / 65536);
+      this.probabilities[slot] =
+        p + Math.floor((((bit ? 65535 : 0) - p) * Math.floor(131072 / (2 * count + 3))) / 65536);
       if (count < 60) this.counts[slot] = count + 1;
     }
     return bit;

@@ -91,7 +91,7 @@ export function addPrediction(prediction, symbols, rows, columns, zero, size) {
       }
       const symbol = symbols[at] + guess + shift;
       symbols[at] = symbol - size * Math.floor(symbol / size);
-      if (distances.length) means[column] += Math.floor(((symbols[at] - zero) * 256 - means[column]) * rate / 65536);
+      if (distances.length) means[column] += Math.floor((((symbols[at] - zero) * 256 - means[column]) * rate) / 65536);
     }
   }
 }

@@ -198,9 +198,7 @@ export function decodeStatic(payload, layout, coder) {
   const height = inRows ? chunkRows(columns) : 0;
   const total = rows * columns;
   const chunks = Math.ceil(inRows ? rows / height : total / CHUNK);
-  const { lanes, lengths } = inLanes
-    ? takeLanes(side, chunks, columns)
-    : { lanes: 1, lengths: side.chain(21, chunks) };
+  const { lanes, lengths } = inLanes ? takeLanes(side, chunks, columns) : { lanes: 1, lengths: side.chain(21, chunks) };
   side.finish();
   const end = lengths.reduce((sum, length) => (length < 0 ? NaN : sum + length), 0);
   if (!(2 * end <= data.length)) fail("the chunks of a stream are longer than its payload");

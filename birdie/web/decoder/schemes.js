@@ -68,7 +68,10 @@ function ofBlocks(rows, columns, dtype, kind, fill, size = BLOCK) {
       const end = Math.min(column + size, columns);
       const numbers = new kind(count * (end - column));
       fill({ row, rows: count, column, end }, numbers);
-      out.set(storeFloats(numbers, dtype), ((row * columns + column) * dtype.bits) / (dtype.bits === 64 ? 32 : dtype.bits));
+      out.set(
+        storeFloats(numbers, dtype),
+        ((row * columns + column) * dtype.bits) / (dtype.bits === 64 ? 32 : dtype.bits),
+      );
     }
   }
   return out;
@@ -123,7 +126,7 @@ function decodeGrid(rows, columns, dtype, params, read) {
   return ofBlocks(rows, columns, dtype, Float32Array, (block, out) => {
     for (let row = block.row, i = 0; row < block.row + block.rows; row++) {
       let at = (row * columns + block.column) * step;
-      for (let c = block.column; c < block.end; ) {
+      for (let c = block.column; c < block.end;) {
         const group = Math.floor(c / size);
         const scale = steps[row * groups + group];
         const end = Math.min((group + 1) * size, block.end);
@@ -267,9 +270,7 @@ function lowRankLayout(rows, columns, dtype, params) {
   if (inner.rest.length || !(rank >= 1 && rank <= Math.min(rows, columns))) {
     fail(`scheme lowrank has parameters ${params}`);
   }
-  return [
-    ...inner.layouts, streamLayout(rows, rank, -8), streamLayout(rank, columns, -8), streamLayout(rank, 1, -16),
-  ];
+  return [...inner.layouts, streamLayout(rows, rank, -8), streamLayout(rank, columns, -8), streamLayout(rank, 1, -16)];
 }
 
 /** Base plus the sum of products of columns and rows. @type {DecodeOf} */
@@ -309,7 +310,8 @@ function rotationLayout(rows, columns, dtype, params) {
     layouts.push(...inner.layouts);
     rest = inner.rest;
   }
-  if (count < 1 || count > 2 || !(params[0] >= 0 && params[0] < 65536)) fail(`scheme rotation has parameters ${params}`);
+  if (count < 1 || count > 2 || !(params[0] >= 0 && params[0] < 65536))
+    fail(`scheme rotation has parameters ${params}`);
   return layouts;
 }
 
@@ -318,7 +320,7 @@ function decodeRotation(rows, columns, dtype, params, read) {
   /** @type {Float32Array[]} */
   const parts = [];
   let first = 0;
-  for (let rest = params.slice(1); rest.length; ) {
+  for (let rest = params.slice(1); rest.length;) {
     const inner = innerOf(rows, columns, rest);
     const from = first;
     parts.push(decodeInner(inner, rows, columns, (index) => read(from + index)));
@@ -400,7 +402,12 @@ export const SCHEMES = {
     decode: decodeCast,
     cost: (rows, columns) => 2 * rows * columns,
   },
-  4: { name: "trellis", layout: trellisLayout, decode: decodeTrellis, cost: (rows, columns) => rows * (16 * columns + 24) },
+  4: {
+    name: "trellis",
+    layout: trellisLayout,
+    decode: decodeTrellis,
+    cost: (rows, columns) => rows * (16 * columns + 24),
+  },
   5: {
     name: "ternary",
     layout(rows, columns, dtype, params) {
@@ -418,9 +425,7 @@ export const SCHEMES = {
       if (params.length !== 2 || !(size >= 1 && size <= 256) || (perRow !== 0 && perRow !== 1)) {
         fail(`scheme codebook has parameters ${params}`);
       }
-      return [
-        streamLayout(rows, columns, 8), streamLayout(1, size, -32), streamLayout(perRow ? rows : 1, 1, -16),
-      ];
+      return [streamLayout(rows, columns, 8), streamLayout(1, size, -32), streamLayout(perRow ? rows : 1, 1, -16)];
     },
     decode: decodeCodebook,
     cost: (rows, columns, [, perRow]) => rows * (24 * columns + 100 * perRow),
@@ -436,8 +441,7 @@ export const SCHEMES = {
     name: "lowrank",
     layout: lowRankLayout,
     decode: decodeLowRank,
-    cost: (rows, columns, params) =>
-      rows * columns * (28 + 6 * params[0]) + innerCost(rows, columns, params.slice(1)),
+    cost: (rows, columns, params) => rows * columns * (28 + 6 * params[0]) + innerCost(rows, columns, params.slice(1)),
   },
 };
 

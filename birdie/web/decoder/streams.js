@@ -42,7 +42,13 @@ const COSTS = [0, 1, 64, 128, 64, 800, 64, 64];
  * @returns {Layout}
  */
 export function streamLayout(rows, columns, bits, states = 1) {
-  return { rows, columns, low: bits < 0 ? -(2 ** (-bits - 1)) : 0, high: 2 ** (bits < 0 ? -bits - 1 : bits) - 1, states };
+  return {
+    rows,
+    columns,
+    low: bits < 0 ? -(2 ** (-bits - 1)) : 0,
+    high: 2 ** (bits < 0 ? -bits - 1 : bits) - 1,
+    states,
+  };
 }
 
 /**

@@ -134,7 +134,8 @@ function decodeTile(words, ends, classes, leftOut, width, stride, restart, slots
     const kind = classes[row];
     const target = start + row * stride;
     if (kind === leftOut) {
-      if (!plain) for (let lane = 0; lane < width; lane++) state[lane] = (state[lane] >> 1) ^ (-(state[lane] & 1) & shift);
+      if (!plain)
+        for (let lane = 0; lane < width; lane++) state[lane] = (state[lane] >> 1) ^ (-(state[lane] & 1) & shift);
       continue;
     }
     const first = kind << size;
