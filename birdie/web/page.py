@@ -15,6 +15,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,7 @@ def _compact(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
+@cache
 def _script(name: str) -> str:
     """Return a module and those that it imports as one script, which exports nothing."""
     return bundle(FOLDER / name).removesuffix("export{};\n")

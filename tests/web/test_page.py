@@ -90,11 +90,17 @@ LOGITS = """
 """
 
 
-def test_logits_of_every_technique_equal_those_of_python() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param([*COMBINATIONS, {}], id="combined"),
+        pytest.param([*ALL.values()], id="each", marks=pytest.mark.nightly),
+    ],
+)
+def test_logits_of_every_technique_equal_those_of_python(settings: list[dict[str, Any]]) -> None:
     """The same function of the tokens; where they are more than the context, that of Python's KV cache."""
     ids = tokens(1, 16)
-    cases = [(randomized(with_settings(change)).eval(), 16) for change in ALL.values()]
-    cases += [(randomized(with_settings(change)).eval(), 5) for change in (*COMBINATIONS, {})]
+    cases = [(randomized(with_settings(change)).eval(), context) for change in settings for context in (16, 5)]
     answer = in_node(
         LOGITS,
         [
@@ -427,10 +433,11 @@ def test_the_page_generates_what_python_generates_and_asks_for_nothing(tab: Tab,
         tab.press("Enter", 13, "\r")
         tab.wait(f"{of('state')}.startsWith('Done')")
         shown = tab.evaluate(of("text"))
+        assert tab.messages == []
+        assert tab.evaluate("fetch('/other').catch((error) => error.name)") == "TypeError"  # its policy forbids it
         assert paths == ["/page.html"]
     assert shown == tokenizer.decode([*ids, *output])
     assert [address for address in tab.requests if not address.startswith("blob:")] == [f"{address}/page.html"]
-    assert tab.messages == []
 
 
 @pytest.fixture
