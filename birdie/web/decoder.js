@@ -95,7 +95,7 @@ function copiesOf(file, tensors) {
   const aliases = tensors.filter((entry) => entry.scheme === ALIAS);
   /** @type {number[]} */
   const indices = file.metadata.copies ?? [];
-  if (indices.some((index, i) => !aliases[index] || (i && index <= indices[i - 1]))) {
+  if (indices.some((index, i) => !Number.isInteger(index) || !aliases[index] || (i && index <= indices[i - 1]))) {
     fail("the copies in the metadata of the file are no rising indices of aliases");
   }
   return new Set(indices.map((index) => aliases[index]));
@@ -164,6 +164,7 @@ function decodeEntry(file, { entry, dtype, scheme, rows, columns, layouts }) {
  */
 function requireLimits(file, plans, copied, maxBytes) {
   const limit = maxBytes ?? Math.max(MIN_LIMIT, PER_BYTE * file.data.length);
+  if (typeof limit !== "number" || !(limit >= 0)) fail(`maxBytes is ${limit}; it is a number of bytes`);
   const bytes = plans.reduce((sum, plan) => sum + plan.bytes, copied);
   if (bytes > limit) fail(`the file takes ${bytes} bytes to decode, more than the ${limit} allowed; raise maxBytes`);
   const most = Math.max(2 ** 31, 2 * limit) + OPERATIONS_PER_BYTE * (file.data.length - file.headerBytes);

@@ -30,6 +30,12 @@ _TOKEN = re.compile(
 )
 _REGEX = re.compile(r"/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/[a-z]*")
 _TEMPLATE = re.compile(r"(?:[^`\\$]|\\.|\$(?!\{))*(?:\$\{|`)", re.DOTALL)
+# Types in JSDoc: braces within those of a type are balanced.
+_TYPE = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
+_DOCUMENTED = re.compile(r"/\*\*((?:(?!\*/).)*)\*/\s*export (?:async )?function (\w+)", re.DOTALL)
+_PARAMETER = re.compile(rf"@param {_TYPE} (\[?)(\w+)")
+_RETURNED = re.compile(rf"@returns {_TYPE}")
+_TYPEDEF = re.compile(r"/\*\*\n \* @typedef \{object\} (?:(?!\*/).)*\*/", re.DOTALL)
 _RESERVED = frozenset(
     {
         *("async", "await", "break", "case", "catch", "class", "const", "continue", "debugger", "default", "delete"),
@@ -61,11 +67,13 @@ class _Bundle:
         exports: path → exported name → its name in the bundle.
         tokens: of the modules, one after another.
         names: that modules declare outside of functions.
+        types: name of an exported function in the bundle → its type in JSDoc.
     """
 
     exports: dict[Path, dict[str, str]] = field(default_factory=dict)
     tokens: list[_Token] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    types: dict[str, str] = field(default_factory=dict)
 
 
 def bundle(entry: Path) -> str:
@@ -76,9 +84,14 @@ def bundle(entry: Path) -> str:
     """
     joined = _Bundle()
     exports = _add(joined, entry.resolve())
-    short = _short_names(joined.tokens)
-    public = (f"{short[name]} as {key}" for key, name in exports.items())
-    return _joined(_merged(_renamed(joined.tokens, short))) + f"export{{{','.join(public)}}};\n"
+    short = _short_names(joined.tokens, exports)
+    text = _joined(_merged(_renamed(joined.tokens, short)))
+    if not exports or not {*exports.values()} <= joined.types.keys():
+        return text + f"export{{{','.join(f'{short[name]} as {key}' for key, name in exports.items())}}};\n"
+    typed = [
+        f"/** @type {{{joined.types[name]}}} */\nexport const {key}={short[name]};" for key, name in exports.items()
+    ]
+    return "\n".join([text, *_TYPEDEF.findall(entry.read_text(encoding="utf-8")), *typed, ""])
 
 
 def _add(joined: _Bundle, path: Path) -> dict[str, str]:
@@ -113,8 +126,19 @@ def _add(joined: _Bundle, path: Path) -> dict[str, str]:
         names[name] = next(one for one in numbered if one not in joined.names)
         joined.names.add(names[name])
     joined.tokens += _renamed(body, names)
+    joined.types |= {names[name]: kind for name, kind in _function_types(path.read_text(encoding="utf-8"))}
     joined.exports[path] = {name: names[name] for name in public}
     return joined.exports[path]
+
+
+def _function_types(source: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, type) of each exported function whose comment has its types."""
+    for comment, name in _DOCUMENTED.findall(source):
+        parameters = (
+            f"{parameter}{'?' if optional else ''}: {kind}" for kind, optional, parameter in _PARAMETER.findall(comment)
+        )
+        if returned := _RETURNED.search(comment):
+            yield name, f"({', '.join(parameters)}) => {returned[1]}"
 
 
 def _tokens(path: Path) -> Iterator[_Token]:
@@ -217,11 +241,11 @@ def _in_pattern(tokens: Sequence[_Token]) -> Iterator[str]:
             yield token.text
 
 
-def _short_names(tokens: Sequence[_Token]) -> dict[str, str]:
-    """Return variable → short name; the most frequent ones have the shortest."""
+def _short_names(tokens: Sequence[_Token], public: Iterable[str]) -> dict[str, str]:
+    """Return variable → short name, none of which is `public`; the most frequent ones have the shortest."""
     declared = _declared(tokens)
     uses = Counter(token.text for token in tokens if token.kind in ("variable", "shorthand"))
-    kept = {name for name in uses if name not in declared} | _RESERVED
+    kept = {name for name in uses if name not in declared} | _RESERVED | {*public}
     letters = ascii_letters + "_$"
     unused = (
         name

@@ -52,6 +52,13 @@ def node(kind: str, module: Path, items: list[tuple[Any, ...]]) -> Answers:
     return answers
 
 
+def evaluated(module: Path, expression: str) -> Any:
+    """Return the value of an expression of JavaScript in which `m` is a module."""
+    program = f"import * as m from {json.dumps(module.as_uri())}; console.log(JSON.stringify({expression}))"
+    command = ["node", "--input-type=module", "-e", program]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def by_node(module: Path, files: list[bytes], max_bytes: int | None = None) -> list[Decoded | str]:
     """Return the tensors of each file, or the sentence with which it is refused."""
     answers = node("files", module, [(data, *([] if max_bytes is None else [max_bytes])) for data in files])
@@ -209,14 +216,10 @@ def test_files_decode_to_the_same_bits(files: Callable[[], Iterator[bytes]], min
 
 def test_tied_names_share_one_tensor_and_copies_do_not() -> None:
     weight = torch.arange(6.0)
-    data = saved({"a": weight, "b": weight, "c": weight.clone()}, lossless=True)
-    program = (
-        f"import {{ decode }} from {json.dumps(SOURCE.as_uri())};"
-        f"const t = decode(Buffer.from({json.dumps(base64.b64encode(data).decode())}, 'base64'));"
-        "console.log(JSON.stringify([t.a === t.b, t.a.data === t.c.data, t.a.data.constructor.name, [...t.a.data]]));"
-    )
-    done = subprocess.run(["node", "--input-type=module", "-e", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [True, False, "Float32Array", weight.tolist()]
+    data = base64.b64encode(saved({"a": weight, "b": weight, "c": weight.clone()}, lossless=True)).decode()
+    compared = "[t.a === t.b, t.a.data === t.c.data, t.a.data.constructor.name, [...t.a.data]]"
+    answer = evaluated(SOURCE, f"((t) => {compared})(m.decode(Buffer.from('{data}', 'base64')))")
+    assert answer == [True, False, "Float32Array", weight.tolist()]
 
 
 def damaged(count: int) -> list[bytes]:
@@ -273,6 +276,31 @@ def test_small_files_that_ask_for_much_are_refused_before_it_is_allocated() -> N
     assert all(isinstance(decoded, str) for decoded in by_node(SOURCE, [BOMBS[name]() for name in names]))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        *((f"{value}", "no ArrayBuffer") for value in ("undefined", "null", "5", "'text'", "[1]", "{}")),
+        *((f"new {value}", "not a .birdie file") for value in ("ArrayBuffer(0)", "Uint8Array(30)")),
+        *((f"file, {{ maxBytes: {value} }}", "maxBytes is") for value in ("NaN", "-1", "'9'", "{}")),
+        ("new DataView(file.buffer, file.byteOffset, file.byteLength)", ""),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(arguments: str, sentence: str) -> None:
+    file = f"Buffer.from('{base64.b64encode(saved({'a': torch.ones(3)}, lossless=True)).decode()}', 'base64')"
+    attempt = f"((file) => {{ try {{ m.decode({arguments}); return ''; }} catch (error) {{ return String(error); }} }})"
+    message = evaluated(SOURCE, f"{attempt}({file})")
+    assert message.startswith("Error: " if sentence else "")
+    assert sentence in message
+
+
+def test_metadata_with_a_repeated_key_are_refused() -> None:
+    nested = [b'{"metadata":{"a":1,"\\u0061":2}}', b'{"budget":1,"budget":2}', b'{"metadata":{"a":[{"b":1},{"b":1}]}}']
+    files = [to_bytes([Entry("w", 1, 2, (1,), (), (Stream(0, b""),))], metadata) for metadata in nested]
+    decoded = by_node(SOURCE, files)
+    assert [isinstance(one, str) for one in decoded] == [True, True, False]
+    assert [isinstance(by_birdie(data), str) for data in files] == [True, True, False]
+
+
 def test_more_bytes_than_the_caller_allows_are_refused() -> None:
     data = saved({"a": torch.zeros(100, 100)}, lossless=True)
     less, enough = by_node(SOURCE, [data], 39_999)[0], by_node(SOURCE, [data], 40_000)[0]
@@ -308,27 +336,18 @@ def test_python_says_in_one_sentence_what_javascript_refuses() -> None:
         assert word in problem
     with pytest.raises(ArtifactError, match="101"):
         unsupported(files["101"])
-    names = subprocess.run(
-        ["node", "--input-type=module", "-e",
-         f"import {{ SCHEMES }} from {json.dumps((SOURCE.parent / 'decoder' / 'schemes.js').as_uri())};"
-         "console.log(Object.values(SCHEMES).map((scheme) => scheme.name).join())"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert names.stdout.strip().split(",") == [*SCHEMES]
+    names = evaluated(SOURCE.parent / "decoder" / "schemes.js", "Object.values(m.SCHEMES).map((scheme) => scheme.name)")
+    assert names == [*SCHEMES]
 
 
 def test_the_tables_of_context_mixing_are_those_of_the_format_by_a_wide_margin() -> None:
     """Floats of any engine give them, since no entry lies near the boundary of two integers."""
     page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| (?:F, )?\w+ \| `(\w{64})` \|$", page, re.MULTILINE)
-    path = SOURCE.parent / "decoder" / "mixing_tables.js"
-    program = (
-        f"import {{ tables, priorOf }} from {json.dumps(path.as_uri())};import {{ createHash }} from 'node:crypto';"
-        "const hash = (t) => createHash('sha256').update(new Uint8Array(Int32Array.from(t).buffer)).digest('hex');"
-        "console.log(JSON.stringify([...Object.values(tables()), ...[0, 1, 2].map(priorOf)].map(hash)));"
-    )
-    done = subprocess.run(["node", "--input-type=module", "-e", program], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(done.stdout)) == sorted(documented)
+    tables = SOURCE.parent / "decoder" / "mixing_tables.js"
+    listed = evaluated(tables, "[...Object.values(m.tables()), ...[0, 1, 2].map(m.priorOf)].map((one) => [...one])")
+    digests = [hashlib.sha256(np.array(table, "<i4").tobytes()).hexdigest() for table in listed]
+    assert sorted(digests) == sorted(documented)
     numbers, middles = np.arange(384), (2 * np.arange(2048) + 1) / 512
     fractions = numbers[numbers % 16 > 0]
     halves = np.exp(-(middles**2) / np.pi), (2 / (2**middles + 2**-middles)) ** 2, np.exp(-middles)

@@ -88,3 +88,14 @@ def test_what_it_cannot_read_is_said_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "broken.js").write_text('const a = 1;\nconst b = "open;\n')
     with pytest.raises(ConfigError, match=r"line 2 of .*broken\.js"):
         bundle(tmp_path / "broken.js")
+
+
+def test_exported_functions_keep_the_types_of_their_comments(tmp_path: Path) -> None:
+    (tmp_path / "typed.js").write_text(
+        "/**\n * @typedef {object} Pair\n * @property {number} first\n */\n"
+        "/**\n * @param {number} first\n * @param {{ by?: number }} [options] factor\n * @returns {Pair}\n */\n"
+        "export function pair(first, { by = 1 } = {}) { return { first: first * by }; }\n"
+    )
+    text = bundle(tmp_path / "typed.js")
+    assert "/** @type {(first: number, options?: { by?: number }) => Pair} */\nexport const pair=" in text
+    assert "@typedef {object} Pair\n * @property {number} first" in text

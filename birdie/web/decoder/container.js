@@ -50,10 +50,10 @@ export function product(numbers) {
  * @returns {Container}
  */
 export function openContainer(buffer) {
-  const data = new Uint8Array(
-    buffer instanceof ArrayBuffer ? buffer : buffer.buffer,
-    ...(buffer instanceof ArrayBuffer ? [] : [buffer.byteOffset, buffer.byteLength]),
-  );
+  if (!(Object(buffer).byteLength >= 0)) fail("what is to be decoded is no ArrayBuffer and no Uint8Array");
+  const data = ArrayBuffer.isView(buffer)
+    ? new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength)
+    : new Uint8Array(buffer);
   if (MAGIC.some((byte, i) => data[i] !== byte)) {
     const isText = MAGIC.slice(1, 4).every((byte, i) => data[i + 1] === byte);
     fail(
@@ -275,7 +275,7 @@ function parseMetadata(data) {
   /** @type {any} */
   let fields;
   try {
-    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data);
+    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data.slice());
     fields = JSON.parse(text);
     requireUniqueKeys(text);
   } catch {
@@ -296,11 +296,11 @@ function isObject(value) {
 
 /** Throw if an object of a JSON text has a key twice. @param {string} text */
 function requireUniqueKeys(text) {
-  /** @type {Set<string>[]} */
+  /** @type {(Set<string> | null)[]} */
   const open = [];
   for (let at = 0; at < text.length; at++) {
     const mark = text[at];
-    if (mark === "{" || mark === "[") open.push(new Set());
+    if (mark === "{" || mark === "[") open.push(mark === "{" ? new Set() : null);
     else if (mark === "}" || mark === "]") open.pop();
     else if (mark === '"') {
       const start = at;
@@ -310,8 +310,8 @@ function requireUniqueKeys(text) {
       if (text[at + 1] !== ":") continue;
       const key = JSON.parse(text.slice(start, end));
       const keys = open[open.length - 1];
-      if (keys.has(key)) fail(`the key ${key} is repeated`);
-      keys.add(key);
+      if (keys?.has(key)) fail(`the key ${key} is repeated`);
+      keys?.add(key);
     }
   }
 }
