@@ -130,7 +130,7 @@ def test_golden_streams_of_every_coder_decode_to_their_values() -> None:
         assert (error, digest) == (None, hashlib.sha256(values).hexdigest()), name
 
 
-SHAPES = (), (0,), (0, 3), (1,), (7,), (5, 1), (3, 40), (64, 33), (6, 2, 3, 3)
+SHAPES = (), (0,), (0, 3), (7,), (5, 1), (6, 2, 3, 3), (40, 33)
 
 
 def bits_of(dtype: torch.dtype, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -180,8 +180,8 @@ def quantized_files() -> Iterator[bytes]:
     rng = torch.Generator().manual_seed(1)
     shapes = {"a": (48, 40), "b": (30, 33), "c": (12, 5, 3, 3), "d": (300,), "e": (9, 8)}
     large = torch.randn(128, 80, generator=rng) * torch.logspace(-1, 1, 128)[:, None]
-    for spec in SPECS:
-        for coder in ("fast", "max"):
+    for index, spec in enumerate(SPECS):
+        for coder in ("fast", "max") if "trellis" in spec else (("fast", "max")[index % 2],):
             state = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
             state["a"][5:9] = 0
             kinds = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
