@@ -4,6 +4,7 @@ All of it holds for the modules in birdie/web and for the one minified module of
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import random
@@ -101,6 +102,37 @@ def minified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def module(request: pytest.FixtureRequest, minified: Path) -> Path:
     """Each form of the decoder."""
     return SOURCE if request.param == "modules" else minified
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--kind", "pair"], "pair"),
+        (["baseline"], "train"),
+        (["--kind", "decoder", "--requirements", "packages.txt"], "--requirements"),
+        (["--kind", "decoder", "--paste"], "--paste"),
+    ],
+)
+def test_only_a_decoder_is_written_in_javascript(
+    arguments: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(build_app, ["script", *arguments, "--language", "js", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "ConfigError"
+    assert named in error["message"]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_minified_decoder_is_small_and_the_same_every_time(minified: Path, tmp_path: Path) -> None:
+    path = tmp_path / "decode.js"
+    assert run(build_app, ["script", "--kind", "decoder", "--language", "js", "-o", str(path)]) == 0
+    assert path.read_bytes() == minified.read_bytes()
+    assert len(gzip.compress(path.read_bytes(), 9)) < 25_000
 
 
 def golden_files() -> dict[str, bytes]:
