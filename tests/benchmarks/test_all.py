@@ -56,6 +56,7 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
         ["--seconds", "0", "--ranks", "1", "--layers", "1", "--dim", "32", "--device", "cpu"],
         {"step", "ranks", "median_ms", "ratio", "difference"},
     ),
+    "page": (["--small", "--seconds", "0"], {"page bytes", "decode M/s", "tokens/s", "Python tokens/s"}),
     "scale": (["--weights", "1M"], {"method", "weights", "bits", "error"}),
     "scoring": (["--question", "kv", "--tokens", "128", "--context", "64"], {"row", "bpb", "saved", "cache bytes"}),
     "spectral_tune": (
@@ -79,7 +80,7 @@ def test_every_benchmark_has_a_case() -> None:
 def test_it_runs_at_its_smallest_and_its_rows_are_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name == "web" and shutil.which("node") is None:
+    if name in ("page", "web") and shutil.which("node") is None:
         pytest.skip("node is not installed")
     rows = _rows(name, tmp_path, monkeypatch, capsys)
     columns = (CASES | LONG)[name][1]
