@@ -65,33 +65,68 @@ export function takePrediction(side, rows, columns) {
  * @param {number} size of the alphabet
  */
 export function addPrediction(prediction, symbols, rows, columns, zero, size) {
-  const { distances, weights, offsets } = prediction;
+  const add = prediction.distances.length ? addRows : addTaps;
+  add(prediction, symbols, rows, columns, zero, size);
+}
+
+/**
+ * Return the symbol, modulo the size of the alphabet.
+ * @param {number} symbol
+ * @param {number} size
+ */
+function wrap(symbol, size) {
+  return symbol >= 0 && symbol < size ? symbol : symbol - size * Math.floor(symbol / size);
+}
+
+/** @type {typeof addPrediction} */
+function addRows({ distances, weights }, symbols, rows, columns, zero, size) {
   const shift = zero - (size >> 1);
   const means = new Int32Array(columns);
   for (let row = 0, at = 0; row < rows; row++) {
-    const rate = Math.floor(65536 / (Math.min(row, 1023) + 1));
+    const rate = Math.floor(65536 / (Math.min(row, 1023) + 1)) / 65536;
+    const own = weights[0][row];
+    const first = distances[0][row] * columns;
+    const second = distances[1][row] * columns;
+    const one = first ? 256 * weights[1][row] : 0;
+    const two = second ? 256 * weights[2][row] : 0;
     for (let column = 0; column < columns; column++, at++) {
-      let guess = 0;
-      if (distances.length) {
-        guess = weights[0][row] * means[column] + 1024;
-        for (let k = 0; k < 2; k++) {
-          const back = distances[k][row];
-          if (back) guess += 256 * weights[k + 1][row] * (symbols[at - back * columns] - zero);
+      const mean = means[column];
+      // Without a reference the symbol itself is read, times 0.
+      const guess = own * mean + one * (symbols[at - first] - zero) + two * (symbols[at - second] - zero);
+      const symbol = wrap(symbols[at] + ((guess + 1024) >> 11) + shift, size);
+      symbols[at] = symbol;
+      means[column] = mean + Math.floor(((symbol - zero) * 256 - mean) * rate);
+    }
+  }
+}
+
+/** @type {typeof addPrediction} */
+function addTaps({ weights, offsets }, symbols, rows, columns, zero, size) {
+  const shift = zero - (size >> 1);
+  const positions = weights[0].length;
+  // Of each position in the kernel the taps that have a weight.
+  const first = new Int32Array(positions + 1);
+  /** @type {number[]} */
+  const taps = [];
+  for (let position = 0; position < positions; position++) {
+    offsets.forEach(([up, back], tap) => {
+      if (weights[tap][position]) taps.push(up, back, weights[tap][position]);
+    });
+    first[position + 1] = taps.length;
+  }
+  const listed = Int32Array.from(taps);
+  for (let row = 0, at = 0; row < rows; row++) {
+    for (let column = 0, position = 0; column < columns; column++, at++) {
+      let guess = 16;
+      for (let tap = first[position]; tap < first[position + 1]; tap += 3) {
+        const up = listed[tap];
+        const source = column - listed[tap + 1];
+        if (up <= row && source >= 0 && source < columns) {
+          guess += listed[tap + 2] * (symbols[at - up * columns - listed[tap + 1]] - zero);
         }
-        guess >>= 11;
-      } else {
-        for (let tap = 0; tap < offsets.length; tap++) {
-          const weight = weights[tap][column % weights[tap].length];
-          const [up, back] = offsets[tap];
-          if (weight && up <= row && back <= column && column - back < columns) {
-            guess += weight * (symbols[at - up * columns - back] - zero);
-          }
-        }
-        guess = (guess + 16) >> 5;
       }
-      const symbol = symbols[at] + guess + shift;
-      symbols[at] = symbol - size * Math.floor(symbol / size);
-      if (distances.length) means[column] += Math.floor((((symbols[at] - zero) * 256 - means[column]) * rate) / 65536);
+      symbols[at] = wrap(symbols[at] + (guess >> 5) + shift, size);
+      position = position + 1 < positions ? position + 1 : 0;
     }
   }
 }
