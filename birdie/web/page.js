@@ -37,6 +37,7 @@ async function load() {
   if (document.characterSet !== "UTF-16LE") {
     throw new Error(`this page is read as ${document.characterSet}, but it is UTF-16; copy it byte by byte, with its first two bytes`);
   }
+  if (!("DecompressionStream" in window)) throw new Error("this browser is from before 2023; use a newer one");
   const code = await inflate(bytesIn("code"));
   const settings = JSON.parse(await inflate(bytesIn("settings")));
   const address = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));

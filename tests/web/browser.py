@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,15 @@ from typing import Any
 
 import pytest
 
+CONNECT = """
+import os, sys
+from fcntl import F_DUPFD, fcntl
+pipes = [fcntl(int(number), F_DUPFD, 10) for number in sys.argv[1:3]]  # beyond 3 and 4, which they replace
+for number, pipe in enumerate(pipes, 3):
+    os.dup2(pipe, number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Program that becomes the browser, which reads commands from descriptor 3 and answers on 4."""
 NAMES = "chromium", "chromium-browser", "google-chrome", "chrome"
 
 
@@ -123,16 +133,9 @@ def chromium(profile: Path) -> Iterator[Tab]:
     pipe = ["--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
     commands, to_browser = os.pipe()
     from_browser, answers = os.pipe()
-
-    def connect() -> None:  # the browser reads commands from descriptor 3 and answers on 4
-        high = os.dup(commands), os.dup(answers)
-        os.dup2(high[0], 3)
-        os.dup2(high[1], 4)
-
     process = subprocess.Popen(
-        [program, *arguments, *pipe],
-        preexec_fn=connect,
-        close_fds=False,
+        [sys.executable, "-S", "-c", CONNECT, str(commands), str(answers), program, *arguments, *pipe],
+        pass_fds=(commands, answers),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -449,7 +449,7 @@ def opened(tab: Tab, file: Path, tmp_path: Path) -> Tab:
 
 
 def test_escape_stops_a_generation_at_once(opened: Tab) -> None:
-    opened.evaluate(f"{of('tokens', 'value')} = 10000; {of('temperature', 'value')} = 1; {of('start', 'click()')}")
+    opened.evaluate(f"{of('tokens', 'value')} = 10000; {of('start', 'click()')}")
     opened.wait(of("written"))
     opened.press("Escape", 27)
     shown = opened.evaluate(of("written"))
