@@ -6,4 +6,5 @@ page ─► page.html, page.css, page.js ─► worker.js ─┬─► decoder.j
   └── pieces      a tokenizer in plain JSON
 
 javascript joins modules into one, without comments and with short names; support says which files decoder.js decodes.
+package.json tells Node before 20.19 that these are ES modules.
 """
