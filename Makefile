@@ -13,10 +13,11 @@ test fast nightly: export OPENBLAS_NUM_THREADS = 1  # every core runs a test pro
 test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels  # for all checkouts
 test lint: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/mypy  # as are the types of libraries
 
-.PHONY: demo test fast nightly lint docs rivals clean
+.PHONY: demo test fast nightly lint docs browser rivals clean
 
-demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file
+demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file, write its page
 	$(BIN)/birdie demo
+	$(BIN)/birdie page runs/demo --output runs/demo/demo.html --prompt 'def '
 
 test: .venv/installed  ## everything that must hold: lint, types, all tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
@@ -30,8 +31,14 @@ nightly: .venv/installed  ## the long tests, mostly entire benchmarks, which `ma
 lint: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check --lint
 
-docs: .venv/installed  ## the documentation as a site, in build/site; warnings are errors
+docs: .venv/installed runs/demo/run/model.birdie  ## the documentation as a site, in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+runs/demo/run/model.birdie: | .venv/installed  # the front page of the site shows it
+	$(BIN)/birdie demo
+
+browser:  ## node and headless Chromium for the tests of `birdie page`, which are skipped without them (Debian)
+	$(if $(filter 0,$(shell id -u)),,sudo) apt-get install --yes --no-install-recommends nodejs chromium
 
 rivals: .venv-rivals/installed  ## what benchmarks.codec compares with, in an environment of its own
 	@for p in zpaq lrzip; do command -v $$p >/dev/null || echo "$$p comes from the system: apt install $$p"; done

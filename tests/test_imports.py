@@ -27,7 +27,7 @@ ROWS: list[set[str]] = [
     {"artifact"},
     {"score", "hub"},
     {"run"},
-    {"lab"},
+    {"lab", "web"},
     {"golf"},
     {"cli"},
     {"schemes"},  # public names of compress

@@ -108,6 +108,7 @@ def command(
     print_line(f"artifact: {summary.path}")
     print_line(f"show its tensors: birdie inspect {summary.path}")
     print_line(f"generate text: birdie sample {summary.path} --prompt 'def '")
+    print_line(f"run it in a browser: birdie page {folder} -o demo.html")
 
 
 def _baselines(run: "Run") -> tuple[int, int, float]:

@@ -1,4 +1,4 @@
-"""`birdie script`: write a recipe, a scorer, the decoder or the pair as one Python file that does not need birdie."""
+"""`birdie script`: write a recipe, a scorer, the decoder or the pair as one file that does not need birdie."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,9 +10,11 @@ from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.golf.code_size import PACKAGE, SCRIPT
 from birdie.runtime import files, outputs
+from birdie.runtime.provenance import VERSION
 
 GROUP = "Train"
 
+_JAVASCRIPT = outputs.Kind("a decoder that birdie writes", rb"// birdie ")
 _NAMES = {"train": "train_gpt.py", "score": "score_gpt.py", "pair": "birdie_pair.py", "decoder": "decode.py"}
 
 
@@ -29,9 +31,15 @@ def command(
             "pair: export and load, for a training script of your own. decoder: load, for any program."
         ),
     ] = "train",
+    language: Annotated[
+        Literal["python", "js"],
+        Parameter(help="js: write the decoder as one JavaScript module, for browsers and Node; with --kind decoder."),
+    ] = "python",
     output: Annotated[
         Output | None,
-        Parameter(help="The .py file to write; default: train_gpt.py, score_gpt.py, birdie_pair.py or decode.py."),
+        Parameter(
+            help="The file to write; default: train_gpt.py, score_gpt.py, birdie_pair.py, decode.py or decode.js."
+        ),
     ] = None,
     requirements: Annotated[
         Path | None, Parameter(help="Also write the packages that the file needs to this file, for pip.")
@@ -43,14 +51,15 @@ def command(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write one .py file that carries the modules of birdie which it needs, for machines without birdie.
+    """Write one file that carries the modules of birdie which it needs, for machines without birdie.
 
     A training script has the settings of the recipe, reads SEED, DATA_PATH, TOKENIZER_PATH and RUN_ID, and writes the
     challenge's log; its bytes are what the challenge counts as code. Under torchrun: `torchrun --nproc_per_node=8
     train_gpt.py`. A scoring script: `python score_gpt.py model.birdie`, with the same variables of data.
 
     The pair is export(state, budget, path) and load(path); the budget is for code and model together. The decoder is
-    load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone.
+    load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone. In
+    JavaScript the decoder is decode(ArrayBuffer), which needs nothing.
     """
     from birdie.golf.packed import pack
     from birdie.run.registry import find
@@ -62,6 +71,9 @@ def command(
         raise ConfigError(f"a {kind} has no recipe; leave {recipe!r} out")
     if paste and kind != "pair":
         raise ConfigError(f"--paste is for --kind pair; a file of the kind {kind} is started or imported")
+    if language == "js":
+        _write_javascript(kind, output, requirements, overwrite=overwrite, json=json)
+        return
     known = None if recipe is None else find(recipe)
     inputs = [*PACKAGE.rglob("*.py"), *([] if known is None else [known.path])]
     output = outputs.require_output(output or Path(_NAMES[kind]), inputs, kind=SCRIPT, overwrite=overwrite)
@@ -75,7 +87,8 @@ def command(
     if not packed.minified:
         log("without python-minifier the file is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
-        answer = {"path": str(output), "kind": kind, "bytes": len(data), "left": CAP_BYTES - len(data)}
+        answer = {"path": str(output), "kind": kind, "language": language, "bytes": len(data)}
+        answer |= {"left": CAP_BYTES - len(data)}
         modules = {path: len(source.encode()) for path, source in sorted(packed.sources.items())}
         answer |= {"minified": packed.minified, "requirements": list(packed.requirements), "modules": modules}
         print_json(answer)
@@ -91,3 +104,26 @@ def command(
         print_line(
             'then: export(model.state_dict(), budget=16_000_000, path="model.birdie"); state = load("model.birdie")'
         )
+
+
+def _write_javascript(
+    kind: str, output: Path | None, requirements: Path | None, *, overwrite: bool, json: bool
+) -> None:
+    """Write the decoder as a JavaScript module."""
+    from birdie.web.javascript import bundle
+
+    if kind != "decoder":
+        raise ConfigError(f"--language js is for --kind decoder; a file of the kind {kind} is Python")
+    if requirements is not None:
+        raise ConfigError("a decoder in JavaScript needs no packages; leave --requirements out")
+    folder = PACKAGE / "web"
+    inputs = [folder / "decoder.js", *folder.joinpath("decoder").glob("*.js")]
+    output = outputs.require_output(output or Path("decode.js"), inputs, kind=_JAVASCRIPT, overwrite=overwrite)
+    about = f"// birdie {VERSION}: decode(bytes of a .birdie file, {{maxBytes}}) -> {{name: {{dtype, shape, data}}}}\n"
+    data = (about + bundle(inputs[0])).encode()
+    files.write_bytes(output, data)
+    if json:
+        print_json({"path": str(output), "kind": kind, "language": "js", "bytes": len(data)})
+        return
+    print_line(f"{size(len(data))}: {output}")
+    print_line(f'use it: import {{ decode }} from "./{output.name}"; const tensors = decode(arrayBuffer)')

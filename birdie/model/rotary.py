@@ -34,7 +34,7 @@ class Rotary(nn.Module):
 
     def forward(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return (cos, ±sin) as `rotate` expects them, each (length, 1, dims) to broadcast over heads."""
-        base = self._base(length)
+        base = self.base_at(length)
         tables = self._tables.get((device, dtype, base))
         if tables is None or len(tables[0]) < length:
             # sampling asks for one position more at each token: rounding up to a power of two keeps the tables
@@ -63,12 +63,13 @@ class Rotary(nn.Module):
         Angles are computed in float64: a stream has millions of positions, beyond the precision of float32.
         """
         exponents = torch.arange(0, self.dims, 2, dtype=torch.float32, device="cpu") / self.dims
-        frequencies = (self._base(length) ** -exponents).double()
+        frequencies = (self.base_at(length) ** -exponents).double()
         angles = torch.outer(positions.cpu().double(), frequencies)
         cos, sin = (table.to(device, dtype) for table in (angles.cos(), angles.sin()))
         return torch.cat((cos, cos), dim=1)[:, None], torch.cat((sin, -sin), dim=1)[:, None]
 
-    def _base(self, length: int) -> float:
+    def base_at(self, length: int) -> float:
+        """Return the base of the frequencies for sequences of `length`, or for the length of `base_for_length`."""
         length = self._length or length
         if self.train_seq_len and length > self.train_seq_len:
             scaled: float = self.base * (length / self.train_seq_len) ** (self.dims / (self.dims - 2))

@@ -19,6 +19,7 @@ from birdie.artifact import int8_export
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import load
 from birdie.artifact.repack import load_object
+from birdie.artifact.summary import Summary
 from birdie.compress.filling import fill
 from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
@@ -79,9 +80,25 @@ class Evaluation:
 def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mapping[str, Any]]:
     """Rebuild the model of an artifact; return it in evaluation mode, its recipe and the metadata."""
     summary = inspect(path)
-    metadata = summary.metadata
     if summary.tree is not None:
-        return *_load_export(path, device), metadata
+        return *_load_export(path, device), summary.metadata
+    recipe = require_gpt(summary, path)
+    model = GPT(recipe.model)
+    load(path, into=model)
+    return model.to(device).eval(), recipe, summary.metadata
+
+
+def require_gpt(summary: Summary, path: Path | str) -> Recipe:
+    """Return the recipe of an artifact of `birdie train`, whose model its tensors fit; nothing is decoded.
+
+    Args:
+        summary: of the artifact, which holds no checkpoint of another program.
+        path: of the artifact, for the messages.
+
+    Raises:
+        ArtifactError: the file holds no birdie GPT, or does not fit what it says about its model.
+    """
+    metadata = summary.metadata
     if metadata.get("model") != "gpt":
         raise ArtifactError(
             f"{path} does not hold a birdie GPT; only artifacts of `birdie train` can be scored or sampled"
@@ -93,9 +110,7 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
         raise ArtifactError(f"{path} describes its model in a way this version does not know: {reason}") from error
     require_tokenizer(metadata.get("tokenizer"), path)
     require_shape(recipe.model, {row.name: row.shape for row in summary.tensors}, path)
-    model = GPT(recipe.model)
-    load(path, into=model)
-    return model.to(device).eval(), recipe, metadata
+    return recipe
 
 
 def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:

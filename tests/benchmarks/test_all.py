@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import pkgutil
+import shutil
 import sys
 import time
 from functools import partial
@@ -34,6 +35,7 @@ CASES: dict[str, tuple[list[str], set[str]]] = {  # smallest arguments, some of 
         {"network", "curve", "bytes", "kl", "agreement"},
     ),
     "schemes": (["--subject", "normal", "--side", "32", "--schemes", "int4"], {"scheme", "bytes", "gap", "grid_error"}),
+    "web": (["--rows", "64", "--seconds", "0"], {"scheme", "coder", "bytes", "JavaScript M/s", "exact"}),
     "train": (["--small", "--seconds", "0", "--device", "cpu"], {"loop", "tokens_per_s", "ratio", "loss"}),
 }
 LONG: dict[str, tuple[list[str], set[str]]] = {
@@ -55,6 +57,7 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
         ["--seconds", "0", "--ranks", "1", "--layers", "1", "--dim", "32", "--device", "cpu"],
         {"step", "ranks", "median_ms", "ratio", "difference"},
     ),
+    "page": (["--small", "--seconds", "0"], {"page bytes", "decode M/s", "tokens/s", "Python tokens/s"}),
     "scale": (["--weights", "1M"], {"method", "weights", "bits", "error"}),
     "scoring": (["--question", "kv", "--tokens", "128", "--context", "64"], {"row", "bpb", "saved", "cache bytes"}),
     "spectral_tune": (
@@ -78,6 +81,8 @@ def test_every_benchmark_has_a_case() -> None:
 def test_it_runs_at_its_smallest_and_its_rows_are_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if name in ("page", "web") and shutil.which("node") is None:
+        pytest.skip("node is not installed")
     rows = _rows(name, tmp_path, monkeypatch, capsys)
     columns = (CASES | LONG)[name][1]
     assert rows

@@ -1,0 +1,317 @@
+/** The container: header, entries, metadata (docs/format.md, "File"). Every count is checked before anything is kept. */
+
+import { Cursor, crc32, fail, inflate } from "./bytes.js";
+import { DTYPES } from "./floats.js";
+
+const MAGIC = [137, 66, 82, 68, 13, 10, 26, 10];
+const PREFIX = 22;
+const MAX_HEADER = 2 ** 26;
+const MAX_ELEMENTS = 2 ** 48;
+const MAX_FIELDS = 2 ** 20;
+const MAX_NAMES = 2 ** 24;
+const MAX_VALUES = 2 ** 22;
+
+export const ALIAS = 0;
+export const BLOCKS = 11;
+export const FILES = 12;
+export const MEMBER = 13;
+
+/**
+ * @typedef {object} Entry
+ * @property {string} name
+ * @property {number} scheme
+ * @property {number} dtype
+ * @property {number[]} shape
+ * @property {number[]} params
+ * @property {Uint8Array} coders of its streams
+ * @property {number[]} lengths of their payloads
+ * @property {number} offset of the first one
+ * @property {number} crc of all
+ */
+
+/**
+ * @typedef {object} Container
+ * @property {Uint8Array} data
+ * @property {number} headerBytes
+ * @property {any} metadata
+ * @property {Entry[]} entries
+ * @property {Map<string, Entry>} byName
+ * @property {Map<Entry, Entry[]>} groups members of entries that several tensors share
+ */
+
+/** @param {number[]} numbers */
+export function product(numbers) {
+  return numbers.reduce((total, number) => total * number, 1);
+}
+
+/**
+ * Open a file and check its header.
+ * @param {ArrayBuffer | Uint8Array} buffer
+ * @returns {Container}
+ */
+export function openContainer(buffer) {
+  if (!(Object(buffer).byteLength >= 0)) fail("what is to be decoded is no ArrayBuffer and no Uint8Array");
+  const data = ArrayBuffer.isView(buffer)
+    ? new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength)
+    : new Uint8Array(buffer);
+  if (MAGIC.some((byte, i) => data[i] !== byte)) {
+    const isText = MAGIC.slice(1, 4).every((byte, i) => data[i + 1] === byte);
+    fail(
+      isText ? "the file was changed by a text-mode transfer; copy it again as binary" : "this is not a .birdie file",
+    );
+  }
+  if (data.length < PREFIX) fail(`the file is cut inside its first ${PREFIX} bytes`);
+  const view = new DataView(data.buffer, data.byteOffset);
+  const version = data[8];
+  const packedLength = view.getUint32(10, true);
+  const length = view.getUint32(14, true);
+  const longest = Math.min(MAX_HEADER, Math.max(2 ** 20, 64 * data.length));
+  if (version !== 1) fail(`the file has format version ${version}, 1 is read here`);
+  if (length > longest || packedLength > length || data[9] > 1) fail("the file declares an impossible header");
+  const headerBytes = PREFIX + packedLength;
+  if (headerBytes > data.length) fail("the file is cut inside its header");
+  const packed = data.subarray(PREFIX, headerBytes);
+  const checked = new Uint8Array(10 + packedLength);
+  checked.set(data.subarray(8, 18));
+  checked.set(packed, 10);
+  if (crc32(checked) !== view.getUint32(18, true)) fail("the header of the file fails its checksum");
+  if (!data[9] && packedLength !== length) fail(`the header does not unpack to ${length} bytes`);
+  const header = readHeader(data[9] ? inflate(packed, length) : packed, headerBytes);
+  if (header.end !== data.length) {
+    fail(`the file has ${data.length} bytes, its header describes ${header.end}; it is cut or has bytes added`);
+  }
+  const byName = new Map(header.entries.map((entry) => [entry.name, entry]));
+  const container = { data, headerBytes, byName, ...header };
+  for (const entry of header.entries) {
+    if (entry.scheme === BLOCKS && (!entry.name.includes("\0") || header.groups.has(entry)))
+      requireBlocks(container, entry);
+  }
+  return container;
+}
+
+/**
+ * @param {Uint8Array} header
+ * @param {number} offset of the first payload
+ */
+function readHeader(header, offset) {
+  const cursor = new Cursor(header, "the header of the file");
+  const metadata = parseMetadata(cursor.take(cursor.count(MAX_HEADER, "length of the metadata")));
+  const count = cursor.count(2 ** 17, "number of entries");
+  const names = readNames(cursor, count);
+  const schemes = cursor.take(count);
+  const dtypes = cursor.take(count);
+  let left = MAX_FIELDS;
+  /**
+   * @param {number} most
+   * @param {number} limit
+   * @param {string} what
+   */
+  const column = (most, limit, what) =>
+    names.map(() => {
+      const size = cursor.count(most, `number of times a ${what}`);
+      left -= size;
+      if (left < 0) cursor.fail("there are more dimensions, parameters and streams than any model has");
+      return Array.from({ length: size }, () => cursor.varint(limit, what));
+    });
+  const shapes = column(16, MAX_ELEMENTS, "size of a dimension");
+  if (shapes.some((shape) => product(shape.filter((size) => size)) > MAX_ELEMENTS)) {
+    cursor.fail(`a shape has more than ${MAX_ELEMENTS} elements`);
+  }
+  const zigzag = column(4096, 2 ** 64, "parameter");
+  const coders = names.map(() => {
+    const size = cursor.count(64, "number of streams");
+    left -= size;
+    if (left < 0) cursor.fail("there are more dimensions, parameters and streams than any model has");
+    return cursor.take(size);
+  });
+  const lengths = coders.map((some) => Array.from(some, () => cursor.varint(2 ** 63, "length of a stream")));
+  let end = offset;
+  const entries = names.map((name, i) => {
+    const length = lengths[i].reduce((sum, one) => sum + one, 0);
+    const crc = length ? cursor.take(4).reduceRight((sum, byte) => sum * 256 + byte, 0) : 0;
+    const params = zigzag[i].map((v) => (v % 2 ? -(v + 1) / 2 : v / 2));
+    end += length;
+    const start = end - length;
+    const fixed = { name, scheme: schemes[i], dtype: dtypes[i], shape: shapes[i], params, coders: coders[i] };
+    return { ...fixed, lengths: lengths[i], offset: start, crc };
+  });
+  if (cursor.position !== header.length) cursor.fail("bytes follow the last field");
+  return { metadata, entries, groups: linked(cursor, entries), end };
+}
+
+/**
+ * @param {Cursor} cursor
+ * @param {number} count
+ */
+function readNames(cursor, count) {
+  const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+  const names = [];
+  let previous = new Uint8Array(0);
+  let total = 0;
+  for (let i = 0; i < count; i++) {
+    const shared = cursor.varint(previous.length, "length of a shared prefix");
+    const more = cursor.take(cursor.count(4096 - shared, "length of a name"));
+    const name = new Uint8Array(shared + more.length);
+    name.set(previous.subarray(0, shared));
+    name.set(more, shared);
+    total += name.length;
+    if (total > MAX_NAMES) cursor.fail(`all names together have more than ${MAX_NAMES} bytes`);
+    let same = 0;
+    while (same < name.length && name[same] === previous[same]) same++;
+    const rises = same < name.length && (same === previous.length || name[same] > previous[same]);
+    if (i && !rises) cursor.fail("names are not in strictly rising order");
+    try {
+      names.push(text.decode(name));
+    } catch {
+      cursor.fail("a name is not UTF-8");
+    }
+    previous = name;
+  }
+  return names;
+}
+
+/**
+ * Check aliases and members; return the groups.
+ * @param {Cursor} cursor
+ * @param {Entry[]} entries
+ */
+function linked(cursor, entries) {
+  /** @type {Map<Entry, Entry[]>} */
+  const groups = new Map();
+  for (const entry of entries) {
+    if (entry.scheme !== ALIAS && entry.scheme !== MEMBER) continue;
+    const target = entry.params.length === 1 && !entry.coders.length ? entries[entry.params[0]] : undefined;
+    if (entry.scheme === MEMBER) {
+      if (!target) cursor.fail(`tensor '${entry.name}' is no member of a group`);
+      else groups.set(target, [...(groups.get(target) ?? []), entry]);
+    } else if (!target || target.scheme === ALIAS || target.name.includes("\0") || !isAlike(entry, target)) {
+      cursor.fail(`alias '${entry.name}' points to no stored tensor of its shape and dtype`);
+    }
+  }
+  for (const [group, members] of groups) {
+    if (
+      [ALIAS, FILES, MEMBER].includes(group.scheme) ||
+      group.name.lastIndexOf("\0") !== 0 ||
+      members.some((member) => member.name.includes("\0") || !isAlike(member, members[0])) ||
+      members[0].dtype !== group.dtype ||
+      members.length * product(members[0].shape) !== product(group.shape)
+    ) {
+      cursor.fail(`the tensors of group '${group.name.slice(1)}' do not make it up`);
+    }
+  }
+  return groups;
+}
+
+/**
+ * @param {Entry} one
+ * @param {Entry} other
+ */
+function isAlike(one, other) {
+  return one.dtype === other.dtype && `${one.shape}` === `${other.shape}`;
+}
+
+/**
+ * Return the entries that hold the blocks of one, in order, or the entry itself.
+ * @param {Container} container
+ * @param {Entry} entry
+ */
+export function blocksOf(container, entry) {
+  if (entry.scheme !== BLOCKS) return [entry];
+  const blocks = [];
+  for (let block; (block = container.byName.get(`${entry.name}\0${blocks.length}`));) blocks.push(block);
+  return blocks;
+}
+
+/**
+ * Check that the blocks of a tensor make it up.
+ * @param {Container} container
+ * @param {Entry} entry
+ */
+function requireBlocks(container, entry) {
+  const blocks = blocksOf(container, entry);
+  const [first] = blocks;
+  const last = first ? first.shape.slice(1) : [];
+  let shape = entry.shape;
+  if (first && first.dtype !== entry.dtype) shape = [2, ...shape.slice(0, 1), product(shape.slice(1))];
+  const cut = shape.length - last.length;
+  const isSound =
+    first &&
+    !entry.params.length &&
+    !entry.coders.length &&
+    cut >= 1 &&
+    `${shape.slice(cut)}` === `${last}` &&
+    blocks.every(
+      (block) =>
+        block.shape[0] > 0 &&
+        block.dtype === first.dtype &&
+        `${block.shape.slice(1)}` === `${last}` &&
+        block.scheme !== ALIAS &&
+        block.scheme !== BLOCKS,
+    ) &&
+    blocks.reduce((sum, block) => sum + block.shape[0], 0) === product(shape.slice(0, cut)) &&
+    (first.dtype === entry.dtype || isPart(first.dtype, entry.dtype));
+  if (!isSound) fail(`the blocks of tensor '${entry.name}' do not make it up`);
+}
+
+/**
+ * Return whether a dtype is that of the real parts of complex numbers of another.
+ * @param {number} part
+ * @param {number} complex
+ */
+function isPart(part, complex) {
+  return (
+    DTYPES[part]?.name.startsWith("float") && DTYPES[complex]?.words === 2 && DTYPES[part].bits === DTYPES[complex].bits
+  );
+}
+
+/**
+ * Return the metadata: a JSON object without repeated keys.
+ * @param {Uint8Array} data
+ */
+function parseMetadata(data) {
+  if (!data.length) return {};
+  const marks = data.reduce((count, byte) => (byte === 44 || byte === 91 || byte === 123 ? count + 1 : count), 0);
+  if (marks > MAX_VALUES) fail("the metadata of the file holds more values than birdie writes");
+  /** @type {any} */
+  let fields;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data.slice());
+    fields = JSON.parse(text);
+    requireUniqueKeys(text);
+  } catch {
+    fail("the metadata of the file is not JSON without repeated keys");
+  }
+  const { metadata = {}, budget = 0, schemes = {}, copies = [] } = isObject(fields) ? fields : { budget: -1 };
+  const isSound = isObject(metadata) && Number.isInteger(budget) && budget >= 0 && isObject(schemes);
+  if (!isSound || !Array.isArray(copies) || !Object.values(schemes).every((name) => typeof name === "string")) {
+    fail("the metadata of the file is not what birdie writes");
+  }
+  return fields;
+}
+
+/** @param {any} value */
+function isObject(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** Throw if an object of a JSON text has a key twice. @param {string} text */
+function requireUniqueKeys(text) {
+  /** @type {(Set<string> | null)[]} */
+  const open = [];
+  for (let at = 0; at < text.length; at++) {
+    const mark = text[at];
+    if (mark === "{" || mark === "[") open.push(mark === "{" ? new Set() : null);
+    else if (mark === "}" || mark === "]") open.pop();
+    else if (mark === '"') {
+      const start = at;
+      while (text[++at] !== '"') if (text[at] === "\\") at++;
+      const end = at + 1;
+      while (" \t\n\r".includes(text[at + 1] ?? "x")) at++;
+      if (text[at + 1] !== ":") continue;
+      const key = JSON.parse(text.slice(start, end));
+      const keys = open[open.length - 1];
+      if (keys?.has(key)) fail(`the key ${key} is repeated`);
+      keys?.add(key);
+    }
+  }
+}

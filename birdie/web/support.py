@@ -1,0 +1,39 @@
+"""Files that the JavaScript decoder decodes: which they are, and why another one is none."""
+
+from birdie.artifact import codes
+from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, FILES, MEMBER, Entry, Reader
+from birdie.compress.schemes import NAMES
+from birdie.entropy.coder import NAMES as CODERS
+from birdie.runtime.outputs import Source
+
+SCHEMES = ("lossless", "grid", "cast", "trellis", "ternary", "codebook", "rotation", "lowrank")
+"""Schemes that birdie/web/decoder/schemes.js decodes; it decodes every coder."""
+_CODES = {NAMES.index(name) + 1 for name in SCHEMES} | {ALIAS, BLOCKS, FILES, MEMBER}
+
+
+def unsupported(source: Source | bytes) -> str | None:
+    """Return why the JavaScript decoder cannot decode a file, in one sentence; None if it can.
+
+    Args:
+        source: a path, or the bytes of a file. Its header is read, nothing is decoded.
+
+    Raises:
+        ArtifactError: the file is missing, or its header is damaged.
+    """
+    with Reader(source) as reader:
+        for name in reader.entries:
+            entry = reader.entry(name)
+            if problem := _problem(entry, reader):
+                tensor = name.strip("\0").partition("\0")[0]
+                return f"tensor {tensor!r} of {reader.where} {problem}, which the JavaScript decoder does not decode"
+    return None
+
+
+def _problem(entry: Entry, reader: Reader) -> str | None:
+    if entry.scheme == DIFFERENCE:
+        return "is a difference to another checkpoint"
+    if entry.scheme not in _CODES:
+        foreign = {} if entry.scheme in codes.SCHEMES else reader.fields.get("schemes", {})
+        return f"has the scheme {codes.scheme_name(entry, foreign)}"
+    unknown = [stream.coder for stream in entry.streams if stream.coder not in CODERS]
+    return f"has the coder {unknown[0]}" if unknown else None

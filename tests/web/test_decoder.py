@@ -1,0 +1,393 @@
+"""Laws of the JavaScript decoder: the tensors of `birdie.load`, bit for bit, and no damaged file that birdie refuses.
+
+All of it holds for the modules in birdie/web and for the one minified module of `birdie script --language js`.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import birdie
+from birdie.artifact.container import DIFFERENCE, Entry, Reader, Stream, to_bytes
+from birdie.artifact.file import DTYPES
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.compress import row_blocks
+from birdie.errors import ArtifactError
+from birdie.web.support import SCHEMES, unsupported
+from tests.hostile import mutate, seeds
+from tests.hostile.bombs import BOMBS
+from tests.reference.streams import FEATURES
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+SOURCE = ROOT / "birdie" / "web" / "decoder.js"
+Decoded = dict[str, tuple[str, list[int], str]]  # name → dtype, shape, SHA-256 of the elements
+Answers = list[tuple[str | None, Any]]  # of each file: the message of its error, or what became of it
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+def node(kind: str, module: Path, items: list[tuple[Any, ...]]) -> Answers:
+    """Decode (bytes, options…) in one process of Node; an error that is no sentence about a file ends it."""
+    listed = [[base64.b64encode(data).decode(), *options] for data, *options in items]
+    command = ["node", str(Path(__file__).with_name("decode_all.mjs")), kind, str(module)]
+    done = subprocess.run(command, input=json.dumps(listed), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers: Answers = [tuple(answer) for answer in json.loads(done.stdout)]
+    return answers
+
+
+def evaluated(module: Path, expression: str) -> Any:
+    """Return the value of an expression of JavaScript in which `m` is a module."""
+    program = f"import * as m from {json.dumps(module.as_uri())}; console.log(JSON.stringify({expression}))"
+    command = ["node", "--input-type=module", "-e", program]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def by_node(module: Path, files: list[bytes], max_bytes: int | None = None) -> list[Decoded | str]:
+    """Return the tensors of each file, or the sentence with which it is refused."""
+    answers = node("files", module, [(data, *([] if max_bytes is None else [max_bytes])) for data in files])
+    return [
+        {name: (dtype, shape, digest) for name, (dtype, shape, digest) in tensors} if error is None else error
+        for error, tensors in answers
+    ]
+
+
+def by_birdie(data: bytes, max_bytes: int | None = None) -> Decoded | str:
+    """Return the same as `birdie.load` has it."""
+    try:
+        tensors = birdie.load(data, max_bytes=max_bytes, workers=1)
+    except ArtifactError as error:
+        return str(error)
+    return {name: described(tensor) for name, tensor in tensors.items()}
+
+
+def described(tensor: Tensor) -> tuple[str, list[int], str]:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), hashlib.sha256(data).hexdigest()
+
+
+def saved(state: dict[str, Tensor], **options: Any) -> bytes:
+    """Return the file of a state dict."""
+    file = BytesIO()
+    birdie.save(state, file, workers=1, **options)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def minified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module that `birdie script` writes."""
+    path = tmp_path_factory.mktemp("script") / "decode.mjs"
+    assert run(build_app, ["script", "--kind", "decoder", "--language", "js", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(params=["modules", "minified"])
+def module(request: pytest.FixtureRequest, minified: Path) -> Path:
+    """Each form of the decoder."""
+    return SOURCE if request.param == "modules" else minified
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--kind", "pair"], "pair"),
+        (["baseline"], "train"),
+        (["--kind", "decoder", "--requirements", "packages.txt"], "--requirements"),
+        (["--kind", "decoder", "--paste"], "--paste"),
+    ],
+)
+def test_only_a_decoder_is_written_in_javascript(
+    arguments: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(build_app, ["script", *arguments, "--language", "js", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "ConfigError"
+    assert named in error["message"]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_minified_decoder_is_small_and_the_same_every_time(minified: Path, tmp_path: Path) -> None:
+    path = tmp_path / "decode.js"
+    assert run(build_app, ["script", "--kind", "decoder", "--language", "js", "-o", str(path)]) == 0
+    assert path.read_bytes() == minified.read_bytes()
+    assert len(gzip.compress(path.read_bytes(), 9)) < 25_000
+
+
+def golden_files() -> dict[str, bytes]:
+    return {str(path.relative_to(GOLDEN)): path.read_bytes() for path in sorted(GOLDEN.glob("*/*.birdie"))}
+
+
+def test_golden_files_decode_to_the_same_bits_or_are_refused_by_their_scheme(module: Path) -> None:
+    files = golden_files()
+    decoded = dict(zip(files, by_node(module, [*files.values()]), strict=True))
+    for name, data in files.items():
+        if unsupported(data) is None:
+            assert decoded[name] == by_birdie(data), name
+        else:
+            assert isinstance(decoded[name], str), name
+    assert sum(isinstance(one, dict) for one in decoded.values()) >= 7
+
+
+def test_golden_streams_of_every_coder_decode_to_their_values() -> None:
+    golden = json.loads((GOLDEN / "streams.json").read_text())
+    items = [
+        (bytes.fromhex(golden[name]["payload"]), feature.coder, *feature.values.shape, feature.states)
+        for name, feature in FEATURES.items()
+    ]
+    answers = node("stream", SOURCE.parent / "decoder" / "streams.js", items)
+    for (name, feature), (error, digest) in zip(FEATURES.items(), answers, strict=True):
+        values = np.ascontiguousarray(feature.values).astype("<i4").tobytes()
+        assert (error, digest) == (None, hashlib.sha256(values).hexdigest()), name
+
+
+SHAPES = (), (0,), (0, 3), (7,), (5, 1), (6, 2, 3, 3), (40, 33)
+
+
+def bits_of(dtype: torch.dtype, rng: np.random.Generator) -> dict[str, Tensor]:
+    """Return tensors of random words, NaN payloads among them, and one of zeros."""
+    out = {}
+    for shape in SHAPES:
+        count = int(np.prod(shape)) * dtype.itemsize
+        words = torch.from_numpy(rng.integers(0, 2 if dtype == torch.bool else 256, max(count, 16), np.uint8))
+        out[f"{dtype}{shape}"] = words.view(dtype)[: count // dtype.itemsize].reshape(shape)
+    out[f"{dtype} of one value"] = torch.zeros(90, 16, dtype=torch.uint8).view(dtype)
+    return out
+
+
+def lossless_files() -> Iterator[bytes]:
+    rng = np.random.default_rng(0)
+    random_bits = {name: tensor for dtype in DTYPES for name, tensor in bits_of(dtype, rng).items()}
+    ramp = torch.arange(4096)
+    table = (ramp * 2654435761 % 4093 % 31 - 15).reshape(64, 64)
+    tensors = {
+        "few magnitudes": table / 8,
+        "few in sixteen bits": (table / 8).bfloat16(),
+        "−0.0": torch.tensor([0.0, -0.0, float("inf"), float("nan")]),
+        "half bytes": (table + 15 + (table.T + 15 << 3) & 255).to(torch.uint8),
+        "positions": ramp.double(),
+        "rising": ramp.cumsum(0) - 7,
+        "beyond 32 bits": ramp.cumsum(0) * 2**40,
+        "runs": (torch.arange(128)[:, None] >= torch.arange(128)).half(),
+        "runs of pairs": torch.ones(300, 300, dtype=torch.int64).triu() * -(2**40),
+        "signs": table.sign().to(torch.int8),
+        "__proto__": torch.arange(3),
+        "größe 😀": torch.arange(4, dtype=torch.int16),
+    }
+    tensors["tied"] = tensors["few magnitudes"]
+    tensors["equal"] = tensors["few magnitudes"].clone()
+    yield saved(random_bits | tensors, lossless=True, coder="fast")
+    yield saved(tensors, lossless=True, coder="max")
+
+
+SPECS = (
+    *("fp16", "bf16", "int2", "int4:group_size=7", "int8", "sigma:0.3", "ternary:group_size=9", "codebook:k=9"),
+    *("codebook:k=200,per_row", "rotation:bits=3", "lowrank:rank=2,base=int3:group_size=7"),
+    *("lowrank:rank=1,base=codebook:k=4", "trellis:states=4,sigma=0.3", "trellis:states=256,sigma=0.5"),
+)
+
+
+def quantized_files() -> Iterator[bytes]:
+    rng = torch.Generator().manual_seed(1)
+    shapes = {"a": (48, 40), "b": (30, 33), "c": (12, 5, 3, 3), "d": (300,), "e": (9, 8)}
+    large = torch.randn(128, 80, generator=rng) * torch.logspace(-1, 1, 128)[:, None]
+    for index, spec in enumerate(SPECS):
+        for coder in ("fast", "max") if "trellis" in spec else (("fast", "max")[index % 2],):
+            state = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+            state["a"][5:9] = 0
+            kinds = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+            state = {name: tensor.to(kinds[i % 4]) for i, (name, tensor) in enumerate(state.items())}
+            state |= {"tiny": state["e"].half() * 2**-13, "huge": state["e"].bfloat16() * 2.0**120}
+            state |= {"large": large} if coder == "fast" else {}
+            yield saved(state, scheme=[("*", spec)], coder=coder)
+
+
+def files_in_blocks() -> Iterator[bytes]:
+    """Yield files of tensors that are cut, complex ones into planes, and of tensors that share an entry."""
+    rng = torch.Generator().manual_seed(2)
+    large = torch.randn(90, 20, generator=rng)
+    state = {"large": large, "tied": large, "complex": torch.randn(40, 20, 2, generator=rng, dtype=torch.complex64)}
+    with mock.patch.object(row_blocks, "LARGE", 300), mock.patch.object(row_blocks, "_BLOCK", 256):
+        yield saved(state, lossless=True)
+        yield saved({"large": large, "tied": large}, scheme="int6")
+    norms = {f"layers.{i}.norm": torch.randn(16, generator=rng).bfloat16() for i in range(12)}
+    yield saved(norms | {"norm": norms["layers.3.norm"]}, lossless=True)
+    yield saved({f"experts.{i}": torch.randn(32, 16, generator=rng) for i in range(4)}, scheme="int4")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("files", [lossless_files, quantized_files, files_in_blocks], ids=lambda make: make.__name__)
+def test_files_decode_to_the_same_bits(files: Callable[[], Iterator[bytes]], minified: Path) -> None:
+    saved_files = [*files()]
+    expected = [by_birdie(data) for data in saved_files]
+    assert all(isinstance(one, dict) for one in expected)
+    assert by_node(SOURCE, saved_files) == expected
+    assert by_node(minified, saved_files) == expected
+
+
+def test_tied_names_share_one_tensor_and_copies_do_not() -> None:
+    weight = torch.arange(6.0)
+    data = base64.b64encode(saved({"a": weight, "b": weight, "c": weight.clone()}, lossless=True)).decode()
+    compared = "[t.a === t.b, t.a.data === t.c.data, t.a.data.constructor.name, [...t.a.data]]"
+    answer = evaluated(SOURCE, f"((t) => {compared})(m.decode(Buffer.from('{data}', 'base64')))")
+    assert answer == [True, False, "Float32Array", weight.tolist()]
+
+
+def damaged(count: int) -> list[bytes]:
+    """Return damaged files: bytes anywhere; and payloads, side information and headers with checksums that agree."""
+    known: dict[bytes, Any] = {}
+    rng, source = random.Random(0), torch.Generator().manual_seed(3)
+    matrix = torch.randn(24, 20, generator=source)
+    state = {
+        "a": matrix,
+        "b": matrix.bfloat16(),
+        "conv": torch.randn(6, 4, 3, 3, generator=source).cumsum(-1),
+        "tied": matrix,
+    }
+    wide = {"a": torch.randn(40, 64, generator=source), "b": torch.arange(300) ** 2}
+    sound = []
+    with seeds.recorded(known):
+        for tensors, options in (
+            (state, {"lossless": True}),
+            (state, {"scheme": [("[ab]", "int6"), ("*", "trellis:states=8,sigma=0.3")]}),
+            (state, {"scheme": [("[ab]", "codebook:k=9"), ("*", "lowrank:rank=2,base=ternary")]}),
+            (wide, {"scheme": [("a", "trellis:states=32,sigma=0.3"), ("b", "lossless")], "coder": "fast"}),
+        ):
+            data = saved(tensors, **options)
+            entries = [Reader(data).read(name) for name in Reader(data).entries]
+            sides = {
+                (at, index): seeds.side_of(stream.coder, stream.payload, known)
+                for at, entry in enumerate(entries)
+                for index, stream in enumerate(entry.streams)
+            }
+            sound.append(seeds.Seed(data, {index: side for index, side in sides.items() if side is not None}))
+    ways = [mutate.data, *mutate.REPAIRED.values()]
+    return [ways[index % len(ways)](rng.choice(sound), rng) for index in range(count)]
+
+
+def test_of_200_damaged_files_it_refuses_what_birdie_refuses(module: Path) -> None:
+    files = damaged(200)
+    refused = 0
+    for data, decoded in zip(files, by_node(module, files, 1 << 20), strict=True):
+        expected = by_birdie(data, 1 << 20)
+        if isinstance(expected, str):
+            assert isinstance(decoded, str), expected
+            assert re.fullmatch(r"[^\n]{10,400}", decoded)
+            refused += 1
+        elif not (isinstance(decoded, str) and "not decoded here" in decoded):
+            assert decoded == expected
+    assert 100 < refused < 200
+
+
+def test_small_files_that_ask_for_much_are_refused_before_it_is_allocated() -> None:
+    names = (
+        *("unpacks to 64 MiB", "constant float32 of 4 GiB", "grid, groups of one", "low rank of rank 16,384"),
+        *("trellis of 1 GiB", "mixed, rows of one from rows", "more lanes than columns", "tiles without words"),
+    )
+    assert all(isinstance(decoded, str) for decoded in by_node(SOURCE, [BOMBS[name]() for name in names]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        *((f"{value}", "no ArrayBuffer") for value in ("undefined", "null", "5", "'text'", "[1]", "{}")),
+        *((f"new {value}", "not a .birdie file") for value in ("ArrayBuffer(0)", "Uint8Array(30)")),
+        *((f"file, {{ maxBytes: {value} }}", "maxBytes is") for value in ("NaN", "-1", "'9'", "{}")),
+        ("new DataView(file.buffer, file.byteOffset, file.byteLength)", ""),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(arguments: str, sentence: str) -> None:
+    file = f"Buffer.from('{base64.b64encode(saved({'a': torch.ones(3)}, lossless=True)).decode()}', 'base64')"
+    attempt = f"((file) => {{ try {{ m.decode({arguments}); return ''; }} catch (error) {{ return String(error); }} }})"
+    message = evaluated(SOURCE, f"{attempt}({file})")
+    assert message.startswith("Error: " if sentence else "")
+    assert sentence in message
+
+
+def test_metadata_with_a_repeated_key_are_refused() -> None:
+    nested = [b'{"metadata":{"a":1,"\\u0061":2}}', b'{"budget":1,"budget":2}', b'{"metadata":{"a":[{"b":1},{"b":1}]}}']
+    files = [to_bytes([Entry("w", 1, 2, (1,), (), (Stream(0, b""),))], metadata) for metadata in nested]
+    decoded = by_node(SOURCE, files)
+    assert [isinstance(one, str) for one in decoded] == [True, True, False]
+    assert [isinstance(by_birdie(data), str) for data in files] == [True, True, False]
+
+
+def test_more_bytes_than_the_caller_allows_are_refused() -> None:
+    data = saved({"a": torch.zeros(100, 100)}, lossless=True)
+    less, enough = by_node(SOURCE, [data], 39_999)[0], by_node(SOURCE, [data], 40_000)[0]
+    assert "40000" in less
+    assert enough == by_birdie(data)
+
+
+def test_a_file_says_which_schemes_and_coders_it_needs(minified: Path) -> None:
+    state = {"a": torch.randn(64, 64), "b": torch.zeros(9)}
+    files = [saved(state, scheme=[("a", "int4"), ("*", "lossless")], coder=coder) for coder in ("fast", "max")]
+    ((_, fast), (_, most)) = node("needs", minified, [(data,) for data in files])
+    assert fast["schemes"] == most["schemes"] == ["grid", "lossless"]
+    assert "mixed" in most["coders"]
+    assert "mixed" not in fast["coders"]
+
+
+def test_python_says_in_one_sentence_what_javascript_refuses() -> None:
+    golden, constant = golden_files(), (Stream(0, b""),)
+    files = {
+        "spectral": golden["0.1.0/spectral.birdie"],
+        "tucker": golden["0.1.0/tucker.birdie"],
+        "difference": to_bytes([Entry("w", DIFFERENCE, 11, (3,), (5, 0))]),
+        "101": to_bytes([Entry("w", 101, 11, (1,), (), constant)]),
+        "squares": to_bytes([Entry("w", 128, 11, (1,), (), constant)], b'{"schemes":{"128":"squares"}}'),
+        "9": to_bytes([Entry("w", 1, 2, (1,), (), (Stream(9, b""),))]),
+    }
+    for word, decoded in zip(files, by_node(SOURCE, [*files.values()]), strict=True):
+        assert isinstance(decoded, str)
+        assert word in decoded
+    for word in files.keys() - {"101"}:
+        problem = unsupported(files[word])
+        assert problem is not None
+        assert word in problem
+    with pytest.raises(ArtifactError, match="101"):
+        unsupported(files["101"])
+    names = evaluated(SOURCE.parent / "decoder" / "schemes.js", "Object.values(m.SCHEMES).map((scheme) => scheme.name)")
+    assert names == [*SCHEMES]
+
+
+def test_the_tables_of_context_mixing_are_those_of_the_format_by_a_wide_margin() -> None:
+    """Floats of any engine give them, since no entry lies near the boundary of two integers."""
+    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| (?:F, )?\w+ \| `(\w{64})` \|$", page, re.MULTILINE)
+    tables = SOURCE.parent / "decoder" / "mixing_tables.js"
+    listed = evaluated(tables, "[...Object.values(m.tables()), ...[0, 1, 2].map(m.priorOf)].map((one) => [...one])")
+    digests = [hashlib.sha256(np.array(table, "<i4").tobytes()).hexdigest() for table in listed]
+    assert sorted(digests) == sorted(documented)
+    numbers, middles = np.arange(384), (2 * np.arange(2048) + 1) / 512
+    fractions = numbers[numbers % 16 > 0]
+    halves = np.exp(-(middles**2) / np.pi), (2 / (2**middles + 2**-middles)) ** 2, np.exp(-middles)
+    sums = [np.cumsum(np.concatenate([half[::-1], half])) for half in halves]
+    rounded = [
+        65536 / (1 + np.exp(-np.arange(-2048, 2048) / 170)) - 0.5,
+        16 * np.log2(1 + (2 * np.arange(256) + 1) / 512) - 0.5,
+        2 ** (fractions / 16),
+        *(np.delete(2**20 * part / part[-1], [2047, 4095]) for part in sums),  # exact fractions, which are given
+    ]
+    assert min(float((np.abs(values - np.rint(values)) / np.maximum(values, 1)).min()) for values in rounded) > 1e-12
