@@ -74,7 +74,7 @@ def compress_checkpoints(
         print_json({"path": str(output), "input_bytes": original, "bytes": stored, "added": added, **_listed(rows)})
         return
     print_table(_table(rows, "", lambda row: "added" if row.added else "in the chain already"))
-    print_line(f"{size(original)} → {size(stored)} ({(original - stored) / max(original, 1):.1%} saved): {output}")
+    print_line(f"{size(original)} → {size(stored)} ({stored / max(original, 1):.1%}): {output}")
     print_line(f"restore one: birdie decompress {output} --step {rows[-1].step} -o FOLDER")
 
 

@@ -243,7 +243,7 @@ def command(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme, --calibrate or --tune; "
             "remove one or the other"
         )
-    if checkpoint.is_dir() and (full_every is not None or is_chain(output) or _is_series(checkpoint)):
+    if checkpoint.is_dir() and (full_every is not None or _is_series(checkpoint, 1 if is_chain(output) else 2)):
         single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep, "skip": skip}
         flags = [f"--{name}" for name, value in single.items() if value]
         if others or flags:
@@ -340,10 +340,10 @@ def _output(value: str) -> Path:
     return Path(value) if is_chain(Path(value)) else require_file_name(value)
 
 
-def _is_series(folder: Path) -> bool:
+def _is_series(folder: Path, least: int) -> bool:
     from birdie.artifact.checkpoint_series import is_series
 
-    return is_series(folder)
+    return is_series(folder, least)
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
