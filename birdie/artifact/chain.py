@@ -28,6 +28,7 @@ from birdie.artifact.links import (
     Link,
     damage_of,
     decoded,
+    is_link,
     other_bytes,
     read_link,
     stages_of,
@@ -108,12 +109,12 @@ class Chain:
         return link_paths(self.folder)
 
     def require_writable(self, *, overwrite: bool = False) -> None:
-        """Check that links can be written into the folder: nothing but links is in it."""
+        """Check that links can be written into the folder: nothing but links is in it, damaged or not."""
         require_folder(self.folder, overwrite=True)
         others = sorted(
             path.name
             for path in (self.folder.iterdir() if self.folder.is_dir() else ())
-            if path.suffix != SUFFIX and not path.name.startswith((TEMPORARY, "."))
+            if not path.name.startswith((TEMPORARY, ".")) and (path.suffix != SUFFIX or _is_other_file(path))
         )
         if others and not overwrite:
             raise OutputError(
@@ -281,6 +282,14 @@ class _State:
 def link_paths(folder: Path) -> list[Path]:
     """Return the links in a folder, unread, sorted by name; none if it is none."""
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+
+
+def _is_other_file(path: Path) -> bool:
+    """Return whether a .birdie file is sound and no link."""
+    try:
+        return not is_link(path)
+    except ArtifactError:
+        return False
 
 
 def find_link(folder: Path, step: int) -> Path:

@@ -280,7 +280,8 @@ def _damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> di
             except ArtifactError as error:
                 owner = "\0".join(entry.split("\0")[:2]) if entry.startswith("\0") else entry.partition("\0")[0]
                 files = [f"\0{name}" for name, file in link.files.items() if not file.same]
-                parts = files if owner == kept_files.ENTRY else reader.groups.get(owner, [owner])
+                ties = [name for name in reader.names if reader.stored(name) == owner]
+                parts = files if owner == kept_files.ENTRY else [*reader.groups.get(owner, [owner]), *ties]
                 reasons |= dict.fromkeys(parts, str(error))
         needed = _differences(reader, None)
     same = {name for name, file in link.files.items() if file.same}
