@@ -72,6 +72,16 @@ def series(folder: Path) -> dict[int, Path]:
     return checkpoints
 
 
+def beside(folder: Path, checkpoints: Mapping[int, Path]) -> list[str]:
+    """Return the names of what is in the folder of a run beside its checkpoints; hidden files and chains do not count.
+
+    Args:
+        folder: of the run.
+        checkpoints: what `series` returned.
+    """
+    return [path.name for path in _entries(folder) if path not in checkpoints.values()]
+
+
 def name_of_link(checkpoint: str) -> str:
     """Return the file name of the link of a checkpoint, from the name of its file or folder."""
     return _stem(checkpoint) + SUFFIX
@@ -95,7 +105,7 @@ def split_checkpoint(path: Path) -> "CheckpointParts":
             raise WeightsError(f"{file} has a name that not every system has; rename it")
         if file.is_symlink() or not file.is_file():
             raise WeightsError(
-                f"{file} is a link or no regular file, which a chain does not keep; replace it by a copy"
+                f"{file} is a symbolic link or no regular file, which a chain does not keep; replace it by a copy"
             )
     return CheckpointParts(path, True, {name: split(files[name]) for name in sorted(files)})
 

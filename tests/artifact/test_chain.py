@@ -305,7 +305,7 @@ def test_the_commands(
 ) -> None:
     chain = tmp_path / "run.birdie"
     code, answer = ask("compress", checkpoints, "-o", chain, "--full-every", 2)
-    assert (code, answer["added"], len(answer["checkpoints"])) == (0, 4, 4)
+    assert (code, answer["added"], len(answer["checkpoints"]), answer["left_out"]) == (0, 4, 4, [])
     assert answer["bytes"] == sum(path.stat().st_size for path in chain.iterdir())
     code, answer = ask("compress", checkpoints, "-o", f"{chain}/")
     assert (code, answer["added"]) == (0, 0)
