@@ -28,6 +28,7 @@ from birdie.artifact.links import (
     Link,
     damage_of,
     decoded,
+    is_link,
     other_bytes,
     read_link,
     stages_of,
@@ -45,7 +46,7 @@ from birdie.runtime.outputs import TEMPORARY, require_folder, require_output_fol
 
 FULL_EVERY = 10
 """Links of which one stands alone, by default."""
-_GIVE = "; give a folder that birdie compress wrote"
+_GIVE = "; give a .birdie file, or the folder of a chain that birdie compress wrote"
 _LEAST_BYTES = 1 << 10  # of a tensor that may be a difference; smaller ones are coded together
 
 
@@ -108,12 +109,12 @@ class Chain:
         return link_paths(self.folder)
 
     def require_writable(self, *, overwrite: bool = False) -> None:
-        """Check that links can be written into the folder: nothing but links is in it."""
+        """Check that links can be written into the folder: nothing but links is in it, damaged or not."""
         require_folder(self.folder, overwrite=True)
         others = sorted(
             path.name
             for path in (self.folder.iterdir() if self.folder.is_dir() else ())
-            if path.suffix != SUFFIX and not path.name.startswith((TEMPORARY, "."))
+            if not path.name.startswith((TEMPORARY, ".")) and (path.suffix != SUFFIX or _is_other_file(path))
         )
         if others and not overwrite:
             raise OutputError(
@@ -145,13 +146,13 @@ class Chain:
         latest: CheckpointParts | None = None
         for step, path in sorted(checkpoints.items()):
             parts = split_checkpoint(path)
-            known = [link.digest for link in links.values() if link.step == step]
-            if known not in ([], [parts.digest]) and not (replace_others or self._follows_run):
+            known = {link.digest for link in links.values() if link.step == step}
+            if known - {parts.digest} and not (replace_others or self._follows_run):
                 raise OutputError(
                     f"{self.folder} holds another checkpoint of step {step} than {path}; choose another -o, or add "
                     "--overwrite (overwrite=True), which removes that and all later ones"
                 )
-            if known != [parts.digest] and (known or self._follows_run):
+            if known != {parts.digest} and (known or self._follows_run):
                 self._remove([name for name, link in links.items() if link.step >= step], links)
             name = next((name for name, link in links.items() if link.step == step), "")
             if not (is_known := bool(name) and self._is_sound(name, links)):
@@ -162,6 +163,7 @@ class Chain:
                 base = self._base(step, links)
                 state = self._state(base, links, on_disk, latest) if base else _State()
                 links[name] = self._write(name, step, parts, base, links, state)
+                self._damage = {other: damage for other, damage in self._damage.items() if not damage}  # may be sound
                 self._damage[name] = {}
             link, latest = links[name], parts
             yield Row(name, step, (self.folder / name).stat().st_size, link.bytes, link.base, added=not is_known)
@@ -199,10 +201,7 @@ class Chain:
             unknown.append(name)
             name = links[name].base if name in links else ""
         for name in reversed(unknown):
-            try:
-                self._damage[name] = damage_of(self.folder / name, self._damage)
-            except ArtifactError as error:
-                self._damage[name] = {"": str(error)}
+            self._damage[name] = damage_of(self.folder / name, self._damage)
             if self._damage[name]:
                 self._notify(f"warning: {next(iter(self._damage[name].values()))}")
         return not self._damage[unknown[0] if unknown else name]
@@ -214,8 +213,8 @@ class Chain:
         if not name or not self._is_sound(name, links):
             return ""
         depth, one = 1, name
-        while links[one].base:
-            depth, one = depth + 1, links[one].base
+        while (base := links[one].base) in links and links[base].step < links[one].step:
+            depth, one = depth + 1, base
         return name if depth < self._full_every else ""
 
     def _state(
@@ -244,15 +243,15 @@ class Chain:
             files[file] = FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps, same)
             if not same:
                 other[file] = one.other
-        counterparts = {
-            tensor: earlier.tensors[tensor]
-            for tensor, weight in parts.tensors.items()
-            if weight.nbytes >= _LEAST_BYTES and tensor in earlier.tensors and pays(weight, earlier.tensors[tensor])
-        }
         link = Link(step, parts.path.name, parts.is_folder, files)
-        if counterparts or len(other) < len(files):
-            link = replace(link, base=base, base_digest=links[base].digest)
-        with complete(parts.paths), releasing([*parts.paths, *earlier.paths]):
+        with complete([*parts.paths, *earlier.paths]), releasing(parts.paths):
+            counterparts = {
+                tensor: earlier.tensors[tensor]
+                for tensor, weight in parts.tensors.items()
+                if weight.nbytes >= _LEAST_BYTES and tensor in earlier.tensors and pays(weight, earlier.tensors[tensor])
+            }
+            if counterparts or len(other) < len(files):
+                link = replace(link, base=base, base_digest=links[base].digest)
             write_model(
                 parts.tensors,
                 self.folder / name,
@@ -285,6 +284,14 @@ def link_paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
 
 
+def _is_other_file(path: Path) -> bool:
+    """Return whether a .birdie file is sound and no link."""
+    try:
+        return not is_link(path)
+    except ArtifactError:
+        return False
+
+
 def find_link(folder: Path, step: int) -> Path:
     """Return the link of a step.
 
@@ -301,9 +308,7 @@ def find_link(folder: Path, step: int) -> Path:
         if steps[-1] == step:
             return path
     if not steps:
-        raise ArtifactError(
-            f"{folder} holds no link of a chain{problem or '; give a folder that birdie compress wrote'}"
-        )
+        raise ArtifactError(f"{folder} holds no link of a chain{problem or _GIVE}")
     raise ArtifactError(
         f"{folder} has no checkpoint of step {step}, but {len(steps)} of steps {min(steps)} to {max(steps)}{problem}"
     )
@@ -335,13 +340,7 @@ def survey(folder: Path) -> list[Row]:
     return ordered
 
 
-def restore(
-    path: Path,
-    target: Path,
-    *,
-    overwrite: bool = False,
-    **limits: Unpack[Limits],
-) -> int:
+def restore(path: Path, target: Path, *, overwrite: bool = False, **limits: Unpack[Limits]) -> int:
     """Write the checkpoint of a link as it was, bit for bit, and return its bytes.
 
     Args:
@@ -381,9 +380,8 @@ def restore(
                 )
 
     if link.is_folder:
-        with atomic_folder(
-            require_output_folder(target, overwrite=overwrite), overwrite=overwrite, inputs=inputs
-        ) as new:
+        target = require_output_folder(target, overwrite=overwrite)
+        with atomic_folder(target, overwrite=overwrite, inputs=inputs) as new:
             write(new)
     else:
         with atomic_path(target) as new:

@@ -25,7 +25,6 @@ _WORDS = ("step", "iter", "checkpoint", "ckpt", "chkpt", "epoch")  # the first o
 _STEP = [re.compile(rf"{word}[a-z]*[-_=. ]?([0-9]{{1,19}})(?![0-9])", re.IGNORECASE) for word in _WORDS]
 _LAST_NUMBER = re.compile(r"([0-9]{1,19})[^0-9]*$")
 _LOGS = {"runs", "logs", "tensorboard", "wandb", "lightning_logs"}  # folders beside checkpoints that hold none
-_LEAST = 2  # checkpoints by which a folder is known to be that of a run
 
 
 def step_of(name: str, *, any_number: bool = False) -> int | None:
@@ -41,12 +40,12 @@ def step_of(name: str, *, any_number: bool = False) -> int | None:
     return None if match is None else int(match[1])
 
 
-def is_series(folder: Path) -> bool:
-    """Return whether a folder holds checkpoints of a run, at least two, and no other weights."""
+def is_series(folder: Path, least: int = 2) -> bool:
+    """Return whether a folder holds at least so many checkpoints of a run, and no other weights."""
     entries = _entries(folder)
     others = [path for path in entries if not _is_candidate(path) or step_of(path.name) is None]
     weights = any((path.is_dir() and path.name not in _LOGS) or _is_weights(path) for path in others)
-    return not weights and len(entries) - len(others) >= _LEAST
+    return not weights and len(entries) - len(others) >= least
 
 
 def series(folder: Path) -> dict[int, Path]:
@@ -73,6 +72,16 @@ def series(folder: Path) -> dict[int, Path]:
     return checkpoints
 
 
+def beside(folder: Path, checkpoints: Mapping[int, Path]) -> list[str]:
+    """Return the names of what is in the folder of a run beside its checkpoints; hidden files and chains do not count.
+
+    Args:
+        folder: of the run.
+        checkpoints: what `series` returned.
+    """
+    return [path.name for path in _entries(folder) if path not in checkpoints.values()]
+
+
 def name_of_link(checkpoint: str) -> str:
     """Return the file name of the link of a checkpoint, from the name of its file or folder."""
     return _stem(checkpoint) + SUFFIX
@@ -96,7 +105,7 @@ def split_checkpoint(path: Path) -> "CheckpointParts":
             raise WeightsError(f"{file} has a name that not every system has; rename it")
         if file.is_symlink() or not file.is_file():
             raise WeightsError(
-                f"{file} is a link or no regular file, which a chain does not keep; replace it by a copy"
+                f"{file} is a symbolic link or no regular file, which a chain does not keep; replace it by a copy"
             )
     return CheckpointParts(path, True, {name: split(files[name]) for name in sorted(files)})
 

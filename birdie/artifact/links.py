@@ -266,9 +266,16 @@ def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dic
         path: of the link.
         damage_before: name of each link of an earlier step → what this function returned of it.
 
-    Raises:
-        ArtifactError: the header is damaged, or the file is no link.
+    Returns:
+        that; {"": reason} if nothing can be, because the header is damaged or the file is no link.
     """
+    try:
+        return _damage_of(path, damage_before)
+    except ArtifactError as error:
+        return {"": str(error)}
+
+
+def _damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     with Reader(path) as reader:
         link = _link_in(reader)
@@ -278,17 +285,19 @@ def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dic
             except ArtifactError as error:
                 owner = "\0".join(entry.split("\0")[:2]) if entry.startswith("\0") else entry.partition("\0")[0]
                 files = [f"\0{name}" for name, file in link.files.items() if not file.same]
-                parts = files if owner == kept_files.ENTRY else reader.groups.get(owner, [owner])
+                ties = [name for name in reader.names if reader.stored(name) == owner]
+                parts = files if owner == kept_files.ENTRY else [*reader.groups.get(owner, [owner]), *ties]
                 reasons |= dict.fromkeys(parts, str(error))
         needed = _differences(reader, None)
     same = {name for name, file in link.files.items() if file.same}
-    if needed or same:
+    parts = [*needed, *(f"\0{name}" for name in same)]
+    if parts:
         try:
             _base_in(path, link, needed, same)
         except ArtifactError as error:
-            return reasons | dict.fromkeys([*needed, *(f"\0{name}" for name in same)], str(error))
-        broken = damage_before.get(link.base, {}).keys() & {*needed, *(f"\0{name}" for name in same)}
-        for part in sorted(broken):
+            return reasons | dict.fromkeys(parts, str(error))
+        broken = damage_before.get(link.base, {})
+        for part in sorted(part for part in parts if part in broken or "" in broken):
             reasons[part] = f"{path} needs {part.lstrip(chr(0))!r} of {link.base}, which is damaged"
     return reasons
 

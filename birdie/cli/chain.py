@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from birdie.artifact.chain import Row
     from birdie.entropy.hints import EffortOption
 
+_MOST_NAMES = 10  # of files that are left out
+
 
 def is_chain(folder: Path) -> bool:
     """Return whether a folder has links of a chain."""
@@ -47,7 +49,7 @@ def compress_checkpoints(
         json: print one object.
     """
     from birdie.artifact.chain import FULL_EVERY, Chain
-    from birdie.artifact.checkpoint_series import series
+    from birdie.artifact.checkpoint_series import beside, series
     from birdie.runtime.distributed import world_from_environment
 
     if world_from_environment().size > 1:
@@ -69,12 +71,16 @@ def compress_checkpoints(
             if row.added:
                 log(f"step {row.step}: {size(row.checkpoint_bytes or 0)} → {size(row.bytes)}, {_kind(row).plain}")
     original, stored = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
-    added = sum(row.added for row in rows)
+    added, left_out = sum(row.added for row in rows), beside(folder, checkpoints)
     if json:
-        print_json({"path": str(output), "input_bytes": original, "bytes": stored, "added": added, **_listed(rows)})
+        facts = {"path": str(output), "input_bytes": original, "bytes": stored, "added": added, "left_out": left_out}
+        print_json({**facts, **_listed(rows)})
         return
-    print_table(_table(rows, "", lambda row: "added" if row.added else "in the chain already"))
-    print_line(f"{size(original)} → {size(stored)} ({(original - stored) / max(original, 1):.1%} saved): {output}")
+    print_table(_table(rows, "", lambda row: "added" if row.added else "unchanged"))
+    print_line(f"{size(original)} → {size(stored)} ({stored / max(original, 1):.1%}): {output}")
+    if left_out:
+        more = f" and {len(left_out) - _MOST_NAMES:,} more" * (len(left_out) > _MOST_NAMES)
+        print_line(f"left out, as they are no checkpoints: {plain(', '.join(left_out[:_MOST_NAMES])).plain}{more}")
     print_line(f"restore one: birdie decompress {output} --step {rows[-1].step} -o FOLDER")
 
 

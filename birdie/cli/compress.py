@@ -259,8 +259,8 @@ def command(
         )
     if output is None and not dry_run:
         raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
-    to_chain = output is not None and is_chain(output)
-    if checkpoint.is_dir() and (full_every is not None or to_chain or _is_series(checkpoint)):
+    least = 1 if output is not None and is_chain(output) else 2
+    if checkpoint.is_dir() and (full_every is not None or _is_series(checkpoint, least)):
         single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep, "skip": skip}
         single |= {"dry-run": dry_run}
         flags = [f"--{name}" for name, value in single.items() if value]
@@ -365,10 +365,10 @@ def _output(value: str) -> Path:
     return Path(value) if is_chain(Path(value)) else require_file_name(value)
 
 
-def _is_series(folder: Path) -> bool:
+def _is_series(folder: Path, least: int) -> bool:
     from birdie.artifact.checkpoint_series import is_series
 
-    return is_series(folder)
+    return is_series(folder, least)
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:

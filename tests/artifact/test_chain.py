@@ -199,6 +199,21 @@ def test_a_damaged_link_costs_what_follows_it_and_is_written_again(
     require_restored(chain, checkpoints / "step-10", tmp_path / "10")
 
 
+def test_damage_of_a_tensor_counts_under_all_of_its_names(tmp_path: Path) -> None:
+    source, folder = tmp_path / "run", tmp_path / "run.birdie"
+    source.mkdir()
+    weight = torch.randn(64, 32)
+    for step in (1, 2):
+        other = weight if step == 1 else weight + 1e-5 * torch.randn(64, 32)
+        torch.save({"a": weight, "b": other if step == 2 else weight.clone()}, source / f"step_{step}.pt")
+        weight = weight + 1e-5
+    extend(folder, source)
+    damage(folder / "step_1.birdie", at_of(folder / "step_1.birdie", "a"))
+    assert [row.step for row in survey(folder) if row.damage] == [1, 2]
+    with pytest.raises(ArtifactError, match="checksum"):
+        restore(folder / "step_2.birdie", tmp_path / "x.pt")
+
+
 def test_damage_of_what_is_stored_alone_costs_one_checkpoint(chain: Path, checkpoints: Path, tmp_path: Path) -> None:
     damage(chain / "step-9.birdie", at_of(chain / "step-9.birdie", "optimizer.pt/state/0/exp_avg"))
     assert [row.step for row in survey(chain) if row.damage] == [9]
@@ -244,6 +259,7 @@ def test_the_door_says_what_is_wrong(chain: Path, checkpoints: Path, tmp_path: P
     (chain / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match=r"'notes\.txt'"):
         extend(chain, checkpoints)
+    (chain / "notes.txt").unlink()
     with pytest.raises(ArtifactError, match="no checkpoint of step 5, but 4 of steps 8 to 11"):
         find_link(chain, 5)
     with pytest.raises(ArtifactError, match="no link"):
@@ -251,6 +267,8 @@ def test_the_door_says_what_is_wrong(chain: Path, checkpoints: Path, tmp_path: P
     birdie.save({"a": torch.ones(3)}, chain / "plain.birdie")
     with pytest.raises(ArtifactError, match=r"plain\.birdie is no link"):
         read_link(chain / "plain.birdie")
+    with pytest.raises(OutputError, match=r"'plain\.birdie'"):
+        extend(chain, checkpoints)
     assert find_link(chain, 8).name == "step-8.birdie"
 
 
@@ -287,7 +305,7 @@ def test_the_commands(
 ) -> None:
     chain = tmp_path / "run.birdie"
     code, answer = ask("compress", checkpoints, "-o", chain, "--full-every", 2)
-    assert (code, answer["added"], len(answer["checkpoints"])) == (0, 4, 4)
+    assert (code, answer["added"], len(answer["checkpoints"]), answer["left_out"]) == (0, 4, 4, [])
     assert answer["bytes"] == sum(path.stat().st_size for path in chain.iterdir())
     code, answer = ask("compress", checkpoints, "-o", f"{chain}/")
     assert (code, answer["added"]) == (0, 0)

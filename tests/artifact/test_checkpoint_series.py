@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from birdie.artifact.checkpoint_series import is_series, name_of_link, series, split_checkpoint, step_of
+from birdie.artifact.checkpoint_series import beside, is_series, name_of_link, series, split_checkpoint, step_of
 from birdie.errors import ConfigError, WeightsError
 
 
@@ -43,6 +43,7 @@ def test_the_order_is_that_of_the_numbers(tmp_path: Path) -> None:
     put(tmp_path, "step-9/", "step-100/", "step-10/", "args.json", ".hidden", "runs/events", "run.birdie/step-9.birdie")
     assert is_series(tmp_path)
     assert [*series(tmp_path)] == [9, 10, 100]
+    assert beside(tmp_path, series(tmp_path)) == ["args.json", "runs"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_link_is_called_as_its_checkpoint() -> None:
 
 def test_links_pipes_and_names_of_one_system_are_refused(tmp_path: Path) -> None:
     (put(tmp_path, "step-1/") / "step-1" / "link").symlink_to("model.safetensors")
-    with pytest.raises(WeightsError, match="is a link"):
+    with pytest.raises(WeightsError, match="is a symbolic link"):
         split_checkpoint(tmp_path / "step-1")
     put(tmp_path, "step-2/a:b")
     with pytest.raises(WeightsError, match="not every system"):

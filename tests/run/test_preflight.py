@@ -122,6 +122,9 @@ def test_the_disk_must_hold_checkpoints_float_weights_and_export() -> None:
     assert results(disk=47 * count)["disk"].state == "pass"
     one = replace(RECIPE, run=RunSettings(keep_checkpoints=1))
     assert results(one, disk=35 * count)["disk"].state == "pass"
+    chain = replace(RECIPE, run=RunSettings(checkpoint_every=10, checkpoint_deltas=True))
+    assert results(chain, disk=60 * count)["disk"].state == "warn"  # as many checkpoints as the run takes
+    assert results(chain, disk=10**12)["disk"].state == "pass"
 
 
 def test_too_few_tokens_pass_if_the_time_cap_may_end_the_run_first() -> None:
