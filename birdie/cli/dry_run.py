@@ -34,7 +34,7 @@ def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool,
             | {"forecasts": [{"setting": name, **expected.to_json()} for name, expected in rows.items()]}
         )
         return
-    table = Table(title=plain(f"{source.path}: {size(source.input_bytes)}, {meant.weights:,} weights"))
+    table = Table()
     table.add_column("setting")
     for name in ("bytes", "bits a weight", "error", "time"):
         table.add_column(name, justify="right")
@@ -43,6 +43,7 @@ def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool,
         bits = f"{expected.bits_per_weight:.2f}"
         table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
     print_table(table)
+    print_line(f"input: {size(source.input_bytes)}, {meant.weights:,} weights: {source.path}")
     if not all(expected.fits for expected in rows.values()):
         print_line("a budget that cannot be met has the bytes of the smallest file")
     print_line(f"loads in about {seconds(load_s)} on one core")

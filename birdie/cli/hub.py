@@ -26,6 +26,9 @@ def command(
     overwrite: Overwrite = False,
     public: Annotated[bool, Parameter(negative=(), help="Let everybody read a repository that is created.")] = False,
     revision: Annotated[str | None, Parameter(help="Branch, tag or commit to pull.")] = None,
+    base_model: Annotated[
+        str | None, Parameter(help="USER/NAME of the model that a file of differences needs, for the card.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write a folder for the Hugging Face Hub, push it there, or pull one.
@@ -35,14 +38,17 @@ def command(
     `birdie.hub.register()`. push takes a .birdie file, a birdie folder, or any other, as `birdie submit` writes them.
     Log in with `hf auth login` first; repositories are created private.
     """
+    if base_model is not None and (action == "pull" or (action == "push" and names and Path(names[0]).is_dir())):
+        raise ConfigError("--base-model is for the card of a .birdie file that becomes a folder; drop it")
     if action == "folder":
         if len(names) != 1 or output is None:
             raise ConfigError("birdie hub folder takes one .birdie file, and -o with the folder to write")
-        _folder(Path(names[0]), require_output_folder(output, overwrite=overwrite), overwrite=overwrite, json=json)
+        output = require_output_folder(output, overwrite=overwrite)
+        _folder(Path(names[0]), output, base_model, overwrite=overwrite, json=json)
     elif action == "push":
         if len(names) != 2 or output is not None:
             raise ConfigError("birdie hub push takes a .birdie file or a folder, and USER/NAME of a repository")
-        _push(Path(names[0]), names[1], public=public, json=json)
+        _push(Path(names[0]), names[1], base_model, public=public, json=json)
     else:
         if len(names) != 1 or output is None:
             raise ConfigError("birdie hub pull takes USER/NAME of a repository, and -o with the folder to write")
@@ -50,15 +56,15 @@ def command(
         _pull(names[0], output, revision, overwrite=overwrite, json=json)
 
 
-def _folder(file: Path, output: Path, *, overwrite: bool, json: bool) -> None:
+def _folder(file: Path, output: Path, base_model: str | None, *, overwrite: bool, json: bool) -> None:
     from birdie.hub.folder import write_birdie_folder
 
     with into_folder(output) as left:
-        summary = write_birdie_folder(file, output, overwrite=overwrite)
+        summary = write_birdie_folder(file, output, overwrite=overwrite, base_model=base_model)
     print_written(output, f"model of {size(summary.bytes)}", {"bytes": summary.bytes}, left, as_json=json)
 
 
-def _push(source: Path, repository: str, *, public: bool, json: bool) -> None:
+def _push(source: Path, repository: str, base_model: str | None, *, public: bool, json: bool) -> None:
     from birdie.hub.folder import write_birdie_folder
     from birdie.hub.transfer import push
 
@@ -66,7 +72,7 @@ def _push(source: Path, repository: str, *, public: bool, json: bool) -> None:
         folder = source
         if not source.is_dir():
             folder = Path(temporary) / source.stem
-            write_birdie_folder(source, folder)
+            write_birdie_folder(source, folder, base_model=base_model)
         address = push(folder, repository, private=not public)
     if json:
         print_json({"repository": repository, "commit": address})

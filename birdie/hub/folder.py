@@ -10,6 +10,7 @@ stands in for weights.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,23 +27,31 @@ from birdie.runtime.outputs import Source
 from birdie.runtime.parsing import parse_object
 
 CARD = "README.md"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _EMPTY = b'{"__metadata__":{"format":"pt"}}'
 
 
-def write_birdie_folder(file: Source, target: Source, *, overwrite: bool = False) -> Summary:
+def write_birdie_folder(
+    file: Source, target: Source, *, overwrite: bool = False, base_model: str | None = None
+) -> Summary:
     """Write the birdie folder of a .birdie file, and return the summary of the file.
 
     Args:
         file: of `birdie compress FOLDER`, which keeps the configuration.
         target: a folder that does not exist or is empty; it appears complete or not at all.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
+        base_model: repository, "USER/NAME", of the model to which a file of differences is one; for the card.
 
     Raises:
         ArtifactError: the file is missing or damaged.
-        ConfigError: it keeps no configuration.
+        ConfigError: it keeps no configuration, or holds no differences to the model of a repository.
         OutputError: the folder cannot be written.
     """
     summary = inspect(file)
+    if base_model is not None and summary.base is None:
+        raise ConfigError(f"{file} holds no differences to another model; drop the base {base_model}")
+    if base_model is not None and not _REPOSITORY.fullmatch(base_model):
+        raise ConfigError(f"the base {base_model!r} is not a repository; write USER/NAME")
     with Reader(file) as reader:
         files = kept_files.read(reader)
     if not files:
@@ -57,7 +66,7 @@ def write_birdie_folder(file: Source, target: Source, *, overwrite: bool = False
             (folder / "config.json").write_text(_config(files["config.json"], summary), encoding="utf-8")
             empty = _EMPTY + b" " * (-len(_EMPTY) % 8)
             (folder / "model.safetensors").write_bytes(len(empty).to_bytes(8, "little") + empty)
-        (folder / CARD).write_text(card(summary), encoding="utf-8")
+        (folder / CARD).write_text(card(summary, base_model), encoding="utf-8")
     return summary
 
 
@@ -75,8 +84,8 @@ def _config(content: bytes, summary: Summary) -> str:
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
-def card(summary: Summary) -> str:
-    """Return the model card of a file, in Markdown with the Hub's front matter."""
+def card(summary: Summary, base_model: str | None = None) -> str:
+    """Return the model card of a file, in Markdown with the Hub's front matter; `base_model` as for the folder."""
     schemes: dict[str, int] = {}
     for tensor in summary.tensors:
         schemes[tensor.scheme] = schemes.get(tensor.scheme, 0) + tensor.bytes
@@ -99,11 +108,12 @@ def card(summary: Summary) -> str:
     if summary.base is None:
         others = f"transformers loads this folder as well, after `birdie.hub.register()`; {others}."
     else:
-        others = f"PATH is that of the model `{summary.base}`, with which it was made. {others}."
+        at = "" if base_model is None else f", [{base_model}](https://huggingface.co/{base_model})"
+        others = f"PATH is that of the model `{summary.base}`{at}, with which it was made. {others}."
     return f"""---
 library_name: birdie
 tags: [birdie, compressed]
----
+{"" if base_model is None else f"base_model: {base_model}{chr(10)}"}---
 
 # {Path(summary.path).stem}
 

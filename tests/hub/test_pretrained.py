@@ -147,6 +147,20 @@ def test_a_fine_tune_is_a_model_again_given_its_base(flags: tuple[str, ...], tmp
     assert torch.equal(outputs(again, "llama, tied"), outputs(loaded, "llama, tied"))
 
 
+def test_matrices_that_are_nearly_equal_need_no_base(tmp_path: Path) -> None:
+    model = write("llama, tied", tmp_path / "model")
+    weights = dict(model.named_parameters())
+    up, gate = (weights[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "gate"))
+    up.data = gate.data + 1e-4 * torch.randn_like(gate)
+    model.save_pretrained(tmp_path / "model")
+    file = compress(tmp_path / "model", "--lossless")
+    assert any(row.scheme == "difference" for row in birdie.inspect(file).tensors)
+    assert torch.equal(outputs(birdie.from_pretrained(file), "llama, tied"), outputs(model, "llama, tied"))
+    write_birdie_folder(file, tmp_path / "folder")
+    again = birdie.from_pretrained(tmp_path / "folder")
+    assert torch.equal(outputs(again, "llama, tied"), outputs(model, "llama, tied"))
+
+
 MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path / "missing.birdie", "cannot open"),
     (lambda path: path, "has no model.birdie"),

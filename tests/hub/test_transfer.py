@@ -55,6 +55,27 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, tmp_path: Path) -> Non
     assert torch.equal(birdie.load(tmp_path / "back" / "model.birdie")["w"], birdie.load(file)["w"])
 
 
+@pytest.mark.filterwarnings("ignore:Use .content:DeprecationWarning")
+def test_the_card_of_a_fine_tune_names_its_base(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
+    file = tmp_path / "tuned.birdie"
+    write_model({"w": base["w"] + 1e-4}, file, files={"config.json": b"{}"}, lossless=True, base=base)
+    assert run("hub", "push", file, "user/tuned", "--base-model", "user/base") == 0
+    card = hub.repositories["user/tuned"]["README.md"].decode()
+    assert card.startswith("---\nlibrary_name: birdie\ntags: [birdie, compressed]\nbase_model: user/base\n---\n")
+    assert "[user/base](https://huggingface.co/user/base)" in card
+    plain, folder = model(tmp_path / "small.birdie"), tmp_path / "folder"
+    write_birdie_folder(plain, folder)
+    for source, name, message in (
+        (plain, "user/base", "holds no differences"),
+        (file, "base\nx: y", "write USER/NAME"),
+        (folder, "user/base", "becomes a folder; drop it"),
+    ):
+        assert run("hub", "push", source, "user/other", "--base-model", name) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert "user/other" not in hub.repositories
+
+
 @pytest.mark.parametrize(("config", "reason"), [(b"[" * 200_000, "nested too deeply"), (b"[1]", "not an object")])
 def test_a_configuration_that_is_no_object_is_one_sentence(tmp_path: Path, config: bytes, reason: str) -> None:
     write_model({"w": torch.randn(32, 32)}, tmp_path / "model.birdie", files={"config.json": config})

@@ -250,7 +250,7 @@ def _figures_of(alike: Sequence[Job], look: _Look, pool: ThreadPoolExecutor) -> 
         coded = list(pool.map(lambda job: _figures(job, more, True), _spread(alike, _CODED)))
         estimate = sum(one.estimate for one in coded)
         ratio = sum(one.coded.bytes for one in coded) / estimate if estimate else 1.0
-        seconds = sum(one.seconds for one in coded) / len(coded)
+        seconds = min(one.seconds for one in coded)  # the first call of a kernel takes longer
         known = [replace(one, coded=_scaled(one.coded, ratio), seconds=seconds) for one in known]
     return {job.name: known[index * len(known) // len(alike)] for index, job in enumerate(alike)}
 
