@@ -1,7 +1,7 @@
 """Checkpoints stored as differences to another: `python -m benchmarks.deltas [--subject bench] [--steps 1,10,100]`.
 
 A GPT is trained on by AdamW at 1e-4, and each later checkpoint is stored given an earlier one, losslessly: the weights
-in bfloat16 and float32, the optimizer's moments, an average of the weights beside them, and an adapter of rank 8 merged
+in bfloat16 and float32, the optimizer's moments, an average of the weights beside them, and a trained adapter merged
 into its base. Rows: birdie alone and with the base; the XOR of the words, coded by birdie; zstd -19 --patch-from;
 xdelta3 -9; ZipNN's delta. Every row is decoded and compared; one that is not installed says so.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import birdie
 from benchmarks.command import Row, comma_separated, command_parser, errors_as_exit, log, report
@@ -32,6 +33,7 @@ from birdie.runtime.provenance import VERSION
 
 LATER = 10  # steps after the last checkpoint, for a pair later in training
 DECAY = 0.99  # of the average
+RANK = 8  # of the adapter
 _ZIPNN = """
 import json, sys, time
 from pathlib import Path
@@ -91,9 +93,10 @@ def pairs(options: argparse.Namespace) -> Iterator[Pair]:
         log(f"step {step}")
         if step == 0:
             start = state
-            yield Pair(
-                "bfloat16, adapter of rank 8", as_dtype(adapted(state), torch.bfloat16), as_dtype(state, torch.bfloat16)
-            )
+            merged = adapted(copy.deepcopy(module), endless(), steps[-1])
+            name = f"adapter of rank {RANK}, {steps[-1]} steps"
+            for dtype in (torch.bfloat16, torch.float32):
+                yield Pair(f"{dtype_name(dtype)}, {name}", as_dtype(merged, dtype), as_dtype(state, dtype))
             continue
         late = step > steps[-1]
         what = f"{LATER} steps, {step} in all" if late else f"{step} steps"
@@ -110,18 +113,38 @@ def pairs(options: argparse.Namespace) -> Iterator[Pair]:
         last = state, moments
 
 
-def adapted(state: State, rank: int = 8) -> State:
-    """Return the weights with a random adapter merged in, a fiftieth of each matrix's deviation."""
-    generator = torch.Generator().manual_seed(0)
+class Adapter(nn.Module):
+    """Adapter of a frozen matrix: a product of rank `RANK` is added to it (arXiv 2106.09685)."""
 
-    def change(weight: Tensor) -> Tensor:
-        if weight.ndim != 2:
-            return weight
-        left, right = (torch.randn(size, rank, generator=generator) for size in weight.shape)
-        update: Tensor = (left @ right.T) * float(weight.std()) / 50 / rank**0.5
-        return weight + update
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.left = nn.Parameter(torch.zeros(rows, RANK))
+        self.right = nn.Parameter(torch.randn(RANK, columns) / columns**0.5)
 
-    return {name: change(weight) for name, weight in state.items()}
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight with the product."""
+        return weight + self.left @ self.right
+
+
+def adapted(module: nn.Module, batches: Iterator[Any], steps: int) -> State:
+    """Return the weights of a module into which adapters of its matrices are merged, trained for so many steps."""
+    torch.manual_seed(0)
+    names = [name for name, weight in module.state_dict().items() if weight.ndim == 2]
+    module.requires_grad_(False)
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        part = module.get_submodule(owner)
+        parametrize.register_parametrization(part, last, Adapter(getattr(part, last)))
+    optimizer = torch.optim.AdamW([weight for weight in module.parameters() if weight.requires_grad], lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        target_loss(module, next(batches)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        parametrize.remove_parametrizations(module.get_submodule(owner), last)  # which merges it
+    return {name: weight.detach().clone() for name, weight in module.state_dict().items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
