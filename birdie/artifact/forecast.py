@@ -1,6 +1,7 @@
 """Forecast of a .birdie file, by some rows of every matrix: `birdie compress --dry-run`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -64,7 +65,9 @@ def forecast(
             forecasters[key] = Forecaster(assignment, Coder(effort, size, workers))
         forecaster = forecasters[key]
         budget = wanted.in_bytes(forecaster.assignment.weights)
-        return forecaster.settled() if budget is None else forecaster.for_budget(budget)
+        return (
+            replace(forecaster.settled(), lossless=wanted.lossless) if budget is None else forecaster.for_budget(budget)
+        )
 
     with threadpool_limits(1, user_api="blas"):
         meant = of(target, None if target.lossless else scheme)

@@ -79,8 +79,9 @@ class TargetFlags:
 
     def text(self) -> str:
         """Return the flags as they were written."""
-        written = {"budget": self.budget, "bits": self.bits, "quality": self.quality}
-        flags = [f"--{name} {value}" for name, value in written.items() if value is not None]
+        numbers = {"bits": self.bits, "quality": self.quality}
+        flags = [] if self.budget is None else [f"--budget {self.budget}"]
+        flags += [f"--{name} {value:g}" for name, value in numbers.items() if value is not None]
         return " ".join([*flags, *(f"--scheme {spec}" for spec in self.scheme or ())])
 
     def options(self) -> dict[str, Any]:
