@@ -170,7 +170,7 @@ def _tokens(path: Path) -> Iterator[_Token]:
 
 
 def _classified(tokens: Sequence[_Token]) -> list[_Token]:
-    """Return the tokens with words told apart: in an object or a class they may be names of properties."""
+    """Return the tokens with words by what they are: in an object or a class they may be names of properties."""
     out: list[_Token] = []
     brackets: list[str] = []
     texts = ["", *(token.text for token in tokens), ""]

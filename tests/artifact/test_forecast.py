@@ -107,6 +107,13 @@ def test_a_budget_above_the_lossless_file_is_lossless() -> None:
     assert meant.bytes == pytest.approx(others[LOSSLESS].bytes, abs=32)  # its budget is written down
 
 
+def test_a_budget_that_no_precision_can_fill_is_not_filled(tmp_path: Path) -> None:
+    state = {f"{i}.weight": torch.randn(2000, generator=NUMBERS) for i in range(6)}
+    exact = birdie.save(state, tmp_path / "exact.birdie", lossless=True).bytes
+    meant, _ = forecast(checkpoint(state), Target(budget=exact - 100), bits=())
+    assert meant.bytes == pytest.approx(birdie.save(state, tmp_path / "x.birdie", budget=exact - 100).bytes, rel=0.02)
+
+
 def test_a_budget_that_cannot_be_met_has_the_bytes_of_the_smallest_file(tmp_path: Path) -> None:
     state = MODELS["layers"]()
     meant, _ = forecast(checkpoint(state), Target(budget=300), bits=())

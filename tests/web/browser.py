@@ -49,7 +49,7 @@ class Tab:
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
-        # what workers request is told by sessions of their own
+        # requests of workers are reported in sessions of their own
         self.send("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=False, flatten=True)
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:

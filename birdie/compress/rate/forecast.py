@@ -111,7 +111,7 @@ class Forecaster:
         errors = [math.log(max(one.error, 1e-300)) for one in (fine, coarse)]
         return replace(
             coarse,
-            bytes=budget - max(TINY, budget // TOLERANCE) // 2,
+            bytes=min(fine.bytes, budget - max(TINY, budget // TOLERANCE) // 2),
             error=math.exp(errors[0] + min(max(share, 0.0), 1.0) * (errors[1] - errors[0])),
             seconds=_ROUNDS * coarse.seconds,
         )
