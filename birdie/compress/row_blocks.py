@@ -63,6 +63,7 @@ def with_rows(weight: Tensor, sensitivity: Sensitivity | None) -> Tensor:
 
 LARGE = 1 << 25  # elements of a tensor above which it is encoded in blocks
 _BLOCK = 1 << 24  # elements of a block, about
+_APART = 2.0**32  # energies of a typical row that a row has which tells nothing about the others
 _MATRICES = 1 << 15  # elements of a block of complete matrices, at least: a smaller block does not pay for its header
 
 
@@ -126,10 +127,12 @@ def sums_of_rows(name: str, weight: Tensor) -> tuple[NDArray[np.float64], NDArra
 
 
 def deviation(parts: Iterable[NDArray[np.float32]]) -> float:
-    """Return the standard deviation of all numbers of parts of a matrix, which is not empty."""
-    total = square = 0.0
-    count = 0
-    for part in parts:
-        sums, squares = row_sums(part)
-        total, square, count = total + float(sums.sum()), square + float(squares.sum()), count + part.size
-    return math.sqrt(max(square / count - (total / count) ** 2, 0.0))
+    """Return the standard deviation of all numbers of parts of a matrix, which is not empty, but for rows far above."""
+    sums, squares, widths = (
+        np.concatenate(values)
+        for values in zip(*((*row_sums(part), np.full(len(part), part.shape[1])) for part in parts), strict=True)
+    )
+    typical = float(np.median(squares[squares > 0])) if squares.any() else 0.0
+    near = squares <= _APART * typical
+    count = int(widths[near].sum())
+    return math.sqrt(max(float(squares[near].sum()) / count - (float(sums[near].sum()) / count) ** 2, 0.0))

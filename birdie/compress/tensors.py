@@ -49,6 +49,10 @@ FORMATS: dict[torch.dtype, tuple[str, int]] = {
 }
 
 _PART = 1 << 22
+# A weight below both is dust: there is no normal float32 scale of which it is a few million, as symbols may be, and
+# beside the tensor's largest weight float32 loses it.
+_DUST, _DUST_SHARE = 2.0**-106, 2.0**-24
+_APART = 2.0**24  # times the largest weight of a row that float32 loses beside one of another
 REAL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -155,12 +159,33 @@ def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
 
 
 def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
-    """Return the numbers of `weight` as float32, (rows, columns), for a scheme that quantizes."""
+    """Return the numbers of `weight` as float32, (rows, columns), for a scheme that quantizes: dust is zero.
+
+    Float32 has no scale for a row of dust, such as weight decay leaves of a dead channel, and beside the other weights
+    it is nothing. Rows above it have a scale, however far they are below the others.
+    """
     if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
         raise WeightsError(
             f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) cannot be quantized; use lossless"
         )
-    return finite_rows(name, weight)
+    rows = finite_rows(name, weight)
+    limit = np.float32(min(_DUST, _DUST_SHARE * max(float(rows.max()), -float(rows.min()))))
+    return np.where(np.abs(rows) < limit, np.float32(0), rows) if _has_dust(rows, limit) else rows
+
+
+@njit(nogil=True, cache=True)
+def _has_dust(rows, limit):  # type: ignore[no-untyped-def]
+    for i in range(rows.shape[0]):
+        for value in rows[i]:
+            if value != 0 and -limit < value < limit:
+                return True
+    return False
+
+
+def rows_are_apart(rows: NDArray[np.float32]) -> bool:
+    """Return whether a row is so far above the others that they would be lost at one scale for all."""
+    most = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64)
+    return bool(float(most.max()) > _APART * float(np.median(most[most > 0]))) if most.any() else False
 
 
 def row_sums(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -196,11 +221,8 @@ def count_words(words, counts):  # type: ignore[no-untyped-def]
 
 
 def underflows(weight: Tensor, rows: NDArray[np.float32]) -> bool:
-    """Return whether a non-zero row of a float64 tensor became all zeros in its float32 `rows`."""
-    if weight.dtype is not torch.float64:
-        return False
-    used = weight.detach().cpu().reshape(rows.shape).ne(0).any(dim=1).numpy()
-    return bool((used & ~rows.any(axis=1)).any())
+    """Return whether a float64 tensor that is not zero became all zeros in its float32 `rows`."""
+    return weight.dtype is torch.float64 and not rows.any() and bool(weight.detach().any())
 
 
 def real_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:

@@ -221,6 +221,37 @@ def test_options_out_of_range_are_refused_with_their_value(spec: str) -> None:
                 replace(scheme, **{field.name: number})
 
 
+@pytest.mark.parametrize("spec", daily([spec for spec in QUANTIZERS if spec != "squares:0.1"]))
+@pytest.mark.parametrize("bad", [0.0, 3e-40, 1e-30, 1e-10, 1e10, 1e30, "column"])
+def test_one_bad_row_or_column_costs_the_others_nothing(spec: str, bad: float | str) -> None:
+    """A dead channel, one that weight decay left subnormal, and one whose scale the next layer takes back.
+
+    What has one scale for all rows takes one for each if a row is far above the others, unless that was asked for.
+    """
+    one_scale = "spectral" in spec or (spec.startswith("codebook") and "per_row" not in spec)
+    far_above = bad in (1e10, 1e30)
+    if far_above and "per_tensor" in spec:
+        return
+    weight = random_weight(60, 80)
+    plain = encode(spec, weight)
+    good, wide = torch.arange(60) != 7, torch.arange(80) != 9
+    spoiled = weight.clone()
+    if bad == "column":
+        spoiled[:, 9] *= 3e-40
+    else:
+        spoiled[7] *= bad
+    encoded = encode(spec, spoiled)
+    assert encoded.scheme != "lossless"
+
+    def error(encoded: Encoded) -> float:
+        rest = (decode(encoded) - weight)[good][:, wide].double().square().sum(1)
+        return float((rest / weight[good][:, wide].double().square().sum(1)).mean())
+
+    assert error(encoded) <= 1.2 * error(plain)
+    level = 1.6 if "codebook" in spec or "rotation" in spec else 1.01  # rows of zeros need a level more
+    assert (one_scale and far_above) or coded_bytes(encoded) <= level * coded_bytes(plain) + 48
+
+
 @pytest.mark.parametrize("spec", daily(SPECS, AUTO))
 def test_encoding_twice_gives_the_same_streams_on_any_number_of_threads(spec: str) -> None:
     weight = random_weight(20, 24)

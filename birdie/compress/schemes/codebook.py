@@ -40,7 +40,14 @@ from birdie.compress.scheme import (
     in_blocks,
 )
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
+from birdie.compress.tensors import (
+    real_matrix,
+    real_rows,
+    rows_are_apart,
+    rows_columns,
+    tensor_of_blocks,
+    underflows,
+)
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.kernels import njit
@@ -99,7 +106,8 @@ class Codebook(Scheme):
 
     Attributes:
         k: number of levels, 2 to 256; fewer are stored if fewer suffice.
-        per_row: whether each row is divided by its root mean square first, which is stored as its scale.
+        per_row: whether each row is divided by its root mean square first, which is stored as its scale; also without
+            it, if one row is so large that one codebook would lose the others.
         rate: price of a bit, in variances of the (weighted) weights; 0 ignores bits. About 2 · 4^(−b) leads to b bits
             per weight, if k is large enough for them.
     """
@@ -127,12 +135,15 @@ class Codebook(Scheme):
         rows = real_rows(name, weight)
         weights = importance(name, sensitivity, *rows.shape)
         used = np.asarray(rows.any(axis=1))
-        indices = stored_indices(root_mean_squares(rows), used) if self.per_row else np.zeros(1, np.int32)
+        apart = rows_are_apart(rows)
+        by_row = self.per_row or apart
+        indices = stored_indices(root_mean_squares(rows), used) if by_row else np.zeros(1, np.int32)
         if indices is None or underflows(weight, rows):
             return Lossless().encode(name, weight)
         stored = scales_of(indices).astype(np.float64)
         scaled = scale_rows(rows, stored)
-        weights = Importance(weights.rows * stored**2, weights.columns)
+        if not apart:  # else one row would take all levels
+            weights = Importance(weights.rows * stored**2, weights.columns)
         values, masses, counts = _binned(scaled, weights, used)
         levels = kmeans(values, masses, self.k)
         variance = float(masses.sum() and (masses * values**2).sum() / counts.sum())

@@ -20,8 +20,7 @@ Three ways to choose the scale:
 With `group_size` the same holds for every group of so many columns of a row. Groups help if outliers are in few columns
 and the width is nominal; an entropy coder that models the scales of rows and columns gains nothing from them.
 
-A row so small that float32 has no scale for it (weights around 1e-40) would become zero: such tensors are kept
-losslessly.
+A tensor of nothing but weights so small that float32 has no scale for them (around 1e-40) is kept losslessly.
 """
 
 from collections.abc import Callable

@@ -45,12 +45,20 @@ from birdie.compress.scheme import (
     StreamLayout,
     in_blocks,
 )
-from birdie.compress.schemes.grid import FINEST, MAX_SYMBOL
+from birdie.compress.schemes.grid import FINEST, MAX_SYMBOL, Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.rotation import rotation_cost
 from birdie.compress.spectral.inverse import KINDS, LIFTING, MAX_EDGE, MAX_LEVELS, Axes, invert, lift
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
+from birdie.compress.tensors import (
+    kernel,
+    real_matrix,
+    real_rows,
+    rows_are_apart,
+    rows_columns,
+    tensor_of_blocks,
+    underflows,
+)
 from birdie.entropy import coder
 from birdie.entropy.hints import Hints
 from birdie.entropy.planes import Block
@@ -339,10 +347,14 @@ class Spectral(Scheme):
     ) -> Encoded:
         """Transform and round; losslessly if no scale is small enough, or symbols would not be exact in float32.
 
+        Rows that one scale would lose beside a far larger one take a plain grid with a scale for each.
+
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
         """
         rows = real_rows(name, weight)
+        if rows_are_apart(rows):
+            return Grid(sigma=self.sigma).encode(name, weight)
         plain = torch.from_numpy(rows).double().reshape(weight.shape)
         highest = float(plain.abs().max())
         scale = max(float(plain.std(correction=0)) * self.sigma, highest * FINEST)

@@ -40,7 +40,7 @@ from birdie.compress.prior import prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import empty, finite_rows, real_matrix, real_rows, rows_columns
+from birdie.compress.tensors import empty, real_matrix, real_rows, rows_columns
 from birdie.compress.trellis.column_scales import Columns
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.compress.trellis.search import search
@@ -59,7 +59,7 @@ DEFAULT_SIGMA = 0.3
 _GAPS = {1: 0.2546, 4: 0.088, 8: 0.072, 16: 0.063, 32: 0.051, 64: 0.044, 128: 0.0383, 256: 0.0329}
 _RANGE = 1.8  # of a row, in maxima: less than two, so that stored scales, which are rounded, leave no larger errors
 _FINE, _COARSE = 16, 4  # scales per octave: of rows by deviation; of rows and columns by sensitivity
-_SAFE_EXPONENT = -100.0  # log2 of a scale that is certainly above the smallest normal float32
+_SAFE_EXPONENT = -125.0  # log2 of the smallest scale whose half is a normal float32
 # Root mean square of a row in scales. Below the first the row is left out, as in reverse water-filling; below the
 # second its scale stops growing, because half a scale of error everywhere would exceed the weights.
 _LEFT_OUT, _HELD = 0.25, 0.5
@@ -270,7 +270,7 @@ class Trellis(Scheme):
                 deviations of rows.
             draft: round to the nearest where errors would be fed back: about the same size, in little time.
         """
-        matrix = finite_rows(name, weight)
+        matrix = real_rows(name, weight)
         most = np.maximum(matrix.max(axis=1), -matrix.min(axis=1)).astype(np.float64)
         if not (most > 0).any():
             return Lossless().encode(name, weight)
@@ -407,11 +407,9 @@ def _scale_indices(
     row_indices[used] = np.rint((exponents - center) * resolution)
     narrowest = 0.0 if column_indices is None else float(column_indices.min()) / resolution
     least = np.log2(most[used] / (MAX_SYMBOL / 4)) - narrowest  # symbols stay within MAX_SYMBOL: twice that is exact
-    if bool((np.log2(most[used]) < _SAFE_EXPONENT + 24).any()) and bool(
-        (row_indices[used] / resolution + base / 16 < _SAFE_EXPONENT).any()
-    ):
-        return None
     row_indices[used] = np.maximum(row_indices[used], np.ceil((least - base / PER_OCTAVE) * resolution))
+    if float(row_indices[used].min()) / resolution + base / PER_OCTAVE + narrowest < _SAFE_EXPONENT:
+        return None
     unit = PER_OCTAVE // resolution
     low, high = -((base - LOWEST) // unit), (HIGHEST - 1 - base) // unit
     if not LOWEST <= base < HIGHEST or float(row_indices[used].min()) < low or float(row_indices[used].max()) > high:

@@ -43,7 +43,7 @@ from birdie.compress.scheme import (
 from birdie.compress.schemes import rotation, spectral, trellis
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
+from birdie.compress.tensors import real_matrix, real_rows, rows_are_apart, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.kernels import njit
@@ -229,8 +229,9 @@ class Tucker(Scheme):
     ) -> Encoded:
         """Decompose the tensor and encode the parts.
 
-        A tensor is encoded by the base alone if it has one axis or more than eight, if no axis is truncated, or if core
-        and factors have more numbers than it; losslessly if the base stores a part losslessly.
+        A tensor is encoded by the base alone if it has one axis or more than eight, if no axis is truncated, if core and
+        factors have more numbers than it, or if one row is so large that a product would lose the others; losslessly if
+        the base stores a part losslessly.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -240,7 +241,7 @@ class Tucker(Scheme):
         if underflows(weight, rows):
             return Lossless().encode(name, weight)
         plain = torch.from_numpy(rows).double().reshape(shape)
-        if not 2 <= len(shape) <= MAX_AXES:
+        if not 2 <= len(shape) <= MAX_AXES or rows_are_apart(rows):
             return self.base.encode(name, weight)
         exact, cut = decompose(plain, self.energy, self.ranks)
         ranks = tuple(exact.shape)

@@ -38,8 +38,10 @@ _LENGTH = 1024  # weights of a segment
 _OVERLAP = 96  # weights of its neighbors on either side: 19 times the memory of 32 states, 12 times that of 256
 _SAMPLE = 1 << 16  # weights from which the density is estimated
 _PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its power is estimated
+_APART = 1 << 16  # energies of a typical row that a row has, or that have its energy
 _TINY = 1e-90  # below the square of the smallest float32
 _LEAST = 1e-20  # power of a row that is left out: not 0, which nothing is divided by
+_MOST = 1e30  # power of a row: beyond, nothing is shrunk, and squares overflow
 _NEUTRAL = np.float32(1e30)  # an integer, so that every path costs nothing there
 
 
@@ -62,6 +64,13 @@ class WeightDensity:
         rows, columns = weight.shape
         row, column = np.empty(rows), np.zeros(columns)
         _squares(weight, row, column)
+        typical = float(np.median(row[row > 0])) if row.any() else 0.0
+        apart = (row > typical * _APART) | ((row > 0) & (row < typical / _APART))
+        if apart.any():  # they tell nothing about other rows
+            others = cls.of(np.ascontiguousarray(weight[~apart]))
+            row = np.where(apart, row / columns, 0)
+            row[~apart] = others.row
+            return cls(row, others.column, others.freedom)
         mean = max(float(row.sum()) / weight.size, _TINY)
         row = (row + _PSEUDO_COUNT * mean) / (columns + _PSEUDO_COUNT)
         column = (column / mean + _PSEUDO_COUNT) / (rows + _PSEUDO_COUNT)
@@ -98,7 +107,7 @@ class Factors(NamedTuple):
         inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
         inverse_column: Matrix = np.float32(1) / column
         nu = density.freedom
-        power = np.maximum(density.row * inverse.astype(np.float64) ** 2 * (nu - 2), _LEAST).astype(np.float32)
+        power = (density.row * inverse.astype(np.float64) ** 2 * (nu - 2)).clip(_LEAST, _MOST).astype(np.float32)
         gain = np.float32((nu + 1) * price / (2 * math.log(2)))
         return cls(inverse, inverse_column, power, density.column / column**2, gain, _code(abs(states)))
 

@@ -137,15 +137,6 @@ def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_scale() -> None:
     assert not decode(encoded)[[0, 3, 7]].any()
 
 
-@pytest.mark.parametrize("scheme", [Grid(), Grid(sigma=0.3), Grid(clip_quantile=None), Grid(6, clip_sigmas=12.85)])
-def test_a_row_below_the_smallest_scale_keeps_the_matrix_lossless(scheme: Grid) -> None:
-    mixed = random_weight(8, 16)
-    mixed[3] *= 1e-38
-    assert torch.equal(decode(scheme.encode("w", mixed)), mixed)
-    mixed[3] = 0
-    assert scheme.encode("w", mixed).scheme == "grid"
-
-
 @pytest.mark.parametrize("scheme", [Grid(), Grid(4, clip_quantile=None, group_size=16)])
 def test_large_tensors_are_worked_on_in_blocks_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch, scheme: Grid
