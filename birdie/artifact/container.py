@@ -319,14 +319,16 @@ class Reader:
         if dtype != entry.dtype:  # planes of complex numbers, which have as many bytes; decoders check the dtypes
             shape = (2, *shape[:1], math.prod(shape[1:]))
         cut = len(shape) - len(last)
-        alike = {(one.shape[:1] > (0,), one.shape[1:], one.dtype, one.scheme in (ALIAS, BLOCKS)) for one in blocks}
+        sizes = [math.prod(block.shape) for block in blocks]
+        alike = {(size > 0, one.dtype, one.scheme in (ALIAS, BLOCKS)) for size, one in zip(sizes, blocks, strict=True)}
+        # blocks of a vector are rows and what is left over; others are rows of the tensor
+        of_rows = cut >= 1 and shape[cut:] == last and {block.shape[1:] for block in blocks} == {last}
         if (
             entry.params
             or entry.streams
-            or cut < 1
-            or shape[cut:] != last
-            or alike != {(True, last, dtype, False)}
-            or sum(block.shape[0] for block in blocks) != math.prod(shape[:cut])
+            or not (of_rows or len(entry.shape) == 1)
+            or alike != {(True, dtype, False)}
+            or sum(sizes) != math.prod(shape)
         ):
             raise ArtifactError(f"the blocks of tensor {name!r} of {self.where} do not make it up; the file is damaged")
 

@@ -11,6 +11,8 @@ follows.
   of a row's errors costs far more than their squares. Error feedback makes that sum small. A normalization or the next
   layer may raise a row that is smaller than others, or drop it: so rows count by their energy only in part (`by_row`).
   Where some rows are far larger than others, as without normalization, the typical row is the median, not the mean.
+- Long vectors, of layers one after the other: each row counts by its own size, nearly. At 0.85, layers 50 times apart
+  differ by 1.9 in relative error, and a hash grid, whose small rows hardly matter, is better than with integers per level.
 - Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size.
 - Matrices: a relative error costs as much as a layer has weights, but not less than for `USUAL` weights. Matrices below
   `GATE` weights are gates, mixtures of streams and the last layers of classifiers, on which everything depends, and a
@@ -47,7 +49,6 @@ USUAL = 1 << 14  # elements of a layer
 GATE = 1 << 12  # elements of a matrix that counts as `USUAL`
 SHARED = 0.25  # square of the inputs' mean, in variances
 MOST_TAPS = 1024  # of a kernel: more are taken as channels
-_FLOOR = 1e-3  # least energy of a row, in that of the typical row
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Kind:
             costs as much as it has weights, at 1 it costs the same in every layer.
         gate: exponent by which the weights of a layer below `GATE` elements count more.
         by_row: how far a row counts by its own energy (1) or by that of the typical row (0).
+        floor: least energy of a row, in that of the typical row.
         tap_correlation: of inputs one tap apart.
         shared: square of the inputs' mean, in variances.
     """
@@ -68,6 +70,7 @@ class Kind:
     size: float = 0.0
     gate: float = 0.0
     by_row: float = 0.0
+    floor: float = 1e-3
     tap_correlation: float = 0.0
     shared: float = 0.0
 
@@ -78,6 +81,7 @@ KINDS = {
     "recurrent": Kind(importance=0.5, by_row=1.0),
     "embedding": Kind(importance=24.0),
     "matrix": Kind(gate=2.0),
+    "vector": Kind(by_row=0.85, floor=0.0),
 }
 
 
@@ -96,7 +100,7 @@ def kinds_of(weights: Mapping[str, Tensor], embeddings: Collection[str] = ()) ->
 
     def kind(name: str, weight: Tensor) -> str:
         if weight.ndim != 2:
-            return "matrix" if weight.ndim < 2 else "sound" if weight.ndim == 3 else "image"
+            return "vector" if weight.ndim < 2 else "sound" if weight.ndim == 3 else "image"
         rows, columns = weight.shape
         if rows in recurrent:
             return "recurrent"
@@ -188,7 +192,7 @@ def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
         energy = np.concatenate([_energy(rows, taps) for rows in blocks(name, weight)])
     used = energy[energy > 0]
     typical = float(np.median(used)) if used.size else 1.0
-    energy = np.maximum(energy, _FLOOR * typical)
+    energy = np.maximum(np.where(energy > 0, energy, typical), kind.floor * typical)
     importance = kind.importance * (max(weight.numel(), USUAL) / USUAL) ** (1 - kind.size)
     importance *= (GATE / min(max(weight.numel(), 1), GATE)) ** kind.gate
     fisher = importance / len(energy) / (energy**kind.by_row * typical ** (1 - kind.by_row))

@@ -1,4 +1,4 @@
-"""Blocks of rows: large tensors and stacks of matrices are encoded in parts.
+"""Blocks of rows: large tensors, stacks of matrices and flat vectors are encoded in parts.
 
 A block of a large tensor takes little memory. A stack is a tensor (matrices, rows, columns), such as the experts of a
 layer. It is encoded as one tall matrix, and its matrices differ in the scales of their columns, so the coder learns
@@ -9,6 +9,11 @@ those of each from the beginning:
 Rows of a convolution are its output channels, with all inputs and taps of each. In a stack, that would make one row of
 a complete expert, with a single scale. Three dimensions can be either, so the sizes decide: a convolution has far fewer
 taps than `_LEAST`, and rarely more inputs than outputs. Calibration knows more: the rows of its sensitivity decide.
+
+A long vector, in which sharded training keeps layers of different sizes one after the other, is encoded as rows of
+`ROW` elements with scales of their own, and what is left over:
+
+    (n,) ──folded──► (n // ROW, ROW), (n mod ROW,)
 """
 
 import math
@@ -26,6 +31,9 @@ from birdie.entropy.trellis import chunk_rows
 from birdie.runtime.mapped import release
 
 _LEAST = 64  # rows and columns of a matrix in a stack
+# Elements of a vector that share a scale. Rows of 64 take 2 % more bytes by default; of 256 they save 1.5 %, and a layer
+# that begins or ends within a row loses half as much again.
+ROW = 128
 _LEAST_USED = 8  # columns of one that is known not to be a convolution
 
 
@@ -51,6 +59,11 @@ def used_as_matrix(weight: Tensor) -> Tensor:
         return weight
     count, rows, _ = weight.shape
     return weight.flatten(0, 1) if (rows > 1 if count == 1 else rows >= 2 * count) else weight
+
+
+def folded(vector: Tensor) -> Tensor:
+    """Return a vector as a matrix of rows of `ROW` elements, without what is left over."""
+    return vector[: len(vector) // ROW * ROW].view(-1, ROW)
 
 
 def with_rows(weight: Tensor, sensitivity: Sensitivity | None) -> Tensor:
@@ -92,7 +105,7 @@ def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> 
     """
     if weight.ndim == 1 and weight.numel() > LARGE and by_rows:  # as optimizers and sharded models keep them
         return [slice(start, start + _BLOCK) for start in range(0, weight.numel(), _BLOCK)]
-    if weight.ndim == len(shape):
+    if weight.ndim == len(shape) or len(shape) < 2:
         return row_blocks(weight) if by_rows else [slice(None)]
     height = shape[1] * max(1, -(-_MATRICES // (shape[1] * shape[2])))
     parts = [slice(start, min(start + height, len(weight))) for start in range(0, len(weight), height)]

@@ -1,9 +1,12 @@
 """Policy for small tensors: which tensors are worth quantizing, and how the others are stored, for every scheme.
 
 Matrices of a few thousand weights and up gain from a quantizer. Smaller tensors (norms, biases, gains) cost few bytes
-and affect the loss strongly, so they are kept in 16 bits, or losslessly where 16 bits are not precise enough. Tensors
+and affect the loss strongly, so they are kept in 16 bits, or losslessly where 16 bits are not precise enough, and where
+that costs next to nothing: a bias may as well be the phase of a recurrent unit, which grows with every step. Tensors
 that are no weights never come here: birdie.compress.exact.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from torch import Tensor
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts
+from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts, planes
 
 SMALL = 4096  # elements below which a tensor is not worth quantizing by a scheme of any precision
 SMALL_DEFAULT = 1024  # elements below which a matrix is not worth the default's eight bits
@@ -19,6 +22,35 @@ SHORT_ROW = 2  # columns below which a quantized row and its scale are no smalle
 FAR = 32.0  # magnitude from which 16 bits are too coarse for a vector: float16 has steps of 1/32 there
 LEAST_SIDE = 8  # rows and columns below which a matrix rather is some vectors
 LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
+
+
+_NOTHING = 1000  # bytes of a file for each that vectors may take beyond 16 bits
+_NOTHING_AT_ALL, _OF_SMALL = 256, 8  # bytes that they may take in any case, up to this fraction (1/8) of the file
+_WINDOW, _WINDOWS = 64, 1 << 10  # elements of a part of a vector, and parts, by which it is smooth or not
+_SMOOTH = 0.5  # mean square of steps in variances up to which neighbors are alike; of unrelated numbers it is 2
+
+
+def flat_vectors(tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the names of vectors that hold weights of layers one after the other, as sharded training keeps them.
+
+    Biases and norms are as long as a side of a matrix; windows, tables and signals are smooth.
+    """
+    floats = [planes(tensor) for tensor in tensors.values() if tensor.ndim > 1]
+    sides = {size for tensor in floats if tensor.dtype in REAL_DTYPES for size in tensor.shape[:2]}
+    return frozenset(
+        name
+        for name, tensor in tensors.items()
+        if tensor.ndim == 1 and len(tensor) not in sides and can_quantize(flat := planes(tensor)) and not _is_smooth(flat)
+    )
+
+
+def _is_smooth(vector: Tensor) -> bool:
+    """Return whether neighbors in a vector are alike, or all the same."""
+    windows = vector.detach()[: len(vector) // _WINDOW * _WINDOW].view(-1, _WINDOW)
+    some = windows[:: max(1, len(windows) // _WINDOWS)].double()
+    spread, steps = some.var(dim=1, correction=0), some.diff(dim=1).square().mean(dim=1)
+    varied = spread > 0
+    return not bool(varied.any()) or bool((steps[varied] / spread[varied]).median() < _SMOOTH)
 
 
 def is_matrix(weight: Tensor) -> bool:
@@ -49,6 +81,29 @@ def _fits_float16(weight: Tensor) -> bool:
     rounded = weight.to(torch.float16).abs()
     normal = (rounded >= torch.finfo(torch.float16).tiny) & (rounded < FAR)
     return bool((normal | (weight == 0)).all())
+
+
+def kept_precisely(vectors: Mapping[str, Tensor], file_bytes: int) -> frozenset[str]:
+    """Return the names of vectors to keep losslessly in place of 16 bits, those that these change most first.
+
+    Args:
+        vectors: name → tensor of the scheme `Cast`.
+        file_bytes: size of the file, about.
+    """
+    room = max(file_bytes // _NOTHING, min(_NOTHING_AT_ALL, file_bytes // _OF_SMALL))
+    changes = {name: float((tensor - tensor.half()).abs().max()) for name, tensor in vectors.items() if _is_wide(tensor)}
+    kept = set()
+    for name in sorted(changes, key=lambda name: (-changes[name], name)):
+        extra = vectors[name].numel() * (vectors[name].itemsize - 2)
+        if changes[name] > 0 and extra <= room:
+            kept.add(name)
+            room -= extra
+    return frozenset(kept)
+
+
+def _is_wide(weight: Tensor) -> bool:
+    """Return whether a tensor is a vector of more than 16 bits, of any number of dimensions of one element."""
+    return weight.itemsize > 2 and 0 < weight.numel() and sum(size > 1 for size in weight.shape) < 2
 
 
 def applicable(scheme: Scheme, weight: Tensor) -> Scheme:

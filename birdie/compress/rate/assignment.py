@@ -19,12 +19,15 @@ from torch import Tensor
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Scheme
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import (
     applicable,
     default_scheme,
+    flat_vectors,
     in_eight_bits,
+    kept_precisely,
     is_matrix,
     is_worth_coarsening,
     shrinks,
@@ -118,6 +121,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
     free, reserve = [], []
+    flat = frozenset() if target.lossless else flat_vectors(state.tensors)
     for name, tensor in state.tensors.items():
         if target.lossless or name in exact:
             settled[name] = Lossless()
@@ -125,14 +129,23 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         weight = planes(tensor)
         if name in named:
             settled[name] = applicable(named[name], weight)
+        elif not target.searched and name in flat:
+            settled[name] = DEFAULT if default is None else applicable(default, weight)
         elif not target.searched:
             settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
-        elif is_worth_coarsening(weight):
+        elif name in flat or is_worth_coarsening(weight):
             free.append(name)
         elif shrinks(weight) or is_matrix(weight):
             reserve.append(name)
         else:
             small[name] = small_scheme(weight)
+    if not target.lossless and (default is None or default.quantizes):
+        by_size = {**small, **{name: scheme for name, scheme in settled.items() if name not in named}}
+        vectors = {name: state.tensors[name] for name, scheme in by_size.items() if isinstance(scheme, Cast)}
+        weights = sum(map(count_reals, state.tensors.values()))
+        precise = kept_precisely(vectors, target.in_bytes(weights) or weights)
+        for schemes_of in (settled, small):
+            schemes_of |= {name: Lossless() for name in precise & schemes_of.keys()}
     return Assignment(
         state.tensors,
         state.ties,

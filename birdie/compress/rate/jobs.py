@@ -31,12 +31,20 @@ from torch import Tensor
 from birdie.compress.coding import Quantized
 from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.row_blocks import as_matrix, deviation, encoded_blocks, every_nth_row, row_blocks, with_rows
+from birdie.compress.row_blocks import (
+    as_matrix,
+    deviation,
+    encoded_blocks,
+    every_nth_row,
+    folded,
+    row_blocks,
+    with_rows,
+)
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis, is_pruned
-from birdie.compress.small_tensors import small_scheme
+from birdie.compress.small_tensors import SMALL, small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.compress.trellis.feedback import Feedback, feedback
@@ -72,7 +80,8 @@ class Job:
         role: why it is encoded as it is. rule: a rule or the default names its scheme; small: too small for a search;
             reserve: in 16 bits unless a budget is too tight for that; searched: the exponent sets its scales.
         scheme: that encodes it; of a searched tensor the one whose scale is set, None for what suits the tensor.
-        weight: as the scheme encodes it: a stack as one matrix, complex numbers as real ones.
+        weight: as the scheme encodes it: a stack as one matrix, a long vector as rows without its tail, complex numbers
+            as real ones.
         sensitivities: name → sensitivity by calibration; may read files, so it is asked when it is needed.
         factors: of error feedback; of a searched tensor.
         transform: of a long kernel, in place of a trellis.
@@ -109,8 +118,15 @@ class Job:
         return self.sensitivities.get(self.name)
 
     @property
+    def tail(self) -> Tensor | None:
+        """Numbers of a vector behind its rows, which are kept in 16 bits or losslessly."""
+        if self.tensor.ndim != 1 or self.weight.ndim != 2:
+            return None
+        return planes(self.tensor)[self.weight.numel() :] if self.weight.numel() < count_reals(self.tensor) else None
+
+    @property
     def blocks(self) -> list[slice]:
-        """Rows of the weight that are encoded, and coded, alone."""
+        """Rows of the weight that are encoded, and coded, alone; last, behind all rows, the tail of a vector."""
         weight, scheme = self.weight, self.scheme
         if self.role != "searched":
             assert scheme is not None
@@ -122,10 +138,14 @@ class Job:
         else:
             by_rows = self.transform is None and self._fed.rows.size == 0
         shape = (weight if self.tensor.dtype != weight.dtype else self.tensor).shape
-        return encoded_blocks(weight, tuple(shape), by_rows=by_rows)
+        blocks = encoded_blocks(weight, tuple(shape), by_rows=by_rows)
+        return blocks if self.tail is None else [*blocks, slice(len(weight), len(weight) + 1)]
 
     def rows(self, rows: slice) -> Tensor:
-        """Return some rows of the weight."""
+        """Return some rows of the weight, or the tail."""
+        if self._is_tail(rows):
+            assert self.tail is not None
+            return self.tail
         return self.weight[rows] if self.weight.ndim else self.weight
 
     def values(self, rows: slice = slice(None)) -> Tensor:
@@ -137,6 +157,9 @@ class Job:
         difference = some.detach().float() - base.float()
         release(base)
         return difference
+
+    def _is_tail(self, rows: slice) -> bool:
+        return rows.start is not None and self.weight.ndim > 1 and rows.start >= len(self.weight)
 
     def numbers(self) -> Iterator[NDArray[np.float32]]:
         """Yield what is encoded in blocks of rows, (rows, columns); their pages of a mapped file are released."""
@@ -160,14 +183,14 @@ class Job:
 
     def alone(self, weight: Tensor, rows: slice, exponent: float, *, draft: bool) -> Encoded:
         """Encode numbers without regard to a base."""
+        if self._is_tail(rows):
+            return small_scheme(weight).encode(self.name, weight)
         sigma = min(2.0 ** (exponent + self.unit - self.level), WIDEST)
         if self.scheme is not None:
             scheme = self.scheme.at_scale(sigma) if self.role == "searched" else self.scheme
             assert scheme is not None
             known = self.sensitivity
             return scheme.encode(self.name, weight, sensitivity=None if known is None else known.of_rows(rows))
-        if weight.ndim < 2:  # the rate of a single row is too uneven for a search that counts bits
-            return Grid(sigma=sigma).encode(self.name, weight)
         if self.transform is not None:
             from birdie.compress.schemes.spectral import Spectral
 
@@ -374,11 +397,9 @@ def jobs_of(
         transforms = dict(zip(matrices, pool.map(lambda name: _transform(jobs[name]), matrices), strict=True))
     levels = {}
     for name in matrices:
-        spread = deviation(jobs[name].numbers()) or (0.0 if jobs[name].is_near else 1.0)
-        if not spread:  # did not change
-            continue
-        typical = float(np.log2(fed[name].row_weight).mean() + np.log2(fed[name].column_weight).mean()) / 2
-        levels[name] = math.log2(spread) + typical
+        level = _level(jobs[name], fed[name])
+        if level is not None:  # else it did not change
+            levels[name] = level
     # The unit makes the exponent mean log2 of the typical scale in standard deviations: it is the mean, over weights,
     # of log2 (deviation · root of the Fisher information that remains after feedback).
     total = sum(level * matrices[name].numel() for name, level in levels.items())
@@ -396,6 +417,18 @@ def jobs_of(
         coarsest = max(levels.values()) - unit + (_BEYOND if zeros_help else math.log2(WIDEST))
         coarsest = max(coarsest, COARSEST) if zeros_help else coarsest
     return Jobs(assignment, jobs, coarsest)
+
+
+def _level(job: Job, factors: Feedback) -> float | None:
+    """Return log2 of the deviation and of the root of the sensitivity; None for a difference of zeros."""
+    weights = np.log2(factors.row_weight)
+    if job.tensor.ndim < 2:  # rows differ in size, and by as much in sensitivity
+        squares = np.concatenate([np.square(rows, dtype=np.float64).mean(axis=1) for rows in job.numbers()])
+        used = squares > 0
+        if used.any():
+            return float((np.log2(squares[used]) + weights[used]).mean()) / 2
+    spread = deviation(job.numbers()) or (0.0 if job.is_near else 1.0)
+    return math.log2(spread) + float(weights.mean() + np.log2(factors.column_weight).mean()) / 2 if spread else None
 
 
 def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
@@ -416,11 +449,13 @@ def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
 def as_encoded(tensor: Tensor, scheme: Scheme | None, sensitivity: Sensitivity | None) -> Tensor:
     """Return a tensor as `scheme` encodes it: a stack of matrices as one matrix, unless its dimensions count.
 
-    Complex numbers are real ones, unless they are kept as they are.
+    Long vectors that are quantized are rows. Complex numbers are real ones, unless they are kept as they are.
     """
     weight = tensor if isinstance(scheme, Lossless) else planes(tensor)
     if scheme is not None and scheme.by_axes:
         return weight
+    if weight.ndim == 1:
+        return folded(weight) if (scheme is None or scheme.quantizes) and len(weight) >= SMALL else weight
     return as_matrix(weight) if sensitivity is None else with_rows(weight, sensitivity)
 
 
@@ -468,14 +503,17 @@ def _factors_of(
         if weight.ndim < tensors[name].ndim and not tensors[name].is_complex()
     }
     counts |= {name: len(group.names) for name, group in assignment.groups.items() if name in matrices}
-    real = {name: tensor for name, tensor in tensors.items() if not tensor.is_complex()}
+    real = {name: planes(tensor) for name, tensor in tensors.items() if tensor.ndim < 2 or not tensor.is_complex()}
     prior = prior_in_units_of(known, matrices, counts, real, assignment.embeddings)
     kept: MutableMapping[str, Feedback] = {} if factors is None else factors
 
     def compute(name: str) -> Feedback:
         with room.taken(matrices[name].numel()):
             sensitivity = prior[name] if name in prior else known[name]
-            return feedback(sensitivity, *rows_columns(tuple(matrices[name].shape)), output=output)
+            fed = feedback(sensitivity, *rows_columns(tuple(matrices[name].shape)), output=output)
+            if tensors[name].ndim > 1 or sensitivity.row_fisher is None:
+                return fed
+            return replace(fed, row_weight=sensitivity.row_fisher.numpy())  # by size, which has no floor
 
     def keep(name: str) -> None:
         if name not in kept:

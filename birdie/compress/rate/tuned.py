@@ -117,6 +117,11 @@ def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: Calibra
     return fit
 
 
+def _keeps_its_value(job: Job) -> bool:
+    """Return whether a tensor is lossless because 16 bits are not precise enough, and not only where they cost little."""
+    return isinstance(job.scheme, Lossless) and not isinstance(small_scheme(job.tensor), Cast)
+
+
 class _ByParts:
     """The matrices of a file, encoded one part after the other, while a tuner trains the rest.
 
@@ -133,7 +138,7 @@ class _ByParts:
         changing = [
             jobs.by_name[name]
             for name in tuner.tunable(jobs.by_name)
-            if name not in jobs.assignment.exact and not isinstance(jobs.by_name[name].scheme, Lossless)
+            if name not in jobs.assignment.exact and not _keeps_its_value(jobs.by_name[name])
         ]
         self.small = [job for job in changing if job.role in ("small", "reserve") or isinstance(job.scheme, Cast)]
         self._small = {job.name for job in self.small}

@@ -229,9 +229,9 @@ class Tucker(Scheme):
     ) -> Encoded:
         """Decompose the tensor and encode the parts.
 
-        A tensor is encoded by the base alone if it has one axis or more than eight, if no axis is truncated, if core and
-        factors have more numbers than it, or if one row is so large that a product would lose the others; losslessly if
-        the base stores a part losslessly.
+        A tensor is encoded by the base alone if it has one axis or more than eight, if no axis is truncated, if core
+        and factors have more numbers than it, or if one row is so large that a product would lose the others;
+        losslessly if the base stores a part losslessly.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.

@@ -234,21 +234,24 @@ function requireBlocks(container, entry) {
   let shape = entry.shape;
   if (first && first.dtype !== entry.dtype) shape = [2, ...shape.slice(0, 1), product(shape.slice(1))];
   const cut = shape.length - last.length;
+  // Blocks of a vector are rows and what is left over; others are rows of the tensor.
+  const ofRows =
+    cut >= 1 &&
+    `${shape.slice(cut)}` === `${last}` &&
+    blocks.every((block) => block.shape.length > 0 && `${block.shape.slice(1)}` === `${last}`);
   const isSound =
     first &&
     !entry.params.length &&
     !entry.coders.length &&
-    cut >= 1 &&
-    `${shape.slice(cut)}` === `${last}` &&
+    (ofRows || entry.shape.length === 1) &&
     blocks.every(
       (block) =>
-        block.shape[0] > 0 &&
+        product(block.shape) > 0 &&
         block.dtype === first.dtype &&
-        `${block.shape.slice(1)}` === `${last}` &&
         block.scheme !== ALIAS &&
         block.scheme !== BLOCKS,
     ) &&
-    blocks.reduce((sum, block) => sum + block.shape[0], 0) === product(shape.slice(0, cut)) &&
+    blocks.reduce((sum, block) => sum + product(block.shape), 0) === product(shape) &&
     (first.dtype === entry.dtype || isPart(first.dtype, entry.dtype));
   if (!isSound) fail(`the blocks of tensor '${entry.name}' do not make it up`);
 }
