@@ -91,7 +91,7 @@ def kept_precisely(vectors: Mapping[str, Tensor], file_bytes: int) -> frozenset[
         file_bytes: size of the file, about.
     """
     room = max(file_bytes // _NOTHING, min(_NOTHING_AT_ALL, file_bytes // _OF_SMALL))
-    changes = {name: float((tensor - tensor.half()).abs().max()) for name, tensor in vectors.items() if _is_wide(tensor)}
+    changes = {name: _change(planes(tensor)) for name, tensor in vectors.items() if _is_wide(tensor)}
     kept = set()
     for name in sorted(changes, key=lambda name: (-changes[name], name)):
         extra = vectors[name].numel() * (vectors[name].itemsize - 2)
@@ -101,9 +101,13 @@ def kept_precisely(vectors: Mapping[str, Tensor], file_bytes: int) -> frozenset[
     return frozenset(kept)
 
 
+def _change(vector: Tensor) -> float:
+    return float((vector.detach() - vector.detach().half()).abs().max())
+
+
 def _is_wide(weight: Tensor) -> bool:
     """Return whether a tensor is a vector of more than 16 bits, of any number of dimensions of one element."""
-    return weight.itemsize > 2 and 0 < weight.numel() and sum(size > 1 for size in weight.shape) < 2
+    return planes(weight[:0]).itemsize > 2 and weight.numel() > 0 and sum(size > 1 for size in weight.shape) < 2
 
 
 def applicable(scheme: Scheme, weight: Tensor) -> Scheme:

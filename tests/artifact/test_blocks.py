@@ -156,7 +156,7 @@ def test_blocks_are_put_together(shape: tuple[int, ...], tmp_path: Path) -> None
         entries(2, 3, shape=(5, 4)),
         entries(2, 3, shape=()),
         entries(2, 3, shape=(3, 5)),
-        entries(2, 3, shape=(15,)),
+        entries(2, 3, shape=(14,)),
         entries(2, 3, shape=(5, 3, 1)),
         entries(2, 3, shape=(5, 2, 3)),
         [*entries(2, 3)[:2], Entry(block_name("w", 1), 1, 2, ())],

@@ -6,6 +6,7 @@ import torch
 from birdie.compress.rate.assignment import DEFAULT, Assignment, assign
 from birdie.compress.rate.jobs import jobs_of
 from birdie.compress.rate.target import Target
+from birdie.compress.registry import parse_spec
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
@@ -48,9 +49,21 @@ def test_a_default_of_lossless_or_bf16_covers_small_tensors_too() -> None:
 
 
 def test_a_default_that_quantizes_leaves_vectors_alone_and_a_rule_does_not() -> None:
-    vector = {"v": torch.rand(SMALL) + 1}
-    assert assigned(vector, "int4").settled == {"v": Cast()}
-    assert assigned(vector, [("v", "int4")]).settled == {"v": Grid(bits=4)}
+    bias = {"v": torch.rand(SMALL) + 1, "w": torch.randn(SMALL, 8)}
+    assert assigned(bias, "int4").settled == {"v": Cast(), "w": Grid(bits=4)}
+    assert assigned(bias, [("v", "int4")]).settled["v"] == Grid(bits=4)
+
+
+@pytest.mark.parametrize("spec", [None, "int4", "sigma:0.3"])
+def test_flat_vectors_of_weights_are_quantized_and_smooth_ones_are_not(spec: str | None) -> None:
+    scheme = DEFAULT if spec is None else parse_spec(spec)
+    flat = {"flat": torch.cat([torch.ones(512), torch.randn(SMALL)]), "pairs": torch.randn(SMALL, dtype=torch.complex64)}
+    assert assigned(flat, spec).settled == dict.fromkeys(flat, scheme)
+    assert set(assigned(flat, target=BUDGET).free) == set(flat)
+    ramp = torch.linspace(0.1, 1, 2 * SMALL)
+    for smooth in (ramp, torch.hann_window(2 * SMALL) + 0.1, ramp.sin(), torch.full((SMALL,), 0.3)):
+        assert not assigned({"v": smooth}, spec).settled["v"].quantizes
+        assert not assigned({"v": smooth}, target=BUDGET).free
 
 
 def test_a_rule_for_either_name_of_a_tie_counts() -> None:
@@ -72,8 +85,8 @@ def test_a_search_gets_the_matrices_that_no_rule_names() -> None:
 
 def test_small_matrices_are_searched_and_tiny_ones_and_vectors_only_at_need() -> None:
     state = {"a": torch.randn(LEAST_SEARCHED // 16, 16), "b": torch.randn(4, 16), "v": torch.rand(SMALL) + 1}
-    assignment = assigned(state, target=BUDGET)
-    assert assignment.free == ("a",)
+    assignment = assigned(state | {"w": torch.randn(SMALL, 16)}, target=BUDGET)
+    assert assignment.free == ("a", "w")
     assert assignment.reserve == ("b", "v")
 
 
