@@ -42,13 +42,19 @@ class Content:
         files: Mapping[str, bytes] | None,
         tree: Any = None,
         link: Mapping[str, Any] | None = None,
+        *,
+        rebase: bool = False,
     ) -> "Content":
         """Return the content of a file of a module without wrappers, or of a state dict.
+
+        Args:
+            model, metadata, files, tree, link: as for `birdie.artifact.save.write_model`.
+            rebase: as of `ModelState.of`.
 
         Raises:
             WeightsError: two tensors have one name, or an extra state cannot be stored.
         """
-        state = ModelState.of(model)
+        state = ModelState.of(model, rebase=rebase)
         extra, about_state = kept_beside(model)
         kept = files or {}
         about = {

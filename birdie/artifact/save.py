@@ -163,7 +163,8 @@ def write_model(
         raise ConfigError("made-up inputs are for a module; give the module instead of its state dict")
     if request.tune and isinstance(calibration, CalibrationResult):
         calibration.measured()  # raises here, before long work
-    content = Content.of(model, request.metadata, files, tree, link)
+    rebase = calibration is None and request.base is None and not target.lossless
+    content = Content.of(model, request.metadata, files, tree, link, rebase=rebase)
     state = content.state
     assignment = assign(state, request.scheme, target)
     base = None if request.base is None else Base.open(request.base)

@@ -43,12 +43,15 @@ _RELATIVE = {
 _RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 
-def exact_names(tensors: Mapping[str, Tensor], buffers: Collection[str] | None) -> frozenset[str]:
+def exact_names(
+    tensors: Mapping[str, Tensor], buffers: Collection[str] | None, factors: Collection[str] = ()
+) -> frozenset[str]:
     """Return the names of tensors of real floats that must keep every bit.
 
     Args:
         tensors: of a model, in the order of its state dict.
         buffers: names of its buffers; None: a state dict alone does not tell.
+        factors: names of buffers that are a part of a weight, or a mask of it.
     """
     floats = (tensor for tensor in tensors.values() if tensor.dtype in REAL_DTYPES or tensor.is_complex())
     matrices = [tensor for tensor in floats if tensor.ndim > 1]
@@ -61,7 +64,7 @@ def exact_names(tensors: Mapping[str, Tensor], buffers: Collection[str] | None) 
         if is_exact(
             name,
             tensor,
-            is_buffer=None if buffers is None else name in buffers,
+            is_buffer=None if buffers is None or name in factors else name in buffers,
             doubles=doubles,
             in_layer=tensor.numel() in sides and name not in statistics,
         )

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from birdie.compress.coding import Quantized, decode
 from birdie.compress.exact import exact_names
+from birdie.compress.parametrized import Parametrized
 from birdie.compress.scheme import Scheme
 from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
@@ -46,9 +47,15 @@ class ModelState:
     embeddings: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
-        """Return the state of a module or a state dict; nothing is copied."""
-        by_name = named_tensors(model)
+    def of(cls, model: nn.Module | Mapping[str, Tensor], *, rebase: bool = False) -> "ModelState":
+        """Return the state of a module or a state dict; nothing is copied.
+
+        Args:
+            model: the module or state dict.
+            rebase: whether parametrized weights may be written in another way (birdie.compress.parametrized).
+        """
+        known = Parametrized.of(model, rebase=rebase) if isinstance(model, nn.Module) else Parametrized()
+        by_name = named_tensors(model) | known.rebased
         tensors, ties = without_ties(by_name)
         schemes: dict[int, Scheme] = {}  # of tied weights there is one
         stored_as = {}
@@ -65,7 +72,8 @@ class ModelState:
             buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
             buffers -= {first for second, first in ties.items() if second not in buffers}  # tied to a parameter
         ordered = [name for name in (by_name if isinstance(model, nn.Module) else model) if name in tensors]
-        exact = exact_names({name: tensors[name] for name in ordered}, buffers) - stored_as.keys()
+        exact = exact_names({name: tensors[name] for name in ordered}, buffers, known.factors) | known.exact
+        exact -= stored_as.keys()
         return cls(by_name, tensors, ties, stored_as, exact, frozenset(embeddings))
 
 
