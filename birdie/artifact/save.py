@@ -29,7 +29,7 @@ from birdie.artifact.summary import Summary
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
-from birdie.compress.rate.assignment import Schemes, assign
+from birdie.compress.rate.assignment import Assignment, Schemes, assign
 from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
 from birdie.compress.rate.fit import fit
@@ -222,7 +222,7 @@ def write_model(
             run_on_main(world, torch.device("cpu"), lambda: beside.write(path, encoded))
             coder.meter.finish()
         summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
-        summary = replace(summary, coder=effort)
+        summary = replace(summary, coder=effort, otherwise=_otherwise(summary, assignment))
         if known is None:
             return summary
         chosen = encoded is fitted.encoded
@@ -231,6 +231,13 @@ def write_model(
             error = known.divergence(encoded)
         untuned = fitted.untuned if chosen else None
         return replace(summary, uncalibrated=tuple(known.unreached), error=error, untuned=untuned)
+
+
+def _otherwise(summary: Summary, assignment: Assignment) -> tuple[str, ...]:
+    """Return the names of tensors that were to be quantized and are not; none if a budget has room for every bit."""
+    meant = [row for row in summary.tensors if row.name in assignment.meant]
+    kept = tuple(row.name for row in meant if row.scheme in ("lossless", "fp16", "bf16"))
+    return () if assignment.free and len(kept) == len(meant) else kept
 
 
 def _threads(world: World) -> int | None:

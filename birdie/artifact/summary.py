@@ -16,6 +16,10 @@ class TensorSummary:
     bytes: int
 
 
+_SIXTEEN_BITS = ("fp16", "bf16")  # schemes
+_NARROW = ("float16", "bfloat16")  # dtypes, which these schemes leave as they are
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Size, tensors and metadata of a .birdie file.
@@ -35,6 +39,8 @@ class Summary:
         coder: "max" or "fast", the effort of the entropy coder.
         load_seconds: about the time that loading takes one core of a server.
         uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
+        otherwise: after a compression, names of large tensors that were to be quantized and are lossless or in 16
+            bits; not stored.
         base: file name of the checkpoint to which tensors are stored as differences, "" if it had none; None: none.
     """
 
@@ -52,12 +58,18 @@ class Summary:
     error: float | None = None
     untuned: float | None = None
     uncalibrated: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
     base: str | None = None
 
     @property
     def bits_per_weight(self) -> float:
         """Bits of the file per weight; 0 if there are no weights."""
         return 8 * self.bytes / self.weights if self.weights else 0.0
+
+    @property
+    def rounded(self) -> int:
+        """Number of tensors of 32 bits and more that are rounded to 16."""
+        return sum(row.scheme in _SIXTEEN_BITS and row.dtype not in _NARROW for row in self.tensors)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that `--json` prints: everything but metadata, and what is known of a calibration."""

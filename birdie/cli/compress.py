@@ -355,7 +355,8 @@ def command(
         if not world.is_main:
             return
     if json:
-        measured = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
+        measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
+        measured |= {"otherwise": summary.otherwise, "rounded": summary.rounded}
         print_json(summary.to_json() | source.to_json(summary) | measured)
     else:
         _show(source, summary, note, lossless)
@@ -388,6 +389,11 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
         print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}{kept}")
     if summary.uncalibrated:
         print_line(f"no data reached: {_listed(dict.fromkeys(summary.uncalibrated, 0))}")
+    if summary.otherwise:
+        otherwise = {row.name: row.bytes for row in summary.tensors if row.name in summary.otherwise}
+        print_line(f"lossless or in 16 bits, not quantized: {_listed(otherwise)}")
+    if summary.rounded:
+        print_line(f"rounded to 16 bits: {summary.rounded:,} of {len(summary.tensors):,} tensors")
     change = _change(input_bytes, summary.bytes, lossless)
     print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
     print_line(f"coder {summary.coder}: {_loading(summary)}")

@@ -1,4 +1,4 @@
-"""Weights that a module computes from other tensors (`torch.nn.utils.parametrize`): which of these are stored precisely.
+"""Weights that a module computes from others (`torch.nn.utils.parametrize`): which of these are stored precisely.
 
 A parametrization may be any function of its parameters and buffers, so nothing but running it tells what an error of
 one of them does to the weight. Rounded to eight bits, the two parts of a weight norm change it as much as its own
@@ -14,7 +14,6 @@ calibration the weight itself becomes the base (`right_inverse`, as assigning it
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,16 +43,16 @@ class Parametrized:
     @classmethod
     def of(cls, module: nn.Module, *, rebase: bool) -> "Parametrized":
         """Return what is known of a module's parametrizations; `rebase` looks for other values with less in them."""
-        found, twins = cls(), dict[int, Any]()
+        parametrized, twins = cls(), dict[int, _Chain]()
         for prefix, chain in module.named_modules(remove_duplicate=False):
             if isinstance(chain, ParametrizationList) and _can_run(chain):
                 if id(chain) not in twins:
                     twins[id(chain)] = _Chain.of(chain, rebase)
                 known = twins[id(chain)]
-                found.rebased.update({f"{prefix}.{name}": tensor for name, tensor in known.rebased.items()})
-                found.exact.update(f"{prefix}.{name}" for name in known.exact)
-                found.factors.update(f"{prefix}.{name}" for name in known.factors)
-        return found
+                parametrized.rebased.update({f"{prefix}.{name}": tensor for name, tensor in known.rebased.items()})
+                parametrized.exact.update(f"{prefix}.{name}" for name in known.exact)
+                parametrized.factors.update(f"{prefix}.{name}" for name in known.factors)
+        return parametrized
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def _rebase(chain: ParametrizationList, weight: Tensor) -> bool:
     except (NotImplementedError, RuntimeError, ValueError):  # it has no inverse
         return False
     originals = chain.parameters(recurse=False)
-    return _difference(chain(), weight) < _SAME and all(len(original.unique()) <= _FEW for original in originals)
+    return _difference(chain(), weight) < _SAME and all(len(torch.unique(original)) <= _FEW for original in originals)
 
 
 def _change(chain: ParametrizationList, names: set[str], weight: Tensor) -> float:

@@ -12,7 +12,7 @@ follows.
   layer may raise a row that is smaller than others, or drop it: so rows count by their energy only in part (`by_row`).
   Where some rows are far larger than others, as without normalization, the typical row is the median, not the mean.
 - Long vectors, of layers one after the other: each row counts by its own size, nearly. At 0.85, layers 50 times apart
-  differ by 1.9 in relative error, and a hash grid, whose small rows hardly matter, is better than with integers per level.
+  differ by 1.9 in relative error; at 1 a hash grid, whose small rows hardly matter, errs more than with integers.
 - Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size.
 - Matrices: a relative error costs as much as a layer has weights, but not less than for `USUAL` weights. Matrices below
   `GATE` weights are gates, mixtures of streams and the last layers of classifiers, on which everything depends, and a

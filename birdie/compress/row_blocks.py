@@ -31,8 +31,8 @@ from birdie.entropy.trellis import chunk_rows
 from birdie.runtime.mapped import release
 
 _LEAST = 64  # rows and columns of a matrix in a stack
-# Elements of a vector that share a scale. Rows of 64 take 2 % more bytes by default; of 256 they save 1.5 %, and a layer
-# that begins or ends within a row loses half as much again.
+# Elements of a vector that share a scale. Rows of 64 take 2 % more bytes by default; of 256 they save 1.5 %, and a
+# layer that begins or ends within a row loses half as much again.
 ROW = 128
 _LEAST_USED = 8  # columns of one that is known not to be a convolution
 

@@ -40,7 +40,10 @@ def flat_vectors(tensors: Mapping[str, Tensor]) -> frozenset[str]:
     return frozenset(
         name
         for name, tensor in tensors.items()
-        if tensor.ndim == 1 and len(tensor) not in sides and can_quantize(flat := planes(tensor)) and not _is_smooth(flat)
+        if tensor.ndim == 1
+        and len(tensor) not in sides
+        and can_quantize(flat := planes(tensor))
+        and not _is_smooth(flat)
     )
 
 

@@ -23,13 +23,14 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import (
+    SMALL,
     applicable,
     default_scheme,
     flat_vectors,
     in_eight_bits,
-    kept_precisely,
     is_matrix,
     is_worth_coarsening,
+    kept_precisely,
     shrinks,
     small_scheme,
 )
@@ -72,6 +73,7 @@ class Assignment:
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
         groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
+        meant: names of tensors of `SMALL` elements and more that are to be quantized, if their numbers allow it.
         bases: name of a lossless tensor → elements in row-major order → these of the tensor to subtract from it.
     """
 
@@ -87,6 +89,7 @@ class Assignment:
     copies: frozenset[str] = frozenset()
     embeddings: frozenset[str] = frozenset()
     groups: Mapping[str, Group] = field(default_factory=dict)
+    meant: frozenset[str] = frozenset()
     bases: Mapping[str, Callable[[slice], Tensor]] = field(default_factory=dict)
 
     @property
@@ -139,7 +142,15 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
             reserve.append(name)
         else:
             small[name] = small_scheme(weight)
-    if not target.lossless and (default is None or default.quantizes):
+    quantizes = not target.lossless and (default is None or default.quantizes)
+    meant = frozenset(
+        name
+        for name, tensor in state.tensors.items()
+        if count_reals(tensor) >= SMALL
+        and (tensor.is_floating_point() or tensor.is_complex())
+        and (named[name].quantizes if name in named else quantizes and name not in exact)
+    )
+    if quantizes:
         by_size = {**small, **{name: scheme for name, scheme in settled.items() if name not in named}}
         vectors = {name: state.tensors[name] for name, scheme in by_size.items() if isinstance(scheme, Cast)}
         weights = sum(map(count_reals, state.tensors.values()))
@@ -157,6 +168,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         trellis,
         exact,
         embeddings=state.embeddings,
+        meant=frozenset() if target.lossless else meant,
     )
 
 

@@ -41,7 +41,6 @@ from birdie.compress.row_blocks import (
     with_rows,
 )
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis, is_pruned
 from birdie.compress.small_tensors import SMALL, small_scheme

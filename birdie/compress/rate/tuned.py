@@ -118,7 +118,7 @@ def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: Calibra
 
 
 def _keeps_its_value(job: Job) -> bool:
-    """Return whether a tensor is lossless because 16 bits are not precise enough, and not only where they cost little."""
+    """Return whether a tensor is lossless because 16 bits are not precise enough, not because they save little."""
     return isinstance(job.scheme, Lossless) and not isinstance(small_scheme(job.tensor), Cast)
 
 

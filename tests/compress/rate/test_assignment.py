@@ -57,7 +57,10 @@ def test_a_default_that_quantizes_leaves_vectors_alone_and_a_rule_does_not() -> 
 @pytest.mark.parametrize("spec", [None, "int4", "sigma:0.3"])
 def test_flat_vectors_of_weights_are_quantized_and_smooth_ones_are_not(spec: str | None) -> None:
     scheme = DEFAULT if spec is None else parse_spec(spec)
-    flat = {"flat": torch.cat([torch.ones(512), torch.randn(SMALL)]), "pairs": torch.randn(SMALL, dtype=torch.complex64)}
+    flat = {
+        "flat": torch.cat([torch.ones(512), torch.randn(SMALL)]),
+        "pairs": torch.randn(SMALL, dtype=torch.complex64),
+    }
     assert assigned(flat, spec).settled == dict.fromkeys(flat, scheme)
     assert set(assigned(flat, target=BUDGET).free) == set(flat)
     ramp = torch.linspace(0.1, 1, 2 * SMALL)
