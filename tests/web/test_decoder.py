@@ -224,13 +224,16 @@ def quantized_files() -> Iterator[bytes]:
 
 
 def files_in_blocks() -> Iterator[bytes]:
-    """Yield files of tensors that are cut, complex ones into planes, and of tensors that share an entry."""
+    """Yield files of tensors that are cut, complex ones into planes, vectors into rows, and that share an entry."""
     rng = torch.Generator().manual_seed(2)
     large = torch.randn(90, 20, generator=rng)
     state = {"large": large, "tied": large, "complex": torch.randn(40, 20, 2, generator=rng, dtype=torch.complex64)}
     with mock.patch.object(row_blocks, "LARGE", 300), mock.patch.object(row_blocks, "_BLOCK", 256):
         yield saved(state, lossless=True)
         yield saved({"large": large, "tied": large}, scheme="int6")
+    flat = {"flat": torch.randn(4500, generator=rng), "pairs": torch.randn(4096, generator=rng, dtype=torch.complex64)}
+    yield saved(flat, scheme="int4")
+    yield saved(flat)
     norms = {f"layers.{i}.norm": torch.randn(16, generator=rng).bfloat16() for i in range(12)}
     yield saved(norms | {"norm": norms["layers.3.norm"]}, lossless=True)
     yield saved({f"experts.{i}": torch.randn(32, 16, generator=rng) for i in range(4)}, scheme="int4")
