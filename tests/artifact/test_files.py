@@ -69,10 +69,10 @@ def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
     for name in ("tok_emb.weight", "blocks.0.w"):
         step = state[name].abs().amax(1, keepdim=True) / 127 * 2 ** (1 / 16)
         assert bool(((loaded[name] - state[name]).abs() <= step / 2 * 1.0001).all())
-    assert torch.equal(loaded["blocks.0.norm"], state["blocks.0.norm"].half().float())
+    assert torch.equal(loaded["blocks.0.norm"], state["blocks.0.norm"])  # which costs less than 256 bytes
     assert torch.equal(loaded["steps"], state["steps"])
     assert {row.name: row.scheme for row in summary.tensors} == {
-        "blocks.0.norm": "fp16",
+        "blocks.0.norm": "lossless",
         "blocks.0.w": "trellis",
         "lm_head.weight": "trellis",
         "mask": "lossless",
