@@ -8,7 +8,7 @@ they seem to cost nothing. The prior (`birdie.compress.prior`) has the correlati
 mean of inputs behind a ReLU; elsewhere it is the identity. Its trace is made that of the measured Hessian. α is that of
 the oracle approximating shrinkage estimator (Chen, Wiesel, Eldar & Hero 2010, arXiv 0907.4698) after whitening by the
 prior. The Fisher information of rows is shrunk in proportion to a number of gradients, `ROW_GRADIENTS`, that the prior
-is worth.
+is worth. Rows of an embedding are first shrunk towards their mean, each by the number of times that it was drawn.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -54,6 +54,19 @@ def with_row_floor(sensitivity: Sensitivity) -> Sensitivity:
     if output is not None:
         output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
     return replace(sensitivity, row_fisher=rows.clamp_min(floor), output=output)
+
+
+def shrink_rows(squares: Tensor, draws: Tensor) -> Tensor:
+    """Return sums of squares of a table's rows, each closer to the mean row the less often it was drawn.
+
+    Rows that no batch used are not rows that nothing uses. A mean row keeps the level that all draws together tell.
+
+    Args:
+        squares: (rows, columns), of gradients.
+        draws: (rows,), how often each row was looked up.
+    """
+    share = (ROW_GRADIENTS / (ROW_GRADIENTS + draws))[:, None]
+    return (1 - share) * squares + share * squares.mean(0)
 
 
 def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivity:
