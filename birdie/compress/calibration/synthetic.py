@@ -36,7 +36,6 @@ from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.prior import mean_cost, prior, scale_sensitivity
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
@@ -197,22 +196,6 @@ class HeldOutError(HeldOut):
             same = len(decoded) == len(expected) and decoded[index].shape == output.shape
             error = float((decoded[index] - output).square().sum()) if same else total
             yield (error if math.isfinite(error) else total, total) if math.isfinite(total) else (0.0, 0.0)
-
-
-def closer(calibration: CalibrationResult, calibrated: EncodedState, assumed: EncodedState) -> EncodedState:
-    """Return the encoding with the lower error on the held-out inputs, and log both errors.
-
-    Args:
-        calibration: on made-up or example inputs.
-        calibrated: encoding by this calibration.
-        assumed: encoding of the same size without calibration.
-    """
-    errors = calibration.divergence(calibrated), calibration.divergence(assumed)
-    kept = "the calibration" if errors[0] <= errors[1] else "no calibration"
-    logging.getLogger("birdie").info(
-        "error on inputs kept apart: %.3g with calibration, %.3g without; %s is kept", *errors, kept
-    )
-    return calibrated if errors[0] <= errors[1] else assumed
 
 
 def forward(module: nn.Module, inputs: Inputs) -> Any:
