@@ -88,6 +88,7 @@ from birdie.compress.calibration.units import (
     read_answers,
 )
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners, together
 from birdie.runtime.files import atomic_folder, temporary_folder
@@ -544,7 +545,7 @@ def calibrate_in_blocks(
     measured = calibrate_blockwise(module, mine, loss, root, blocks=blocks, world=world, progress=report)
     scratch = scratch or Scratch(root, world)
     numbers = {name: number for number, name in enumerate(measured)}
-    sensitivities = _shrunk(measured, state, numbers, scratch, world)
+    sensitivities = _shrunk(measured, state, embeddings_of(module), numbers, scratch, world)
     groups = symmetries_of(module) if symmetries else ()
     together(world, lambda: _sort(state, groups, sensitivities, scratch) if world.is_main else None)
     tensors, files = _sorted(state, scratch)
@@ -557,6 +558,7 @@ def calibrate_in_blocks(
 def _shrunk(
     measured: Mapping[str, Sensitivity],
     state: Mapping[str, Tensor],
+    embeddings: Collection[str],
     numbers: Mapping[str, int],
     scratch: Scratch,
     world: World,
@@ -568,7 +570,7 @@ def _shrunk(
     stored = StoredSensitivities(files, scratch)
 
     def write() -> None:
-        for name, sensitivity in shrink(measured, state, mine):
+        for name, sensitivity in shrink(measured, state, mine, embeddings=embeddings):
             stored.store(name, with_row_floor(sensitivity))
             if name in state:
                 release(state[name])

@@ -604,7 +604,8 @@ def sensitivity_of(sums: Sums, taps: int, units: float, *, signed: bool = True) 
     inputs = None if inputs is None else _by_channel(inputs, taps) / uses
     outputs = None if outputs is None else outputs / units
     if looked_up is not None and sums.draws is not None:
-        looked_up = shrink_rows(looked_up / units, sums.draws.cpu())
+        # each row of a head is seen in every prediction, whether it was drawn or not
+        looked_up = shrink_rows(looked_up / units, sums.draws.cpu() + (0 if outputs is None else examples))
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
     if looked_up is None or (fisher is None and inputs is not None):
         output = outputs if outputs is not None and outputs.ndim == 2 else None

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.prior import mean_cost, prior
+from birdie.compress.prior import kinds_of, mean_cost, prior
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity, TapCovariance
 from birdie.compress.trellis.feedback import FLOOR
@@ -30,17 +30,25 @@ _LEAST = 1e-6  # smallest variance of a gradient, as a share of the mean of all 
 
 
 def shrink(
-    known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], names: Collection[str], *, least: float = 0.0
+    known: Mapping[str, Sensitivity],
+    weights: Mapping[str, Tensor],
+    names: Collection[str],
+    *,
+    embeddings: Collection[str] = (),
+    least: float = 0.0,
 ) -> Iterator[tuple[str, Sensitivity]]:
     """Yield (name, sensitivity), shrunk towards the prior as far as their numbers of samples require, one at a time.
 
     Args:
         known: name → sensitivity by calibration; without a number of samples it is not changed.
-        weights: name → weight; a sensitivity without a weight is not changed.
+        weights: name → weight, of all of the model; a sensitivity without a weight is not changed.
         names: of the sensitivities to yield.
+        embeddings: names of weights that are known as such.
         least: share of the prior, at least.
     """
-    assumed = prior({name: with_rows(weights[name], known[name]) for name in known if name in weights})
+    matrices = {name: with_rows(weights[name], known[name]) for name in known if name in weights}
+    real = {name: weight for name, weight in weights.items() if not weight.is_complex()}
+    assumed = prior(matrices, kinds=kinds_of({**real, **matrices}, embeddings))
     ratios = [mean_cost(known[name]) / mean_cost(item) for name, item in assumed.items()]
     unit = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     for name in names:

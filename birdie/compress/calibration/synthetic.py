@@ -36,6 +36,7 @@ from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.prior import mean_cost, prior, scale_sensitivity
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, WeightsError
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
@@ -125,7 +126,8 @@ def _by_forward_passes(
     count = held_out_batches(len(batches))
     used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
     held_out = (HeldOut if loss is _logit_loss else HeldOutError)(module, kept, loss)
-    sensitivities = _finite(settled(probe(held_out, used, loss, progress=progress), state), state)
+    probed = probe(held_out, used, loss, progress=progress)
+    sensitivities = _finite(settled(probed, state, embeddings_of(module)), state)
     missing = unreached(module, state, sensitivities)
     return CalibrationResult(dict(state), sensitivities, held_out, used, unreached=missing)
 

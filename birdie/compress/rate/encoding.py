@@ -115,11 +115,11 @@ class Coder:
         parts = self._by_blocks(jobs, work)
         return {job.name: join_parts(tuple(job.tensor.shape), job.tensor.dtype, parts[job.name]) for job in jobs}
 
-    def encode(self, jobs: Sequence[Job], exponent: float, *, draft: bool = False) -> Mapping[str, Quantized]:
+    def encode(self, jobs: Sequence[Job], exponent: float) -> Mapping[str, Quantized]:
         """Encode jobs to measure them: coded as well only where integers take too much memory."""
         if not self.keeps_integers:
-            return self.code(jobs, exponent, draft=draft)
-        parts = self._by_blocks(jobs, lambda job, rows: job.encode(rows, exponent, draft=draft))
+            return self.code(jobs, exponent)
+        parts = self._by_blocks(jobs, lambda job, rows: job.encode(rows, exponent))
         return {job.name: Blocks.of(tuple(job.tensor.shape), job.tensor.dtype, parts[job.name]) for job in jobs}
 
     def coded(self, state: EncodedState) -> EncodedState:

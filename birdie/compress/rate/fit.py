@@ -60,7 +60,9 @@ def fit(
     if budget is not None and result.control is None:
 
         def other_jobs(source: Source) -> Jobs | None:
-            return _jobs(jobs.assignment, coder, None if source == "assumed" else calibration.mixed())
+            return _jobs(
+                jobs.assignment, coder, None if source == "assumed" else calibration.mixed(assignment.embeddings)
+            )
 
         jobs, result = controlled(jobs, result, other_jobs, coder, budget, calibration)
     if tune and (result.sigma is not None or not target.searched):
