@@ -459,8 +459,9 @@ def _write_sums(path: Path, sums: Sums) -> None:
 def _read_sums(path: Path, device: torch.device) -> Sums:
     tensors, facts = read_tensors(path)
     parts = {key: part.to(device) for key, part in tensors.items()}
-    counts = int(facts["uses"]), float(facts["samples"]), float(facts["examples"])
-    return Sums(*(parts.get(key) for key in _SUMS), *counts, json.loads(facts.get("exponents", "{}")))
+    sums = Sums(**parts, uses=int(facts["uses"]), samples=float(facts["samples"]), examples=float(facts["examples"]))
+    sums.exponents = json.loads(facts.get("exponents", "{}"))
+    return sums
 
 
 class Scratch:

@@ -217,9 +217,9 @@ class Sums:
         return [None if part is None else list(part.shape) for part in self.tensors]
 
     @property
-    def tensors(self) -> list[Tensor | None]:
+    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Return the sums that are tensors."""
-        return [self.inputs, self.outputs, self.looked_up, self.draws]
+        return self.inputs, self.outputs, self.looked_up, self.draws
 
     def filled(self, shapes: list[list[int] | None], device: torch.device) -> "Sums":
         """Return the sums with zeros for those that other ranks have and this one has not."""

@@ -71,7 +71,7 @@ class Recommender(nn.Module):
 
 
 class Layers(nn.Module):
-    """No embeddings."""
+    """A network without any embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def mean(values: Sequence[float]) -> float:
 @pytest.mark.parametrize(
     ("kinds", "power"),
     [
-        (("category tables",), 1.3),
+        (("layers",), 1.0),
         *(pytest.param(tuple(DRAWS), power, marks=pytest.mark.nightly) for power in (0.7, 1.0, 1.3)),
     ],
 )
@@ -236,14 +236,14 @@ def test_without_batches_kept_apart_there_is_no_control(layers: Case, tmp_path: 
     assert "no batch" in str(summary.control)
 
 
-@pytest.mark.parametrize("with_loss", [True, False])
+@pytest.mark.parametrize("with_loss", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_budget_that_nothing_else_reaches_is_met(layers: Case, with_loss: bool, tmp_path: Path) -> None:
     """With example inputs as with a loss: files without calibration do not decide what is possible."""
     data = layers.batches(256)
     inputs = [x for x, _ in data]
     known = birdie.calibrate(layers.module, data, loss) if with_loss else None
     known = known or birdie.calibrate(layers.module, example_inputs=inputs)
-    for bits in (0.8, 0.7, 0.6, 0.5):
+    for bits in (0.7, 0.55, 0.4):
         try:
             layers.saved(tmp_path, bits)
         except BudgetError:
