@@ -458,10 +458,9 @@ def _write_sums(path: Path, sums: Sums) -> None:
 
 def _read_sums(path: Path, device: torch.device) -> Sums:
     tensors, facts = read_tensors(path)
-    parts = {key: part.to(device) for key, part in tensors.items()}
-    sums = Sums(**parts, uses=int(facts["uses"]), samples=float(facts["samples"]), examples=float(facts["examples"]))
-    sums.exponents = json.loads(facts.get("exponents", "{}"))
-    return sums
+    inputs, outputs, looked_up, draws = (tensors[key].to(device) if key in tensors else None for key in _SUMS)
+    counts = int(facts["uses"]), float(facts["samples"]), float(facts["examples"])
+    return Sums(inputs, outputs, looked_up, draws, *counts, json.loads(facts.get("exponents", "{}")))
 
 
 class Scratch:
