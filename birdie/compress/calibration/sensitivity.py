@@ -450,6 +450,7 @@ class Recorder(TorchFunctionMode):
 
     def _add_gradient(self, name: str, gradient: Tensor, *, first: bool, share: float = 1.0) -> None:
         """Add Σ Dᵀ D and Σ D Dᵀ of a gradient D of the weight, (rows, …)."""
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient  # of a bag of rows
         sums = self.sums[name]
         rows = sums.divided("outputs", gradient.flatten(1).float())
         sums.rescale({"inputs": sums.exponents.get("outputs", 0)})

@@ -298,6 +298,17 @@ def test_embeddings_know_how_often_and_how_much() -> None:
     assert (measured.samples, measured.gradients) == (6, 6)
 
 
+def test_sparse_gradients_of_a_bag_are_those_of_a_dense_one() -> None:
+    bags = [nn.EmbeddingBag(20, 8, mode="mean", sparse=sparse) for sparse in (False, True)]
+    bags[1].load_state_dict(bags[0].state_dict())
+    batches = [(torch.tensor([[0, 2, 2], [5, 2, 0]]), seeded(2, 8, seed=1))]
+    dense, sparse = (calibrate(bag, batches, project)["weight"] for bag in bags)
+    assert dense.hessian is not None
+    assert dense.row_fisher is not None
+    close(sparse.hessian, dense.hessian)
+    close(sparse.row_fisher, dense.row_fisher)
+
+
 class Tied(nn.Module):
     """The head is the embedding."""
 
