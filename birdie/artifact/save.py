@@ -28,7 +28,7 @@ from birdie.artifact.resume import Resume
 from birdie.artifact.summary import Summary
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
-from birdie.compress.calibration.synthetic import closer, synthetic_calibration
+from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.rate.assignment import Assignment, Schemes, assign
 from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
@@ -44,7 +44,6 @@ from birdie.runtime.mapped import releasing, require_complete
 from birdie.runtime.outputs import Source, require_output, require_writable
 
 _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
-_COMPARED = 1_000_000  # weights up to which a file by made-up inputs is compared with one by assumptions alone
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
@@ -95,8 +94,8 @@ def save(
         calibration: what `birdie.calibrate` returned, for one file or several: quantization scales then follow the
             sensitivity of the loss, and units whose order is arbitrary are sorted. Or its arguments (module, batches,
             loss). Or "synthetic": inputs are made up for the module, random tokens for a language model, noise for an
-            image network. A calibration on made-up inputs, or on inputs without a loss, is compared with none on inputs
-            kept apart, and the better file is kept.
+            image network. With `budget` or `bits`, the file is compared with one by assumed sensitivities on inputs
+            kept apart, and the better of both, or one by their mean, is written; the summary's `control` says which.
         tune: seconds of training towards the float model's predictions on the inputs of the calibration: matrices are
             encoded in six parts, and those that are left make up for the errors of the others. The file meets the same
             target, and is closer to the model on inputs held out by more than chance; else it is that without tuning.
@@ -213,9 +212,6 @@ def write_model(
             coder.meter.begin(len(assignment.tensors))
             fitted = fit(assignment, target, coder, known, tune=request.tune, states=resume)
             encoded = fitted.encoded
-            is_guess = known is not None and known.synthetic and assignment.weights < _COMPARED
-            if known is not None and is_guess and target.searched and target.quality is None:
-                encoded = closer(known, encoded, fit(assignment, target, coder).encoded)
             if large and resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
             require_complete()
@@ -225,12 +221,16 @@ def write_model(
         summary = replace(summary, coder=effort, otherwise=_otherwise(summary, assignment))
         if known is None:
             return summary
-        chosen = encoded is fitted.encoded
-        error = fitted.divergence if chosen else None
+        error = fitted.divergence
         if error is None and known.held_out is not None:
             error = known.divergence(encoded)
-        untuned = fitted.untuned if chosen else None
-        return replace(summary, uncalibrated=tuple(known.unreached), error=error, untuned=untuned)
+        return replace(
+            summary,
+            uncalibrated=tuple(known.unreached),
+            error=error,
+            untuned=fitted.untuned,
+            control=fitted.control,
+        )
 
 
 def _otherwise(summary: Summary, assignment: Assignment) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from birdie.compress.rate.control import Control
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Summary:
         error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
         untuned: after tuning, the same difference without it.
+        control: after a compression with calibration to `budget` or `bits`, which sensitivities the file follows, and
+            the errors of each on held-out inputs (`birdie.compress.rate.control`); not stored in the file.
         coder: "max" or "fast", the effort of the entropy coder.
         load_seconds: about the time that loading takes one core of a server.
         uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
@@ -57,6 +62,7 @@ class Summary:
     load_seconds: float = 0.0
     error: float | None = None
     untuned: float | None = None
+    control: "Control | None" = None
     uncalibrated: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
     base: str | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -355,8 +355,9 @@ def command(
         if not world.is_main:
             return
     if json:
+        control = None if summary.control is None else asdict(summary.control)
         measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
-        measured |= {"otherwise": summary.otherwise, "rounded": summary.rounded}
+        measured |= {"control": control, "otherwise": summary.otherwise, "rounded": summary.rounded}
         print_json(summary.to_json() | source.to_json(summary) | measured)
     else:
         _show(source, summary, note, lossless)
@@ -387,6 +388,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     if summary.untuned is not None and summary.error is not None:
         kept = "" if summary.error < summary.untuned else "; tuning won no more than chance, so the file is without it"
         print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}{kept}")
+    if summary.control is not None:
+        print_line(str(summary.control))
     if summary.uncalibrated:
         print_line(f"no data reached: {_listed(dict.fromkeys(summary.uncalibrated, 0))}")
     if summary.otherwise:

@@ -66,15 +66,19 @@ class ModelState:
         buffers: set[str] | None = None
         embeddings: set[str] = set()
         if isinstance(model, nn.Module):
-            parts = model.named_modules(remove_duplicate=False)
-            looked_up = {f"{name}.weight".lstrip(".") for name, part in parts if isinstance(part, nn.Embedding)}
-            embeddings = {ties.get(name, name) for name in looked_up & by_name.keys()}
+            embeddings = {ties.get(name, name) for name in embeddings_of(model) & by_name.keys()}
             buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
             buffers -= {first for second, first in ties.items() if second not in buffers}  # tied to a parameter
         ordered = [name for name in (by_name if isinstance(model, nn.Module) else model) if name in tensors]
         exact = exact_names({name: tensors[name] for name in ordered}, buffers, known.factors) | known.exact
         exact -= stored_as.keys()
         return cls(by_name, tensors, ties, stored_as, exact, frozenset(embeddings))
+
+
+def embeddings_of(module: nn.Module) -> set[str]:
+    """Return the names of the weights of `nn.Embedding`, all names of tied ones."""
+    parts = module.named_modules(remove_duplicate=False)
+    return {f"{name}.weight".lstrip(".") for name, part in parts if isinstance(part, nn.Embedding)}
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

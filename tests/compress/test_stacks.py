@@ -213,7 +213,7 @@ def test_what_calibration_knows_as_a_convolution_is_none() -> None:
     module, weight = nn.Sequential(convolution, nn.Flatten(), nn.Linear(37, 8)), convolution.weight
     assert is_stack(tuple(weight.shape))
     data = [torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(i)) for i in range(4)]
-    file, decoded = saved(module, bits=4.0, calibration=(module, data, loss))  # type: ignore[arg-type]
+    file, decoded = saved(module, quality=0.001, calibration=(module, data, loss))  # type: ignore[arg-type]
     with Reader(file) as reader:
         assert reader.entry("0.weight").scheme != BLOCKS
     assert decoded["0.weight"].shape == weight.shape

@@ -54,6 +54,7 @@ from birdie.compress.calibration.sensitivity import (
     Loss,
     Recorder,
     Sums,
+    all_exponents,
     all_shapes,
     evaluation_mode,
     names_by_memory,
@@ -87,6 +88,7 @@ from birdie.compress.calibration.units import (
     read_answers,
 )
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners, together
 from birdie.runtime.files import atomic_folder, temporary_folder
@@ -99,7 +101,7 @@ _INDEX = "sorted.json"
 _OUTPUTS, _STEPS = "outputs", "steps"
 _FORWARD = 0.25  # share of the forward passes in the work, for the progress
 _NO_UNITS = Units({}, frozenset())
-_SUMS = ("inputs", "outputs", "looked_up")
+_SUMS = ("inputs", "outputs", "looked_up", "draws")
 _COUNTS = ("uses", "samples", "examples")
 
 
@@ -337,15 +339,17 @@ class _Calibration:
         """Return the sums over all ranks of the matrices that this rank owns, of which there are any."""
         world, mine = self.work.world, {}
         shapes = all_shapes({name: sums.shapes() for name, sums in local.items()}, world)
+        exponents = all_exponents({name: sums.exponents for name, sums in local.items()}, world)
         for name in sorted(shapes):
             sums, owner = local.pop(name).filled(shapes[name], self.runs.device), self._owners[name]
-            for part in (sums.inputs, sums.outputs, sums.looked_up):
+            sums.rescale(exponents[name])
+            for part in sums.tensors:
                 if part is not None:
                     world.reduce_(part, owner)
             counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device="cpu")
             uses, samples, examples = world.reduce_(counts.to(self.runs.device), owner).tolist()
             if owner == world.rank and any(shape is not None for shape in shapes[name]):
-                mine[name] = Sums(sums.inputs, sums.outputs, sums.looked_up, int(uses), samples, examples)
+                mine[name] = Sums(*sums.tensors, int(uses), samples, examples, sums.exponents)
         return mine
 
     def _repeat_all(self, step: int, part: Path) -> None:
@@ -448,13 +452,15 @@ def _replace(files: dict[Any, Path], key: Any, file: Path) -> None:
 
 def _write_sums(path: Path, sums: Sums) -> None:
     tensors = {key: part for key in _SUMS if (part := getattr(sums, key)) is not None}
-    write_tensors(path, tensors, {key: repr(getattr(sums, key)) for key in _COUNTS})
+    facts = {key: repr(getattr(sums, key)) for key in _COUNTS}
+    write_tensors(path, tensors, facts | {"exponents": json.dumps(sums.exponents)})
 
 
 def _read_sums(path: Path, device: torch.device) -> Sums:
     tensors, facts = read_tensors(path)
-    parts = {key: part.to(device) for key, part in tensors.items()}
-    return Sums(**parts, uses=int(facts["uses"]), samples=float(facts["samples"]), examples=float(facts["examples"]))
+    inputs, outputs, looked_up, draws = (tensors[key].to(device) if key in tensors else None for key in _SUMS)
+    counts = int(facts["uses"]), float(facts["samples"]), float(facts["examples"])
+    return Sums(inputs, outputs, looked_up, draws, *counts, json.loads(facts.get("exponents", "{}")))
 
 
 class Scratch:
@@ -539,7 +545,7 @@ def calibrate_in_blocks(
     measured = calibrate_blockwise(module, mine, loss, root, blocks=blocks, world=world, progress=report)
     scratch = scratch or Scratch(root, world)
     numbers = {name: number for number, name in enumerate(measured)}
-    sensitivities = _shrunk(measured, state, numbers, scratch, world)
+    sensitivities = _shrunk(measured, state, embeddings_of(module), numbers, scratch, world)
     groups = symmetries_of(module) if symmetries else ()
     together(world, lambda: _sort(state, groups, sensitivities, scratch) if world.is_main else None)
     tensors, files = _sorted(state, scratch)
@@ -552,6 +558,7 @@ def calibrate_in_blocks(
 def _shrunk(
     measured: Mapping[str, Sensitivity],
     state: Mapping[str, Tensor],
+    embeddings: Collection[str],
     numbers: Mapping[str, int],
     scratch: Scratch,
     world: World,
@@ -563,7 +570,7 @@ def _shrunk(
     stored = StoredSensitivities(files, scratch)
 
     def write() -> None:
-        for name, sensitivity in shrink(measured, state, mine):
+        for name, sensitivity in shrink(measured, state, mine, embeddings=embeddings):
             stored.store(name, with_row_floor(sensitivity))
             if name in state:
                 release(state[name])

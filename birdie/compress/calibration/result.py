@@ -26,13 +26,14 @@ from birdie.compress.calibration.shrinkage import shrink, with_row_floor
 from birdie.compress.calibration.symmetry import Orders, permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.coding import Quantized, decode
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.state import EncodedState, ModelState, named_tensors
+from birdie.compress.state import EncodedState, ModelState, embeddings_of, named_tensors
 from birdie.compress.tensors import count_reals
 from birdie.compress.trellis.feedback import Feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
 
 HELD_OUT = 5  # one batch in five is held out, taken from the end
+_HALF = 0.5
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class CalibrationResult:
         held_out: KL on batches that were not used for calibration.
         batches: batches that were used for calibration.
         factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
-        synthetic: inputs are made up or examples, so `birdie.save` tries no calibration as well and keeps the better.
+        synthetic: inputs are made up or examples.
         unreached: names of matrices that the loss does not depend on, as far as calibration sees; they take the prior.
         files: of a calibration one block at a time: those of sorted tensors, whose pages can be released; its tensors
             are decoded one by one, and nothing is tuned.
@@ -97,7 +98,7 @@ class CalibrationResult:
 
             sensitivities = probe(held_out, used, loss, progress=progress)
         missing = unreached(module, state, sensitivities)
-        sensitivities = settled(sensitivities, state)
+        sensitivities = settled(sensitivities, state, embeddings_of(module))
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), sensitivities, held_out, used, unreached=missing)
@@ -141,6 +142,18 @@ class CalibrationResult:
         self._measured = [one for one in self._measured if one[0]() is not None]
         self._measured.append((weakref.ref(encoded), divergence))
         return divergence
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Return whether differences are measured on other batches than those of the sensitivities."""
+        return self.held_out is not None and getattr(self.held_out, "batches", None) is not self.batches
+
+    def mixed(self, embeddings: Collection[str]) -> "CalibrationResult | None":
+        """Return the mean of these sensitivities and the assumed ones; None if they are in files."""
+        if self.files is not None:
+            return None
+        mixed = shrink(self.sensitivities, self.state, self.sensitivities, embeddings=embeddings, least=_HALF)
+        return replace(self, sensitivities=dict(mixed), factors=None)
 
     def measured(self) -> HeldOut:
         """Return what measures differences on batches.
@@ -263,6 +276,9 @@ def abbreviated(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
-def settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+def settled(
+    sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor], embeddings: Collection[str]
+) -> dict[str, Sensitivity]:
     """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
-    return {name: with_row_floor(sensitivity) for name, sensitivity in shrink(sensitivities, state, sensitivities)}
+    shrunk = shrink(sensitivities, state, sensitivities, embeddings=embeddings)
+    return {name: with_row_floor(sensitivity) for name, sensitivity in shrunk}

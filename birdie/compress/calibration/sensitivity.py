@@ -25,7 +25,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from birdie.compress.calibration.modes import (
 )
 from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
+from birdie.compress.calibration.shrinkage import shrink_rows
 from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.small_tensors import LEAST_SIDE, is_gate
@@ -66,6 +67,7 @@ _SLICE = 1 << 22  # elements of unfolded inputs at a time
 _DRAWS, _WORTH_DRAWS = 8, 1 / 16
 # A batch's gradient of a weight, of a loss without random signs, is a sum that hardly tells how much a weight counts.
 _UNSIGNED_GRADIENTS = 1e-6
+_SQUARED = 30  # most octaves from 1 of values that are squared as they are: sums of a trillion fit float32
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
 
@@ -169,34 +171,63 @@ def _key(weight: Tensor) -> Key:
 
 @dataclass(slots=True)
 class Sums:
-    """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses; for look-ups Σ g² by row.
+    """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses.
+
+    Of look-ups they are Σ g² of each element, and how often each row was drawn.
 
     Inputs are (blocks, size, size), with the channels of a block fastest and the taps of its kernel slowest.
     `samples` counts independent inputs, `examples` independent gradients: rows of inputs, images of a convolution.
 
     Of gradients D of the weight itself they are Σ Dᵀ D and Σ D Dᵀ, columns in their order, with no uses; `examples`
     counts batches and `samples` their gradients.
+
+    Values far from 1 are divided by a power of two before they are squared: `exponents` has it for each sum.
     """
 
     inputs: Tensor | None = None
     outputs: Tensor | None = None
     looked_up: Tensor | None = None
+    draws: Tensor | None = None
     uses: int = 0
     samples: float = 0.0
     examples: float = 0.0
+    exponents: dict[str, int] = field(default_factory=dict)
+
+    def divided(self, part: str, values: Tensor) -> Tensor:
+        """Return values to square for a sum, divided by its power of two, which grows with them."""
+        largest = float(values.abs().amax()) if values.numel() else 0.0
+        if 0 < largest < math.inf:
+            exponent = math.frexp(largest)[1]
+            exponent = exponent if abs(exponent) > _SQUARED else 0
+            if exponent > self.exponents.get(part, exponent) + _SQUARED or part not in self.exponents:
+                self.rescale({part: exponent})
+        power = self.exponents.get(part, 0)
+        return values * 2.0**-power if power else values
+
+    def rescale(self, exponents: Mapping[str, int]) -> None:
+        """Divide by other powers of two, as sums of other ranks are."""
+        for part, exponent in exponents.items():
+            total, change = getattr(self, part), self.exponents.get(part, exponent) - exponent
+            if total is not None and change:
+                total.mul_(4.0 ** max(change, -_SQUARED)).mul_(4.0 ** min(change + _SQUARED, 0))
+            self.exponents[part] = exponent
 
     def shapes(self) -> list[list[int] | None]:
         """Return the shapes of the three sums, None for a sum that this rank does not have."""
-        return [None if part is None else list(part.shape) for part in (self.inputs, self.outputs, self.looked_up)]
+        return [None if part is None else list(part.shape) for part in self.tensors]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Return the sums that are tensors."""
+        return self.inputs, self.outputs, self.looked_up, self.draws
 
     def filled(self, shapes: list[list[int] | None], device: torch.device) -> "Sums":
         """Return the sums with zeros for those that other ranks have and this one has not."""
-        local = (self.inputs, self.outputs, self.looked_up)
-        inputs, outputs, looked_up = (
+        inputs, outputs, looked_up, draws = (
             part if part is not None or shape is None else torch.zeros(shape, device=device)
-            for part, shape in zip(local, shapes, strict=True)
+            for part, shape in zip(self.tensors, shapes, strict=True)
         )
-        return Sums(inputs, outputs, looked_up, self.uses, self.samples, self.examples)
+        return Sums(inputs, outputs, looked_up, draws, self.uses, self.samples, self.examples, self.exponents)
 
 
 class Recorder(TorchFunctionMode):
@@ -323,7 +354,12 @@ class Recorder(TorchFunctionMode):
             sums = self.sums.setdefault(name, Sums())
             if sums.looked_up is None:
                 sums.looked_up = torch.zeros(table, dtype=torch.float32, device=device)
-            sums.looked_up.index_add_(0, ids.reshape(-1), _finite(name, g).reshape(-1, g.shape[-1]).float() ** 2)
+            if sums.draws is None:
+                sums.draws = torch.zeros(table[:1], dtype=torch.float32, device=device)
+            rows = ids.reshape(-1)
+            squares = sums.divided("looked_up", _finite(name, g).reshape(-1, g.shape[-1]).float()) ** 2
+            sums.looked_up.index_add_(0, rows, squares)
+            sums.draws.index_add_(0, rows, squares.new_ones(len(rows)))
 
         self._on_gradient(ids, out, add)
 
@@ -414,7 +450,10 @@ class Recorder(TorchFunctionMode):
 
     def _add_gradient(self, name: str, gradient: Tensor, *, first: bool, share: float = 1.0) -> None:
         """Add Σ Dᵀ D and Σ D Dᵀ of a gradient D of the weight, (rows, …)."""
-        rows, sums = gradient.flatten(1).float(), self.sums[name]
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient  # of a bag of rows
+        sums = self.sums[name]
+        rows = sums.divided("outputs", gradient.flatten(1).float())
+        sums.rescale({"inputs": sums.exponents.get("outputs", 0)})
         columns = rows.shape[1]
         size = columns // _block_count(columns, gradient.shape[1])
         blocks = rows.view(len(rows), -1, size).transpose(0, 1)
@@ -442,7 +481,8 @@ class Recorder(TorchFunctionMode):
         if name in self.by_gradient:
             return
         sums = self.sums.setdefault(name, Sums())
-        for part in inputs:
+        for some in inputs:
+            part = sums.divided("inputs", some)
             count = _block_count(columns, part.shape[-1])
             size = columns // count
             if sums.inputs is None:
@@ -457,7 +497,7 @@ class Recorder(TorchFunctionMode):
         sums.samples += share * examples ** (1 - _SPREAD) * uses**_SPREAD
         sums.examples += share * examples
         if g is not None:
-            g = g.float()
+            g = sums.divided("outputs", g.float())
             outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
             sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
 
@@ -530,11 +570,22 @@ def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[
     return merged
 
 
+def all_exponents(exponents: dict[str, dict[str, int]], world: World) -> dict[str, dict[str, int]]:
+    """Return the largest power of two by which a rank has divided each sum."""
+    merged: dict[str, dict[str, int]] = {}
+    for text in world.all_gather_strings(json.dumps(exponents)):
+        for name, local in json.loads(text).items():
+            parts = merged.setdefault(name, {})
+            parts |= {part: max(exponent, parts.get(part, exponent)) for part, exponent in local.items()}
+    return merged
+
+
 def sensitivity_of(sums: Sums, taps: int, units: float, *, signed: bool = True) -> Sensitivity:
     """Return the sensitivity of one weight from its sums; a tied embedding combines both of its uses.
 
-    A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. The combination keeps the sum
-    over columns and the sum over rows of the elements of both.
+    A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. Rows that were seldom drawn
+    are shrunk towards the others. The combination keeps the sum over columns and the sum over rows of the elements of
+    both.
 
     Args:
         sums: over all batches.
@@ -546,23 +597,45 @@ def sensitivity_of(sums: Sums, taps: int, units: float, *, signed: bool = True) 
     inputs, outputs, looked_up = (
         None if part is None else part.cpu() for part in (sums.inputs, sums.outputs, sums.looked_up)
     )
+    drawn = 0.0 if sums.draws is None else float(sums.draws.sum())
+    power = {part: 4.0**exponent for part, exponent in sums.exponents.items() if exponent}
     if not uses and inputs is not None and outputs is not None:
-        return _of_gradients(inputs, outputs, samples, units * samples / examples, signed=signed)
+        known = _of_gradients(inputs, outputs, samples, units * samples / examples, signed=signed)
+        return _times(known, power.get("outputs", 1.0))
     inputs = None if inputs is None else _by_channel(inputs, taps) / uses
     outputs = None if outputs is None else outputs / units
-    looked_up = None if looked_up is None else looked_up / units
+    if looked_up is not None and sums.draws is not None:
+        # each row of a head is seen in every prediction, whether it was drawn or not
+        looked_up = shrink_rows(looked_up / units, sums.draws.cpu() + (0 if outputs is None else examples))
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
     if looked_up is None or (fisher is None and inputs is not None):
         output = outputs if outputs is not None and outputs.ndim == 2 else None
         known = Sensitivity(row_fisher=fisher, output=output, samples=samples, gradients=examples)
-        return known if inputs is None else _with_inputs(known, inputs)
+        known = known if inputs is None else _with_inputs(known, inputs)
+        return _times(known, power.get("inputs", 1.0) * power.get("outputs", 1.0))
     if inputs is None or fisher is None:
-        return Sensitivity(torch.diag(looked_up.mean(0)), looked_up.sum(1) / looked_up.mean(0).sum().clamp_min(1e-30))
-    power = inputs.diagonal(dim1=1, dim2=2)
-    total = fisher.sum() * power.sum() + looked_up.sum()
-    rows = (fisher * power.sum() + looked_up.sum(1)) / total.clamp_min(1e-30)
-    combined = fisher.sum() * inputs + torch.diag_embed(looked_up.sum(0).view(power.shape))
-    return _with_inputs(Sensitivity(row_fisher=rows, samples=samples), combined)
+        rows = looked_up.sum(1) / looked_up.mean(0).sum().clamp_min(1e-30)
+        known = Sensitivity(torch.diag(looked_up.mean(0)), rows, samples=drawn, gradients=drawn)
+        return _times(known, power.get("looked_up", 1.0))
+    if power:  # one unit for both uses
+        fisher = fisher.double() * power.get("outputs", 1.0) * power.get("inputs", 1.0)
+        looked_up = looked_up.double() * power.get("looked_up", 1.0)
+    diagonal = inputs.diagonal(dim1=1, dim2=2)
+    total = fisher.sum() * diagonal.sum() + looked_up.sum()
+    rows = (fisher * diagonal.sum() + looked_up.sum(1)) / total.clamp_min(torch.finfo(total.dtype).tiny)
+    combined = fisher.sum() * inputs + torch.diag_embed(looked_up.sum(0).view(diagonal.shape))
+    if power:
+        mean = combined.diagonal(dim1=1, dim2=2).mean()
+        rows, combined = rows * mean, combined / mean
+    return _with_inputs(Sensitivity(row_fisher=rows, samples=samples, gradients=examples), combined)
+
+
+def _times(known: Sensitivity, power: float) -> Sensitivity:
+    """Return the sensitivity of a loss `power` times as large, which float32 may not hold."""
+    if power == 1 or known.row_fisher is None:
+        return known
+    output = None if known.output is None else known.output.double() * power
+    return replace(known, row_fisher=known.row_fisher.double() * power, output=output)
 
 
 def _of_gradients(inputs: Tensor, outputs: Tensor, draws: float, units: float, *, signed: bool) -> Sensitivity:

@@ -8,9 +8,10 @@ they seem to cost nothing. The prior (`birdie.compress.prior`) has the correlati
 mean of inputs behind a ReLU; elsewhere it is the identity. Its trace is made that of the measured Hessian. α is that of
 the oracle approximating shrinkage estimator (Chen, Wiesel, Eldar & Hero 2010, arXiv 0907.4698) after whitening by the
 prior. The Fisher information of rows is shrunk in proportion to a number of gradients, `ROW_GRADIENTS`, that the prior
-is worth.
+is worth. Rows of an embedding are first shrunk towards their mean, each by the number of times that it was drawn.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.prior import mean_cost, prior
+from birdie.compress.prior import kinds_of, mean_cost, prior
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity, TapCovariance
 from birdie.compress.trellis.feedback import FLOOR
@@ -29,20 +30,29 @@ _LEAST = 1e-6  # smallest variance of a gradient, as a share of the mean of all 
 
 
 def shrink(
-    known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], names: Collection[str]
+    known: Mapping[str, Sensitivity],
+    weights: Mapping[str, Tensor],
+    names: Collection[str],
+    *,
+    embeddings: Collection[str] = (),
+    least: float = 0.0,
 ) -> Iterator[tuple[str, Sensitivity]]:
     """Yield (name, sensitivity), shrunk towards the prior as far as their numbers of samples require, one at a time.
 
     Args:
         known: name → sensitivity by calibration; without a number of samples it is not changed.
-        weights: name → weight; a sensitivity without a weight is not changed.
+        weights: name → weight, of all of the model; a sensitivity without a weight is not changed.
         names: of the sensitivities to yield.
+        embeddings: names of weights that are known as such.
+        least: share of the prior, at least.
     """
-    assumed = prior({name: with_rows(weights[name], known[name]) for name in known if name in weights})
+    matrices = {name: with_rows(weights[name], known[name]) for name in known if name in weights}
+    real = {name: weight for name, weight in weights.items() if not weight.is_complex()}
+    assumed = prior(matrices, kinds=kinds_of({**real, **matrices}, embeddings))
     ratios = [mean_cost(known[name]) / mean_cost(item) for name, item in assumed.items()]
     unit = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     for name in names:
-        yield name, _shrunk(known[name], assumed[name], unit) if name in assumed else known[name]
+        yield name, _shrunk(known[name], assumed[name], unit, least) if name in assumed else known[name]
 
 
 def with_row_floor(sensitivity: Sensitivity) -> Sensitivity:
@@ -56,43 +66,61 @@ def with_row_floor(sensitivity: Sensitivity) -> Sensitivity:
     return replace(sensitivity, row_fisher=rows.clamp_min(floor), output=output)
 
 
-def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivity:
+def shrink_rows(squares: Tensor, draws: Tensor) -> Tensor:
+    """Return sums of squares of a table's rows, each closer to the mean row the less often it was drawn.
+
+    Rows that no batch used are not rows that nothing uses. A mean row keeps the level that all draws together tell.
+
+    Args:
+        squares: (rows, columns), of gradients.
+        draws: (rows,), how often each row was looked up.
+    """
+    share = (ROW_GRADIENTS / (ROW_GRADIENTS + draws))[:, None]
+    return (1 - share) * squares + share * squares.mean(0)
+
+
+def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float, least: float) -> Sensitivity:
     """Return one sensitivity, shrunk; `unit` is the typical cost of an error, measured over assumed."""
     hessian, blocks = known.hessian, known.blocks
-    if hessian is not None and known.samples:
-        hessian = shrink_covariance(hessian, known.samples, assumed.taps)
-    if blocks is not None and known.samples:
-        parts = [shrink_covariance(block, known.samples, assumed.taps) for block in blocks.blocks]
+    if hessian is not None and (known.samples or least):
+        hessian = shrink_covariance(hessian, known.samples or math.inf, assumed.taps, least)
+    if blocks is not None and (known.samples or least):
+        parts = [shrink_covariance(block, known.samples or math.inf, assumed.taps, least) for block in blocks.blocks]
         blocks = replace(blocks, blocks=torch.stack(parts))
     known = replace(known, hessian=hessian, blocks=blocks)
     power = mean_cost(replace(known, row_fisher=None))
-    if known.row_fisher is None or assumed.row_fisher is None or not known.gradients or not power > 0:
+    if known.row_fisher is None or assumed.row_fisher is None or not (known.gradients or least) or not power > 0:
         return known
     # A row costs its Fisher information times the power of the inputs, so the prior's rows are for the prior's inputs.
     factor = unit * mean_cost(replace(assumed, row_fisher=None)) / power
-    share = ROW_GRADIENTS / (ROW_GRADIENTS + known.gradients)
+    share = max(ROW_GRADIENTS / (ROW_GRADIENTS + known.gradients) if known.gradients else 0.0, least)
     rows = (1 - share) * known.row_fisher + share * factor * assumed.row_fisher.to(known.row_fisher)
     if known.output is None:
         return replace(known, row_fisher=rows)
     deviation = known.row_fisher.clamp_min(_LEAST * float(known.row_fisher.mean())).sqrt()
     if not bool(deviation.all()):
         return replace(known, row_fisher=rows, output=torch.diag(rows))
-    correlation = shrink_covariance(known.output / deviation[:, None] / deviation, known.gradients)
+    correlation = shrink_covariance(
+        known.output / deviation[:, None] / deviation, known.gradients or math.inf, least=least
+    )
     output = correlation * rows.sqrt()[:, None] * rows.sqrt()
     output.diagonal().copy_(rows)
     return replace(known, row_fisher=rows, output=output)
 
 
-def shrink_covariance(measured: Tensor, samples: float, taps: TapCovariance | None = None) -> Tensor:
+def shrink_covariance(
+    measured: Tensor, samples: float, taps: TapCovariance | None = None, least: float = 0.0
+) -> Tensor:
     """Return (1 − α) · measured + α · prior, (n, n).
 
     Args:
         measured: second moments.
         samples: number of independent samples that they are the mean of.
         taps: the prior, up to a factor; None is the identity.
+        least: α, at least.
     """
     size, mean = len(measured), float(measured.diagonal().double().mean())
-    if size < 2 or not mean > 0 or samples >= ENOUGH * size:
+    if size < 2 or not mean > 0 or (samples >= ENOUGH * size and not least):
         return measured
     whitened = measured.double() / mean
     target = torch.eye(size, dtype=torch.float64, device=measured.device)
@@ -102,7 +130,7 @@ def shrink_covariance(measured: Tensor, samples: float, taps: TapCovariance | No
         root = torch.linalg.cholesky(target)
         half = torch.linalg.solve_triangular(root, whitened, upper=False)
         whitened = torch.linalg.solve_triangular(root, half.T, upper=False)
-    share = oracle_share(whitened, samples)
+    share = max(oracle_share(whitened, samples), least)
     return ((1 - share) * measured.double() + share * mean * target).to(measured.dtype)
 
 

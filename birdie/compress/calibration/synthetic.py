@@ -36,7 +36,7 @@ from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.prior import mean_cost, prior, scale_sensitivity
 from birdie.compress.row_blocks import with_rows
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.state import EncodedState
+from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, WeightsError
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
@@ -126,7 +126,8 @@ def _by_forward_passes(
     count = held_out_batches(len(batches))
     used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
     held_out = (HeldOut if loss is _logit_loss else HeldOutError)(module, kept, loss)
-    sensitivities = _finite(settled(probe(held_out, used, loss, progress=progress), state), state)
+    probed = probe(held_out, used, loss, progress=progress)
+    sensitivities = _finite(settled(probed, state, embeddings_of(module)), state)
     missing = unreached(module, state, sensitivities)
     return CalibrationResult(dict(state), sensitivities, held_out, used, unreached=missing)
 
@@ -197,22 +198,6 @@ class HeldOutError(HeldOut):
             same = len(decoded) == len(expected) and decoded[index].shape == output.shape
             error = float((decoded[index] - output).square().sum()) if same else total
             yield (error if math.isfinite(error) else total, total) if math.isfinite(total) else (0.0, 0.0)
-
-
-def closer(calibration: CalibrationResult, calibrated: EncodedState, assumed: EncodedState) -> EncodedState:
-    """Return the encoding with the lower error on the held-out inputs, and log both errors.
-
-    Args:
-        calibration: on made-up or example inputs.
-        calibrated: encoding by this calibration.
-        assumed: encoding of the same size without calibration.
-    """
-    errors = calibration.divergence(calibrated), calibration.divergence(assumed)
-    kept = "the calibration" if errors[0] <= errors[1] else "no calibration"
-    logging.getLogger("birdie").info(
-        "error on inputs kept apart: %.3g with calibration, %.3g without; %s is kept", *errors, kept
-    )
-    return calibrated if errors[0] <= errors[1] else assumed
 
 
 def forward(module: nn.Module, inputs: Inputs) -> Any:

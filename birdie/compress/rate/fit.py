@@ -1,15 +1,17 @@
 """All tensors of a file, coded, by the assigned schemes or so that the file meets its target.
 
-assignment ─► jobs ─► search for the target ─► checked ─► tuned ─► coded
+assignment ─► jobs ─► search for the target ─► checked ─► compared with what is assumed ─► tuned ─► coded
 """
 
 import logging
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
+from birdie.compress.rate.control import Control, Source, controlled
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.jobs import Jobs, assignments, jobs_of
 from birdie.compress.rate.search import Fit, fit_budget, fit_quality
@@ -44,29 +46,59 @@ def fit(
         states: where a training goes on that was stopped.
     """
     budget = target.in_bytes(assignment.weights)
-    sensitivities = None if calibration is None else calibration.sensitivities
-    factors = None if calibration is None else calibration.factors
-    *preferred, last = assignments(assignment, budget)
-    for option in (*preferred, last):
-        down, workers, world = coder.effort == "fast", coder.workers, coder.world
-        jobs = jobs_of(option, sensitivities, factors, down_columns=down, workers=workers, world=world)
-        try:
-            result = _search(jobs, target, coder, calibration)
-            break
-        except BudgetError as error:
-            if option is last and budget is not None:
-                raise BudgetError(f"{error}{exact_share(jobs, coder, budget)}") from error
-            if option is last:
-                raise
+    try:
+        jobs, result = _fitted(assignment, target, coder, calibration, calibration)
+    except BudgetError:
+        if calibration is None or budget is None:
+            raise
+        jobs, result = _fitted(assignment, target, coder, None, calibration)
+        result = replace(result, control=Control("assumed", {}, "no calibrated file is as small"))
     if calibration is None:
         return result
     if budget is not None:
         result = prefer_lower_error(jobs, result, coder, calibration)
+    if budget is not None and result.control is None:
+
+        def other_jobs(source: Source) -> Jobs | None:
+            return _jobs(
+                jobs.assignment, coder, None if source == "assumed" else calibration.mixed(assignment.embeddings)
+            )
+
+        jobs, result = controlled(jobs, result, other_jobs, coder, budget, calibration)
     if tune and (result.sigma is not None or not target.searched):
         from birdie.compress.rate.tuned import tuned
 
         result = tuned(jobs, result, target, coder, calibration, tune, states)
     return replace(result, encoded=coder.coded(result.encoded))
+
+
+def _fitted(
+    assignment: Assignment,
+    target: Target,
+    coder: Coder,
+    known: CalibrationResult | None,
+    measure: CalibrationResult | None,
+) -> tuple[Jobs, Fit]:
+    """Return jobs by `known` sensitivities and the fit that meets the target."""
+    budget = target.in_bytes(assignment.weights)
+    *preferred, last = assignments(assignment, budget)
+    for option in preferred:
+        with suppress(BudgetError):
+            jobs = _jobs(option, coder, known)
+            return jobs, _search(jobs, target, coder, measure)
+    jobs = _jobs(last, coder, known)
+    try:
+        return jobs, _search(jobs, target, coder, measure)
+    except BudgetError as error:
+        if budget is None:
+            raise
+        raise BudgetError(f"{error}{exact_share(jobs, coder, budget)}") from error
+
+
+def _jobs(assignment: Assignment, coder: Coder, known: CalibrationResult | None) -> Jobs:
+    sensitivities, factors = (None, None) if known is None else (known.sensitivities, known.factors)
+    down, workers, world = coder.effort == "fast", coder.workers, coder.world
+    return jobs_of(assignment, sensitivities, factors, down_columns=down, workers=workers, world=world)
 
 
 def _search(jobs: Jobs, target: Target, coder: Coder, calibration: CalibrationResult | None) -> Fit:

@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +33,9 @@ from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.jobs import FINEST, Jobs
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
+
+if TYPE_CHECKING:
+    from birdie.compress.rate.control import Control
 
 TOLERANCE = 1000  # the file may be smaller than the budget by a thousandth of it …
 _DRAFT_TOLERANCE = 250  # the same where sizes are estimated, which is no more exact
@@ -66,6 +70,7 @@ class Fit:
         rounds: how many times the complete model was coded or measured.
         divergence: KL in nats per target, if it was measured.
         untuned: the same without tuning, if there was one.
+        control: comparison with what is assumed, after a calibration.
     """
 
     encoded: EncodedState
@@ -74,6 +79,7 @@ class Fit:
     rounds: int = 0
     divergence: float | None = None
     untuned: float | None = None
+    control: "Control | None" = None
 
 
 def fit_budget(jobs: Jobs, coder: Coder, budget: int, *, start: float | None = None) -> Fit:
@@ -98,13 +104,21 @@ def fit_budget(jobs: Jobs, coder: Coder, budget: int, *, start: float | None = N
     if lossless is not None and lossless.bytes <= budget:
         return lossless
     with suppress(BudgetError):
-        draft = search.draft(max(_FEW, jobs.weights // _FEW_SHARE), _ROWS).run(None)
-        start = None if draft.sigma is None else math.log2(draft.sigma)
+        start = search.proposal()
     fit = search.run(start)
     if lossless is None and budget - fit.bytes > search.tolerance:
         lossless = search.lossless()
         return lossless if lossless.bytes <= budget else fit
     return fit
+
+
+def proposed_exponent(jobs: Jobs, coder: Coder, budget: int) -> float | None:
+    """Return about the exponent that `fit_budget` chooses, by estimated sizes; None if nothing is searched.
+
+    Raises:
+        BudgetError: nothing fits the budget.
+    """
+    return _Search(jobs, coder, budget, coder.code(jobs.settled)).proposal()
 
 
 def fit_rest(jobs: Jobs, coder: Coder, budget: int, encoded: Mapping[str, Quantized], start: float) -> Fit:
@@ -182,6 +196,11 @@ class _Search:
     def draft(self, count: int, rows: int) -> "_Draft":
         """Return a search by estimated sizes, on about `count` of the weights and so many rows of each matrix."""
         return _Draft(self, count, rows)
+
+    def proposal(self) -> float | None:
+        """Return the exponent that estimated sizes of some of the weights propose."""
+        draft = self.draft(max(_FEW, self.weights // _FEW_SHARE), _ROWS).run(None)
+        return None if draft.sigma is None else math.log2(draft.sigma)
 
     def lossless(self) -> Fit:
         """Return the fit in which all tensors without a rule are lossless, even if it is larger than the budget."""

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from birdie.compress.calibration import sensitivity as sensitivity_module
 from birdie.compress.calibration.sensitivity import MAX_OUTPUTS, calibrate
+from birdie.compress.calibration.shrinkage import shrink_rows
 
 Batch = tuple[Tensor, Tensor]
 
@@ -288,11 +289,24 @@ def test_embeddings_know_how_often_and_how_much() -> None:
     g = seeded(2, 3, 3, seed=1)
     measured = calibrate(module, [(ids, g)], project)["weight"]
     squares = torch.zeros(6, 3).index_add_(0, ids.reshape(-1), g.reshape(-1, 3) ** 2)
+    squares = shrink_rows(squares, torch.tensor([2.0, 0, 3, 0, 0, 1]))
     assert measured.hessian is not None
     assert measured.row_fisher is not None
     close(measured.hessian.diagonal().sum() * measured.row_fisher, squares.sum(1))
     close(measured.hessian.diagonal() * measured.row_fisher.sum(), squares.sum(0))
-    assert measured.row_fisher[[1, 3, 4]].tolist() == [0, 0, 0]
+    torch.testing.assert_close(measured.row_fisher[[1, 3, 4]], torch.full((3,), measured.row_fisher[1].item()))
+    assert (measured.samples, measured.gradients) == (6, 6)
+
+
+def test_sparse_gradients_of_a_bag_are_those_of_a_dense_one() -> None:
+    bags = [nn.EmbeddingBag(20, 8, mode="mean", sparse=sparse) for sparse in (False, True)]
+    bags[1].load_state_dict(bags[0].state_dict())
+    batches = [(torch.tensor([[0, 2, 2], [5, 2, 0]]), seeded(2, 8, seed=1))]
+    dense, sparse = (calibrate(bag, batches, project)["weight"] for bag in bags)
+    assert dense.hessian is not None
+    assert dense.row_fisher is not None
+    close(sparse.hessian, dense.hessian)
+    close(sparse.row_fisher, dense.row_fisher)
 
 
 class Tied(nn.Module):
@@ -316,7 +330,7 @@ def test_a_tied_embedding_has_both_uses_in_one() -> None:
     assert list(measured) == ["embedding.weight"]
     weight = module.embedding.weight.detach()
     x, back = weight[ids], g @ weight
-    looked_up = torch.zeros(6, 3).index_add_(0, ids, back**2)
+    looked_up = shrink_rows(torch.zeros(6, 3).index_add_(0, ids, back**2), torch.tensor([1.0, 0, 2, 0, 0, 1]) + 4)
     used, fisher = x.T @ x / 4, (g**2).sum(0)
     one = measured["embedding.weight"]
     assert one.output is None

@@ -12,12 +12,9 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration import synthetic
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.synthetic import HeldOutError, Inputs, closer, synthetic_calibration
+from birdie.compress.calibration.synthetic import HeldOutError, Inputs, synthetic_calibration
 from birdie.compress.prior import mean_cost, prior
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.schemes.grid import Grid
-from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 
 VOCABULARY = 50
@@ -259,18 +256,6 @@ def test_outputs_that_other_weights_give_another_shape_are_wrong_altogether() ->
     measure = HeldOutError(model, [Inputs((torch.randn(40, 8),))], loss)
     assert measure(model.state_dict()) == 0
     assert measure({name: -weight for name, weight in model.state_dict().items()}) == 1
-
-
-def test_the_better_of_two_encodings_on_inputs_kept_apart_is_kept() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(32, 32)
-    result = CalibrationResult(model.state_dict(), {}, HeldOutError(model, [Inputs((torch.randn(8, 32),))], loss))
-    fine, coarse = (
-        EncodedState({name: Grid(bits).encode(name, weight) for name, weight in model.state_dict().items()}, {})
-        for bits in (8, 3)
-    )
-    assert closer(result, fine, coarse) is fine
-    assert closer(result, coarse, fine) is fine
 
 
 def loss(module: nn.Module, inputs: Inputs) -> Tensor:
