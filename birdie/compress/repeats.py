@@ -49,16 +49,16 @@ class Parse:
     distances: Numbers
 
 
-def may_repeat(words: Words) -> bool:
+def may_repeat(words: Words, *, singles: bool = True) -> bool:
     """Return whether so many of the words (n,) occur again that a search for matches is worth its time.
 
     Some windows are evenly spaced, which shows those that occur often. Others are chosen by a hash of their words, so
-    that all copies of one are chosen or none.
+    that all copies of one are chosen or none. Without `singles` only windows count, not words that occur alone.
     """
     if words.size < 16:
         return False
     width = max(2, _WINDOW_BYTES // words.itemsize)
-    for size, least in ((width, _LEAST_REPEATED), (1, _LEAST_SINGLE))[: 2 if words.itemsize >= _WIDE else 1]:
+    for size, least in ((width, _LEAST_REPEATED), (1, _LEAST_SINGLE))[: 1 + (singles and words.itemsize >= _WIDE)]:
         seen = np.empty(_SAMPLE, np.uint64)
         for by_content in (False, True):
             count = _choose(words, size, max(1, words.size // (_SAMPLE // 2)), by_content, seen)

@@ -14,11 +14,16 @@
                                     (birdie.compress.repeats): the literals as a vector in one of the forms above,
                                     literals before each match, lengths and distances, each as such differences of an
                                     order 0 … 2 (orders: counts + 3 · lengths + 9 · distances)
+               params (7, height, width, levels, kind)  SCALED: weights that are quantized already
+                                    (birdie.compress.scaled): the number of each element's level, the levels, and the
+                                    planes of a scale for each block; kind: dtype of the scales + 3 if levels are floats
+               params (8, levels)   TABLES: the same without scales: each row has its levels, the planes of them all
 
 Integers may be weights, several weights packed in a word, indices or counters, and the dtype does not say which: every
 form is coded on a sample and the smallest is taken.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -28,7 +33,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.repeats import expand, may_repeat, parse, steps, summed
+from birdie.compress.scaled import LARGEST, MAX_LEVELS, Scaled, multiply, search
 from birdie.compress.scheme import (
+    INT16,
     SCALES,
     SYMBOLS,
     Cost,
@@ -40,6 +47,7 @@ from birdie.compress.scheme import (
     Spec,
     StreamLayout,
     elementwise,
+    in_blocks,
 )
 from birdie.compress.tensors import FORMATS, Bits, count_words, from_bits, parts, rows_columns, to_bits
 from birdie.entropy import coder
@@ -47,7 +55,7 @@ from birdie.entropy.hints import Effort
 from birdie.entropy.planes import blocks, join, plane_dtypes, plane_hints, split, word_dtype
 from birdie.errors import ArtifactError, WeightsError
 
-HALVES, VALUES, DIFFERENCES, LISTED, RUNS, MATCHES = 1, 2, 3, 4, 5, 6
+HALVES, VALUES, DIFFERENCES, LISTED, RUNS, MATCHES, SCALED, TABLES = 1, 2, 3, 4, 5, 6, 7, 8
 _WIDE = (torch.int32, torch.uint32, torch.int64, torch.uint64)
 WHOLE = {  # floats → how far integers are stored as differences: all of them are exact
     torch.float16: 1 << 11,
@@ -63,6 +71,8 @@ DTYPES: dict[int, tuple[torch.dtype, ...]] = {  # dtypes that each form can stor
     RUNS: tuple(dtype for dtype, (_, words) in FORMATS.items() if words == 1),
 }
 DTYPES[MATCHES] = DTYPES[RUNS]
+DTYPES[SCALED] = DTYPES[TABLES] = DTYPES[LISTED]
+SCALE_DTYPES = torch.float32, torch.float16, torch.bfloat16
 SAMPLE_BYTES = 1 << 17  # bytes of an integer tensor on which its forms are compared
 _STREAM_BYTES = 2  # approximate bytes in the header for each stream
 _PACKED = 1.02  # entropy of separate half bytes over that of bytes, up to which a byte is taken for two integers
@@ -75,6 +85,7 @@ _ORDERS = 3  # differences of the numbers of matches: none, first, second
 _LEAST_BYTES = 200  # coded bytes of another form from which matches are searched for
 _MOST_MIXED = 1 << 18  # elements up to which sizes with matches are compared by context mixing
 _MATCHES_GAIN = 0.97  # coded bytes of matches over those of another form, up to which matches are taken
+_ROW_OF_TABLE = 8  # words of a row for each word of its table, at least
 _FEW = 64  # floats that are looked at before all are
 _LISTED_GAIN = 0.98  # entropy of the list's numbers over that of the planes, up to which the list is taken
 
@@ -85,6 +96,8 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
         return plane_layout(shape, dtype)
     if params[0] == MATCHES:
         return _matches_layout(shape, dtype, params)
+    if params[0] in (SCALED, TABLES):
+        return _levels_layout(shape, dtype, params)
     rows, columns = rows_columns(shape)
     expected = {LISTED: 2, RUNS: 3}.get(params[0], 1)
     valid = dtype in DTYPES.get(params[0], ()) and len(params) == expected
@@ -121,6 +134,27 @@ def _matches_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[in
     return (*layout((literals,), dtype, tuple(form)), numbers, numbers, numbers)
 
 
+def _levels_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of the numbers of levels, and of levels and scales, or of the levels of each row."""
+    rows, columns = rows_columns(shape)
+    valid = dtype in DTYPES[SCALED] and len(params) == (5 if params[0] == SCALED else 2)
+    if valid and params[0] == SCALED:
+        _, height, width, levels, kind = params
+        valid = 1 <= height <= rows and 1 <= width <= columns and 0 <= kind < 2 * len(SCALE_DTYPES)
+    elif valid:
+        levels = params[1]
+    if not valid or rows * columns == 0 or not 1 <= levels <= MAX_LEVELS:
+        raise ArtifactError(
+            f"scheme lossless has parameters {params} for {dtype} of shape {shape}; the file is corrupt or newer"
+        )
+    numbers = StreamLayout(rows, columns, SYMBOLS, np.dtype(np.uint8) if levels <= 256 else INT16)
+    if params[0] == TABLES:
+        return numbers, *plane_layout((rows, levels), dtype)
+    floats, scale = divmod(kind, len(SCALE_DTYPES))
+    table = plane_layout((levels,), torch.float32) if floats else (StreamLayout(1, levels, SCALES),)
+    return numbers, *table, *plane_layout((-(-rows // height), -(-columns // width)), SCALE_DTYPES[scale])
+
+
 def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
     """Return the cost of joining planes, or of a form."""
     output = elementwise(shape, dtype, params)
@@ -132,6 +166,11 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
             literals.operations + 4 * output.operations + 80 * params[1],
             literals.bytes + output.bytes + 48 * params[1],
         )
+    if params[0] in (SCALED, TABLES):
+        rows, columns = rows_columns(shape)
+        blocks = -(-rows // params[1]) * -(-columns // params[2]) if params[0] == SCALED else rows * params[1]
+        values = in_blocks(shape, dtype, 24)
+        return Cost(values.operations + 8 * blocks, values.bytes + 24 * blocks + 16 * (rows + columns))
     if params[0] == RUNS:
         return Cost(2 * output.operations + 64 * params[1], output.bytes + 48 * params[1] + 64 * params[2])
     listed = params[1] if params[0] == LISTED else 0
@@ -151,6 +190,10 @@ def decode(encoded: Encoded) -> Tensor:
         return _from_runs(encoded)
     elif params[0] == MATCHES:
         words = _from_matches(encoded)
+    elif params[0] == SCALED:
+        return _from_scales(encoded)
+    elif params[0] == TABLES:
+        words = _from_tables(encoded)
     elif params[0] == HALVES:
         words = _from_halves(streams[0], encoded.shape, dtype)
     else:
@@ -260,6 +303,53 @@ def _from_matches(encoded: Encoded) -> Bits:
     return out
 
 
+def _from_scales(encoded: Encoded) -> Tensor:
+    _, height, width, count, kind = encoded.params
+    rows, columns = rows_columns(encoded.shape)
+    symbols, *streams = encoded.streams
+    floats, scale = divmod(kind, len(SCALE_DTYPES))
+    _require_levels(symbols, count)
+    if floats:
+        parts = len(plane_layout((count,), torch.float32))
+        levels = _joined(streams[:parts], (count,), torch.float32).numpy()
+    else:
+        parts, gaps = 1, streams[0][0]
+        integers = np.cumsum(gaps, dtype=np.int64)
+        repeated = np.flatnonzero(gaps[1:] == 0)
+        limit = max(abs(int(integers[0])), abs(int(integers[-1])))
+        if int(gaps[1:].min(initial=0)) < 0 or limit > LARGEST or (integers[repeated] != 0).any() or repeated.size > 1:
+            raise ArtifactError("the levels of a tensor do not rise within 24 bits; the file is corrupt")
+        levels = integers.astype(np.float32)
+        levels[repeated] = -0.0
+    grid = -(-rows // height), -(-columns // width)
+    scales = _joined(streams[parts:], grid, SCALE_DTYPES[scale]).float().numpy()
+    if not (np.isfinite(levels).all() and np.isfinite(scales).all()):
+        raise ArtifactError("a level or a scale of a tensor is not finite; the file is corrupt")
+    return multiply(Scaled(height, width, symbols, levels, scales), encoded.shape, encoded.dtype)
+
+
+def _from_tables(encoded: Encoded) -> Bits:
+    numbers, *planes = encoded.streams
+    rows, columns = numbers.shape
+    count = encoded.params[1]
+    _require_levels(numbers, count)
+    words = to_bits(_joined(planes, (rows, count), encoded.dtype))
+    out: Bits = np.empty(numbers.shape, words.dtype)
+    for block in blocks(rows, columns):
+        out[block] = np.take_along_axis(words[block[0]], numbers[block].astype(np.int64), axis=1)
+    return out
+
+
+def _joined(planes: Sequence[Integers], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor that stands in a few planes among the streams of another."""
+    return join_planes(Encoded("lossless", shape, dtype, (), tuple(planes)), dtype)
+
+
+def _require_levels(numbers: Integers, count: int) -> None:
+    if int(numbers.max()) >= count or int(numbers.min()) < 0:
+        raise ArtifactError(f"a number is beyond a table of {count} levels; the file is corrupt")
+
+
 DECODER = Decoder("lossless", layout, decode, cost)
 
 
@@ -288,7 +378,11 @@ class Lossless(Scheme):
         Raises:
             WeightsError: the dtype is not one of `FORMATS`, or a boolean is neither 0 nor 1.
         """
-        encoded = _without_repeats(name, weight)
+        quantized = in_levels(weight)
+        if quantized is not None:
+            encoded = _without_repeats(name, weight)
+            quantized = min((quantized, encoded), key=_bytes)
+        encoded = _without_repeats(name, weight) if quantized is None else quantized
         runs = _runs(weight)
         if runs is not None and _bytes(runs) < _RUNS_GAIN * _bytes(encoded):
             encoded = runs
@@ -369,6 +463,55 @@ def _integer_form(weight: Tensor) -> int | None:
     return best
 
 
+def in_levels(weight: Tensor) -> Encoded | None:
+    """Return the levels of a tensor that is quantized already; None if it is not seen to be."""
+    scaled = search(weight)
+    if scaled is None:
+        return _tables(weight)
+    if scaled.has_integers:
+        table: tuple[Integers, ...] = (np.diff(scaled.levels.astype(np.int64), prepend=0)[None],)
+    else:
+        table = _planes(torch.from_numpy(scaled.levels))
+    scales = torch.from_numpy(scaled.scales)
+    narrow = next(index for index in (1, 2, 0) if torch.equal(scales.to(SCALE_DTYPES[index]).float(), scales))
+    kind = narrow + len(SCALE_DTYPES) * (not scaled.has_integers)
+    params = (SCALED, scaled.height, scaled.width, scaled.levels.size, kind)
+    streams = (scaled.symbols, *table, *_planes(scales.to(SCALE_DTYPES[narrow])))
+    return Encoded("lossless", tuple(weight.shape), weight.dtype, params, streams)
+
+
+def _planes(tensor: Tensor) -> tuple[Integers, ...]:
+    return encode_planes("", "lossless", tensor, tensor, ()).streams
+
+
+def _tables(weight: Tensor) -> Encoded | None:
+    """Return a table of the words of each row, and their numbers; None if some row has many."""
+    if weight.dtype not in DTYPES[TABLES] or weight.ndim < 2 or not weight.numel():
+        return None
+    bits = to_bits(weight)
+    most = min(MAX_LEVELS, bits.shape[1] // _ROW_OF_TABLE)
+    if any(np.unique(bits[row]).size > most for row in {0, len(bits) // 2, len(bits) - 1}):
+        return None
+    tables = []
+    for row in bits:
+        words = np.unique(row)
+        if words.size > most:
+            return None
+        tables.append(words)
+    count = max(map(len, tables))
+    numbers = np.empty(bits.shape, np.uint8 if count <= 256 else np.int16)
+    listed = np.empty((len(bits), count), bits.dtype)
+    for row, words in enumerate(tables):
+        floats = from_bits(words[None], words.shape, weight.dtype).float().numpy()
+        order = np.lexsort((words, floats))  # by value, so that neighbors are similar
+        rank = np.empty(words.size, numbers.dtype)
+        rank[order] = np.arange(words.size)
+        numbers[row] = rank[np.searchsorted(words, bits[row])]
+        listed[row] = np.pad(words[order], (0, count - words.size), mode="edge")
+    streams = (numbers, *_planes(from_bits(listed, listed.shape, weight.dtype)))
+    return Encoded("lossless", tuple(weight.shape), weight.dtype, (TABLES, count), streams)
+
+
 def _runs(weight: Tensor) -> Encoded | None:
     """Return the runs of equal words in row-major order; None if they are short, or of many different words."""
     if weight.dtype not in DTYPES[RUNS] or not 2 <= weight.numel() < 1 << 31:
@@ -385,8 +528,7 @@ def _runs(weight: Tensor) -> Encoded | None:
     changes = steps(np.diff(starts, append=flat.size).astype(np.int64), 2)[None]
     if not 2 <= len(words) <= _MOST_WORDS or int(np.abs(changes).max()) >= 1 << 31:
         return None
-    listed = from_bits(words, (len(words),), weight.dtype)
-    planes = encode_planes("", "lossless", listed, listed, ()).streams
+    planes = _planes(from_bits(words, (len(words),), weight.dtype))
     differences = steps(numbers.reshape(-1).astype(np.int64), 1)[None]
     params = (RUNS, len(starts), len(words))
     return Encoded("lossless", tuple(weight.shape), weight.dtype, params, (*planes, differences, changes))
@@ -397,7 +539,7 @@ def _matches(weight: Tensor, other: Encoded) -> Encoded | None:
     if weight.dtype not in DTYPES[MATCHES] or not 2 <= weight.numel() < 1 << 31 or weight.nbytes <= _LEAST_BYTES:
         return None
     flat = to_bits(weight).reshape(-1)
-    if not may_repeat(flat):
+    if not may_repeat(flat, singles=other.params[:1] not in ((SCALED,), (TABLES,))):
         return None
     effort: Effort = "max" if flat.size <= _MOST_MIXED else "fast"  # an estimate would not find the smaller one
     if (least := _bytes(other, effort)) <= _LEAST_BYTES:
