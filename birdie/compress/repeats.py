@@ -80,10 +80,10 @@ def parse(words: Words, literal_bits: float) -> Parse:
     return Parse(literals[:singles].astype(np.int64), counts, lengths, distances)
 
 
-def expand(literals: Words, counts: Numbers, lengths: Numbers, distances: Numbers, size: int) -> Words | None:
-    """Return the words (size,) that literals and matches make up; None if they do not."""
+def expand(literals: Words, matches: tuple[Numbers, ...], size: int) -> Words | None:
+    """Return the words (size,) that literals and matches (counts, lengths, distances) make up; None if they do not."""
     out = np.empty(size, literals.dtype)
-    return out if _expand(literals, counts, lengths, distances, out) else None
+    return out if _expand(literals, *matches, out) else None
 
 
 def steps(numbers: Numbers, times: int) -> Numbers:

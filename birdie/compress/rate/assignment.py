@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from birdie.compress.quantized import fits_exact, is_smaller_exact
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Scheme
@@ -66,6 +67,8 @@ class Assignment:
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
         trellis: that the search takes.
         exact: names of settled tensors that are lossless because they are no weights.
+        quantized: names of settled matrices that are lossless because they are quantized already, and so small that a
+            target allows it; a search may still coarsen them.
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
         groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
@@ -81,6 +84,7 @@ class Assignment:
     steered: Scheme | None = None
     trellis: Trellis = field(default_factory=Trellis)
     exact: frozenset[str] = frozenset()
+    quantized: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
     embeddings: frozenset[str] = frozenset()
     groups: Mapping[str, Group] = field(default_factory=dict)
@@ -117,7 +121,10 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
     exact = state.exact - {state.ties.get(pattern, pattern) for pattern, _ in rules}
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
-    free, reserve = [], []
+    free, reserve, quantized = [], [], set()
+    weights = sum(map(count_reals, state.tensors.values()))
+    budget = target.in_bytes(weights)
+    bits = 0.0 if budget is None else 8 * budget / max(weights, 1)
     for name, tensor in state.tensors.items():
         if target.lossless or name in exact:
             settled[name] = Lossless()
@@ -127,8 +134,14 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
             settled[name] = applicable(named[name], weight)
         elif not target.searched:
             settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
+            if default is None and settled[name].quantizes and is_smaller_exact(weight, settled[name]):
+                settled[name] = Lossless()
         elif is_worth_coarsening(weight):
-            free.append(name)
+            if default is None and bits and fits_exact(weight, bits):
+                settled[name] = Lossless()
+                quantized.add(name)
+            else:
+                free.append(name)
         elif shrinks(weight) or is_matrix(weight):
             reserve.append(name)
         else:
@@ -143,6 +156,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         steered,
         trellis,
         exact,
+        frozenset(quantized),
         embeddings=state.embeddings,
     )
 

@@ -294,10 +294,11 @@ def _from_matches(encoded: Encoded) -> Bits:
     _, _, literals, orders, *form = encoded.params
     *streams, counts, lengths, distances = encoded.streams
     words = to_bits(decode(Encoded("lossless", (literals,), encoded.dtype, tuple(form), tuple(streams))))[0]
-    numbers = [
-        summed(stream[0], orders // _ORDERS**i % _ORDERS) for i, stream in enumerate((counts, lengths, distances))
-    ]
-    out = expand(words, *numbers, prod(encoded.shape))
+    sums = (
+        summed(stream[0], orders // _ORDERS**index % _ORDERS)
+        for index, stream in enumerate((counts, lengths, distances))
+    )
+    out = expand(words, (*sums,), prod(encoded.shape))
     if out is None:
         raise ArtifactError("the matches of a tensor do not add up to it; the file is corrupt")
     return out
@@ -378,11 +379,10 @@ class Lossless(Scheme):
         Raises:
             WeightsError: the dtype is not one of `FORMATS`, or a boolean is neither 0 nor 1.
         """
-        quantized = in_levels(weight)
-        if quantized is not None:
-            encoded = _without_repeats(name, weight)
-            quantized = min((quantized, encoded), key=_bytes)
-        encoded = _without_repeats(name, weight) if quantized is None else quantized
+        encoded = _without_repeats(name, weight)
+        levels = in_levels(weight)
+        if levels is not None and levels.params != encoded.params and _bytes(levels) < _bytes(encoded):
+            encoded = levels
         runs = _runs(weight)
         if runs is not None and _bytes(runs) < _RUNS_GAIN * _bytes(encoded):
             encoded = runs
@@ -467,9 +467,13 @@ def in_levels(weight: Tensor) -> Encoded | None:
     """Return the levels of a tensor that is quantized already; None if it is not seen to be."""
     scaled = search(weight)
     if scaled is None:
+        listed = _listed(weight)
+        if listed is not None and listed[1].size <= MAX_LEVELS:
+            return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
         return _tables(weight)
     if scaled.has_integers:
-        table: tuple[Integers, ...] = (np.diff(scaled.levels.astype(np.int64), prepend=0)[None],)
+        integers = scaled.levels.astype(np.int64)
+        table: tuple[Integers, ...] = (np.append(integers[:1], integers[1:] - integers[:-1])[None],)
     else:
         table = _planes(torch.from_numpy(scaled.levels))
     scales = torch.from_numpy(scaled.scales)
