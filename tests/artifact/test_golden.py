@@ -116,8 +116,8 @@ def saved(path: Path) -> container.Reader:
     tensors, skeleton = pytree.flatten(content())
     # Its tensors are made of few numbers, and would take the forms of lossless.hex otherwise.
     with (
-        mock.patch.object(lossless, "may_repeat", lambda *_, **__: False),
-        mock.patch.object(lossless, "in_levels", lambda _: None),
+        mock.patch.object(lossless, "may_repeat", return_value=False),
+        mock.patch.object(lossless, "in_levels", return_value=None),
     ):
         write_model(tensors, path, scheme=RULES, tree=skeleton, coder="max")
     return container.Reader(path.read_bytes())
@@ -264,8 +264,9 @@ def lossless_form(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int,
             gaps = np.ones((1, count), np.int64)
             gaps[0, 0], gaps[0, 3] = -2, 0  # −2, −1, −0, 0, 1, …
             streams[1], first = gaps, 2
-        # The highest plane of a float16 is 8 exponent and mantissa, of others the exponent.
-        streams[first:] = [stream % 120 for stream in streams[first:]]
+        for index in range(first, len(streams)):  # exponents of numbers below 1
+            highest = layout[index].hints.role == "exponent"
+            streams[index] = streams[index] % 16 + 110 if highest else streams[index] % 256
     return Encoded("lossless", shape, dtype, params, tuple(np.ascontiguousarray(stream) for stream in streams))
 
 

@@ -68,7 +68,7 @@ def decode_form(dtype: str, shape: tuple[int, int], params: tuple[int, ...], str
     if params[0] == 8:
         table = planes(dtype, rest)
         return [table[row * params[1] + number] for row, line in enumerate(numbers) for number in line]
-    _, height, width, count, kind = params
+    _, height, width, _, kind = params
     levels: list[float] = []
     if kind < 3:
         level, rest = 0, [*rest]
@@ -92,10 +92,8 @@ def decode_form(dtype: str, shape: tuple[int, int], params: tuple[int, ...], str
 def matches(dtype: str, params: tuple[int, ...], streams: list[Rows]) -> list[int]:
     _, _, _, order, *form = params
     *rest, counts, lengths, distances = streams
-    if form == [2]:  # the values, which a word holds in two's complement
-        literals = [number % 2**64 for number in rest[0][0]]
-    else:
-        literals = planes(dtype, rest)
+    # Values stand in a word in two's complement.
+    literals = [number % 2**64 for number in rest[0][0]] if form == [2] else planes(dtype, rest)
     words: list[int] = []
     used = 0
     three = (undone(one[0], order // 3**index % 3) for index, one in enumerate((counts, lengths, distances)))
