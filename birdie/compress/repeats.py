@@ -19,8 +19,9 @@ from birdie.runtime.kernels import njit
 Words = NDArray[np.unsignedinteger[Any]]
 Numbers = NDArray[np.int64]
 
-_SAMPLE = 1 << 15  # windows of words, chosen by their content, among which repeats are counted
+_SAMPLE = 1 << 12  # windows of words, chosen by their content, among which repeats are counted
 _WINDOW_BYTES = 16  # of such a window
+_ANCHOR_BYTES = 4  # at its beginning that choose it
 _LEAST_REPEATED = 1 / 64  # share of the windows that must occur again
 _LEAST_SINGLE = 1 / 5  # the same for single words, which are rarely worth the bits of a distance
 _WIDE = 4  # bytes of a word from which single words are counted
@@ -57,12 +58,15 @@ def may_repeat(words: Words, *, singles: bool = True) -> bool:
     """
     if words.size < 16:
         return False
-    width = max(2, _WINDOW_BYTES // words.itemsize)
-    for size, least in ((width, _LEAST_REPEATED), (1, _LEAST_SINGLE))[: 1 + (singles and words.itemsize >= _WIDE)]:
-        seen = np.empty(_SAMPLE, np.uint64)
-        for by_content in (False, True):
-            count = _choose(words, size, max(1, words.size // (_SAMPLE // 2)), by_content, seen)
-            if count and 1 - np.unique(seen[:count]).size / count > least:
+    singles &= words.itemsize >= _WIDE
+    anchor, width = max(1, _ANCHOR_BYTES // words.itemsize), max(2, _WINDOW_BYTES // words.itemsize)
+    seen = np.empty((2, 2 * _SAMPLE), np.uint64)
+    every = max(1, words.size // _SAMPLE)
+    for choose in (_by_content, _evenly)[: 1 if every == 1 else 2]:
+        count = choose(words, anchor, width, every, seen)
+        if count:
+            repeated = [1 - _count_distinct(hashes[:count]) / count for hashes in seen]
+            if repeated[0] > _LEAST_REPEATED or (singles and repeated[1] > _LEAST_SINGLE):
                 return True
     return False
 
@@ -105,33 +109,45 @@ def summed(numbers: NDArray[np.integer], times: int) -> Numbers:
 
 
 @njit(nogil=True, cache=True)
-def _choose(words, size, every, by_content, seen):  # type: ignore[no-untyped-def]
-    """Fill `seen` with hashes of about every n-th window of so many words; return how many there are."""
-    if not by_content:
-        count = 0
-        for start in range(0, words.size - size + 1, max(every, size)):
-            if count < seen.size:
-                seen[count] = _hash(words, start, size)
-                count += 1
-        return count
+def _evenly(words, anchor, width, every, seen):  # type: ignore[no-untyped-def] # noqa: ARG001 (as the other)
+    """Fill `seen` with hashes of every n-th window of so many words, and with its first word; return their number."""
+    count = 0
+    for start in range(0, words.size - width + 1, max(every, width)):
+        if count < seen.shape[1]:
+            seen[0, count], seen[1, count] = _hash(words, start, width), words[start]
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _count_distinct(hashes):  # type: ignore[no-untyped-def]
+    size = 4 * _SAMPLE  # a power of two, twice the most hashes
+    table, used = np.empty(size, np.uint64), np.zeros(size, np.bool_)
+    count = 0
+    for value in hashes:
+        slot = np.int64((value * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (size - 1)
+        while used[slot] and table[slot] != value:
+            slot = (slot + 1) & (size - 1)
+        if not used[slot]:
+            used[slot], table[slot] = True, value
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _by_content(words, anchor, width, every, seen):  # type: ignore[no-untyped-def]
+    """Do the same with windows that are chosen by a hash of their first words, one of n."""
     count, factor = 0, np.uint64(0x9E3779B97F4A7C15)
-    last = np.uint64(1)
-    for _ in range(size):
-        last *= factor
     most = np.uint64(0xFFFFFFFFFFFFFFFF) // np.uint64(every)
-    rolling = np.uint64(0)
-    for i in range(words.size):
-        rolling = rolling * factor + np.uint64(words[i]) + np.uint64(1)
-        if i >= size:
-            rolling -= last * (np.uint64(words[i - size]) + np.uint64(1))
-        if i + 1 >= size:
-            mixed = (rolling ^ (rolling >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-            mixed ^= mixed >> np.uint64(32)
-            if mixed * factor <= most:
-                seen[count] = mixed
-                count += 1
-                if count == seen.size:
-                    break
+    for start in range(words.size - width + 1):
+        mixed = np.uint64(words[start])
+        for i in range(1, anchor):
+            mixed = mixed << np.uint64(8) ^ np.uint64(words[start + i]) * np.uint64(0x5851F42D4C957F2D)
+        if (mixed + np.uint64(1)) * factor <= most:
+            seen[0, count], seen[1, count] = _hash(words, start, width), words[start]
+            count += 1
+            if count == seen.shape[1]:
+                break
     return count
 
 

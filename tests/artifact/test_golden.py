@@ -117,7 +117,7 @@ def saved(path: Path) -> container.Reader:
     # Its tensors are made of few numbers, and would take the forms of lossless.hex otherwise.
     with (
         mock.patch.object(lossless, "may_repeat", return_value=False),
-        mock.patch.object(lossless, "in_levels", return_value=None),
+        mock.patch.object(lossless, "search", return_value=None),
     ):
         write_model(tensors, path, scheme=RULES, tree=skeleton, coder="max")
     return container.Reader(path.read_bytes())

@@ -380,7 +380,7 @@ class Lossless(Scheme):
             WeightsError: the dtype is not one of `FORMATS`, or a boolean is neither 0 nor 1.
         """
         encoded = _without_repeats(name, weight)
-        levels = in_levels(weight)
+        levels = _scaled(weight) or _tables(weight)
         if levels is not None and levels.params != encoded.params and _bytes(levels) < _bytes(encoded):
             encoded = levels
         runs = _runs(weight)
@@ -465,12 +465,16 @@ def _integer_form(weight: Tensor) -> int | None:
 
 def in_levels(weight: Tensor) -> Encoded | None:
     """Return the levels of a tensor that is quantized already; None if it is not seen to be."""
+    encoded = _scaled(weight)
+    if encoded is None and (listed := _listed(weight)) is not None and listed[1].size <= MAX_LEVELS:
+        encoded = Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
+    return encoded or _tables(weight)
+
+
+def _scaled(weight: Tensor) -> Encoded | None:
     scaled = search(weight)
     if scaled is None:
-        listed = _listed(weight)
-        if listed is not None and listed[1].size <= MAX_LEVELS:
-            return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
-        return _tables(weight)
+        return None
     if scaled.has_integers:
         integers = scaled.levels.astype(np.int64)
         table: tuple[Integers, ...] = (np.append(integers[:1], integers[1:] - integers[:-1])[None],)
