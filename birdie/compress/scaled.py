@@ -228,11 +228,8 @@ def _with_symbols(
     table[present[order]] = np.arange(present.size)
     blanks = scales == 0  # of zeros alone: the scale before costs nothing
     if blanks.any():
-        scales = (
-            np.abs(scales[np.maximum.accumulate(np.where(blanks, 0, np.arange(scales.size)))] * blanks)
-            + scales * ~blanks
-        )
-        scales[scales == 0] = 1
+        last = np.abs(scales[np.maximum.accumulate(np.where(blanks, 0, np.arange(scales.size)))])
+        scales = np.where(blanks, np.copysign(np.where(last > 0, last, np.float32(1)), scales), scales)
     return Scaled(blocks.height, blocks.width, table[codes], levels[order], scales.reshape(blocks.shape))
 
 

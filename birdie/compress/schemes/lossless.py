@@ -465,10 +465,11 @@ def _integer_form(weight: Tensor) -> int | None:
 
 def in_levels(weight: Tensor) -> Encoded | None:
     """Return the levels of a tensor that is quantized already; None if it is not seen to be."""
-    encoded = _scaled(weight)
-    if encoded is None and (listed := _listed(weight)) is not None and listed[1].size <= MAX_LEVELS:
-        encoded = Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
-    return encoded or _tables(weight)
+    options = [_scaled(weight) or _tables(weight)]
+    listed = _listed(weight)
+    if listed is not None and listed[1].size <= MAX_LEVELS:
+        options.append(Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed))
+    return min(filter(None, options), key=_bytes, default=None)
 
 
 def _scaled(weight: Tensor) -> Encoded | None:
