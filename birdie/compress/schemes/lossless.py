@@ -466,9 +466,10 @@ def _integer_form(weight: Tensor) -> int | None:
 def in_levels(weight: Tensor) -> Encoded | None:
     """Return the levels of a tensor that is quantized already; None if it is not seen to be."""
     options = [_scaled(weight) or _tables(weight)]
-    listed = _listed(weight)
-    if listed is not None and listed[1].size <= MAX_LEVELS:
-        options.append(Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed))
+    if weight.dtype in DTYPES[LISTED] and weight.numel():
+        flat = to_bits(weight).reshape(-1)
+        if np.unique(flat[:: -(-flat.size // _REPEATED)]).size <= MAX_LEVELS:  # few values in all of it
+            options.append(_without_repeats("", weight))
     return min(filter(None, options), key=_bytes, default=None)
 
 
