@@ -6,6 +6,7 @@ import torch
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.registry import decode
@@ -101,12 +102,12 @@ def test_ordinary_weights_keep_their_planes(dtype: torch.dtype) -> None:
 )
 def test_any_words_come_back(itemsize: int, alphabet: int, size: int, bits: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    words = rng.integers(0, alphabet, size)
+    values = rng.integers(0, alphabet, size)
     for _ in range(rng.integers(0, 5)):  # copies of parts
         length, source, target = rng.integers(0, size, 3)
-        part = words[source : source + length]
-        words[target : target + len(part)] = part[: size - target]
-    words = words.astype(f"u{itemsize}")
+        part = values[source : source + length].copy()
+        values[target : target + len(part)] = part[: size - target]
+    words: NDArray[np.unsignedinteger] = values.astype(f"u{itemsize}")
     parsed = parse(words, bits)
     matches = [steps(numbers, 1)[None] for numbers in (parsed.counts, parsed.lengths, parsed.distances)]
     if not parsed.counts.size:
