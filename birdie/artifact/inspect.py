@@ -15,6 +15,7 @@ from birdie.runtime.outputs import Source, require_path
 _SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}
 _MIXED, _TILES = 5, 7  # those that "max" and "fast" choose for large matrices
 _DIFFERENCES = 3  # the same, of exact differences
+_SCALED, _TABLES = 7, 8  # forms of weights that are quantized already (birdie.compress.schemes.lossless)
 _UNKNOWN = 100  # speed of a coder that another version may have written
 _NEAR = (2,)  # form of a difference that is not exact (birdie.compress.difference)
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
@@ -83,10 +84,29 @@ def _seconds(entry: Entry) -> float:
 
 
 def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
-    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias, difference."""
+    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias, difference, levels."""
     if entry.scheme == ALIAS:
         return "alias"
     if entry.scheme == DIFFERENCE:
         return "difference"
     name = scheme_name(entry, foreign)
+    if name == "lossless" and entry.params[:1] in ((_SCALED,), (_TABLES,)):
+        return _levels(entry.shape, entry.params)
     return CASTS.get(entry.params, name) if name == "cast" else name
+
+
+def _levels(shape: tuple[int, ...], params: tuple[int, ...]) -> str:
+    """Return a text such as "int4 by 64, exact": levels and blocks of weights that are quantized already."""
+    if params[0] == _TABLES:
+        return f"{params[1]} levels by row, exact"
+    _, height, width, count, kind = params
+    rows = shape[0] if len(shape) > 1 else 1
+    columns = math.prod(shape) // rows
+    # Of n bits a signed grid leaves out one level, and may have −0.0 and the largest one besides.
+    bits = next((bits for bits in range(3, 9) if -1 <= count - 2**bits <= 2), 0) if kind < 3 else 0
+    levels = f"int{bits}" if bits else f"{count} levels"
+    if height == 1:
+        return f"{levels} by {'row' if width >= columns else width}, exact"
+    if width == 1:
+        return f"{levels} by {'column' if height >= rows else f'{height} in a column'}, exact"
+    return f"{levels} by {height} × {width}, exact"

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """A tensor of a file; `scheme` is fp16, bf16, alias (a second name without bytes) or the name of a scheme."""
+    """A tensor of a file.
+
+    `scheme` is fp16, bf16, alias (a second name without bytes), what a lossless tensor that was quantized already is
+    ("int4 by 64, exact"), or the name of a scheme.
+    """
 
     name: str
     shape: tuple[int, ...]

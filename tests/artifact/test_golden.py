@@ -3,6 +3,7 @@
     artifact.hex    most schemes, every form of integers, a tie and a tree
     spectral.hex    spectral coefficients: each transform and each scan
     tucker.hex      cores and factors, held by every scheme that can hold them
+    lossless.hex    the lossless forms whose encoder chooses by prices: matches, levels with scales, tables of rows
 
 A golden file is two lines: a hash of the decoded tensors, and the bytes. GENERATE_EXPECTED=1 writes them anew, which is
 a breaking change.
@@ -12,6 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,15 +27,19 @@ from birdie.artifact.save import write_model
 from birdie.artifact.write import Beside
 from birdie.compress.coding import code
 from birdie.compress.registry import decode, decoder
+from birdie.compress.repeats import steps
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.lossless import DIFFERENCES, HALVES, LISTED, VALUES
+from birdie.compress.schemes import lossless
+from birdie.compress.schemes.lossless import DIFFERENCES, HALVES, LISTED, MATCHES, SCALED, TABLES, VALUES
 from birdie.compress.schemes.spectral import LAYOUTS, ORDERS, Scan, params_of, transform_of
 from birdie.compress.schemes.tucker import INNER
 from birdie.compress.spectral.inverse import KINDS
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import EncodedState
+from birdie.compress.tensors import rows_columns, to_bits
 from tests.artifact.states import fingerprint
 from tests.reference import decoder as reference
+from tests.reference.lossless_forms import decode_form
 from tests.reference.trellis import decode_trellis
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -108,7 +114,12 @@ def content() -> dict[str, Any]:
 
 def saved(path: Path) -> container.Reader:
     tensors, skeleton = pytree.flatten(content())
-    write_model(tensors, path, scheme=RULES, tree=skeleton, coder="max")
+    # Its tensors are made of few numbers, and would take the forms of lossless.hex otherwise.
+    with (
+        mock.patch.object(lossless, "may_repeat", return_value=False),
+        mock.patch.object(lossless, "search", return_value=None),
+    ):
+        write_model(tensors, path, scheme=RULES, tree=skeleton, coder="max")
     return container.Reader(path.read_bytes())
 
 
@@ -127,7 +138,7 @@ def test_the_golden_artifact_loads_and_entries_without_float_arithmetic_are_writ
 
 
 def test_the_reference_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:
-    reader, tensors = pinned_artifact(tmp_path)
+    reader, tensors = pinned(tmp_path, "artifact")
     entry, matrix = reader.read("model/paths"), tensors["model/paths"]
     states, _, along = entry.params[:3]
     shapes = [tuple(matrix.shape), (matrix.shape[0], 1), (matrix.shape[1], 1)][: 3 if along else 2]
@@ -139,7 +150,7 @@ def test_the_reference_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:
 
 
 def test_the_golden_tree_is_the_one_that_was_saved(tmp_path: Path) -> None:
-    reader, tensors = pinned_artifact(tmp_path)
+    reader, tensors = pinned(tmp_path, "artifact")
     about = metadata.parse(reader.metadata, "the golden artifact")
     checkpoint, expected = pytree.rebuild(about["tree"], tensors), content()
     assert [*checkpoint["model"]] == [*expected["model"]]
@@ -151,8 +162,8 @@ def test_the_golden_tree_is_the_one_that_was_saved(tmp_path: Path) -> None:
     assert torch.equal(checkpoint["optimizer"][0]["positions"], expected["optimizer"][0]["positions"])
 
 
-def pinned_artifact(folder: Path) -> tuple[container.Reader, dict[str, Tensor]]:
-    data = bytes.fromhex((FOLDER / "artifact.hex").read_text().split()[1])
+def pinned(folder: Path, name: str) -> tuple[container.Reader, dict[str, Tensor]]:
+    data = bytes.fromhex((FOLDER / f"{name}.hex").read_text().split()[1])
     (folder / "golden.birdie").write_bytes(data)
     return container.Reader(data), birdie.load(folder / "golden.birdie")
 
@@ -215,25 +226,83 @@ def tucker(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     return Encoded("tucker", shape, dtype, params, tuple(streams))
 
 
+LOSSLESS_PARTS = [
+    ((9, 30), torch.float32, (MATCHES, 20, 31, 0)),
+    ((12, 20), torch.int64, (MATCHES, 16, 25, 21, VALUES)),
+    ((300,), torch.bool, (MATCHES, 8, 40, 13)),
+    ((12, 40), torch.float32, (SCALED, 1, 40, 16, 0)),
+    ((9, 50), torch.float16, (SCALED, 1, 16, 18, 1)),
+    ((20, 14), torch.bfloat16, (SCALED, 8, 4, 9, 2)),
+    ((20, 14), torch.float32, (SCALED, 20, 1, 300, 1)),
+    ((10, 32), torch.float16, (SCALED, 2, 32, 16, 3)),
+    ((7, 24), torch.bfloat16, (TABLES, 5)),
+]
+
+
+def lossless_form(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Encoded:
+    """Return a lossless tensor computed from integers, the same on every machine."""
+    layout = decoder("lossless").layout(shape, dtype, params)
+    streams = [
+        (np.arange(stream.rows * stream.columns) * 2654435761 % 4093).reshape(stream.rows, stream.columns)
+        for stream in layout
+    ]
+    if params[0] == MATCHES:
+        _, matches, literals, orders, *_ = params
+        size = int(np.prod(shape)) - literals
+        counts = np.arange(matches) % 2 + 1
+        lengths = np.full(matches, size // matches)
+        lengths[-1] += size - int(lengths.sum())
+        for index, numbers in enumerate((counts, lengths, np.ones(matches, np.int64))):
+            streams[index - 3] = steps(numbers.astype(np.int64), orders // 3**index % 3)[None]
+        highest = 1 if dtype is torch.bool else 127
+        streams[:-3] = [stream % (highest + 1) for stream in streams[:-3]]
+    else:
+        count = params[1] if params[0] == TABLES else params[3]
+        streams[0] %= count
+        first = 1
+        if params[0] == SCALED and params[4] < 3:
+            gaps = np.ones((1, count), np.int64)
+            gaps[0, 0], gaps[0, 3] = -2, 0  # −2, −1, −0, 0, 1, …
+            streams[1], first = gaps, 2
+        for index in range(first, len(streams)):  # exponents of numbers below 1
+            highest = layout[index].hints.role == "exponent"
+            streams[index] = streams[index] % 16 + 110 if highest else streams[index] % 256
+    return Encoded("lossless", shape, dtype, params, tuple(np.ascontiguousarray(stream) for stream in streams))
+
+
 @pytest.mark.parametrize(
     ("scheme", "tensors"),
     [
+        ("lossless", {str(i): lossless_form(*part) for i, part in enumerate(LOSSLESS_PARTS)}),
         ("spectral", {f"{i} {part[0].kind}": spectral(*part) for i, part in enumerate(SPECTRAL_PARTS)}),
         ("tucker", {str(i): tucker(*part) for i, part in enumerate(TUCKER_PARTS)}),
     ],
-    ids=["spectral", "tucker"],
+    ids=["lossless", "spectral", "tucker"],
 )
 def test_golden_coefficients_load_and_are_written_alike(
     scheme: str, tensors: dict[str, Encoded], tmp_path: Path
 ) -> None:
     fresh = write(tensors)
-    pinned, loaded = golden(scheme, fresh, tmp_path)
+    known, loaded = golden(scheme, fresh, tmp_path)
     for name, encoded in tensors.items():
         assert torch.equal(loaded[name], decode(encoded)), name
         assert bool(loaded[name].any())
-    entries, written = ([reader.read(name) for name in tensors] for reader in (pinned, container.Reader(fresh)))
+    entries, written = ([reader.read(name) for name in tensors] for reader in (known, container.Reader(fresh)))
     assert written == entries
     assert {entry.scheme for entry in entries} == {CODES[scheme]}
+
+
+def test_the_reference_decoder_reads_the_golden_forms(tmp_path: Path) -> None:
+    reader, tensors = pinned(tmp_path, "lossless")
+    for index, (shape, dtype, params) in enumerate(LOSSLESS_PARTS):
+        entry, layout = reader.read(str(index)), decoder("lossless").layout(shape, dtype, params)
+        streams = [
+            reference.decode(stream.coder, b"".join(stream.pieces()), kind.rows, kind.columns)
+            for stream, kind in zip(entry.streams, layout, strict=True)
+        ]
+        name = str(dtype).removeprefix("torch.")
+        words = decode_form(name, rows_columns(shape), params, streams)
+        assert words == to_bits(tensors[str(index)]).reshape(-1).tolist(), params
 
 
 def test_the_golden_files_hold_every_transform_scan_and_inner_scheme() -> None:

@@ -10,7 +10,7 @@ import torch
 import birdie
 from birdie.artifact.container import Entry
 from birdie.artifact.file import DTYPES, dtype_of
-from birdie.artifact.inspect import CASTS
+from birdie.artifact.inspect import CASTS, stored_as
 from birdie.compress.schemes.cast import CAST_DTYPES, SIXTEEN_BIT
 from birdie.entropy import hints
 from birdie.entropy.hints import EffortOption
@@ -56,3 +56,21 @@ def test_more_weights_and_a_slower_coder_take_longer_to_load(tmp_path: Path) -> 
             birdie.save(weights, tmp_path / "x.birdie", lossless=True, coder="max" if small else "fast").load_seconds
         )
     assert 0 < seconds[0] < seconds[1] < seconds[2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "params", "text"),
+    [
+        ((8, 64), (7, 1, 64, 16, 0), "int4 by row, exact"),
+        ((8, 64), (7, 1, 32, 257, 1), "int8 by 32, exact"),
+        ((8, 64), (7, 8, 1, 9, 2), "int3 by column, exact"),
+        ((8, 64), (7, 4, 1, 16, 3), "16 levels by 4 in a column, exact"),
+        ((8, 64), (7, 4, 4, 21, 0), "21 levels by 4 × 4, exact"),
+        ((64,), (7, 1, 64, 3, 0), "3 levels by row, exact"),
+        ((8, 64), (8, 5), "5 levels by row, exact"),
+        ((8, 64), (4, 5), "lossless"),
+        ((8, 64), (), "lossless"),
+    ],
+)
+def test_levels_of_quantized_weights_are_named(shape: tuple[int, ...], params: tuple[int, ...], text: str) -> None:
+    assert stored_as(Entry("w", 1, 11, shape, params), {}) == text

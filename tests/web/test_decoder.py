@@ -195,6 +195,22 @@ def lossless_files() -> Iterator[bytes]:
         "__proto__": torch.arange(3),
         "größe 😀": torch.arange(4, dtype=torch.int16),
     }
+    index = torch.arange(64)
+    circulant = table.reshape(-1)[(index[:, None] - index) % 64]
+    scales = (torch.arange(1, 65) * 2654435761 % 4093)[:, None] / 1e5
+    levels = torch.tensor([-1.0, -0.71, -0.3, 0.0, 0.13, 0.45, 1.0])[(table + 15) % 7]
+    levels[:, ::16] = 1
+    tensors |= {
+        "circulant": circulant / 3,
+        "Toeplitz of 64 bits": (table * 2**40 + 1).reshape(-1)[index[:, None] - index + 64],
+        "Toeplitz of bytes": (table * 7 % 251).reshape(-1)[index[:, None] - index + 64].to(torch.uint8),
+        "integers by row": table * scales,
+        "integers by column": (table * scales).T.contiguous().half(),
+        "integers by 16": (table * scales.reshape(16, 4).repeat_interleave(16, 1).repeat(4, 1)).bfloat16(),
+        "signed zeros": table.clamp(-7, 7) * scales * -1.0,
+        "levels by 16": levels * scales,
+        "table by row": (table.remainder(5) - 2.2).exp2().repeat(1, 4) * (1 + scales.sqrt()),
+    }
     tensors["tied"] = tensors["few magnitudes"]
     tensors["equal"] = tensors["few magnitudes"].clone()
     yield saved(random_bits | tensors, lossless=True, coder="fast")

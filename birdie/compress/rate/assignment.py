@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from birdie.compress.quantized import fits_exact, is_smaller_exact
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Scheme
@@ -70,6 +71,8 @@ class Assignment:
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
         trellis: that the search takes.
         exact: names of settled tensors that are lossless because they are no weights.
+        quantized: names of settled matrices that are lossless because they are quantized already, and so small that a
+            target allows it; a search may still coarsen them.
         copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
         groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
@@ -86,6 +89,7 @@ class Assignment:
     steered: Scheme | None = None
     trellis: Trellis = field(default_factory=Trellis)
     exact: frozenset[str] = frozenset()
+    quantized: frozenset[str] = frozenset()
     copies: frozenset[str] = frozenset()
     embeddings: frozenset[str] = frozenset()
     groups: Mapping[str, Group] = field(default_factory=dict)
@@ -123,8 +127,11 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
     exact = state.exact - {state.ties.get(pattern, pattern) for pattern, _ in rules}
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
-    free, reserve = [], []
+    free, reserve, quantized = [], [], set()
     flat = frozenset() if target.lossless else flat_vectors(state.tensors)
+    weights = sum(map(count_reals, state.tensors.values()))
+    budget = target.in_bytes(weights)
+    bits = 0.0 if budget is None else 8 * budget / max(weights, 1)
     for name, tensor in state.tensors.items():
         if target.lossless or name in exact:
             settled[name] = Lossless()
@@ -132,12 +139,20 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         weight = planes(tensor)
         if name in named:
             settled[name] = applicable(named[name], weight)
-        elif not target.searched and name in flat:
-            settled[name] = DEFAULT if default is None else applicable(default, weight)
         elif not target.searched:
-            settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
+            if name in flat:
+                settled[name] = DEFAULT if default is None else applicable(default, weight)
+            else:
+                settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
+            if default is None and settled[name].quantizes and is_smaller_exact(weight, settled[name]):
+                settled[name] = Lossless()
+                quantized.add(name)
         elif name in flat or is_worth_coarsening(weight):
-            free.append(name)
+            if default is None and bits and fits_exact(weight, bits):
+                settled[name] = Lossless()
+                quantized.add(name)
+            else:
+                free.append(name)
         elif shrinks(weight) or is_matrix(weight):
             reserve.append(name)
         else:
@@ -148,13 +163,12 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         for name, tensor in state.tensors.items()
         if count_reals(tensor) >= SMALL
         and (tensor.is_floating_point() or tensor.is_complex())
-        and (named[name].quantizes if name in named else quantizes and name not in exact)
+        and (named[name].quantizes if name in named else quantizes and name not in exact | quantized)
     )
     if quantizes:
         by_size = {**small, **{name: scheme for name, scheme in settled.items() if name not in named}}
         vectors = {name: state.tensors[name] for name, scheme in by_size.items() if isinstance(scheme, Cast)}
-        weights = sum(map(count_reals, state.tensors.values()))
-        precise = kept_precisely(vectors, target.in_bytes(weights) or weights)
+        precise = kept_precisely(vectors, budget or weights)
         for schemes_of in (settled, small):
             schemes_of |= {name: Lossless() for name in precise & schemes_of.keys()}
     return Assignment(
@@ -167,6 +181,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         steered,
         trellis,
         exact,
+        frozenset(quantized),
         embeddings=state.embeddings,
         meant=frozenset() if target.lossless else meant,
     )

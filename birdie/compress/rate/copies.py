@@ -54,6 +54,7 @@ def merge_copies(assignment: Assignment) -> Assignment:
         free=tuple(name for name in assignment.free if name not in copies),
         reserve=tuple(name for name in assignment.reserve if name not in copies),
         exact=assignment.exact - copies.keys(),
+        quantized=assignment.quantized - copies.keys(),
         copies=frozenset(copies),
     )
 

@@ -68,6 +68,7 @@ def group_tiny_tensors(assignment: Assignment) -> Assignment:
         free=joined(assignment.free),
         reserve=joined(assignment.reserve),
         exact=frozenset(joined(sorted(assignment.exact))),
+        quantized=frozenset(joined(sorted(assignment.quantized))),
         groups=groups,
     )
 

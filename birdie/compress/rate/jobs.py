@@ -17,7 +17,7 @@ import hashlib
 import math
 import os
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -434,15 +434,29 @@ def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
     """Return the assignments to try for a budget, the preferred one first.
 
     What stays in 16 bits must not take too much of the budget: if it is more than a sixth of it, or if the budget
-    cannot be met with it, it is coarsened as well.
+    cannot be met with it, it is coarsened as well. So are weights that are quantized already, as the last resort.
     """
-    if budget is None or not assignment.reserve:
-        return [assignment]
-    reserve = [assignment.tensors[name] for name in assignment.reserve]
-    freed = {*assignment.free, *assignment.reserve}
-    every = replace(assignment, free=tuple(name for name in assignment.tensors if name in freed), reserve=())
-    kept = RESERVE_SHARE * sum(count_reals(tensor) * min(tensor.itemsize, 2) for tensor in reserve) <= budget
-    return [*([assignment] if kept else []), every]
+    options = [assignment]
+    if budget is not None and assignment.reserve:
+        reserve = [assignment.tensors[name] for name in assignment.reserve]
+        kept = RESERVE_SHARE * sum(count_reals(tensor) * min(tensor.itemsize, 2) for tensor in reserve) <= budget
+        every = _freed(assignment, {*assignment.reserve})
+        options = [assignment, every] if kept else [every]
+    if budget is not None and assignment.quantized:
+        options.append(_freed(options[-1], assignment.quantized))
+    return options
+
+
+def _freed(assignment: Assignment, names: Collection[str]) -> Assignment:
+    """Return the assignment in which a search may coarsen these tensors, too."""
+    freed = {*assignment.free, *names}
+    return replace(
+        assignment,
+        settled={name: scheme for name, scheme in assignment.settled.items() if name not in freed},
+        free=tuple(name for name in assignment.tensors if name in freed),
+        reserve=tuple(name for name in assignment.reserve if name not in freed),
+        quantized=assignment.quantized - freed,
+    )
 
 
 def as_encoded(tensor: Tensor, scheme: Scheme | None, sensitivity: Sensitivity | None) -> Tensor:

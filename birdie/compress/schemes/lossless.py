@@ -10,11 +10,20 @@
                params (5, runs, words)  RUNS: of equal words in row-major order; for masks: the planes of the words
                                     that occur, the number of each run's word minus that of the run before the last,
                                     and second such differences of the lengths, all zeros for a triangle or a band
+               params (6, matches, literals, orders, form…)  MATCHES: words that repeat in row-major order
+                                    (birdie.compress.repeats): the literals as a vector in one of the forms above,
+                                    literals before each match, lengths and distances, each as such differences of an
+                                    order 0 … 2 (orders: counts + 3 · lengths + 9 · distances)
+               params (7, height, width, levels, kind)  SCALED: weights that are quantized already
+                                    (birdie.compress.scaled): the number of each element's level, the levels, and the
+                                    planes of a scale for each block; kind: dtype of the scales + 3 if levels are floats
+               params (8, levels)   TABLES: the same without scales: each row has its levels, the planes of them all
 
 Integers may be weights, several weights packed in a word, indices or counters, and the dtype does not say which: every
 form is coded on a sample and the smallest is taken.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,7 +32,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress.repeats import expand, may_repeat, parse, steps, summed
+from birdie.compress.scaled import LARGEST, MAX_LEVELS, Scaled, multiply, search
 from birdie.compress.scheme import (
+    INT16,
     SCALES,
     SYMBOLS,
     Cost,
@@ -35,13 +47,15 @@ from birdie.compress.scheme import (
     Spec,
     StreamLayout,
     elementwise,
+    in_blocks,
 )
 from birdie.compress.tensors import FORMATS, Bits, count_words, from_bits, parts, rows_columns, to_bits
 from birdie.entropy import coder
+from birdie.entropy.hints import Effort
 from birdie.entropy.planes import blocks, join, plane_dtypes, plane_hints, split, word_dtype
 from birdie.errors import ArtifactError, WeightsError
 
-HALVES, VALUES, DIFFERENCES, LISTED, RUNS = 1, 2, 3, 4, 5
+HALVES, VALUES, DIFFERENCES, LISTED, RUNS, MATCHES, SCALED, TABLES = 1, 2, 3, 4, 5, 6, 7, 8
 _WIDE = (torch.int32, torch.uint32, torch.int64, torch.uint64)
 WHOLE = {  # floats → how far integers are stored as differences: all of them are exact
     torch.float16: 1 << 11,
@@ -56,6 +70,9 @@ DTYPES: dict[int, tuple[torch.dtype, ...]] = {  # dtypes that each form can stor
     LISTED: (torch.float16, torch.bfloat16, torch.float32),
     RUNS: tuple(dtype for dtype, (_, words) in FORMATS.items() if words == 1),
 }
+DTYPES[MATCHES] = DTYPES[RUNS]
+DTYPES[SCALED] = DTYPES[TABLES] = DTYPES[LISTED]
+SCALE_DTYPES = torch.float32, torch.float16, torch.bfloat16
 SAMPLE_BYTES = 1 << 17  # bytes of an integer tensor on which its forms are compared
 _STREAM_BYTES = 2  # approximate bytes in the header for each stream
 _PACKED = 1.02  # entropy of separate half bytes over that of bytes, up to which a byte is taken for two integers
@@ -64,6 +81,11 @@ _DISTINCT = 0.75  # largest share of those that may be distinct
 _LONG_RUNS = 32  # mean length of runs from which they are tried
 _MOST_WORDS = 256  # different words of runs
 _RUNS_GAIN = 0.5  # coded bytes of runs over those of another form, up to which runs are taken
+_ORDERS = 3  # differences of the numbers of matches: none, first, second
+_LEAST_BYTES = 200  # coded bytes of another form from which matches are searched for
+_MOST_MIXED = 1 << 18  # elements up to which sizes with matches are compared by context mixing
+_MATCHES_GAIN = 0.97  # coded bytes of matches over those of another form, up to which matches are taken
+_ROW_OF_TABLE = 8  # words of a row for each word of its table, at least
 _FEW = 64  # floats that are looked at before all are
 _LISTED_GAIN = 0.98  # entropy of the list's numbers over that of the planes, up to which the list is taken
 
@@ -72,6 +94,10 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     """Return the layout of the planes, or of the one stream of integers and, for LISTED, the list."""
     if not params:
         return plane_layout(shape, dtype)
+    if params[0] == MATCHES:
+        return _matches_layout(shape, dtype, params)
+    if params[0] in (SCALED, TABLES):
+        return _levels_layout(shape, dtype, params)
     rows, columns = rows_columns(shape)
     expected = {LISTED: 2, RUNS: 3}.get(params[0], 1)
     valid = dtype in DTYPES.get(params[0], ()) and len(params) == expected
@@ -92,11 +118,59 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     return (values, StreamLayout(1, params[1], SCALES)) if params[0] == LISTED else (values,)
 
 
+def _matches_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of the literals, in a form of their own, and of three numbers of each match."""
+    count = prod(shape)
+    valid = dtype in DTYPES[MATCHES] and len(params) >= 4 and count < 1 << 31
+    if valid:
+        _, matches, literals, orders, *form = params
+        valid = 0 < literals < count and 0 < matches <= count - literals and 0 <= orders < _ORDERS**3
+        valid = valid and form[:1] != [MATCHES]
+    if not valid:
+        raise ArtifactError(
+            f"scheme lossless has parameters {params} for {dtype} of shape {shape}; the file is corrupt or newer"
+        )
+    numbers = StreamLayout(1, matches, SCALES)
+    return (*layout((literals,), dtype, tuple(form)), numbers, numbers, numbers)
+
+
+def _levels_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of the numbers of levels, and of levels and scales, or of the levels of each row."""
+    rows, columns = rows_columns(shape)
+    valid = dtype in DTYPES[SCALED] and len(params) == (5 if params[0] == SCALED else 2)
+    if valid and params[0] == SCALED:
+        _, height, width, levels, kind = params
+        valid = 1 <= height <= rows and 1 <= width <= columns and 0 <= kind < 2 * len(SCALE_DTYPES)
+    elif valid:
+        levels = params[1]
+    if not valid or rows * columns == 0 or not 1 <= levels <= MAX_LEVELS:
+        raise ArtifactError(
+            f"scheme lossless has parameters {params} for {dtype} of shape {shape}; the file is corrupt or newer"
+        )
+    numbers = StreamLayout(rows, columns, SYMBOLS, np.dtype(np.uint8) if levels <= 256 else INT16)
+    if params[0] == TABLES:
+        return numbers, *plane_layout((rows, levels), dtype)
+    floats, scale = divmod(kind, len(SCALE_DTYPES))
+    table = plane_layout((levels,), torch.float32) if floats else (StreamLayout(1, levels, SCALES),)
+    return numbers, *table, *plane_layout((-(-rows // height), -(-columns // width)), SCALE_DTYPES[scale])
+
+
 def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
     """Return the cost of joining planes, or of a form."""
     output = elementwise(shape, dtype, params)
     if not params:
         return output
+    if params[0] == MATCHES:
+        literals = cost((params[2],), dtype, params[4:])
+        return Cost(
+            literals.operations + 4 * output.operations + 80 * params[1],
+            literals.bytes + output.bytes + 48 * params[1],
+        )
+    if params[0] in (SCALED, TABLES):
+        rows, columns = rows_columns(shape)
+        blocks = -(-rows // params[1]) * -(-columns // params[2]) if params[0] == SCALED else rows * params[1]
+        values = in_blocks(shape, dtype, 24)
+        return Cost(values.operations + 8 * blocks, values.bytes + 24 * blocks + 16 * (rows + columns))
     if params[0] == RUNS:
         return Cost(2 * output.operations + 64 * params[1], output.bytes + 48 * params[1] + 64 * params[2])
     listed = params[1] if params[0] == LISTED else 0
@@ -114,6 +188,12 @@ def decode(encoded: Encoded) -> Tensor:
         words = _from_list(streams[0], streams[1], dtype)
     elif params[0] == RUNS:
         return _from_runs(encoded)
+    elif params[0] == MATCHES:
+        words = _from_matches(encoded)
+    elif params[0] == SCALED:
+        return _from_scales(encoded)
+    elif params[0] == TABLES:
+        words = _from_tables(encoded)
     elif params[0] == HALVES:
         words = _from_halves(streams[0], encoded.shape, dtype)
     else:
@@ -198,31 +278,77 @@ def _from_list(numbers: Integers, gaps: Integers, dtype: torch.dtype) -> Bits:
 
 
 def _from_runs(encoded: Encoded) -> Tensor:
-    *planes, steps, changes = encoded.streams
+    *planes, differences, changes = encoded.streams
     listed = Encoded("lossless", (encoded.params[2],), encoded.dtype, (), tuple(planes))
-    numbers, lengths = _summed(steps), _summed(_summed(changes))
+    numbers, lengths = summed(differences[0], 1), summed(changes[0], 2)
     size = encoded.params[2]
     count = prod(encoded.shape)
     sound = int(numbers.min()) >= 0 and int(numbers.max()) < size
     if not sound or int(lengths.min()) < 1 or int(lengths.max()) > count or int(lengths.sum()) != count:
         raise ArtifactError("the runs of a tensor do not add up to it; the file is corrupt")
-    words = to_bits(join_planes(listed, encoded.dtype))[0, numbers[0]]
-    return from_bits(np.repeat(words, lengths[0]), encoded.shape, encoded.dtype)
+    words = to_bits(join_planes(listed, encoded.dtype))[0, numbers]
+    return from_bits(np.repeat(words, lengths), encoded.shape, encoded.dtype)
 
 
-def _summed(steps: Integers) -> NDArray[np.int64]:
-    """Return the sums of every other number up to each: the inverse of `_steps`."""
-    out = steps.astype(np.int64)
-    for start in (0, 1):
-        np.cumsum(out[:, start::2], axis=1, out=out[:, start::2])
+def _from_matches(encoded: Encoded) -> Bits:
+    _, _, literals, orders, *form = encoded.params
+    *streams, counts, lengths, distances = encoded.streams
+    words = to_bits(decode(Encoded("lossless", (literals,), encoded.dtype, tuple(form), tuple(streams))))[0]
+    sums = (
+        summed(stream[0], orders // _ORDERS**index % _ORDERS)
+        for index, stream in enumerate((counts, lengths, distances))
+    )
+    out = expand(words, (*sums,), prod(encoded.shape))
+    if out is None:
+        raise ArtifactError("the matches of a tensor do not add up to it; the file is corrupt")
     return out
 
 
-def _steps(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each number minus the one before the last, in one row; the first two minus 0."""
-    steps = numbers.copy()
-    steps[:, 2:] -= numbers[:, :-2]
-    return steps
+def _from_scales(encoded: Encoded) -> Tensor:
+    _, height, width, count, kind = encoded.params
+    rows, columns = rows_columns(encoded.shape)
+    symbols, *streams = encoded.streams
+    floats, scale = divmod(kind, len(SCALE_DTYPES))
+    _require_levels(symbols, count)
+    if floats:
+        parts = len(plane_layout((count,), torch.float32))
+        levels = _joined(streams[:parts], (count,), torch.float32).numpy()
+    else:
+        parts, gaps = 1, streams[0][0]
+        integers = np.cumsum(gaps, dtype=np.int64)
+        repeated = np.flatnonzero(gaps[1:] == 0)
+        limit = max(abs(int(integers[0])), abs(int(integers[-1])))
+        if int(gaps[1:].min(initial=0)) < 0 or limit > LARGEST or (integers[repeated] != 0).any() or repeated.size > 1:
+            raise ArtifactError("the levels of a tensor do not rise within 24 bits; the file is corrupt")
+        levels = integers.astype(np.float32)
+        levels[repeated] = -0.0
+    grid = -(-rows // height), -(-columns // width)
+    scales = _joined(streams[parts:], grid, SCALE_DTYPES[scale]).float().numpy()
+    if not (np.isfinite(levels).all() and np.isfinite(scales).all()):
+        raise ArtifactError("a level or a scale of a tensor is not finite; the file is corrupt")
+    return multiply(Scaled(height, width, symbols, levels, scales), encoded.shape, encoded.dtype)
+
+
+def _from_tables(encoded: Encoded) -> Bits:
+    numbers, *planes = encoded.streams
+    rows, columns = numbers.shape
+    count = encoded.params[1]
+    _require_levels(numbers, count)
+    words = to_bits(_joined(planes, (rows, count), encoded.dtype))
+    out: Bits = np.empty(numbers.shape, words.dtype)
+    for block in blocks(rows, columns):
+        out[block] = np.take_along_axis(words[block[0]], numbers[block].astype(np.int64), axis=1)
+    return out
+
+
+def _joined(planes: Sequence[Integers], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor that stands in a few planes among the streams of another."""
+    return join_planes(Encoded("lossless", shape, dtype, (), tuple(planes)), dtype)
+
+
+def _require_levels(numbers: Integers, count: int) -> None:
+    if int(numbers.max()) >= count or int(numbers.min()) < 0:
+        raise ArtifactError(f"a number is beyond a table of {count} levels; the file is corrupt")
 
 
 DECODER = Decoder("lossless", layout, decode, cost)
@@ -253,21 +379,25 @@ class Lossless(Scheme):
         Raises:
             WeightsError: the dtype is not one of `FORMATS`, or a boolean is neither 0 nor 1.
         """
+        encoded = _without_repeats(name, weight)
+        levels = _scaled(weight) or _tables(weight)
+        if levels is not None and levels.params != encoded.params and _bytes(levels) < _bytes(encoded):
+            encoded = levels
         runs = _runs(weight)
-        if runs is not None:
-            encoded = self._without_runs(name, weight)
-            other = sum(map(_coded_bytes, encoded.streams))
-            return runs if sum(map(_coded_bytes, runs.streams)) < _RUNS_GAIN * other else encoded
-        return self._without_runs(name, weight)
+        if runs is not None and _bytes(runs) < _RUNS_GAIN * _bytes(encoded):
+            encoded = runs
+        matches = _matches(weight, encoded)
+        return encoded if matches is None else matches
 
-    def _without_runs(self, name: str, weight: Tensor) -> Encoded:
-        listed = _listed(weight)
-        if listed is not None:
-            return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
-        form = _integer_form(weight)
-        if form is None:
-            return encode_planes(name, "lossless", weight, weight, ())
-        return Encoded("lossless", tuple(weight.shape), weight.dtype, (form,), (_INTEGERS[form](weight),))
+
+def _without_repeats(name: str, weight: Tensor) -> Encoded:
+    listed = _listed(weight)
+    if listed is not None:
+        return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
+    form = _integer_form(weight)
+    if form is None:
+        return encode_planes(name, "lossless", weight, weight, ())
+    return Encoded("lossless", tuple(weight.shape), weight.dtype, (form,), (_INTEGERS[form](weight),))
 
 
 def encode_planes(name: str, scheme: str, weight: Tensor, stored: Tensor, params: tuple[int, ...]) -> Encoded:
@@ -333,6 +463,65 @@ def _integer_form(weight: Tensor) -> int | None:
     return best
 
 
+def in_levels(weight: Tensor) -> Encoded | None:
+    """Return the levels of a tensor that is quantized already; None if it is not seen to be."""
+    options = [_scaled(weight) or _tables(weight)]
+    if weight.dtype in DTYPES[LISTED] and weight.numel():
+        flat = to_bits(weight).reshape(-1)
+        if np.unique(flat[:: -(-flat.size // _REPEATED)]).size <= MAX_LEVELS:  # few values in all of it
+            options.append(_without_repeats("", weight))
+    return min(filter(None, options), key=_bytes, default=None)
+
+
+def _scaled(weight: Tensor) -> Encoded | None:
+    scaled = search(weight)
+    if scaled is None:
+        return None
+    if scaled.has_integers:
+        integers = scaled.levels.astype(np.int64)
+        table: tuple[Integers, ...] = (np.append(integers[:1], integers[1:] - integers[:-1])[None],)
+    else:
+        table = _planes(torch.from_numpy(scaled.levels))
+    scales = torch.from_numpy(scaled.scales)
+    narrow = next(index for index in (1, 2, 0) if torch.equal(scales.to(SCALE_DTYPES[index]).float(), scales))
+    kind = narrow + len(SCALE_DTYPES) * (not scaled.has_integers)
+    params = (SCALED, scaled.height, scaled.width, scaled.levels.size, kind)
+    streams = (scaled.symbols, *table, *_planes(scales.to(SCALE_DTYPES[narrow])))
+    return Encoded("lossless", tuple(weight.shape), weight.dtype, params, streams)
+
+
+def _planes(tensor: Tensor) -> tuple[Integers, ...]:
+    return encode_planes("", "lossless", tensor, tensor, ()).streams
+
+
+def _tables(weight: Tensor) -> Encoded | None:
+    """Return a table of the words of each row, and their numbers; None if some row has many."""
+    if weight.dtype not in DTYPES[TABLES] or weight.ndim < 2 or not weight.numel():
+        return None
+    bits = to_bits(weight)
+    most = min(MAX_LEVELS, bits.shape[1] // _ROW_OF_TABLE)
+    if any(np.unique(bits[row]).size > most for row in {0, len(bits) // 2, len(bits) - 1}):
+        return None
+    tables = []
+    for row in bits:
+        words = np.unique(row)
+        if words.size > most:
+            return None
+        tables.append(words)
+    count = max(map(len, tables))
+    numbers = np.empty(bits.shape, np.uint8 if count <= 256 else np.int16)
+    listed = np.empty((len(bits), count), bits.dtype)
+    for row, words in enumerate(tables):
+        floats = from_bits(words[None], words.shape, weight.dtype).float().numpy()
+        order = np.lexsort((words, floats))  # by value, so that neighbors are similar
+        rank = np.empty(words.size, numbers.dtype)
+        rank[order] = np.arange(words.size)
+        numbers[row] = rank[np.searchsorted(words, bits[row])]
+        listed[row] = np.pad(words[order], (0, count - words.size), mode="edge")
+    streams = (numbers, *_planes(from_bits(listed, listed.shape, weight.dtype)))
+    return Encoded("lossless", tuple(weight.shape), weight.dtype, (TABLES, count), streams)
+
+
 def _runs(weight: Tensor) -> Encoded | None:
     """Return the runs of equal words in row-major order; None if they are short, or of many different words."""
     if weight.dtype not in DTYPES[RUNS] or not 2 <= weight.numel() < 1 << 31:
@@ -346,14 +535,45 @@ def _runs(weight: Tensor) -> Encoded | None:
             return None
     starts = np.concatenate([[0], ends + 1])
     words, numbers = np.unique(flat[starts], return_inverse=True)
-    changes = _steps(_steps(np.diff(starts, append=flat.size)[None].astype(np.int64)))
+    changes = steps(np.diff(starts, append=flat.size).astype(np.int64), 2)[None]
     if not 2 <= len(words) <= _MOST_WORDS or int(np.abs(changes).max()) >= 1 << 31:
         return None
-    listed = from_bits(words, (len(words),), weight.dtype)
-    planes = encode_planes("", "lossless", listed, listed, ()).streams
-    steps = _steps(numbers.reshape(1, -1).astype(np.int64))
+    planes = _planes(from_bits(words, (len(words),), weight.dtype))
+    differences = steps(numbers.reshape(-1).astype(np.int64), 1)[None]
     params = (RUNS, len(starts), len(words))
-    return Encoded("lossless", tuple(weight.shape), weight.dtype, params, (*planes, steps, changes))
+    return Encoded("lossless", tuple(weight.shape), weight.dtype, params, (*planes, differences, changes))
+
+
+def _matches(weight: Tensor, other: Encoded) -> Encoded | None:
+    """Return the matches of words that repeat; None if `other` takes less than they do, or about as much."""
+    if weight.dtype not in DTYPES[MATCHES] or not 2 <= weight.numel() < 1 << 31 or weight.nbytes <= _LEAST_BYTES:
+        return None
+    flat = to_bits(weight).reshape(-1)
+    if not may_repeat(flat, singles=other.params[:1] not in ((SCALED,), (TABLES,))):
+        return None
+    effort: Effort = "max" if flat.size <= _MOST_MIXED else "fast"  # an estimate would not find the smaller one
+    if (least := _bytes(other, effort)) <= _LEAST_BYTES:
+        return None
+    parsed = parse(flat, _plane_bits(flat, weight.dtype) / flat.size)
+    if not parsed.counts.size:
+        return None
+    literals = _without_repeats("", from_bits(flat[parsed.literals], (parsed.literals.size,), weight.dtype))
+    orders, streams = 0, list(literals.streams)
+    for index, numbers in enumerate((parsed.counts, parsed.lengths, parsed.distances)):
+        options = [steps(numbers, order)[None] for order in range(_ORDERS)]
+        sizes = [_coded_bytes(stream, effort) if np.abs(stream).max() < 1 << 31 else np.inf for stream in options]
+        order = int(np.argmin(sizes))
+        orders += order * _ORDERS**index
+        streams.append(options[order])
+    params = (MATCHES, parsed.counts.size, parsed.literals.size, orders, *literals.params)
+    encoded = Encoded("lossless", tuple(weight.shape), weight.dtype, params, tuple(streams))
+    return encoded if _bytes(encoded, effort) < _MATCHES_GAIN * least else None
+
+
+def _plane_bits(words: Bits, dtype: torch.dtype) -> float:
+    """Return the entropy of the bit planes of words (n,), in bits for all of them."""
+    planes = split(words[None], FORMATS[dtype][0])
+    return sum(_entropy_bits(np.unique(plane, return_counts=True)[1]) for plane in planes)
 
 
 def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
@@ -404,9 +624,14 @@ def _list_pays(
     return _entropy_bits(counts) + float((np.log2(gaps + 1) + 2).sum()) < _LISTED_GAIN * least
 
 
-def _coded_bytes(stream: Integers) -> int:
+def _bytes(encoded: Encoded, effort: Effort = "fast") -> int:
+    """Return the coded bytes of all streams."""
+    return sum(_coded_bytes(stream, effort) for stream in encoded.streams)
+
+
+def _coded_bytes(stream: Integers, effort: Effort = "fast") -> int:
     """Return the coded bytes of `stream`, including its bytes in the header."""
-    return _STREAM_BYTES + len(coder.encode(stream, effort="fast").payload)
+    return _STREAM_BYTES + len(coder.encode(stream, effort=effort).payload)
 
 
 def _fits(weight: Tensor, form: int) -> bool:
