@@ -84,19 +84,32 @@ class Blocks(Encoded):
 
 @dataclass(frozen=True, slots=True)
 class TapCovariance:
-    """Assumed mean of x xᵀ: I ⊗ taps + shared · 1 1ᵀ, for columns that are channels of as many taps each.
+    """Assumed mean of x xᵀ: D (I ⊗ taps + shared · 1 1ᵀ) D, for columns that are channels of as many taps each.
 
     Attributes:
         taps: (taps, taps), of one channel; positive definite.
         shared: not negative; above 0, all inputs have a mean in common, so the sum of a row's errors costs as well.
+        power: (columns,), the square of the diagonal of D, for columns that are not of one scale; None: all are.
     """
 
     taps: NDArray[np.float64]
     shared: float = 0.0
+    power: NDArray[np.float64] | None = None
+
+    @property
+    def correlates(self) -> bool:
+        """Return whether an error can be made up for by another column."""
+        return len(self.taps) > 1 or self.shared > 0
+
+    @property
+    def mean(self) -> float:
+        """Mean of the diagonal."""
+        return (1 + self.shared) * (1.0 if self.power is None else float(self.power.mean()))
 
     def dense(self, columns: int) -> NDArray[np.float64]:
         """Return the matrix, (columns, columns)."""
-        return np.asarray(np.kron(np.eye(columns // len(self.taps)), self.taps) + self.shared)
+        same = np.asarray(np.kron(np.eye(columns // len(self.taps)), self.taps) + self.shared)
+        return same if self.power is None else same * np.sqrt(np.outer(self.power, self.power))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,11 @@ class Sensitivity:
     samples: float = 0.0
     gradients: float = 0.0
     rows_have_inputs: bool = False
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether it comes from data, at least in part."""
+        return any(part is not None for part in (self.hessian, self.blocks, self.output)) or self.gradients > 0
 
     def of_rows(self, rows: slice) -> "Sensitivity":
         """Return the sensitivity of some rows; their errors are not fed to other rows."""

@@ -116,7 +116,7 @@ def shrink_covariance(
     Args:
         measured: second moments.
         samples: number of independent samples that they are the mean of.
-        taps: the prior, up to a factor; None is the identity.
+        taps: the prior, up to a factor; None is the identity. Powers of columns are measured, not assumed.
         least: α, at least.
     """
     size, mean = len(measured), float(measured.diagonal().double().mean())
@@ -125,7 +125,7 @@ def shrink_covariance(
     whitened = measured.double() / mean
     target = torch.eye(size, dtype=torch.float64, device=measured.device)
     if taps is not None:
-        dense = taps.dense(size)
+        dense = replace(taps, power=None).dense(size)
         target = torch.from_numpy(dense / dense.diagonal().mean())
         root = torch.linalg.cholesky(target)
         half = torch.linalg.solve_triangular(root, whitened, upper=False)

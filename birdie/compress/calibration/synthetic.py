@@ -482,7 +482,9 @@ def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> 
     if measured.hessian is not None:
         size = len(measured.hessian)
         taps = assumed.taps
-        dense = np.eye(size) if taps is None or size % len(taps.taps) else taps.dense(size)
+        dense = np.eye(size)
+        if taps is not None and size % len(taps.taps) == 0:
+            dense = replace(taps, power=None).dense(size)  # powers of columns are measured, not assumed
         covariance = torch.from_numpy(dense).to(measured.hessian)
         ratio = measured.hessian.diagonal().mean() / covariance.diagonal().mean()
         measured = replace(measured, hessian=torch.lerp(measured.hessian, covariance * ratio, SHRINKAGE))

@@ -523,10 +523,7 @@ def _factors_of(
     def compute(name: str) -> Feedback:
         with room.taken(matrices[name].numel()):
             sensitivity = prior[name] if name in prior else known[name]
-            fed = feedback(sensitivity, *rows_columns(tuple(matrices[name].shape)), output=output)
-            if tensors[name].ndim > 1 or sensitivity.row_fisher is None:
-                return fed
-            return replace(fed, row_weight=sensitivity.row_fisher.numpy())  # by size, which has no floor
+            return feedback(sensitivity, *rows_columns(tuple(matrices[name].shape)), output=output)
 
     def keep(name: str) -> None:
         if name not in kept:

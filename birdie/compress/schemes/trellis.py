@@ -71,6 +71,9 @@ _FEEDBACK_RATE = 0.5
 # Weights that were quantized once, by six bits for example, have as many zeros as other multiples of their scale.
 _PRUNED, _CONTINUOUS, _SPARSE = 0.02, 0.75, 0.4
 _SAMPLED_ROWS = 8
+# A weight below an eighth of its row's scale is nothing beside it. Rows of which more than an eighth are such, and
+# twice as many as of a Gaussian, take an eighth of the scale. If more than one row in 32 is, there is no trellis.
+_NOTHING, _LEAST_NOTHING, _FINER, _MOST_HEAVY = 8, 1 / 8, 8, 32
 _BLOCK = 1 << 16  # weights that are decoded at a time, about
 
 
@@ -277,14 +280,18 @@ class Trellis(Scheme):
         pruned = is_pruned(matrix)
         if pruned and self.states != 1:  # half of the states have no zero, and a plain grid is as good for such weights
             return replace(self, states=1).encode_with(name, weight, factors, scale, draft=draft)
-        by_sensitivity, columns = scale is not None and factors.columns is not None, None
+        uneven = factors.columns is not None or bool((factors.column_weight != factors.column_weight[0]).any())
+        given, by_sensitivity = scale, scale is not None and uneven
+        columns = factors.equal if scale is None else None
+        equal = matrix if columns is None else (matrix / columns).astype(np.float32)
         if scale is None and self.bits is not None:
-            scale, resolution, rows = _RANGE / 2**self.bits, _FINE, most
+            scale, resolution = _RANGE / 2**self.bits, _FINE
+            rows = np.maximum(equal.max(axis=1), -equal.min(axis=1)).astype(np.float64)
         elif scale is None:
             scale, resolution = DEFAULT_SIGMA if self.sigma is None else self.sigma, _FINE
-            spread = matrix.std(axis=1, dtype=np.float64)
+            spread = equal.std(axis=1, dtype=np.float64)
             rows = np.where(spread > 0, spread, most)
-            if self.per_tensor or _rows_are_alike(matrix, spread):
+            if self.per_tensor or _rows_are_alike(equal, spread):
                 exponent = math.log2(scale) + math.log2(float(np.mean(rows[rows > 0] ** 2))) / 2
                 rows = np.full(len(rows), 2.0 ** (round(exponent * _SHARED_RESOLUTION) / _SHARED_RESOLUTION) / scale)
         else:
@@ -293,12 +300,22 @@ class Trellis(Scheme):
         if by_sensitivity and matrix.shape[1] >= ZERO_ROW_COLUMNS:
             rows, kept = _hold_small_rows(matrix, rows, factors, scale)
         kept &= most > 0
+        if self.states != 1:
+            heavy = kept & _is_heavy_tailed(equal, rows * scale)
+            if np.count_nonzero(heavy) * _MOST_HEAVY > len(rows):
+                plain = replace(self, states=1)
+                finer = None if given is None else given * math.sqrt(self.distortion / plain.distortion)
+                return plain.encode_with(name, weight, factors, finer, draft=draft)
+            rows = np.where(heavy, rows / _FINER, rows)
         used = kept if kept.any() else most > 0
         if by_sensitivity:
             power = _column_power(matrix, rows * scale, used)
             columns, gain = Columns(power, factors.column_weight, int(used.sum()), self.distortion, resolution).scales()
             scale *= gain
-        scales = _scale_indices(most, rows, columns, scale, resolution, used, matrix.shape[1])
+        largest = (
+            most if columns is None else np.abs(matrix / columns.astype(np.float32)).max(axis=1).astype(np.float64)
+        )
+        scales = _scale_indices(largest, rows, columns, scale, resolution, used, matrix.shape[1])
         if scales is None:
             return Lossless().encode(name, weight)
         params, indices = scales
@@ -320,6 +337,19 @@ class Trellis(Scheme):
             )
             encoded = replace(encoded, params=(states, *params))
         return replace(encoded, streams=(symbols, *indices))
+
+
+def _is_heavy_tailed(matrix: NDArray[np.float32], scales: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which rows have far more weights that are nothing beside their scale than a Gaussian has.
+
+    Half of the states have no zero, so a path leaves half a scale of error at such a weight, where integers leave the
+    weight itself; and a weight is small where its input is large. Such rows take a finer scale, or no trellis.
+    """
+    limits = (scales / _NOTHING).astype(np.float32)
+    share = np.count_nonzero(np.abs(matrix) < limits[:, None], axis=1) / matrix.shape[1]
+    size = np.sqrt(np.mean(matrix.astype(np.float64) ** 2, axis=1))
+    gaussian = math.sqrt(2 / math.pi) * limits / np.maximum(size, 1e-300)
+    return np.asarray(share > np.maximum(_LEAST_NOTHING, 2 * gaussian))
 
 
 def is_pruned(matrix: NDArray[np.float32]) -> bool:
@@ -391,12 +421,13 @@ def _scale_indices(
 ) -> tuple[tuple[int, int, int, int], tuple[NDArray[np.int32], ...]] | None:
     """Return all parameters but the states, and the streams of the scale indices nearest to scale · rows · columns.
 
-    None if a row (maximum `most`) has none in range.
+    None if a row (maximum `most`, of weights over scales of columns) has none in range.
     """
-    column_indices = None
+    column_indices, mean = None, 0.0
     if columns is not None:
         exponents = np.log2(columns)
-        scale *= 2.0 ** float(exponents.mean())
+        mean = float(exponents.mean())
+        scale *= 2.0**mean
         column_indices = np.rint((exponents - exponents.mean()) * resolution).astype(np.int32)
     exponents = np.log2(rows[used])
     center = float(exponents.mean())
@@ -406,7 +437,7 @@ def _scale_indices(
     row_indices = np.zeros(len(rows))
     row_indices[used] = np.rint((exponents - center) * resolution)
     narrowest = 0.0 if column_indices is None else float(column_indices.min()) / resolution
-    least = np.log2(most[used] / (MAX_SYMBOL / 4)) - narrowest  # symbols stay within MAX_SYMBOL: twice that is exact
+    least = np.log2(most[used] / (MAX_SYMBOL / 4)) + mean  # symbols stay within MAX_SYMBOL: twice that is exact
     row_indices[used] = np.maximum(row_indices[used], np.ceil((least - base / PER_OCTAVE) * resolution))
     if float(row_indices[used].min()) / resolution + base / PER_OCTAVE + narrowest < _SAFE_EXPONENT:
         return None

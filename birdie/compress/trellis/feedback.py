@@ -96,13 +96,15 @@ class TapFeedback:
     they move by −H_FF⁻¹ H_Fj, where H_FF is block diagonal plus c 1 1ᵀ. By Sherman and Morrison, with β the regression
     of tap t on the later taps of its channel, α = T⁻¹ 1 of these, τ = T⁻¹ 1 of a whole channel,
     σ = 1ᵀα + m 1ᵀτ and g = c (1 − 1ᵀβ) / (1 + c σ), the later taps move by −(β + g α) and later channels by −g τ. What
-    remains of H's weight on column j is the pivot of T plus g (1 − 1ᵀβ).
+    remains of H's weight on column j is the pivot of T plus g (1 − 1ᵀβ). Columns of other scales are brought to one
+    before, and back after.
 
     Attributes:
         covariance: of the inputs, damped.
         beta, alpha: (taps, taps), row t, column of a later tap; zeros elsewhere.
         tau: (taps,).
         gain: (columns,), g.
+        scales: (columns,), roots of the power of columns.
     """
 
     covariance: TapCovariance
@@ -110,6 +112,7 @@ class TapFeedback:
     alpha: NDArray[np.float64]
     tau: NDArray[np.float64]
     gain: NDArray[np.float64]
+    scales: NDArray[np.float64]
 
     @classmethod
     def of(cls, covariance: TapCovariance, columns: int) -> "tuple[TapFeedback, NDArray[np.float64]]":
@@ -128,40 +131,42 @@ class TapFeedback:
         following = np.arange(columns // count)[::-1, None]
         gain = c * unexplained / (1 + c * (alpha.sum(1) + following * tau.sum()))
         pivots = lower.diagonal() ** -2.0 + gain * unexplained
-        return cls(covariance, beta, alpha, tau, gain.reshape(-1)), pivots.reshape(-1)
+        power = np.ones(columns) if covariance.power is None else covariance.power
+        return cls(covariance, beta, alpha, tau, gain.reshape(-1), power**0.5), pivots.reshape(-1) * power
 
     def within(self, part: slice) -> Matrix:
         """Return a block of the matrix of all coefficients."""
-        return self._between(part, part)
+        return self._between(part, part, self.scales[part])
 
     def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
         """Subtract a matrix product from the rest of the last channel, and a product of two vectors from later ones."""
         taps = len(self.tau)
         end = min(-(-part.stop // taps) * taps, len(left))  # of the channel
         if part.stop < end:
-            left[part.stop : end] -= self._between(part, slice(part.stop, end)).T @ errors
+            rest = slice(part.stop, end)
+            left[rest] -= self._between(part, rest, self.scales[rest]).T @ errors
         if end < len(left) and self.covariance.shared:
-            moved = self.gain[part].astype(np.float32) @ errors
+            moved = (self.gain[part] * self.scales[part]).astype(np.float32) @ errors
             later = left[end:].reshape(-1, taps, left.shape[1])
-            later += self.tau.astype(np.float32)[:, None] * moved
+            later += (self.tau[:, None] / self.scales[end:].reshape(-1, taps, 1)).astype(np.float32) * moved
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
         """Return it channel by channel."""
         taps = len(self.tau)
-        by_channel = matrix.astype(np.float64).reshape(len(matrix), matrix.shape[1] // taps, taps)
+        scaled = matrix.astype(np.float64) * self.scales
+        by_channel = scaled.reshape(len(matrix), matrix.shape[1] // taps, taps)
         same = ((by_channel @ self.covariance.taps) * by_channel).sum((1, 2))
         return np.asarray(same + self.covariance.shared * by_channel.sum((1, 2)) ** 2)
 
-    def _between(self, first: slice, second: slice) -> Matrix:
-        """Return the coefficients from the columns of `first` to those of `second`, where these are later."""
+    def _between(self, first: slice, second: slice, scales: NDArray[np.float64]) -> Matrix:
+        """Return the coefficients from the columns of `first` to later ones of `second`, whose scales are `scales`."""
         channels, taps = zip(
             *(divmod(np.arange(part.start, part.stop), len(self.tau)) for part in (first, second)), strict=True
         )
         gain = self.gain[first, None]
         same = self.beta[np.ix_(*taps)] + gain * self.alpha[np.ix_(*taps)]
-        return np.asarray(
-            -np.where(channels[0][:, None] == channels[1], same, gain * self.tau[taps[1]]), dtype=np.float32
-        )
+        between = -np.where(channels[0][:, None] == channels[1], same, gain * self.tau[taps[1]])
+        return np.asarray(between * self.scales[first, None] / scales, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +179,7 @@ class Feedback:
         rows: (rows, rows): the error of row i times [i, k] is subtracted from row k of a later block; (0, 0) without
             feedback to rows.
         column_weight, row_weight: Fisher information that remains of each, in the order of the matrix.
+        equal: (columns,) scales of columns that are taken to be alike but for these; None: all are of one scale.
     """
 
     order: NDArray[np.int64]
@@ -181,6 +187,7 @@ class Feedback:
     rows: Matrix
     column_weight: NDArray[np.float64]
     row_weight: NDArray[np.float64]
+    equal: NDArray[np.float64] | None = None
 
     def of_rows(self, rows: slice) -> "Feedback":
         """Return the factors of some rows of a matrix without feedback to rows."""
@@ -222,11 +229,14 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
         )
         by_column = BlockFeedback(tuple(block for block, _ in parts))
         column_weight[order] = np.concatenate([block.pivots for block, _ in parts])
-    elif known.taps is not None:
+    elif known.taps is not None and known.taps.correlates:
         by_column, column_weight = TapFeedback.of(known.taps, columns)
+    elif known.taps is not None and known.taps.power is not None:
+        column_weight = known.taps.power
     if known.row_fisher is not None:
         row_weight = _checked(known.row_fisher.double().numpy(), (rows,), "row Fisher")
-        row_weight = np.maximum(row_weight, FLOOR * row_weight.mean())
+        if known.is_measured:  # what is assumed of a row far below or above the others is meant
+            row_weight = np.maximum(row_weight, FLOOR * row_weight.mean())
         if not row_weight.any():
             row_weight = np.ones(rows)
     if known.output is not None and output and rows > BLOCK:
@@ -234,7 +244,9 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
         row_factors, row_weight = _blocks(
             _inverse_root(matrix, INPUT_DAMPING if known.rows_have_inputs else OUTPUT_DAMPING)
         )
-    return Feedback(order, by_column, row_factors, column_weight, row_weight)
+    power = None if known.taps is None else known.taps.power
+    equal = None if power is None else power**-0.5
+    return Feedback(order, by_column, row_factors, column_weight, row_weight, equal)
 
 
 def _block(matrix: NDArray[np.float64]) -> tuple[Block, NDArray[np.int64]]:
