@@ -39,7 +39,7 @@ from birdie.errors import BudgetError
 MODELS = Path(__file__).resolve().parent.parent / ".venv-crowd" / "models"
 BITS = (8, 6, 5, 4)
 LEAST = 256  # elements of a matrix that is quantized
-Array = NDArray[np.float32]
+Array = NDArray[Any]
 Outputs = list[Array]
 State = Mapping[str, Tensor]
 Row = dict[str, Any]
@@ -73,7 +73,9 @@ def picture(rng: np.random.Generator, height: int, width: int) -> Array:
     draw = ImageDraw.Draw(image)
     for _ in range(12):
         x, y, radius = rng.integers(0, width), rng.integers(0, height), rng.integers(4, max(5, height // 4))
-        draw.ellipse([x - radius, y - radius // 2, x + radius, y + radius], fill=_color(rng, 0, 255))
+        draw.ellipse(
+            [float(x - radius), float(y - radius // 2), float(x + radius), float(y + radius)], fill=_color(rng, 0, 255)
+        )
     return np.asarray(image.filter(ImageFilter.GaussianBlur(1)), np.float32) / 255
 
 
@@ -131,8 +133,11 @@ def sources(rng: np.random.Generator) -> bytes:
 def _library() -> list[Path]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     kinds = ("*.py", "*.txt", "*.so", "*.pyc", "*.html", "*.xml", "*.wav", "*.gif", "*.bat", "*.sh", "*.c", "*.tar")
-    found = [sorted(path for path in folder.rglob(kind) if "site-packages" not in path.parts and path.stat().st_size > 4096)[:40] for kind in kinds]
-    return [path for files in found for path in files]
+    found: list[Path] = []
+    for kind in kinds:
+        paths = (path for path in folder.rglob(kind) if "site-packages" not in path.parts)
+        found += sorted(path for path in paths if path.stat().st_size > 4096)[:40]
+    return found
 
 
 def _pixels(image: Array, mean: float, deviation: float) -> Array:
@@ -206,7 +211,7 @@ ONNX = {
         "kept",
         50,
         lambda rng: {
-            "input": np.stack([_spectrum(voice(rng, 320 + 160 * 199), 320, 160, 160) for _ in range(3)])[None] / 4 + 0.5,
+            "input": np.stack([_spectrum(voice(rng, 32_160), 320, 160, 160) for _ in range(3)])[None] / 4 + 0.5,
             "h0": _zeros(4, 1, 64),
         },
     ),

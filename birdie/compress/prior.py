@@ -46,6 +46,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +67,10 @@ MOST_TAPS = 1024  # of a kernel: more are taken as channels
 BY_WEIGHTS, BY_LAYERS = 0.2, 0.1  # shares of two plain assumptions in the mean
 FAR_ROW, FAR_COLUMN = 100.0, 64.0  # times the typical energy, or a part of it, beyond which it is a scale
 _ROUNDS, _SETTLED = 4, 0.1  # of the search for scales of columns, and the change of a logarithm at which it ends
+_LEAST_ROWS, _MOST_ROWS = 8, 512  # of a weight whose columns are compared, and those that are looked at
+_ALIKE = 1e3  # least ratio of the largest to the median share of a row that a column has which is not just scaled
+_QUANTILE = 0.75  # of the weights of a row that stands for its size
+_FARTHEST = 2.0**140  # times the typical energy: scales of columns that are further off have no use
 _DUST = 1e-60  # energy of a row that quantizes to zeros
 
 
@@ -232,7 +237,7 @@ def _assumed(name: str, weight: Tensor, kind: Kind, count: int) -> _Assumed:
     power = _powers(name, weight, 1 if taps is None else len(taps.taps))
     energies, tops = [], []
     for rows in blocks(name, weight):
-        equal = rows.astype(np.float64) * np.sqrt(np.ones(1) if power is None else power)
+        equal = equalized(rows.astype(np.float64), None if power is None else power**-0.5)
         energies.append((equal * equal).sum(1) if taps is None else _energy(equal, taps))
         tops.append(np.maximum(equal.max(1), -equal.min(1)))
     energy, top = np.concatenate(energies), np.concatenate(tops)
@@ -258,31 +263,48 @@ def _row_costs(energy: NDArray[np.float64], by_row: float) -> NDArray[np.float64
 def _powers(name: str, weight: Tensor, taps: int) -> NDArray[np.float64] | None:
     """Return the assumed mean square of the input of each column, by the energy of its channel; None if all are 1.
 
-    Rows are divided by their largest weight, so that none of them decides alone, and then columns by their energy, in
-    turn: a column that is far above the others hides what rows are without it.
+    Rows are divided by a quantile of their weights, which a few columns far above the others do not move, and then
+    columns by their scales, in turn. A column is one of another scale if its shares of all rows are alike: where a few
+    rows alone use it, or the others hold the dust of dead channels, it is not.
     """
-    if weight.ndim < 2 or len(weight) < 2:
+    if weight.ndim < 2 or len(weight) < _LEAST_ROWS:
         return None
+    step = -(-len(weight) // _MOST_ROWS)
+    rows = np.concatenate([part[::step] for part in blocks(name, weight)]).astype(np.float64)
     power: NDArray[np.float64] = np.ones(1)
     for _ in range(_ROUNDS):
-        energy = np.zeros(1)
-        for rows in blocks(name, weight):
-            equal = rows.astype(np.float64) * np.sqrt(power)
-            top = np.maximum(equal.max(1), -equal.min(1))
-            equal /= np.where(top > _DUST**0.5, top, np.inf)[:, None]
-            energy = energy + (equal * equal).sum(0)
-        channels = energy.reshape(-1, taps).mean(1) / power[:: taps if power.size > 1 else 1]
-        live = channels > _DUST
+        size = np.quantile(np.abs(rows * np.sqrt(power)), _QUANTILE, axis=1)
+        used = size > _DUST**0.5
+        if not used.any():
+            return None
+        shares = (rows[used] / size[used, None]) ** 2
+        by_channel = shares.reshape(len(shares), -1, taps).mean(2)
+        channels = np.median(by_channel, axis=0)
+        live = by_channel.max(axis=0) < _ALIKE * channels
         if not live.any():
             return None
-        relative = np.where(live, channels / np.median(channels[live]), 1.0)
+        relative = channels / np.median(channels[live])
+        relative = np.where(live & (relative > 1 / _FARTHEST), relative, 1.0)
         before, far = power, (relative > FAR_COLUMN) | (relative < 1 / FAR_COLUMN)
-        power = np.repeat(np.where(far, 1 / relative, 1.0), taps)
         if not far.any():
             return None
+        power = np.repeat(np.where(far, 1 / relative, 1.0), taps)
         if before.size > 1 and np.allclose(np.log(power), np.log(before), atol=_SETTLED):
             break
     return power
+
+
+def equalized(rows: NDArray[Any], scales: NDArray[np.float64] | None) -> NDArray[Any]:
+    """Return rows (rows, columns) without columns of other scales, which may hold dust; rows of nothing else, divided.
+
+    Args:
+        rows: of a weight.
+        scales: (columns,) scales of columns, 1 for those that are alike; None: all are.
+    """
+    if scales is None:
+        return rows
+    alike = np.where(scales == 1, rows, 0)
+    return np.where(np.asarray(alike.any(axis=1))[:, None], alike, rows / scales)
 
 
 def _compressed(relative: NDArray[np.float64], exponent: float, far: float) -> NDArray[np.float64]:

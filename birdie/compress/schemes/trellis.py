@@ -36,13 +36,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, fill_unused, scales_of
-from birdie.compress.prior import prior
+from birdie.compress.prior import equalized, prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import empty, real_matrix, real_rows, rows_columns
 from birdie.compress.trellis.column_scales import Columns
-from birdie.compress.trellis.feedback import Feedback, feedback
+from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
 from birdie.compress.trellis.search import search
 from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
@@ -72,8 +72,9 @@ _FEEDBACK_RATE = 0.5
 _PRUNED, _CONTINUOUS, _SPARSE = 0.02, 0.75, 0.4
 _SAMPLED_ROWS = 8
 # A weight below an eighth of its row's scale is nothing beside it. Rows of which more than an eighth are such, and
-# twice as many as of a Gaussian, take an eighth of the scale. If more than one row in 32 is, there is no trellis.
-_NOTHING, _LEAST_NOTHING, _FINER, _MOST_HEAVY = 8, 1 / 8, 8, 32
+# twice as many as of a Gaussian, take an eighth of the scale. If more than one row in 32 is, there is no trellis, and
+# they take a fourth: few weights carry such a row, and integers up to its largest weight keep that one exact.
+_NOTHING, _LEAST_NOTHING, _FINER, _FINER_PLAIN, _MOST_HEAVY = 8, 1 / 8, 8, 4, 32
 _BLOCK = 1 << 16  # weights that are decoded at a time, about
 
 
@@ -283,7 +284,7 @@ class Trellis(Scheme):
         uneven = factors.columns is not None or bool((factors.column_weight != factors.column_weight[0]).any())
         given, by_sensitivity = scale, scale is not None and uneven
         columns = factors.equal if scale is None else None
-        equal = matrix if columns is None else (matrix / columns).astype(np.float32)
+        equal = equalized(matrix, columns)
         if scale is None and self.bits is not None:
             scale, resolution = _RANGE / 2**self.bits, _FINE
             rows = np.maximum(equal.max(axis=1), -equal.min(axis=1)).astype(np.float64)
@@ -300,21 +301,25 @@ class Trellis(Scheme):
         if by_sensitivity and matrix.shape[1] >= ZERO_ROW_COLUMNS:
             rows, kept = _hold_small_rows(matrix, rows, factors, scale)
         kept &= most > 0
-        if self.states != 1:
-            heavy = kept & _is_heavy_tailed(equal, rows * scale)
-            if np.count_nonzero(heavy) * _MOST_HEAVY > len(rows):
-                plain = replace(self, states=1)
-                finer = None if given is None else given * math.sqrt(self.distortion / plain.distortion)
-                return plain.encode_with(name, weight, factors, finer, draft=draft)
-            rows = np.where(heavy, rows / _FINER, rows)
+        nothing, heavy = np.zeros(matrix.shape, np.bool_), np.zeros(len(rows), np.bool_)
+        if not isinstance(factors.columns, BlockFeedback):  # else data tell what an error of a small weight costs
+            levelled = matrix
+            if factors.equal is not None:
+                levelled = np.divide(matrix, factors.equal, dtype=np.float32)
+            nothing = np.abs(levelled) < (rows * scale / _NOTHING).astype(np.float32)[:, None]
+            heavy = kept & _is_heavy_tailed(nothing, levelled, rows * scale)
+        if self.states != 1 and np.count_nonzero(heavy) * _MOST_HEAVY > len(rows):
+            plain = replace(self, states=1)
+            finer = None if given is None else given * math.sqrt(self.distortion / plain.distortion)
+            return plain.encode_with(name, weight, factors, finer, draft=draft)
+        rows = np.where(heavy, rows / (_FINER if self.states != 1 else _FINER_PLAIN), rows)
+        zeros = (matrix == 0) & pruned | nothing & heavy[:, None]
         used = kept if kept.any() else most > 0
         if by_sensitivity:
             power = _column_power(matrix, rows * scale, used)
             columns, gain = Columns(power, factors.column_weight, int(used.sum()), self.distortion, resolution).scales()
             scale *= gain
-        largest = (
-            most if columns is None else np.abs(matrix / columns.astype(np.float32)).max(axis=1).astype(np.float64)
-        )
+        largest = most if columns is None else np.asarray((np.abs(matrix) / columns).max(axis=1), dtype=np.float64)
         scales = _scale_indices(largest, rows, columns, scale, resolution, used, matrix.shape[1])
         if scales is None:
             return Lossless().encode(name, weight)
@@ -333,22 +338,24 @@ class Trellis(Scheme):
             states, symbols = search(
                 *(weight, matrix, most, factors, row, column, self.states, price),
                 along=self.along,
-                keep_zeros=pruned,
+                zeros=zeros if self.states == 1 and bool(zeros.any()) else None,
             )
             encoded = replace(encoded, params=(states, *params))
         return replace(encoded, streams=(symbols, *indices))
 
 
-def _is_heavy_tailed(matrix: NDArray[np.float32], scales: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _is_heavy_tailed(
+    nothing: NDArray[np.bool_], matrix: NDArray[np.float32], scales: NDArray[np.float64]
+) -> NDArray[np.bool_]:
     """Return which rows have far more weights that are nothing beside their scale than a Gaussian has.
 
-    Half of the states have no zero, so a path leaves half a scale of error at such a weight, where integers leave the
-    weight itself; and a weight is small where its input is large. Such rows take a finer scale, or no trellis.
+    Half of the states have no zero, so a path leaves half a scale of error at such a weight, and feedback moves errors
+    there, where integers leave the weight itself; and a weight is small where its input is large. Such rows take a
+    finer scale. If they are many, there is no trellis, and what is nothing is zero.
     """
-    limits = (scales / _NOTHING).astype(np.float32)
-    share = np.count_nonzero(np.abs(matrix) < limits[:, None], axis=1) / matrix.shape[1]
+    share = np.count_nonzero(nothing, axis=1) / nothing.shape[1]
     size = np.sqrt(np.mean(matrix.astype(np.float64) ** 2, axis=1))
-    gaussian = math.sqrt(2 / math.pi) * limits / np.maximum(size, 1e-300)
+    gaussian = math.sqrt(2 / math.pi) * scales / _NOTHING / np.maximum(size, 1e-300)
     return np.asarray(share > np.maximum(_LEAST_NOTHING, 2 * gaussian))
 
 
@@ -448,7 +455,7 @@ def _scale_indices(
     filled = fill_unused(row_indices.astype(np.int32), used)
     if width < ZERO_ROW_COLUMNS:
         filled[~used] = low + 16 * resolution  # half a scale of about 2**-110 is nothing, yet no subnormal
-    widest = HIGHEST // PER_OCTAVE // 2 * resolution
+    widest = HIGHEST // PER_OCTAVE * 3 // 4 * resolution
     streams = (
         (filled[:, None],)
         if column_indices is None

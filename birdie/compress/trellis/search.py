@@ -23,7 +23,7 @@ def search(
     price: float,
     *,
     along: bool,
-    keep_zeros: bool,
+    zeros: NDArray[np.bool_] | None = None,
 ) -> tuple[int, NDArray[np.integer]]:
     """Return the states, negative for one path along all rows, and the numbers (rows, columns).
 
@@ -39,10 +39,10 @@ def search(
         states: of the trellis.
         price: of a bit, in squared scales.
         along: whether one path may run along the rows.
-        keep_zeros: for one state: zeros take the number 0.
+        zeros: (rows, columns), for one state: weights that take the number 0.
     """
     if factors.feeds or states == 1:
-        return states, viterbi.quantize(matrix, factors, row, column, states, price, keep_zeros=keep_zeros)
+        return states, viterbi.quantize(matrix, factors, row, column, states, price, zeros=zeros)
     density = WeightDensity.of(matrix)
     if lanes.suits(density, most, row, column, states):
         short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT

@@ -104,7 +104,7 @@ def quantize(
     states: int,
     weight_of_rate: float,
     *,
-    keep_zeros: bool = False,
+    zeros: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int32]:
     """Return numbers (rows, columns) that quantize `weight` with scales row(i) · column(j).
 
@@ -115,7 +115,8 @@ def quantize(
         column: scales of columns.
         states: of the trellis; negative for one path along the rows, which must not have feedback.
         weight_of_rate: λ, the price of a bit in squared scales; 0 ignores bits.
-        keep_zeros: for one state: zeros take the number 0, and what errors would be fed to them goes on to later ones.
+        zeros: (rows, columns), for one state: these take the number 0, and what errors would be fed to them goes on to
+            later ones.
     """
     columns = weight.shape[1]
     inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
@@ -128,8 +129,8 @@ def quantize(
         unfed = feedback(None, len(row), len(chosen))
         draft = _search(weight[:, chosen], unfed, row, column[chosen], states, weight_of_rate, sample)
         bit_costs = _with_counts(sample, draft, states, bit_costs)
-    zeros = weight == 0 if keep_zeros else _NO_ZEROS
-    return _search(weight, factors, row, column, states, weight_of_rate, bit_costs, zeros)
+    held = _NO_ZEROS if zeros is None else zeros
+    return _search(weight, factors, row, column, states, weight_of_rate, bit_costs, held)
 
 
 def cost(
