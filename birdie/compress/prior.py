@@ -13,8 +13,9 @@ were up to 27 times worse than the plain way on three, the mean is better on all
 which the kinds are right, it costs a tenth to a quarter of the error that they save.
 
 Scale tells nothing: a unit times 1,000, with the next layer's column divided by it, is the same network. Energies of
-rows and of columns that are more than `FAR_ROW` or `FAR_COLUMN` from the typical one are taken for such scales: columns
-further off are brought to that of the typical one, and rows keep the relative precision of those at the limit.
+rows and of columns that are more than `FAR_ROW` or `FAR_COLUMN` from the typical one are taken for such scales. Columns
+further off are brought to that of the typical one. So are rows, by and by: at `FAR_ROW` they count as they are, and
+from its square on they have the relative precision of the typical row.
 
 A relative error of one layer costs about as much in every layer of a network (on a ResNet-20, a relative squared error
 of 0.002 in one layer alone costs 0.0001 to 0.005 nats of KL, most often 0.001, whatever its size), so a row weighs one
@@ -196,16 +197,16 @@ def prior(
     """
     kinds, counts = kinds_of(weights) if kinds is None else kinds, counts or {}
     every = {name: _assumed(name, weight, KINDS[kinds[name]], counts.get(name, 1)) for name, weight in weights.items()}
-    bets = sum(one.importance * one.cost for one in every.values()) or 1.0
+    bets = sum(one.importance * float(one.costs.sum()) for one in every.values()) or 1.0
     layers = sum(counts.get(name, 1) for name in every)
     total = sum(weight.numel() for weight in weights.values())
     sensitivities = {}
     for name, one in every.items():
-        share = weights[name].numel() / total
-        plain = BY_WEIGHTS * share + BY_LAYERS * counts.get(name, 1) / layers
+        plain = BY_WEIGHTS * weights[name].numel() / len(one.costs) / total + BY_LAYERS / layers
         bet = (1 - BY_WEIGHTS - BY_LAYERS) * one.importance / bets
-        fisher = torch.from_numpy(one.rows * total * (bet + plain / one.cost))
-        sensitivities[name] = Sensitivity(row_fisher=fisher, taps=one.taps)
+        shares = total * (bet + plain / one.costs)
+        fisher = [part * share for part, share in zip(np.array_split(one.rows, len(shares)), shares, strict=True)]
+        sensitivities[name] = Sensitivity(row_fisher=torch.from_numpy(np.concatenate(fisher)), taps=one.taps)
     return sensitivities
 
 
@@ -217,13 +218,13 @@ class _Assumed:
         rows: (rows,), relative costs of an error in a row.
         taps: covariance of the inputs.
         importance: by which `rows` is multiplied, if its kind is right.
-        cost: of integers per row, whose errors are in proportion to the largest weight of a row.
+        costs: (matrices,), of integers per row, whose errors are in proportion to the largest weight of a row.
     """
 
     rows: NDArray[np.float64]
     taps: TapCovariance | None
     importance: float
-    cost: float
+    costs: NDArray[np.float64]
 
 
 def _assumed(name: str, weight: Tensor, kind: Kind, count: int) -> _Assumed:
@@ -238,14 +239,15 @@ def _assumed(name: str, weight: Tensor, kind: Kind, count: int) -> _Assumed:
     energy, top = np.concatenate(energies), np.concatenate(tops)
     if power is not None:
         taps = TapCovariance(np.eye(1), 0.0, power) if taps is None else replace(taps, power=power)
-    cost = np.concatenate([_row_costs(part, kind.by_row) for part in np.array_split(energy, count)])
+    rows_of_each = [_row_costs(part, kind.by_row) for part in np.array_split(energy, count)]
     size = weight.numel() / count
     importance = kind.importance * (max(size, USUAL) / USUAL) ** (1 - kind.size)
     importance *= (GATE / min(max(size, 1), GATE)) ** kind.gate
-    live = energy > _DUST
-    plain = float((cost[live] * top[live] ** 2).sum()) * weight.numel() / len(energy)
-    plain *= 1.0 if taps is None else 1 + taps.shared
-    return _Assumed(cost, taps, importance * count / len(energy), plain or 1.0)
+    squares = np.array_split(np.where(energy > _DUST, top * top, 0.0), count)
+    plain = np.array([float(part @ square) for part, square in zip(rows_of_each, squares, strict=True)])
+    plain *= weight.numel() / len(energy) * (1.0 if taps is None else 1 + taps.shared)
+    costs = np.where(plain > 0, plain, 1.0)
+    return _Assumed(np.concatenate(rows_of_each), taps, importance * count / len(energy), costs)
 
 
 def _row_costs(energy: NDArray[np.float64], by_row: float) -> NDArray[np.float64]:
@@ -276,19 +278,20 @@ def _powers(name: str, weight: Tensor, taps: int) -> NDArray[np.float64] | None:
         if not live.any():
             return None
         relative = np.where(live, channels / np.median(channels[live]), 1.0)
-        before, far = power, (relative > FAR_COLUMN) | (relative < 1 / FAR_COLUMN)
+        previous, far = power, (relative > FAR_COLUMN) | (relative < 1 / FAR_COLUMN)
         power = np.repeat(np.where(far, 1 / relative, 1.0), taps)
         if not far.any():
             return None
-        if before.size > 1 and np.allclose(np.log(power), np.log(before), atol=_SETTLED):
+        if previous.size > 1 and np.allclose(np.log(power), np.log(previous), atol=_SETTLED):
             break
     return power
 
 
 def _compressed(relative: NDArray[np.float64], exponent: float, far: float) -> NDArray[np.float64]:
-    """Return energies to an exponent; what is further than `far` from 1 is a scale, which counts in full."""
-    near = np.clip(relative, 1 / far, far)
-    return np.asarray(near**exponent * (relative / near))
+    """Return energies to an exponent; what is further than `far` from 1 is a scale, which counts the more in full."""
+    distance = np.abs(np.log(relative))
+    meant = np.minimum(distance, np.maximum(2 * math.log(far) - distance, 0.0))
+    return np.asarray(relative * np.exp(np.sign(np.log(relative)) * meant * (exponent - 1)))
 
 
 def _energy(rows: NDArray[np.float64], taps: TapCovariance) -> NDArray[np.float64]:
