@@ -76,7 +76,7 @@ def picture(rng: np.random.Generator, height: int, width: int) -> Array:
         draw.ellipse(
             [float(x - radius), float(y - radius // 2), float(x + radius), float(y + radius)], fill=_color(rng, 0, 255)
         )
-    return np.asarray(image.filter(ImageFilter.GaussianBlur(1)), np.float32) / 255
+    return np.asarray(np.asarray(image.filter(ImageFilter.GaussianBlur(1)), np.float32) / 255)
 
 
 def page(rng: np.random.Generator, height: int, width: int) -> Array:
@@ -104,7 +104,7 @@ def voice(rng: np.random.Generator, samples: int, rate: int = 16_000) -> Array:
         clips = _clips()
         order = rng.permutation(len(clips))[: -(-(samples + clips.shape[1]) // clips.shape[1])]
         start = int(rng.integers(0, clips.shape[1]))
-        return (loudness * clips[order].reshape(-1)[start : start + samples]).astype(np.float32)
+        return np.asarray(loudness * clips[order].reshape(-1)[start : start + samples], np.float32)
     time = np.arange(samples) / rate
     pitch = 90 + 120 * rng.random()
     glide = 1 + 0.03 * np.sin(2 * np.pi * (0.5 + rng.random()) * time)
@@ -112,7 +112,7 @@ def voice(rng: np.random.Generator, samples: int, rate: int = 16_000) -> Array:
     sound = sum(formants[k - 1] * np.sin(2 * np.pi * pitch * k * time * glide) / k for k in range(1, 20))
     syllables = np.clip(np.sin(2 * np.pi * (2 + 2 * rng.random()) * time + 6 * rng.random()), 0, 1)
     noise = 10.0 ** rng.uniform(-3.5, -1.5)
-    return (0.1 * loudness * sound * syllables + noise * rng.normal(size=samples)).astype(np.float32)
+    return np.asarray(0.1 * loudness * sound * syllables + noise * rng.normal(size=samples), np.float32)
 
 
 @cache
@@ -148,7 +148,7 @@ def _spectrum(sound: Array, window: int, hop: int, bins: int) -> Array:
     """Return the log power spectrum of a sound, (frames, bins)."""
     frames = np.lib.stride_tricks.sliding_window_view(sound, window)[::hop] * np.hanning(window)
     power = np.abs(np.fft.rfft(frames, axis=1))[:, :bins] ** 2
-    return np.log10(np.maximum(power, 1e-12)).astype(np.float32)
+    return np.asarray(np.log10(np.maximum(power, 1e-12)), np.float32)
 
 
 def _zeros(*shape: int) -> Array:

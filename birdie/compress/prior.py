@@ -13,8 +13,9 @@ were up to 27 times worse than the plain way on three, the mean is better on all
 which the kinds are right, it costs a tenth to a quarter of the error that they save.
 
 Scale tells nothing: a unit times 1,000, with the next layer's column divided by it, is the same network. Energies of
-rows and of columns that are more than `FAR_ROW` or `FAR_COLUMN` from the typical one are taken for such scales: columns
-further off are brought to that of the typical one, and rows keep the relative precision of those at the limit.
+rows and of columns that are more than `FAR_ROW` or `FAR_COLUMN` from the typical one are taken for such scales. Columns
+further off are brought to that of the typical one. So are rows, by and by: at `FAR_ROW` they count as they are, and
+from its square on they have the relative precision of the typical row.
 
 A relative error of one layer costs about as much in every layer of a network (on a ResNet-20, a relative squared error
 of 0.002 in one layer alone costs 0.0001 to 0.005 nats of KL, most often 0.001, whatever its size), so a row weighs one
@@ -65,7 +66,7 @@ GATE = 1 << 12  # elements of a matrix that counts as `USUAL`
 SHARED = 0.25  # square of the inputs' mean, in variances
 MOST_TAPS = 1024  # of a kernel: more are taken as channels
 BY_WEIGHTS, BY_LAYERS = 0.2, 0.1  # shares of two plain assumptions in the mean
-FAR_ROW, FAR_COLUMN = 100.0, 64.0  # times the typical energy, or a part of it, beyond which it is a scale
+FAR_ROW, FAR_COLUMN = 300.0, 64.0  # times the typical energy, or a part of it, beyond which it is a scale
 _ROUNDS, _SETTLED = 4, 0.1  # of the search for scales of columns, and the change of a logarithm at which it ends
 _LEAST_ROWS, _MOST_ROWS = 8, 512  # of a weight whose columns are compared, and those that are looked at
 _ALIKE = 1e3  # least ratio of the largest to the median share of a row that a column has which is not just scaled
@@ -201,16 +202,16 @@ def prior(
     """
     kinds, counts = kinds_of(weights) if kinds is None else kinds, counts or {}
     every = {name: _assumed(name, weight, KINDS[kinds[name]], counts.get(name, 1)) for name, weight in weights.items()}
-    bets = sum(one.importance * one.cost for one in every.values()) or 1.0
+    bets = sum(one.importance * float(one.costs.sum()) for one in every.values()) or 1.0
     layers = sum(counts.get(name, 1) for name in every)
     total = sum(weight.numel() for weight in weights.values())
     sensitivities = {}
     for name, one in every.items():
-        share = weights[name].numel() / total
-        plain = BY_WEIGHTS * share + BY_LAYERS * counts.get(name, 1) / layers
+        plain = BY_WEIGHTS * weights[name].numel() / len(one.costs) / total + BY_LAYERS / layers
         bet = (1 - BY_WEIGHTS - BY_LAYERS) * one.importance / bets
-        fisher = torch.from_numpy(one.rows * total * (bet + plain / one.cost))
-        sensitivities[name] = Sensitivity(row_fisher=fisher, taps=one.taps)
+        shares = total * (bet + plain / one.costs)
+        fisher = [part * share for part, share in zip(np.array_split(one.rows, len(shares)), shares, strict=True)]
+        sensitivities[name] = Sensitivity(row_fisher=torch.from_numpy(np.concatenate(fisher)), taps=one.taps)
     return sensitivities
 
 
@@ -222,13 +223,13 @@ class _Assumed:
         rows: (rows,), relative costs of an error in a row.
         taps: covariance of the inputs.
         importance: by which `rows` is multiplied, if its kind is right.
-        cost: of integers per row, whose errors are in proportion to the largest weight of a row.
+        costs: (matrices,), of integers per row, whose errors are in proportion to the largest weight of a row.
     """
 
     rows: NDArray[np.float64]
     taps: TapCovariance | None
     importance: float
-    cost: float
+    costs: NDArray[np.float64]
 
 
 def _assumed(name: str, weight: Tensor, kind: Kind, count: int) -> _Assumed:
@@ -243,14 +244,15 @@ def _assumed(name: str, weight: Tensor, kind: Kind, count: int) -> _Assumed:
     energy, top = np.concatenate(energies), np.concatenate(tops)
     if power is not None:
         taps = TapCovariance(np.eye(1), 0.0, power) if taps is None else replace(taps, power=power)
-    cost = np.concatenate([_row_costs(part, kind.by_row) for part in np.array_split(energy, count)])
+    rows_of_each = [_row_costs(part, kind.by_row) for part in np.array_split(energy, count)]
     size = weight.numel() / count
     importance = kind.importance * (max(size, USUAL) / USUAL) ** (1 - kind.size)
     importance *= (GATE / min(max(size, 1), GATE)) ** kind.gate
-    live = energy > _DUST
-    plain = float((cost[live] * top[live] ** 2).sum()) * weight.numel() / len(energy)
-    plain *= 1.0 if taps is None else 1 + taps.shared
-    return _Assumed(cost, taps, importance * count / len(energy), plain or 1.0)
+    squares = np.array_split(np.where(energy > _DUST, top * top, 0.0), count)
+    plain = np.array([float(part @ square) for part, square in zip(rows_of_each, squares, strict=True)])
+    plain *= weight.numel() / len(energy) * (1.0 if taps is None else 1 + taps.shared)
+    costs = np.where(plain > 0, plain, 1.0)
+    return _Assumed(np.concatenate(rows_of_each), taps, importance * count / len(energy), costs)
 
 
 def _row_costs(energy: NDArray[np.float64], by_row: float) -> NDArray[np.float64]:
@@ -308,9 +310,10 @@ def equalized(rows: NDArray[Any], scales: NDArray[np.float64] | None) -> NDArray
 
 
 def _compressed(relative: NDArray[np.float64], exponent: float, far: float) -> NDArray[np.float64]:
-    """Return energies to an exponent; what is further than `far` from 1 is a scale, which counts in full."""
-    near = np.clip(relative, 1 / far, far)
-    return np.asarray(near**exponent * (relative / near))
+    """Return energies to an exponent; what is further than `far` from 1 is a scale, which counts the more in full."""
+    distance = np.abs(np.log(relative))
+    meant = np.minimum(distance, np.maximum(2 * math.log(far) - distance, 0.0))
+    return np.asarray(relative * np.exp(np.sign(np.log(relative)) * meant * (exponent - 1)))
 
 
 def _energy(rows: NDArray[np.float64], taps: TapCovariance) -> NDArray[np.float64]:

@@ -106,6 +106,11 @@ class TapCovariance:
         """Mean of the diagonal."""
         return (1 + self.shared) * (1.0 if self.power is None else float(self.power.mean()))
 
+    def diagonal(self, columns: int) -> NDArray[np.float64]:
+        """Return the diagonal of the matrix, (columns,)."""
+        same = np.tile(self.taps.diagonal() + self.shared, columns // len(self.taps))
+        return same if self.power is None else same * self.power
+
     def dense(self, columns: int) -> NDArray[np.float64]:
         """Return the matrix, (columns, columns)."""
         same = np.asarray(np.kron(np.eye(columns // len(self.taps)), self.taps) + self.shared)

@@ -80,6 +80,29 @@ def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
         np.testing.assert_allclose(rows(scaled[name]) * factor**2, rows(sensitivity), rtol=1e-4)
 
 
+@pytest.mark.parametrize("decades", [5, -5, 20, -20])
+def test_units_of_another_scale_count_like_the_others(decades: int) -> None:
+    """Rows times a factor, and columns of the next layer divided by it: the same function."""
+    state = {"below.weight": torch.randn(96, 40), "above.weight": torch.randn(24, 96), **weights()}
+    units, factor = torch.tensor([3, 41, 77]), 10.0**decades
+    scaled = {name: weight.double().clone() for name, weight in state.items()}
+    scaled["below.weight"][units] *= factor
+    scaled["above.weight"][:, units] /= factor
+    plain, other = prior(state), prior(scaled)
+    inverse = torch.ones(96, dtype=torch.float64)
+    inverse[units] /= factor**2
+    ratios = rows(other["below.weight"]) / rows(plain["below.weight"]) / inverse
+    energies = state["below.weight"].double().square().sum(1)
+    ratios[units] *= energies[units] / energies.median()  # at its own energy, which is not that of the typical row
+    np.testing.assert_allclose(ratios, 1, rtol=0.2)
+    taps = other["above.weight"].taps
+    assert plain["above.weight"].taps is None
+    assert taps is not None
+    assert taps.power is not None
+    np.testing.assert_allclose(taps.power[units] / factor**2, 1, rtol=0.8)  # a column has the energy that chance says
+    assert (np.delete(taps.power, units) == 1).all()
+
+
 def test_rows_keep_their_weight_in_any_order() -> None:
     order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
     weight = weights()["conv.weight"]
@@ -90,8 +113,8 @@ def test_one_row_that_is_far_larger_does_not_make_the_others_coarse() -> None:
     """In a voice activity detector one row has 500 times the energy of the others."""
     weight = weights()["frames.weight"]
     larger = torch.cat([weight, 30 * weight[:1]])
-    alone, beside = rows(prior({"x": weight})["x"]) * len(weight), rows(prior({"x": larger})["x"]) * len(larger)
-    np.testing.assert_allclose(beside[:-1], alone, rtol=0.1)
+    alone, beside = rows(prior({"x": weight})["x"]), rows(prior({"x": larger})["x"])
+    np.testing.assert_allclose(beside[:-1] / beside[0], alone / alone[0], rtol=0.1)
     energies = (larger**2).flatten(1).sum(1)
     assert beside[-1] * energies[-1] > 10 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
 
@@ -105,16 +128,33 @@ def test_gates_count_by_their_own_size() -> None:
 
 
 def test_matrices_weigh_by_their_elements_kernels_do_not_and_small_matrices_are_precise() -> None:
-    """The cost of a relative error of a layer: the weight of a row times its energy, summed."""
+    """By the assumption of kinds; the mean with plain ones lies between it and these."""
 
-    def cost(kind: str, *shape: int) -> float:
-        return float(rows(prior({"w": torch.ones(shape)}, kinds={"w": kind})["w"]).sum())
+    def ratio(first: tuple[str, int], second: tuple[str, int]) -> float:
+        """Return the cost of a relative error of the first matrix in that of the second, both in one model."""
+        kinds = dict(zip("ab", (first[0], second[0]), strict=True))
+        shapes = {
+            name: (count, 1, *((1, 1) if kinds[name] == "image" else ()))
+            for name, (_, count) in zip("ab", (first, second), strict=True)
+        }
+        every = prior({name: torch.ones(shape) for name, shape in shapes.items()}, kinds=kinds)
+        return float(rows(every["a"]).sum() / rows(every["b"]).sum())
 
-    assert cost("matrix", 4 * USUAL, 1) == pytest.approx(4 * cost("matrix", USUAL, 1), rel=1e-6)
-    assert cost("matrix", GATE, 1) == pytest.approx(cost("matrix", USUAL, 1), rel=1e-6)
-    assert cost("matrix", GATE // 8, 1) == pytest.approx(64 * cost("matrix", USUAL, 1), rel=1e-6)
-    assert cost("image", 64, 1, 1, 1) == pytest.approx(cost("image", USUAL, 1, 1, 1), rel=1e-6)
-    assert cost("embedding", USUAL, 1) > 10 * cost("matrix", USUAL, 1)
+    def lies_between(value: float, by_kind: float, by_weights: float) -> bool:
+        return min(by_kind, by_weights, 1.0) / 1.01 <= value <= 1.01 * max(by_kind, by_weights, 1.0)
+
+    usual = "matrix", USUAL
+    for first, by_kind in (
+        (("matrix", 4 * USUAL), 4.0),
+        (("matrix", GATE), 1.0),
+        (("matrix", GATE // 8), 64.0),
+        (("embedding", USUAL), 24.0),
+    ):
+        assert lies_between(ratio(first, usual), by_kind, first[1] / USUAL)
+    assert lies_between(ratio(("image", 64), ("image", USUAL)), 1.0, 64 / USUAL)
+    assert ratio(("matrix", GATE // 8), usual) > ratio(("matrix", GATE // 2), usual) > ratio(("matrix", GATE), usual)
+    assert ratio(("matrix", 4 * USUAL), usual) > ratio(("matrix", 2 * USUAL), usual) > 1
+    assert ratio(("embedding", USUAL), usual) > 2
 
 
 @pytest.mark.parametrize(

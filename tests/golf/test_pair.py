@@ -112,7 +112,7 @@ def test_with_calibration_too(tmp_path: Path) -> None:
     calibration = module, batches, loss
     written = entry.export(module.state_dict(), 800, tmp_path / "pair.birdie", code=[], calibration=calibration)
     known = birdie.calibrate(*calibration, symmetries=False)
-    birdie.save(module, tmp_path / "ours.birdie", budget=800, calibration=known)
+    birdie.save(module.state_dict(), tmp_path / "ours.birdie", budget=800, calibration=known)
     assert written <= 800
     assert (tmp_path / "pair.birdie").read_bytes() == (tmp_path / "ours.birdie").read_bytes()
 

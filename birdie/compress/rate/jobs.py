@@ -67,6 +67,7 @@ LONG_KERNEL = 32  # taps from which transforms are tried
 _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
 
 Role = Literal["rule", "small", "reserve", "searched"]
+_DEAD = 1e-12  # of the typical energy of a row, with its sensitivity: it is in no unit
 _NO_ROWS = np.zeros((0, 0), np.float32)
 
 
@@ -421,13 +422,16 @@ def jobs_of(
 def _level(job: Job, factors: Feedback) -> float | None:
     """Return log2 of the deviation and of the root of the sensitivity; None for a difference of zeros."""
     weights = np.log2(factors.row_weight)
-    if job.tensor.ndim < 2:  # rows differ in size, and by as much in sensitivity
-        squares = np.concatenate([np.square(rows, dtype=np.float64).mean(axis=1) for rows in job.numbers()])
-        used = squares > 0
+    columns = float(np.log2(factors.column_weight).mean())
+    if job.name not in job.sensitivities and not job.is_near:  # rows that differ in size differ in sensitivity, too
+        equal = np.ones(1) if factors.equal is None else factors.equal
+        squares = np.concatenate([np.square(rows / equal).mean(axis=1) for rows in job.numbers()])
+        typical = np.median((squares * factors.row_weight)[squares > 0]) if squares.any() else 0.0
+        used = squares * factors.row_weight > _DEAD * typical
         if used.any():
-            return float((np.log2(squares[used]) + weights[used]).mean()) / 2
+            return float((np.log2(squares[used]) + weights[used] + columns + 2 * np.log2(equal).mean()).mean()) / 2
     spread = deviation(job.numbers()) or (0.0 if job.is_near else 1.0)
-    return math.log2(spread) + float(weights.mean() + np.log2(factors.column_weight).mean()) / 2 if spread else None
+    return math.log2(spread) + float(weights.mean() + columns) / 2 if spread else None
 
 
 def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:

@@ -41,7 +41,7 @@ from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import empty, real_matrix, real_rows, rows_columns
-from birdie.compress.trellis.column_scales import Columns
+from birdie.compress.trellis.column_scales import WIDEST, Columns
 from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
 from birdie.compress.trellis.search import search
 from birdie.entropy.factors import Factors
@@ -282,7 +282,7 @@ class Trellis(Scheme):
         if pruned and self.states != 1:  # half of the states have no zero, and a plain grid is as good for such weights
             return replace(self, states=1).encode_with(name, weight, factors, scale, draft=draft)
         uneven = factors.columns is not None or bool((factors.column_weight != factors.column_weight[0]).any())
-        given, by_sensitivity = scale, scale is not None and uneven
+        by_sensitivity, nominal = scale is not None and uneven, scale
         columns = factors.equal if scale is None else None
         equal = equalized(matrix, columns)
         if scale is None and self.bits is not None:
@@ -301,25 +301,23 @@ class Trellis(Scheme):
         if by_sensitivity and matrix.shape[1] >= ZERO_ROW_COLUMNS:
             rows, kept = _hold_small_rows(matrix, rows, factors, scale)
         kept &= most > 0
+        used = kept if kept.any() else most > 0
+        if by_sensitivity:
+            power = _column_power(matrix, factors.column_weight, rows * scale, used)
+            columns, gain = Columns(power, factors.column_weight, int(used.sum()), self.distortion, resolution).scales()
+            scale *= gain
+        levelled = _over_columns(matrix, columns)
         nothing, heavy = np.zeros(matrix.shape, np.bool_), np.zeros(len(rows), np.bool_)
         if not isinstance(factors.columns, BlockFeedback):  # else data tell what an error of a small weight costs
-            levelled = matrix
-            if factors.equal is not None:
-                levelled = np.divide(matrix, factors.equal, dtype=np.float32)
             nothing = np.abs(levelled) < (rows * scale / _NOTHING).astype(np.float32)[:, None]
             heavy = kept & _is_heavy_tailed(nothing, levelled, rows * scale)
         if self.states != 1 and np.count_nonzero(heavy) * _MOST_HEAVY > len(rows):
             plain = replace(self, states=1)
-            finer = None if given is None else given * math.sqrt(self.distortion / plain.distortion)
+            finer = None if nominal is None else nominal * math.sqrt(self.distortion / plain.distortion)
             return plain.encode_with(name, weight, factors, finer, draft=draft)
         rows = np.where(heavy, rows / (_FINER if self.states != 1 else _FINER_PLAIN), rows)
         zeros = (matrix == 0) & pruned | nothing & heavy[:, None]
-        used = kept if kept.any() else most > 0
-        if by_sensitivity:
-            power = _column_power(matrix, rows * scale, used)
-            columns, gain = Columns(power, factors.column_weight, int(used.sum()), self.distortion, resolution).scales()
-            scale *= gain
-        largest = most if columns is None else np.asarray((np.abs(matrix) / columns).max(axis=1), dtype=np.float64)
+        largest = np.maximum(levelled.max(axis=1), -levelled.min(axis=1)).astype(np.float64)
         scales = _scale_indices(largest, rows, columns, scale, resolution, used, matrix.shape[1])
         if scales is None:
             return Lossless().encode(name, weight)
@@ -406,15 +404,24 @@ def _hold_small_rows(
     return np.where(spread < _HELD, rows * np.maximum(spread, 1e-30) / _HELD, rows), kept
 
 
+def _over_columns(matrix: NDArray[np.float32], columns: NDArray[np.float64] | None) -> NDArray[np.float32]:
+    """Return a matrix divided by the scales of its columns."""
+    return matrix if columns is None else np.divide(matrix, columns, dtype=np.float32)
+
+
 def _column_power(
-    matrix: NDArray[np.float32], scales: NDArray[np.float64], used: NDArray[np.bool_]
+    matrix: NDArray[np.float32], fisher: NDArray[np.float64], scales: NDArray[np.float64], used: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return the mean square of each column, (columns,), of the used rows divided by their scales."""
+    """Return the mean square of each column, (columns,), of the used rows divided by their scales.
+
+    Columns are multiplied by the root of their Fisher information before, so that those of another scale do not exceed
+    the limit.
+    """
     inverse = np.where(used, np.minimum(1 / scales, np.finfo(np.float32).max), 0).astype(np.float32)
     with np.errstate(over="ignore"):
-        scaled = matrix * inverse[:, None]
+        scaled = matrix * (fisher**0.5).astype(np.float32) * inverse[:, None]
         power = np.einsum("ij,ij->j", scaled, scaled, dtype=np.float64) / used.sum()
-    return np.asarray(np.minimum(power, _MOST_POWER))
+    return np.asarray(np.minimum(power, _MOST_POWER) / fisher)
 
 
 def _scale_indices(
@@ -455,7 +462,7 @@ def _scale_indices(
     filled = fill_unused(row_indices.astype(np.int32), used)
     if width < ZERO_ROW_COLUMNS:
         filled[~used] = low + 16 * resolution  # half a scale of about 2**-110 is nothing, yet no subnormal
-    widest = HIGHEST // PER_OCTAVE * 3 // 4 * resolution
+    widest = WIDEST * resolution
     streams = (
         (filled[:, None],)
         if column_indices is None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from birdie.entropy import numbers
 
 _ROUNDS = 6  # of the search for indices that cost less; the cost hardly falls after two or three
-_WIDEST = 60  # octaves between a scale and the mean one, at most: their squares stay far within float64
+WIDEST = 100  # octaves between a scale and the mean one, at most: their squares stay far within float64
 _PSEUDO_COUNT = 0.1  # of an index that no column has
 
 Values = NDArray[np.float64]
@@ -49,7 +49,7 @@ class Columns:
     def scales(self) -> tuple[Values | None, float]:
         """Return the scale of each column, None for a common scale, and a gain that all scales are multiplied by."""
         exponents = -0.5 * np.log2(self.fisher)
-        octaves = (exponents - exponents.mean()).clip(-_WIDEST, _WIDEST)
+        octaves = (exponents - exponents.mean()).clip(-WIDEST, WIDEST)
         indices = np.rint(octaves * self.resolution).astype(np.int64)
         common = np.zeros_like(indices)
         cheapest = common, self._gain(common)

@@ -201,7 +201,7 @@ class Feedback:
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
         """Return w H wᵀ of each row w, (rows, columns) → (rows,): the cost of setting the row to zero."""
         if self.columns is None:
-            return np.asarray((matrix.astype(np.float64) ** 2).sum(1))
+            return np.asarray(matrix.astype(np.float64) ** 2 @ self.column_weight)
         return self.columns.energy(matrix[:, self.order])
 
 
@@ -231,12 +231,13 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
         column_weight[order] = np.concatenate([block.pivots for block, _ in parts])
     elif known.taps is not None and known.taps.correlates:
         by_column, column_weight = TapFeedback.of(known.taps, columns)
-    elif known.taps is not None and known.taps.power is not None:
-        column_weight = known.taps.power
+    elif known.taps is not None:
+        column_weight = known.taps.diagonal(columns)
     if known.row_fisher is not None:
         row_weight = _checked(known.row_fisher.double().numpy(), (rows,), "row Fisher")
-        if known.is_measured:  # what is assumed of a row far below or above the others is meant
-            row_weight = np.maximum(row_weight, FLOOR * row_weight.mean())
+        # What is assumed of a row far below or above the others is meant.
+        floored = known.is_measured or row_weight == 0
+        row_weight = np.where(floored, np.maximum(row_weight, FLOOR * row_weight.mean()), row_weight)
         if not row_weight.any():
             row_weight = np.ones(rows)
     if known.output is not None and output and rows > BLOCK:

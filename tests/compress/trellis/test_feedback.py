@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -62,6 +62,7 @@ def smooth(taps: int, seed: int) -> Matrix:
     block=st.integers(1, 20),
     seed=st.integers(0, 10_000),
 )
+@example(channels=3, taps=1, shared=0.0, block=2, seed=0)
 def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
     channels: int, taps: int, shared: float, block: int, seed: int
 ) -> None:
@@ -76,7 +77,8 @@ def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
     np.testing.assert_allclose(by_taps.column_weight, by_matrix.column_weight, rtol=1e-6)
     weight = rng.normal(size=(3, columns)).astype(np.float32)
     np.testing.assert_allclose(by_taps.energy(weight), by_matrix.energy(weight), rtol=1e-4)
-    for start in range(0, columns, block):
+    assert (by_taps.columns is None) == (not known_taps.correlates), "then there is nothing to feed"
+    for start in range(0, columns if known_taps.correlates else 0, block):
         part = slice(start, min(start + block, columns))
         first, second = (np.triu(fed(item).within(part), 1) for item in (by_taps, by_matrix))
         np.testing.assert_allclose(first, second, atol=1e-5)
@@ -85,6 +87,44 @@ def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
         fed(by_taps).apply(left, part, errors)
         fed(by_matrix).apply(moved, part, errors)
         np.testing.assert_allclose(left, moved, atol=1e-4)
+
+
+@settings(max_examples=25)
+@given(
+    channels=st.integers(1, 5),
+    taps=st.integers(1, 5),
+    shared=st.sampled_from([0.0, 0.3, 2.0]),
+    decades=st.sampled_from([0.0, 1.0, 5.0, 15.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_columns_of_other_scales_feed_back_as_the_matrix_with_these_scales(
+    channels: int, taps: int, shared: float, decades: float, seed: int
+) -> None:
+    """Column j takes −H_FF⁻¹ H_Fj to later ones, and keeps the pivot H_jj − H_jF H_FF⁻¹ H_Fj."""
+    columns, rng = channels * taps, np.random.default_rng(seed)
+    scales = 10 ** rng.uniform(-decades, decades, columns)
+    matrix = smooth(taps, seed) + 0.05 * np.eye(taps)
+    known_taps = TapCovariance(matrix / matrix[0, 0], shared, scales**2)
+    hessian, factors = known_taps.dense(columns), feedback(Sensitivity(taps=known_taps), 3, columns)
+    np.testing.assert_allclose(hessian.diagonal(), known_taps.diagonal(columns))
+    assert known_taps.mean == pytest.approx((1 + shared) * (scales**2).mean())
+    assert factors.equal is not None
+    np.testing.assert_allclose(factors.equal * scales, 1)
+    weight = rng.normal(size=(3, columns)) / scales
+    np.testing.assert_allclose(
+        factors.energy(weight.astype(np.float32)), np.einsum("ij,jk,ik->i", weight, hessian, weight), rtol=1e-4
+    )
+    same = hessian / np.outer(scales, scales)  # where numbers are of one size
+    expected, pivots = np.eye(columns), same.diagonal().copy()
+    for j in range(columns - 1):
+        expected[j, j + 1 :] = -np.linalg.solve(same[j + 1 :, j + 1 :], same[j + 1 :, j])
+        pivots[j] += same[j, j + 1 :] @ expected[j, j + 1 :]
+    np.testing.assert_allclose(factors.column_weight / scales**2, pivots, rtol=1e-6)
+    if not known_taps.correlates:
+        assert factors.columns is None
+        return
+    got = np.triu(fed(factors).within(slice(0, columns)).astype(np.float64), 1) * scales / scales[:, None]
+    np.testing.assert_allclose(got, np.triu(expected, 1), atol=1e-5)
 
 
 @settings(max_examples=25)
@@ -217,9 +257,12 @@ def test_outputs_are_fed_only_where_asked_and_where_there_is_a_later_block() -> 
 
 
 def test_rows_that_hardly_count_are_floored() -> None:
+    """If they were measured; an assumption is meant, but for zeros, which allow for no scale."""
     fisher = torch.tensor([0.0, 1e-9, 1.0, 3.0])
-    row_weight = feedback(Sensitivity(None, fisher), 4, 2).row_weight
+    row_weight = feedback(Sensitivity(None, fisher, gradients=100), 4, 2).row_weight
     np.testing.assert_allclose(row_weight, np.maximum(fisher.numpy(), FLOOR * 1.0), rtol=1e-6)
+    row_weight = feedback(Sensitivity(None, fisher), 4, 2).row_weight
+    np.testing.assert_allclose(row_weight, [FLOOR, *fisher[1:].tolist()], rtol=1e-6)
     assert feedback(Sensitivity(None, torch.zeros(4)), 4, 2).row_weight.tolist() == [1] * 4
 
 
