@@ -21,10 +21,54 @@ State = Mapping[str, Tensor]
 Outputs = list[NDArray[np.float32]]
 Parts = tuple[dict[str, Tensor], Callable[[State], Outputs]]
 LEAST = 256
-WORDS = """transformer compression quantization entropy singularity mountain crocodile philosophy wavelength algorithm
-gratitude electricity psychology orchestra catastrophe throughout neighborhood lieutenant rhythm bouquet knowledge
-photosynthesis bureaucracy conscience mischievous pharaoh symphony tsunami worcestershire xylophone yacht zephyr accommodate
-boulevard chameleon dachshund entrepreneur fluorescent guarantee hierarchy itinerary jalapeno kaleidoscope labyrinth""".split()
+WORDS = [
+    *(
+        "transformer",
+        "compression",
+        "quantization",
+        "entropy",
+        "singularity",
+        "mountain",
+        "crocodile",
+        "philosophy",
+        "wavelength",
+        "algorithm",
+        "gratitude",
+        "electricity",
+        "psychology",
+        "orchestra",
+        "catastrophe",
+        "throughout",
+        "neighborhood",
+        "lieutenant",
+        "rhythm",
+        "bouquet",
+        "knowledge",
+        "photosynthesis",
+        "bureaucracy",
+        "conscience",
+        "mischievous",
+        "pharaoh",
+        "symphony",
+        "tsunami",
+        "worcestershire",
+        "xylophone",
+        "yacht",
+        "zephyr",
+        "accommodate",
+        "boulevard",
+        "chameleon",
+        "dachshund",
+        "entrepreneur",
+        "fluorescent",
+        "guarantee",
+        "hierarchy",
+        "itinerary",
+        "jalapeno",
+        "kaleidoscope",
+        "labyrinth",
+    ),
+]
 SENTENCES = [
     f"{first} {verb} the {second} {when}."
     for first, second in zip(WORDS[:30], WORDS[10:40], strict=True)
@@ -43,8 +87,8 @@ def of_module(module: nn.Module, state: State, inputs: list[Any]) -> Parts:
         rows = []
         with torch.no_grad(), _weights(module, floats):
             for one in inputs:
-                found = module(one)
-                rows.append([found] if isinstance(found, Tensor) else list(found))
+                result = module(one)
+                rows.append([result] if isinstance(result, Tensor) else list(result))
         return [np.concatenate([part.numpy().ravel() for part in parts]) for parts in zip(*rows, strict=True)]
 
     return matrices, run
@@ -57,15 +101,15 @@ def _is_matrix(weight: Tensor) -> bool:
 @contextmanager
 def _weights(module: nn.Module, state: State) -> Iterator[None]:
     """Set weights of a module, and set them back."""
-    own = module.state_dict()
-    kept = {name: own[name].clone() for name in state}
+    original = module.state_dict()
+    kept = {name: original[name].clone() for name in state}
     for name, weight in state.items():
-        own[name].copy_(weight)
+        original[name].copy_(weight)
     try:
         yield
     finally:
         for name, weight in kept.items():
-            own[name].copy_(weight)
+            original[name].copy_(weight)
 
 
 class FaceNet(nn.Module):
@@ -246,7 +290,7 @@ def _speller(models: Path, rng: np.random.Generator) -> Parts:
     return of_module(module, state, words)
 
 
-def _sentences(models: Path, rng: np.random.Generator) -> Parts:
+def _sentences(models: Path, rng: np.random.Generator) -> Parts:  # noqa: ARG001
     """Return the parts of a sentence encoder: MiniLM of six layers, unit vectors of 60 sentences."""
     from transformers import BertConfig, BertModel
 

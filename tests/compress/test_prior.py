@@ -99,7 +99,10 @@ def test_units_of_another_scale_count_like_the_others(decades: int) -> None:
     assert plain["above.weight"].taps is None
     assert taps is not None
     assert taps.power is not None
-    np.testing.assert_allclose(taps.power[units] / factor**2, 1, rtol=0.8)  # a column has the energy that chance says
+    columns = state["above.weight"].double().square().sum(0)
+    np.testing.assert_allclose(
+        taps.power[units.numpy()] / factor**2 * (columns[units] / columns.median()).numpy(), 1, rtol=0.5
+    )
     assert (np.delete(taps.power, units) == 1).all()
 
 
@@ -116,7 +119,7 @@ def test_one_row_that_is_far_larger_does_not_make_the_others_coarse() -> None:
     alone, beside = rows(prior({"x": weight})["x"]), rows(prior({"x": larger})["x"])
     np.testing.assert_allclose(beside[:-1] / beside[0], alone / alone[0], rtol=0.1)
     energies = (larger**2).flatten(1).sum(1)
-    assert beside[-1] * energies[-1] > 10 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
+    assert beside[-1] * energies[-1] > 3 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
 
 
 def test_gates_count_by_their_own_size() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ SEEDS = 3
 def network(seed: int) -> State:
     generator = torch.Generator().manual_seed(seed)
     state = {}
-    for layer, (inputs, outputs) in enumerate(zip(SIZES, SIZES[1:], strict=False)):
+    for layer, (inputs, outputs) in enumerate(pairwise(SIZES)):
         state[f"{layer}.weight"] = torch.randn(outputs, inputs, generator=generator) * (2 / inputs) ** 0.5
         state[f"{layer}.bias"] = 0.1 * torch.randn(outputs, generator=generator)
     return state

@@ -400,7 +400,7 @@ def _hold_small_rows(
 
 def _over_columns(matrix: NDArray[np.float32], columns: NDArray[np.float64] | None) -> NDArray[np.float32]:
     """Return a matrix divided by the scales of its columns."""
-    return matrix if columns is None else matrix / columns.astype(np.float32)
+    return matrix if columns is None else np.asarray(matrix / columns.astype(np.float32))
 
 
 def _column_power(
