@@ -133,11 +133,11 @@ def sources(rng: np.random.Generator) -> bytes:
 def _library() -> list[Path]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     kinds = ("*.py", "*.txt", "*.so", "*.pyc", "*.html", "*.xml", "*.wav", "*.gif", "*.bat", "*.sh", "*.c", "*.tar")
-    found: list[Path] = []
+    files: list[Path] = []
     for kind in kinds:
         paths = (path for path in folder.rglob(kind) if "site-packages" not in path.parts)
-        found += sorted(path for path in paths if path.stat().st_size > 4096)[:40]
-    return found
+        files += sorted(path for path in paths if path.stat().st_size > 4096)[:40]
+    return files
 
 
 def _pixels(image: Array, mean: float, deviation: float) -> Array:
@@ -345,18 +345,18 @@ def rows_of(known: Network, bits: Sequence[int], effort: Any) -> list[Row]:
         size, decoded = plain(known.state, width)
         plain_error = error(expected, known.run(decoded))
         for what in ("budget", *(("default",) if width == 8 else ())):
-            found = _birdie(known.state, size if what == "budget" else None, effort)
+            saved = _birdie(known.state, size if what == "budget" else None, effort)
             row: Row = {"network": known.name, "half": known.half, "weights": weights, "at": f"int{width}"}
             row |= {"plain_bytes": size, "plain_error": plain_error}
-            if found is None:
+            if saved is None:
                 row |= {"birdie": what, "bytes": None, "error": None, "ratio": None}
             else:
-                birdie_error = error(expected, known.run(found[1]))
-                row |= {"birdie": what, "bytes": found[0], "error": birdie_error, "ratio": birdie_error / plain_error}
+                birdie_error = error(expected, known.run(saved[1]))
+                row |= {"birdie": what, "bytes": saved[0], "error": birdie_error, "ratio": birdie_error / plain_error}
             rows.append(row)
             log(
                 f"{known.name} {row['at']} {what}: {size:,} B {plain_error:.3g}"
-                + (f", birdie {row['bytes']:,} B {row['error']:.3g}, ratio {row['ratio']:.3f}" if found else ", none")
+                + (f", birdie {row['bytes']:,} B {row['error']:.3g}, ratio {row['ratio']:.3f}" if saved else ", none")
             )
     return rows
 

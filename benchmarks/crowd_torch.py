@@ -86,8 +86,8 @@ def of_module(module: nn.Module, state: State, inputs: list[Any]) -> Parts:
         rows = []
         with torch.no_grad(), _weights(module, floats):
             for one in inputs:
-                found = module(one)
-                rows.append([found] if isinstance(found, Tensor) else list(found))
+                result = module(one)
+                rows.append([result] if isinstance(result, Tensor) else list(result))
         return [np.concatenate([part.numpy().ravel() for part in parts]) for parts in zip(*rows, strict=True)]
 
     return matrices, run
@@ -100,15 +100,15 @@ def _is_matrix(weight: Tensor) -> bool:
 @contextmanager
 def _weights(module: nn.Module, state: State) -> Iterator[None]:
     """Set weights of a module, and set them back."""
-    own = module.state_dict()
-    kept = {name: own[name].clone() for name in state}
+    original = module.state_dict()
+    kept = {name: original[name].clone() for name in state}
     for name, weight in state.items():
-        own[name].copy_(weight)
+        original[name].copy_(weight)
     try:
         yield
     finally:
         for name, weight in kept.items():
-            own[name].copy_(weight)
+            original[name].copy_(weight)
 
 
 class FaceNet(nn.Module):

@@ -21,7 +21,17 @@ from tests.forked import run_python
 from tests.nightly import mostly_nightly
 
 SHARED = {  # modules without a command of their own
-    *("command", "curves", "gpu_checks", "lossy_rivals", "networks", "on_device", "packages", "processes"),
+    *(
+        "command",
+        "crowd_torch",
+        "curves",
+        "gpu_checks",
+        "lossy_rivals",
+        "networks",
+        "on_device",
+        "packages",
+        "processes",
+    ),
     *("record_stack", "rival_worker", "rivals", "shrunken", "subjects", "symbols"),
 }
 CASES: dict[str, tuple[list[str], set[str]]] = {  # smallest arguments, some of the columns
@@ -70,11 +80,12 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
     ),
 }
 OTHERS = {"architectures", "bench_model", "gpu"}  # in their own tests
+FETCHED = {"crowd"}  # takes networks that `make crowd` fetches
 
 
 def test_every_benchmark_has_a_case() -> None:
     modules = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)}
-    assert modules == SHARED | OTHERS | CASES.keys() | LONG.keys()
+    assert modules == SHARED | OTHERS | FETCHED | CASES.keys() | LONG.keys()
 
 
 @pytest.mark.parametrize("name", mostly_nightly(CASES | LONG, ("codec", "schemes")))

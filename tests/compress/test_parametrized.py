@@ -60,7 +60,7 @@ def network(way: str, *, trained: bool) -> nn.Module:
         with torch.no_grad():
             for name, parameter in net.named_parameters():
                 if "original" in name and parameter.ndim > 1 and parameter.shape[1] > 1:
-                    parameter += 0.02 * torch.randn(parameter.shape).tril(-1)  # the diagonal has no gradient
+                    parameter.add_(0.02 * torch.randn(parameter.shape).tril(-1))  # the diagonal has no gradient
     return net.eval()
 
 
@@ -71,7 +71,11 @@ def test_a_parametrized_weight_is_stored_as_well_as_a_plain_one(way: str, scheme
     original = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     plain = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96))
     plain.load_state_dict(
-        {f"{index}.{part}": getattr(net[index], part).detach() for index in (0, 2) for part in ("weight", "bias")}
+        {
+            f"{index}.{part}": getattr(net.get_submodule(str(index)), part).detach()
+            for index in (0, 2)
+            for part in ("weight", "bias")
+        }
     )
     errors, sizes = [], []
     for model, other in ((net, network(way, trained=False)), (plain, copy.deepcopy(plain))):

@@ -117,7 +117,7 @@ def test_one_row_that_is_far_larger_does_not_make_the_others_coarse() -> None:
     alone, beside = rows(prior({"x": weight})["x"]), rows(prior({"x": larger})["x"])
     np.testing.assert_allclose(beside[:-1] / beside[0], alone / alone[0], rtol=0.1)
     energies = (larger**2).flatten(1).sum(1)
-    assert beside[-1] * energies[-1] > 10 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
+    assert beside[-1] * energies[-1] > 3 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
 
 
 def test_gates_count_by_their_own_size() -> None:

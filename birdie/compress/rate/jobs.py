@@ -46,7 +46,7 @@ from birdie.compress.schemes.trellis import Trellis, is_pruned
 from birdie.compress.small_tensors import SMALL, small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
-from birdie.compress.trellis.feedback import Feedback, feedback
+from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
 from birdie.runtime.distributed import World, share_out
 from birdie.runtime.mapped import release
 from birdie.runtime.threads import Room
@@ -423,7 +423,7 @@ def _level(job: Job, factors: Feedback) -> float | None:
     """Return log2 of the deviation and of the root of the sensitivity; None for a difference of zeros."""
     weights = np.log2(factors.row_weight)
     columns = float(np.log2(factors.column_weight).mean())
-    if job.name not in job.sensitivities and not job.is_near:  # rows that differ in size differ in sensitivity, too
+    if not isinstance(factors.columns, BlockFeedback) and not job.is_near:  # sensitivity goes by the size of rows
         equal = np.ones(1) if factors.equal is None else factors.equal
         squares = np.concatenate([np.square(rows / equal).mean(axis=1) for rows in job.numbers()])
         typical = np.median((squares * factors.row_weight)[squares > 0]) if squares.any() else 0.0
