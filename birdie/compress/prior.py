@@ -287,11 +287,11 @@ def _powers(name: str, weight: Tensor, taps: int) -> NDArray[np.float64] | None:
             return None
         relative = channels / np.median(channels[live])
         relative = np.where(live & (relative > 1 / _FARTHEST), relative, 1.0)
-        before, far = power, (relative > FAR_COLUMN) | (relative < 1 / FAR_COLUMN)
+        previous, far = power, (relative > FAR_COLUMN) | (relative < 1 / FAR_COLUMN)
         if not far.any():
             return None
         power = np.repeat(np.where(far, 1 / relative, 1.0), taps)
-        if before.size > 1 and np.allclose(np.log(power), np.log(before), atol=_SETTLED):
+        if previous.size > 1 and np.allclose(np.log(power), np.log(previous), atol=_SETTLED):
             break
     return power
 

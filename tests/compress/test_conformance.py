@@ -239,7 +239,7 @@ def test_one_bad_row_or_column_costs_the_others_nothing(spec: str, bad: float | 
     if bad == "column":
         spoiled[:, 9] *= 3e-40
     else:
-        spoiled[7] *= bad
+        spoiled[7] *= float(bad)
     encoded = encode(spec, spoiled)
     assert encoded.scheme != "lossless"
 

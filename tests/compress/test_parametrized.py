@@ -16,6 +16,8 @@ import birdie
 class Mask(nn.Module):
     """Keeps some weights, by a buffer of the weight's shape."""
 
+    mask: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", (torch.arange(96 * 64).view(96, 64) % 3 > 0).float())

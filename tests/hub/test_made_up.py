@@ -15,6 +15,7 @@ from birdie.artifact.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration import synthetic
+from birdie.compress.rate.fit import fit
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub import made_up
@@ -91,7 +92,7 @@ def test_a_model_that_fails_on_made_up_inputs_is_compressed_without(
 def test_what_fails_only_as_the_file_is_made_is_one_line_too(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, errors = save_module.fit, [RuntimeError("a foreign forward")]
+    real, errors = fit, [RuntimeError("a foreign forward")]
 
     def failing_once(*arguments: Any, **settings: Any) -> Any:
         if errors:

