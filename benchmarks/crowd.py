@@ -1,4 +1,6 @@
-"""Networks that others trained, at the bytes of plain integers: `python -m benchmarks.crowd` (`make crowd` first).
+"""Networks that others trained, at the bytes of plain integers: `python -m benchmarks.crowd`.
+
+`make crowd` fetches them, into an environment that has onnxruntime: `.venv-crowd/bin/python -m benchmarks.crowd`.
 
     python -m benchmarks.crowd                              every network
     python -m benchmarks.crowd --networks magika,detector   some of them
