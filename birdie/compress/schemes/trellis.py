@@ -353,8 +353,8 @@ def _is_heavy_tailed(
     """
     share = np.count_nonzero(nothing, axis=1) / nothing.shape[1]
     size = np.sqrt(np.mean(matrix.astype(np.float64) ** 2, axis=1))
-    gaussian = math.sqrt(2 / math.pi) * scales / _NOTHING / np.maximum(size, 1e-300)
-    return np.asarray(share > np.maximum(_LEAST_NOTHING, 2 * gaussian))
+    gaussian = math.sqrt(2 / math.pi) * scales / _NOTHING  # of a row of deviation 1
+    return np.asarray((share > _LEAST_NOTHING) & (share * size > 2 * gaussian))
 
 
 def is_pruned(matrix: NDArray[np.float32]) -> bool:
