@@ -9,8 +9,8 @@ units of what integers per row, the plain way, would cost under it: that of the 
 a layer has weights (`BY_WEIGHTS` of the mean), and that it costs the same in every layer (`BY_LAYERS`). The file that
 is best for the mean costs at most 1 / `BY_WEIGHTS` times that of the plain way if the second one is true, and less in
 practice, since trellis and coder need fewer bytes. On sixteen networks that others trained it has less error than the
-plain way in 63 of 64 cases, where the kinds alone lost up to 27 times on some (`benchmarks.crowd`); on ResNets, for
-which the kinds are right, it costs a tenth to two fifths more error.
+plain way in 63 of 64 cases (`benchmarks.crowd`), where the kinds alone lost up to 3 times, with effort "fast" up to 27;
+on ResNets, for which the kinds are right, it costs a tenth to two fifths more error.
 
 Scale tells nothing: a unit times 1,000, with the next layer's column divided by it, is the same network. Energies of
 rows and of columns that are more than `FAR_ROW` or `FAR_COLUMN` from the typical one are taken for such scales. Columns
@@ -68,7 +68,7 @@ MOST_TAPS = 1024  # of a kernel: more are taken as channels
 BY_WEIGHTS, BY_LAYERS = 0.2, 0.1  # shares of two plain assumptions in the mean
 FAR_ROW, FAR_COLUMN = 300.0, 64.0  # times the typical energy, or a part of it, beyond which it is a scale
 _ROUNDS, _SETTLED = 4, 0.1  # of the search for scales of columns, and the change of a logarithm at which it ends
-_LEAST_ROWS, _MOST_ROWS = 8, 512  # of a weight whose columns are compared, and those that are looked at
+_LEAST_ROWS, _MOST_ROWS = 8, 128  # of a weight whose columns are compared, and those that are looked at
 _ALIKE = 1e3  # least ratio of the largest to the median share of a row that a column has which is not just scaled
 _QUANTILE = 0.75  # of the weights of a row that stands for its size
 _FARTHEST = 2.0**140  # times the typical energy: scales of columns that are further off have no use

@@ -316,7 +316,9 @@ class Trellis(Scheme):
             finer = None if nominal is None else nominal * math.sqrt(self.distortion / plain.distortion)
             return plain.encode_with(name, weight, factors, finer, draft=draft)
         rows = np.where(heavy, rows / (_FINER if self.states != 1 else _FINER_PLAIN), rows)
-        zeros = (matrix == 0) & pruned | nothing & heavy[:, None]
+        zeros = None
+        if self.states == 1 and (pruned or heavy.any()):
+            zeros = (matrix == 0) & pruned | nothing & heavy[:, None]
         largest = np.maximum(levelled.max(axis=1), -levelled.min(axis=1)).astype(np.float64)
         scales = _scale_indices(largest, rows, columns, scale, resolution, used, matrix.shape[1])
         if scales is None:
@@ -336,7 +338,7 @@ class Trellis(Scheme):
             states, symbols = search(
                 *(weight, matrix, most, factors, row, column, self.states, price),
                 along=self.along,
-                zeros=zeros if self.states == 1 and bool(zeros.any()) else None,
+                zeros=zeros,
             )
             encoded = replace(encoded, params=(states, *params))
         return replace(encoded, streams=(symbols, *indices))
@@ -352,7 +354,7 @@ def _is_heavy_tailed(
     finer scale. If they are many, there is no trellis, and what is nothing is zero.
     """
     share = np.count_nonzero(nothing, axis=1) / nothing.shape[1]
-    size = np.sqrt(np.mean(matrix.astype(np.float64) ** 2, axis=1))
+    size = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64) / matrix.shape[1])
     gaussian = math.sqrt(2 / math.pi) * scales / _NOTHING  # of a row of deviation 1
     return np.asarray((share > _LEAST_NOTHING) & (share * size > 2 * gaussian))
 
