@@ -165,7 +165,7 @@ def write_model(
     rebase = calibration is None and request.base is None and not target.lossless
     content = Content.of(model, request.metadata, files, tree, link, rebase=rebase)
     state = content.state
-    assignment = assign(state, request.scheme, target)
+    assignment = assign(state, request.scheme, target, measured=calibration is not None)
     base = None if request.base is None else Base.open(request.base)
     parts, renamed = ({}, {}) if base is None else base.matching(assignment.tensors)
     if base is not None and not parts:

@@ -1,41 +1,32 @@
 """Tensors that stay exact, because they are no weights: buffers, masks, frequencies, statistics, tables, counters.
 
 What a tensor is for decides, not how precise 16 bits are: a rotary frequency off by 1/4096 turns the phase at position
-8,191 by two radians. A module tells which tensors are buffers; of a state dict names, shapes, dtypes and the number of
-different values tell. A name that tells nothing leaves a vector exact, unless it is as long as a side of a matrix, as
-biases and norms are, and neither counts up nor stands where a batch norm has its statistics. docs/compress.md has the
-rule as a table.
+8,191 by two radians. A module tells which tensors are buffers and which vectors belong to torch's layers; of a state
+dict, structure and content tell: what stands beside the codes of a quantized matrix (birdie.compress.packed), numbers
+that follow from one another (birdie.compress.constants), few values, integers, the order of a batch norm's tensors. A
+vector of which nothing tells is exact, unless it is as long as a side of a matrix, as biases and norms are: it is in
+doubt, and exact where that costs little (birdie.compress.small_tensors). docs/compress.md has the rule as a table.
 """
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby, zip_longest
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from birdie.compress.small_tensors import SMALL
+from birdie.compress.constants import is_constant
+from birdie.compress.packed import packed_names
+from birdie.compress.small_tensors import SMALL, flat_vectors
 from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts, planes
 
 FEW = 16  # different values up to which a tensor is a mask, a one-hot table or the like; a large one: FEW_OF_LARGE
 FEW_OF_LARGE = 4
 LARGE = 1 << 16  # elements
-_PACKED = {torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2}  # of quantized matrices
 _EXACT_INTEGERS = 1 << 24  # beyond, every float32 is one
 _SAMPLES = 1 << 6, 1 << 12  # elements of a part that are looked at first
-# The last part of the names that torch, torchvision and transformers give to buffers, whatever their shape.
-_BUFFERS = {
-    *("running_mean", "running_var", "num_batches_tracked", "n_averaged", "inv_freq", "original_inv_freq"),
-    *("cos_cached", "sin_cached", "weight_mask", "bias_mask", "masked_bias"),
-    *("attn_mask", "causal_mask", "position_ids", "token_type_ids", "freqs_cis"),
-}
-_SINGULAR_VECTORS = {"weight_u", "weight_v", "_u", "_v"}  # of spectral norm; weight norm calls its matrices weight_v
-# Words of names of vectors whose errors count absolutely, and those of parameters whose errors count relatively.
-_ABSOLUTE = {
-    *("freq", "freqs", "frequency", "frequencies", "energy", "energies", "atomref", "e0", "shift", "offset", "offsets"),
-    *("mean", "means", "std", "stds", "var", "variance", "stats", "statistics", "normalizer", "scaler"),
-    *("ids", "index", "indices"),
-}
+# Words in the last part of the names of parameters whose errors count relatively: of norms, biases, gains, gates.
 _RELATIVE = {
     *("weight", "weights", "bias", "biases", "gain", "gains", "gamma", "beta", "norm", "ln", "mix", "gate", "lambdas"),
     *("token", "tokens", "embed", "embedding", "embeddings"),
@@ -43,106 +34,96 @@ _RELATIVE = {
 _RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 
-def exact_names(
-    tensors: Mapping[str, Tensor], buffers: Collection[str] | None, factors: Collection[str] = ()
-) -> frozenset[str]:
-    """Return the names of tensors of real floats that must keep every bit.
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Facts that a module tells of its tensors, by their names in the state dict.
 
-    Args:
-        tensors: of a model, in the order of its state dict.
-        buffers: names of its buffers; None: a state dict alone does not tell.
-        factors: names of buffers that are a part of a weight, or a mask of it.
+    Attributes:
+        buffers: of the module, but for those that are tied to a parameter.
+        factors: buffers that are a part of a weight, or a mask of it.
+        trained: parameters that require a gradient.
+        layers: weights and biases of torch's own layers.
     """
-    floats = (tensor for tensor in tensors.values() if tensor.dtype in REAL_DTYPES or tensor.is_complex())
-    matrices = [tensor for tensor in floats if tensor.ndim > 1]
-    doubles = {tensor.dtype for tensor in matrices} <= {torch.float64, torch.complex128}
-    sides = {size for tensor in matrices if not _is_vector(tensor) for size in tensor.shape[:2]}
-    statistics = set(_statistics(tensors)) if buffers is None else set()
-    return frozenset(_scales(tensors)) | frozenset(
-        name
-        for name, tensor in tensors.items()
-        if is_exact(
-            name,
-            tensor,
-            is_buffer=None if buffers is None or name in factors else name in buffers,
-            doubles=doubles,
-            in_layer=tensor.numel() in sides and name not in statistics,
-        )
+
+    buffers: frozenset[str] = frozenset()
+    factors: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
+    layers: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, module: nn.Module, ties: Mapping[str, str], factors: Collection[str]) -> "Roles":
+        """Return the roles of a module's tensors.
+
+        Args:
+            module: the module.
+            ties: second name of a tied tensor → first.
+            factors: as the attribute.
+        """
+        buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+        buffers -= {first for second, first in ties.items() if second not in buffers}
+        trained = {
+            ties.get(name, name)
+            for name, weight in module.named_parameters(remove_duplicate=False)
+            if weight.requires_grad
+        }
+        layers = {
+            ties.get(name, name)
+            for prefix, owner in module.named_modules(remove_duplicate=False)
+            if _is_torch_layer(owner)
+            for name in (f"{prefix}.{last}".lstrip(".") for last in owner._parameters)
+            if "weight" in name.rpartition(".")[2] or "bias" in name.rpartition(".")[2]
+        }
+        return cls(frozenset(buffers), frozenset(factors), frozenset(trained), frozenset(layers))
+
+
+def _is_torch_layer(module: nn.Module) -> bool:
+    """Return whether a class of torch that is more than a container made the parameters of a module."""
+    return any(
+        cls.__module__.startswith("torch.") and cls.__module__ not in (nn.Module.__module__, nn.Sequential.__module__)
+        for cls in type(module).__mro__
     )
 
 
-def is_exact(
-    name: str, weight: Tensor, *, is_buffer: bool | None, doubles: bool = False, in_layer: bool = False
-) -> bool:
-    """Return whether a tensor of floats must keep every bit; integers and booleans are stored losslessly anyway.
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Names of tensors of floats that are no weights, or may be none.
+
+    Attributes:
+        names: those that must keep every bit.
+        doubtful: vectors that are a parameter of a layer, or a table of frequencies, phases or energies.
+    """
+
+    names: frozenset[str] = frozenset()
+    doubtful: frozenset[str] = frozenset()
+
+
+def exact_tensors(tensors: Mapping[str, Tensor], roles: Roles | None) -> Exact:
+    """Return which tensors must keep every bit; integers and booleans are stored losslessly anyway.
 
     Args:
-        name: in the state dict.
-        weight: the tensor.
-        is_buffer: whether a module has it as a buffer; None: a state dict alone does not tell.
-        doubles: whether all matrices of the model are float64, which then tells nothing about one of them.
-        in_layer: whether a matrix has as many rows or columns as a vector elements, and no batch norm is around it.
+        tensors: of a model, in the order of its state dict.
+        roles: facts that a module tells; None: there is a state dict alone.
     """
-    if not (weight.dtype in REAL_DTYPES or weight.is_complex()) or not weight.numel():
-        return False
-    if is_buffer:
-        return True
-    if _is_no_weight(name, weight, doubles, in_layer):
-        return not bool(weight.isnan().any())  # refused where it is not known to be a buffer; infinite bounds are not
-    weight = planes(weight)
-    if weight.ndim < 2 and weight.numel() < SMALL and bool((weight == weight.to(torch.float16)).all()):
-        return False  # a norm of ones, a bias of zeros: 16 bits keep them, and tuning may change them
-    if is_buffer is False and weight.ndim > 1:
-        return False  # the module says that it is a parameter: a matrix that begins at zero will be trained
-    return _has_few_values(weight, masked=is_buffer is None)
-
-
-def _scales(tensors: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of floats beside a larger matrix of a module that is quantized already: scales, zeros, tables.
-
-    Another quantization of the scales (GPTQ, AWQ, bitsandbytes, FP8) would change all weights of a group at once.
-    """
-    largest: dict[str, int] = {}
-    for name, tensor in tensors.items():
-        if tensor.dtype in _PACKED and tensor.ndim > 1:
-            for owner in (name, name.rpartition(".")[0]):  # bitsandbytes: "q_proj.weight.absmax"
-                largest[owner] = max(largest.get(owner, 0), tensor.numel())
-    return {
-        name
-        for name, tensor in tensors.items()
-        if tensor.dtype in REAL_DTYPES
-        and tensor.numel() < largest.get(name.rpartition(".")[0], 0)
-        and not has_nonfinite(tensor)
-    }
-
-
-def _is_no_weight(name: str, weight: Tensor, doubles: bool, in_layer: bool) -> bool:
-    last = _last_part(name)
-    if last in _BUFFERS or (last in _SINGULAR_VECTORS and weight.ndim < 2) or weight.numel() == 1:
-        return True
-    if weight.numel() >= SMALL:
-        return False
-    if weight.dtype in (torch.float64, torch.complex128):
-        return _is_vector(weight) or not doubles
-    if not _is_vector(weight) or _ABSOLUTE & _words(name):
-        return _is_vector(weight)
-    return not (_is_relative(name) or (in_layer and not _counts(weight)))
-
-
-def _is_vector(weight: Tensor) -> bool:
-    return sum(size > 1 for size in weight.shape) < 2
-
-
-def _is_relative(name: str) -> bool:
-    """Return whether the name is that of a parameter (norm, bias, gain) whose relative error counts."""
-    last = _last_part(name)
-    return last in _RELATIVE_SCALES or bool(_RELATIVE & _words(last))
-
-
-def _counts(weight: Tensor) -> bool:
-    """Return whether the values of a vector only rise or only fall, as frequencies and positions do."""
-    steps = weight.flatten().double().diff()
-    return bool((steps > 0).all() or (steps < 0).all())
+    floats = {name: tensor for name, tensor in tensors.items() if _is_float(tensor) and tensor.numel()}
+    matrices = [tensor for tensor in floats.values() if tensor.ndim > 1]
+    doubles = {tensor.dtype for tensor in matrices} <= {torch.float64, torch.complex128}
+    sides = {size for tensor in matrices if not _is_vector(tensor) for size in tensor.shape[:2]}
+    names = set(packed_names(tensors, () if roles is None else roles.trained))
+    names |= set(_statistics(tensors)) if roles is None else (roles.buffers - roles.factors) & floats.keys()
+    names |= {name for name, tensor in floats.items() if name not in names and _is_table(name, tensor, roles)}
+    others = {name: tensor for name, tensor in floats.items() if name not in names | flat_vectors(tensors)}
+    doubtful = set()
+    for name, tensor in others.items():
+        small = tensor.numel() < SMALL
+        if small and tensor.dtype in (torch.float64, torch.complex128) and (_is_vector(tensor) or not doubles):
+            names.add(name)
+        elif _is_vector(tensor) and not (roles is not None and name in roles.layers):
+            if tensor.ndim == 1 and _is_relative(name):
+                doubtful |= set() if roles is None else {name}
+            elif small or tensor.ndim == 1:
+                in_doubt = roles is None and tensor.numel() in sides and not _counts(tensor)
+                (doubtful if in_doubt else names).add(name)
+    return Exact(frozenset(names), frozenset(doubtful))
 
 
 def _statistics(tensors: Mapping[str, Tensor]) -> Iterator[str]:
@@ -159,37 +140,64 @@ def _statistics(tensors: Mapping[str, Tensor]) -> Iterator[str]:
                 yield from (mean[0], variance[0])
 
 
-def _last_part(name: str) -> str:
-    return re.split("[./]", name)[-1]  # "/" in the names of a nested checkpoint's tensors (birdie.artifact.pytree)
+def _is_table(name: str, weight: Tensor, roles: Roles | None) -> bool:
+    """Return whether the content of a tensor is that of a scalar, a mask or a table, as far as it may be no weight.
+
+    A matrix that begins at zero will be trained, and so will a parameter that requires a gradient.
+    """
+    if weight.numel() == 1:
+        return True
+    is_parameter = roles is not None and name not in roles.factors
+    reals = planes(weight)
+    if weight.ndim < 2 and reals.numel() < SMALL and bool((reals == reals.to(torch.float16)).all()):
+        return False  # a norm of ones, a bias of zeros: 16 bits keep them, and tuning may change them
+    if not (is_parameter and weight.ndim > 1) and _has_few_values(reals, masked=roles is None):
+        return True
+    return not (roles is not None and name in roles.trained) and not has_nonfinite(reals) and is_constant(reals)
 
 
-def _words(name: str) -> set[str]:
-    return set(re.split(r"[./_\d]+", name.lower()))
+def _is_float(weight: Tensor) -> bool:
+    return weight.dtype in REAL_DTYPES or weight.is_complex()
+
+
+def _is_vector(weight: Tensor) -> bool:
+    return sum(size > 1 for size in weight.shape) < 2
+
+
+def _is_relative(name: str) -> bool:
+    """Return whether the name is that of a parameter (norm, bias, gain) whose relative error counts."""
+    last = re.split("[./]", name)[-1]  # "/" in the names of a nested checkpoint's tensors (birdie.artifact.pytree)
+    return last in _RELATIVE_SCALES or bool(_RELATIVE & set(re.split(r"[_\d]+", last.lower())))
+
+
+def _counts(weight: Tensor) -> bool:
+    """Return whether the values of a vector only rise or only fall, as frequencies and positions do."""
+    steps = planes(weight).flatten().double().diff()
+    return bool((steps > 0).all() or (steps < 0).all())
 
 
 def _has_few_values(weight: Tensor, *, masked: bool) -> bool:
-    """Return whether floats have few different values, or, up to `LARGE` of them, are integers.
+    """Return whether floats have few different values, or are integers.
 
     Args:
         weight: real floats.
         masked: whether 0 and −inf together are such values as well, as in a causal mask; else all must be finite.
     """
-    few, integers = (FEW_OF_LARGE, False) if weight.numel() >= LARGE else (FEW, True)
+    few = FEW_OF_LARGE if weight.numel() >= LARGE else FEW
     sample = set(weight.reshape(-1)[: 2 * few].tolist()) if weight.is_contiguous() else set()
     if len(sample) > few and not all(value.is_integer() for value in sample):  # most weights, without a sort
         return False
-    seen: Tensor | None = None
+    integers, seen = True, torch.empty(0, dtype=torch.float64)
     for part in parts(weight):
         flat = part.reshape(-1)
         steps = {max(1, flat.numel() // sample) for sample in _SAMPLES} | {1}
         for step in sorted(steps, reverse=True):  # a sample is enough to tell most weights
-            values = torch.unique(flat[::step].double())
+            values = flat[::step].double()
             integers = integers and bool(((values == values.round()) & (values.abs() <= _EXACT_INTEGERS)).all())
-            if len(values) > few and not integers:
+            if len(seen) <= few:
+                seen = torch.unique(torch.cat([seen, values]))
+            if len(seen) > few and not integers:
                 return False
-        seen = values if seen is None else torch.unique(torch.cat([seen, values]))
-        if len(seen) > few and not integers:
-            return False
-    if seen is None or bool(seen.isfinite().all()):
+    if integers or bool(seen.isfinite().all()):
         return True
     return masked and len(seen) == 2 and bool((seen == 0).any()) and bool((seen == -torch.inf).any())

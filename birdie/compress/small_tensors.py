@@ -25,6 +25,7 @@ LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than
 
 
 _NOTHING = 1000  # bytes of a file for each that vectors may take beyond 16 bits
+_LITTLE = 200  # the same of vectors that may be no parameters of layers
 _NOTHING_AT_ALL, _OF_SMALL = 256, 8  # bytes that they may take in any case, up to this fraction (1/8) of the file
 _WINDOW, _WINDOWS = 64, 1 << 10  # elements of a part of a vector, and parts, by which it is smooth or not
 _SMOOTH = 0.5  # mean square of steps in variances up to which neighbors are alike; of unrelated numbers it is 2
@@ -86,14 +87,15 @@ def _fits_float16(weight: Tensor) -> bool:
     return bool((normal | (weight == 0)).all())
 
 
-def kept_precisely(vectors: Mapping[str, Tensor], file_bytes: int) -> frozenset[str]:
+def kept_precisely(vectors: Mapping[str, Tensor], file_bytes: int, *, doubtful: bool = False) -> frozenset[str]:
     """Return the names of vectors to keep losslessly in place of 16 bits, those that these change most first.
 
     Args:
-        vectors: name → tensor of the scheme `Cast`.
+        vectors: name → tensor.
         file_bytes: size of the file, about.
+        doubtful: whether the vectors may be frequencies or phases as well as parameters of layers.
     """
-    room = max(file_bytes // _NOTHING, min(_NOTHING_AT_ALL, file_bytes // _OF_SMALL))
+    room = max(file_bytes // (_LITTLE if doubtful else _NOTHING), min(_NOTHING_AT_ALL, file_bytes // _OF_SMALL))
     changes = {name: _change(planes(tensor)) for name, tensor in vectors.items() if _is_wide(tensor)}
     kept = set()
     for name in sorted(changes, key=lambda name: (-changes[name], name)):

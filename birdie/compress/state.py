@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from birdie.compress.coding import Quantized, decode
-from birdie.compress.exact import exact_names
+from birdie.compress.exact import Roles, exact_tensors
 from birdie.compress.parametrized import Parametrized
 from birdie.compress.scheme import Scheme
 from birdie.compress.tensors import FORMATS
@@ -36,6 +36,7 @@ class ModelState:
         stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`,
             `birdie.fine_tune`).
         exact: names of floats that are no weights and keep every bit (birdie.compress.exact): buffers, masks, tables.
+        doubtful: names of vectors that may be such tables, and are exact where that costs little.
         embeddings: names of weights of `nn.Embedding`; of a state dict nothing is known.
     """
 
@@ -44,6 +45,7 @@ class ModelState:
     ties: Mapping[str, str]
     stored_as: Mapping[str, Scheme]
     exact: frozenset[str] = frozenset()
+    doubtful: frozenset[str] = frozenset()
     embeddings: frozenset[str] = frozenset()
 
     @classmethod
@@ -63,16 +65,23 @@ class ModelState:
             if id(form) not in schemes:
                 schemes[id(form)] = form.stored_as(name, weight)
             stored_as[name] = schemes[id(form)]
-        buffers: set[str] | None = None
+        roles: Roles | None = None
         embeddings: set[str] = set()
         if isinstance(model, nn.Module):
             embeddings = {ties.get(name, name) for name in embeddings_of(model) & by_name.keys()}
-            buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-            buffers -= {first for second, first in ties.items() if second not in buffers}  # tied to a parameter
+            roles = Roles.of(model, ties, known.factors)
         ordered = [name for name in (by_name if isinstance(model, nn.Module) else model) if name in tensors]
-        exact = exact_names({name: tensors[name] for name in ordered}, buffers, known.factors) | known.exact
-        exact -= stored_as.keys()
-        return cls(by_name, tensors, ties, stored_as, exact, frozenset(embeddings))
+        exact = exact_tensors({name: tensors[name] for name in ordered}, roles)
+        kept = exact.names | known.exact
+        return cls(
+            by_name,
+            tensors,
+            ties,
+            stored_as,
+            kept - stored_as.keys(),
+            exact.doubtful - kept - stored_as.keys(),
+            frozenset(embeddings),
+        )
 
 
 def embeddings_of(module: nn.Module) -> set[str]:

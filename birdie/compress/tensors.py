@@ -150,12 +150,14 @@ def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
     if rows.numel() and not all(bool(torch.isfinite(bound)) for bound in torch.aminmax(rows)):
         bad = values.numel() - int(torch.isfinite(values).sum())
         if not bad:
-            raise WeightsError(f"tensor {name!r} holds values beyond float32; compress it with lossless")
-        raise WeightsError(
-            f"tensor {name!r} holds {bad:,} NaN or infinite values of {values.numel():,}; compress it with lossless"
-        )
+            raise WeightsError(f"tensor {name!r} holds values beyond float32; {_rule(name)}")
+        raise WeightsError(f"tensor {name!r} holds {bad:,} NaN or infinite values of {values.numel():,}; {_rule(name)}")
     array: NDArray[np.float32] = rows.numpy()
     return array
+
+
+def _rule(name: str) -> str:
+    return f"the rule {name}=lossless (--scheme {name}=lossless) keeps it as it is"
 
 
 def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
@@ -166,7 +168,7 @@ def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
     """
     if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
         raise WeightsError(
-            f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) cannot be quantized; use lossless"
+            f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) cannot be quantized; {_rule(name)}"
         )
     rows = finite_rows(name, weight)
     limit = np.float32(min(_DUST, _DUST_SHARE * max(float(rows.max()), -float(rows.min()))))

@@ -102,7 +102,7 @@ class Assignment:
         return sum(map(count_reals, self.tensors.values()))
 
 
-def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assignment:
+def assign(state: ModelState, schemes: Schemes | None, target: Target, *, measured: bool = False) -> Assignment:
     """Settle the scheme of every tensor, or leave it to a search for the target.
 
     Args:
@@ -110,6 +110,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         schemes: a spec or scheme for all, or (pattern, spec) rules; None: `DEFAULT`, or a search for the target. A
             trellis without a scale is the one that this search takes.
         target: byte budget, quality, lossless, or nothing.
+        measured: whether a calibration reaches the vectors: those in doubt then count as parameters of layers.
     """
     default, rules = parse_rules(schemes)
     for scheme in (*([] if default is None else [default]), *(scheme for _, scheme in rules)):
@@ -124,13 +125,15 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         )
     by_name = {**state.stored_as, **match(state.by_name, rules)}
     named = {state.ties.get(name, name): scheme for name, scheme in by_name.items()}
-    exact = state.exact - {state.ties.get(pattern, pattern) for pattern, _ in rules}
+    weights = sum(map(count_reals, state.tensors.values()))
+    budget = target.in_bytes(weights)
+    in_doubt = {name: state.tensors[name] for name in state.doubtful}
+    exact = state.exact | kept_precisely(in_doubt, budget or weights, doubtful=not measured)
+    exact -= {state.ties.get(pattern, pattern) for pattern, _ in rules}
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
     free, reserve, quantized = [], [], set()
     flat = frozenset() if target.lossless else flat_vectors(state.tensors)
-    weights = sum(map(count_reals, state.tensors.values()))
-    budget = target.in_bytes(weights)
     bits = 0.0 if budget is None else 8 * budget / max(weights, 1)
     for name, tensor in state.tensors.items():
         if target.lossless or name in exact:

@@ -5,9 +5,12 @@ assignment ─► jobs ─► search for the target ─► checked ─► compar
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
@@ -17,12 +20,13 @@ from birdie.compress.rate.jobs import Jobs, assignments, jobs_of
 from birdie.compress.rate.search import Fit, fit_budget, fit_quality
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
+from birdie.compress.tensors import REAL_DTYPES
 from birdie.errors import BudgetError
 
 if TYPE_CHECKING:
     from birdie.compress.rate.tuned import States
 
-_MENTIONED = 10  # exact tensors are named in a budget's error if they take this fraction (1/10) of it
+_MENTIONED = 10  # what no budget makes smaller is named in an error if it takes this fraction (1/10) of the budget
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
 
@@ -92,7 +96,7 @@ def _fitted(
     except BudgetError as error:
         if budget is None:
             raise
-        raise BudgetError(f"{error}{exact_share(jobs, coder, budget)}") from error
+        raise BudgetError(f"{error}{_fixed_shares(jobs, coder, budget)}") from error
 
 
 def _jobs(assignment: Assignment, coder: Coder, known: CalibrationResult | None) -> Jobs:
@@ -110,21 +114,37 @@ def _search(jobs: Jobs, target: Target, coder: Coder, calibration: CalibrationRe
     return Fit(jobs.state(coder.encode(jobs.settled, 0.0)), 0, None)
 
 
-def exact_share(jobs: Jobs, coder: Coder, budget: int) -> str:
-    """Return the end of an error: bytes of the tensors that stay exact and the largest of them, if they take much."""
+def _fixed_shares(jobs: Jobs, coder: Coder, budget: int) -> str:
+    """Return the end of an error: bytes that no budget makes smaller, by what they are of, if they are many."""
     settled, empty = coder.code(jobs.settled), coder.size(EncodedState({}, {}))
-    exact = [name for name in jobs.assignment.exact if name in settled]
-    sizes = {name: coder.size(EncodedState({name: settled[name]}, {})) - empty for name in exact}
-    if sum(sizes.values()) * _MENTIONED < budget:
+    sizes = {name: coder.size(EncodedState({name: coded}, {})) - empty for name, coded in settled.items()}
+    exact = {name: size for name, size in sizes.items() if name in jobs.assignment.exact}
+    integers = {name: size for name, size in sizes.items() if not _is_real(jobs.assignment.tensors[name])}
+    shares = {
+        f"kept files and metadata {empty:,}": empty,
+        f"integers and 8-bit floats, which stay exact, {sum(integers.values()):,}": sum(integers.values()),
+        f"other tensors that stay exact {sum(exact.values()):,}{_largest(jobs, exact)}": sum(exact.values()),
+    }
+    if sum(shares.values()) * _MENTIONED < budget:
+        return ""
+    parts = [text for text, size in shares.items() if size * _MENTIONED >= sum(shares.values())]
+    quantized = " (the model is quantized already)" if 2 * sum(integers.values()) > sum(sizes.values()) else ""
+    return f"; bytes that no budget makes fewer: {', '.join(parts)}{quantized}"
+
+
+def _is_real(weight: Tensor) -> bool:
+    return weight.dtype in REAL_DTYPES or weight.is_complex()
+
+
+def _largest(jobs: Jobs, sizes: Mapping[str, int]) -> str:
+    """Return which exact tensor is the largest, and what to do about it."""
+    if not sizes:
         return ""
     largest = max(sizes, key=lambda name: sizes[name])
     groups = jobs.assignment.groups
     first = groups[largest].names[0] if largest in groups else largest
     others = f" and {len(groups[largest].names) - 1} others like it" if largest in groups else ""
-    return (
-        f"; {sum(sizes.values()):,} bytes are of tensors that stay exact, the largest is {first!r}{others} with "
-        f"{sizes[largest]:,} bytes: a rule of its full name may store it otherwise"
-    )
+    return f", the largest {first!r}{others} with {sizes[largest]:,} bytes (a rule of its full name may round it)"
 
 
 def prefer_lower_error(jobs: Jobs, result: Fit, coder: Coder, calibration: CalibrationResult) -> Fit:
