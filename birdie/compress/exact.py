@@ -26,6 +26,7 @@ FEW_OF_LARGE = 4
 LARGE = 1 << 16  # elements
 _EXACT_INTEGERS = 1 << 24  # beyond, every float32 is one
 _SAMPLES = 1 << 6, 1 << 12  # elements of a part that are looked at first
+_STATISTICS = {"running_mean", "running_var"}  # of torch's batch norm: safetensors sorts names, so order may not tell
 # Words in the last part of the names of parameters whose errors count relatively: of norms, biases, gains, gates.
 _RELATIVE = {
     *("weight", "weights", "bias", "biases", "gain", "gains", "gamma", "beta", "norm", "ln", "mix", "gate", "lambdas"),
@@ -127,9 +128,10 @@ def exact_tensors(tensors: Mapping[str, Tensor], roles: Roles | None) -> Exact:
 
 
 def _statistics(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of running statistics: gains, shifts, means and variances, or the two before a counter."""
+    """Yield the names of running statistics: named so, or after gains and shifts, or before a counter."""
     groups = groupby(tensors.items(), lambda item: len(item[1]) if item[1].ndim == 1 else None)
     runs = [(size, list(items)) for size, items in groups]
+    yield from (name for name in tensors if _last_part(name) in _STATISTICS)
     for (size, run), (_, after) in zip_longest(runs, runs[1:], fillvalue=(None, [])):
         counted = bool(after) and after[0][1].ndim == 0 and not after[0][1].is_floating_point()
         for index in range(1, len(run)) if size is not None else ():
@@ -166,8 +168,12 @@ def _is_vector(weight: Tensor) -> bool:
 
 def _is_relative(name: str) -> bool:
     """Return whether the name is that of a parameter (norm, bias, gain) whose relative error counts."""
-    last = re.split("[./]", name)[-1]  # "/" in the names of a nested checkpoint's tensors (birdie.artifact.pytree)
+    last = _last_part(name)
     return last in _RELATIVE_SCALES or bool(_RELATIVE & set(re.split(r"[_\d]+", last.lower())))
+
+
+def _last_part(name: str) -> str:
+    return re.split("[./]", name)[-1]  # "/" in the names of a nested checkpoint's tensors (birdie.artifact.pytree)
 
 
 def _counts(weight: Tensor) -> bool:

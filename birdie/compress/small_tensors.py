@@ -24,9 +24,9 @@ LEAST_SIDE = 8  # rows and columns below which a matrix rather is some vectors
 LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
 
 
-_NOTHING = 1000  # bytes of a file for each that vectors may take beyond 16 bits
-_LITTLE = 200  # the same of vectors that may be no parameters of layers
-_NOTHING_AT_ALL, _OF_SMALL = 256, 8  # bytes that they may take in any case, up to this fraction (1/8) of the file
+# Bytes of a file for each that vectors may take beyond 16 bits, and bytes that they may take in any case: parameters of
+# layers, and vectors that may be none. Up to a fraction of a small file (1/8).
+_NOTHING, _LITTLE, _OF_SMALL = (1000, 256), (200, 1024), 8
 _WINDOW, _WINDOWS = 64, 1 << 10  # elements of a part of a vector, and parts, by which it is smooth or not
 _SMOOTH = 0.5  # mean square of steps in variances up to which neighbors are alike; of unrelated numbers it is 2
 
@@ -95,7 +95,8 @@ def kept_precisely(vectors: Mapping[str, Tensor], file_bytes: int, *, doubtful: 
         file_bytes: size of the file, about.
         doubtful: whether the vectors may be frequencies or phases as well as parameters of layers.
     """
-    room = max(file_bytes // (_LITTLE if doubtful else _NOTHING), min(_NOTHING_AT_ALL, file_bytes // _OF_SMALL))
+    part, least = _LITTLE if doubtful else _NOTHING
+    room = max(file_bytes // part, min(least, file_bytes // _OF_SMALL))
     changes = {name: _change(planes(tensor)) for name, tensor in vectors.items() if _is_wide(tensor)}
     kept = set()
     for name in sorted(changes, key=lambda name: (-changes[name], name)):

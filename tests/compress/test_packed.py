@@ -30,8 +30,8 @@ def codes(*shape: int, dtype: torch.dtype = torch.uint8, values: int | None = No
     if values is None:
         size = math.prod(shape) * dtype.itemsize
         data: Tensor = torch.randint(256, (size,), generator=generator(), dtype=torch.uint8)
-        typed: Tensor = data.view(dtype)
-        return typed.reshape(shape)
+        typed: Tensor = data.view(dtype).reshape(shape)
+        return typed
     drawn: Tensor = torch.randint(low, low + values, shape, generator=generator())
     return drawn.to(dtype)
 
