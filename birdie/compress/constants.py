@@ -23,6 +23,7 @@ _PER_ORDER = 5  # numbers of a line for each of these
 _LINES = 4, 32  # lines of a tensor that are looked at: few tell most weights
 _POINTS = 64, 512  # of each
 _LEAST = 12  # numbers of a line below which it may be predictable by chance
+_MAD = 1.48  # standard deviations in a median of absolute deviations
 _UNKNOWN = 3e-3  # what prediction leaves over, in standard deviations of the line; of learned curves it is 0.05
 _PERHAPS = 0.4  # the same after one round
 _ROUNDS = 4  # of least squares by absolute values, so that a step or a knot does not count
@@ -71,7 +72,7 @@ def _follow(lines: Lines, precision: float) -> bool:
     if not len(used):
         return False
     typical = np.nanmedian(np.where(used == 0, np.nan, np.abs(used)), axis=1)
-    spread = used.std(axis=1)
+    spread = _MAD * np.median(np.abs(used - np.median(used, axis=1, keepdims=True)), axis=1)  # few may be far larger
     varied = spread > min(256 * precision, 0.1) * typical  # a line of rounding errors telling nothing
     used, limit = used[varied], _UNKNOWN * spread[varied] + 8 * precision * typical[varied]
     for order in _ORDERS if len(used) else ():
@@ -88,7 +89,7 @@ def _left(lines: Lines, order: int, rounds: int) -> Lines:
     """Return what the best linear prediction leaves of each line: a quantile over its numbers but for zeros."""
     windows = np.lib.stride_tricks.sliding_window_view(lines, order + 1, axis=1)
     past, coming = windows[..., :-1], windows[..., -1]
-    least = 1e-6 * lines.std(axis=1, keepdims=True) + 1e-300
+    least = 1e-6 * np.abs(lines).mean(axis=1, keepdims=True) + 1e-300
     rest, weights = coming, np.ones_like(coming)
     for _ in range(rounds):
         weighted = (past * weights[..., None]).swapaxes(1, 2)

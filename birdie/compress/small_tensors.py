@@ -87,24 +87,32 @@ def _fits_float16(weight: Tensor) -> bool:
     return bool((normal | (weight == 0)).all())
 
 
-def kept_precisely(vectors: Mapping[str, Tensor], file_bytes: int, *, doubtful: bool = False) -> frozenset[str]:
+def kept_precisely(
+    vectors: Mapping[str, Tensor], file_bytes: int, *, doubtful: bool = False, taken: int = 0
+) -> frozenset[str]:
     """Return the names of vectors to keep losslessly in place of 16 bits, those that these change most first.
 
     Args:
         vectors: name → tensor.
         file_bytes: size of the file, about.
         doubtful: whether the vectors may be frequencies or phases as well as parameters of layers.
+        taken: bytes beyond 16 bits that others took.
     """
     part, least = _LITTLE if doubtful else _NOTHING
-    room = max(file_bytes // part, min(least, file_bytes // _OF_SMALL))
+    room = max(file_bytes // part, min(least, file_bytes // _OF_SMALL)) - taken
     changes = {name: _change(planes(tensor)) for name, tensor in vectors.items() if _is_wide(tensor)}
     kept = set()
     for name in sorted(changes, key=lambda name: (-changes[name], name)):
-        extra = vectors[name].numel() * (vectors[name].itemsize - 2)
+        extra = beyond_16_bits(vectors[name])
         if changes[name] > 0 and extra <= room:
             kept.add(name)
             room -= extra
     return frozenset(kept)
+
+
+def beyond_16_bits(weight: Tensor) -> int:
+    """Return the bytes that a tensor takes beyond 16 bits an element."""
+    return weight.numel() * (weight.itemsize - 2)
 
 
 def _change(vector: Tensor) -> float:

@@ -32,14 +32,14 @@ def codes(*shape: int, dtype: torch.dtype = torch.uint8, values: int | None = No
         data: Tensor = torch.randint(256, (size,), generator=generator(), dtype=torch.uint8)
         typed: Tensor = data.view(dtype).reshape(shape)
         return typed
-    drawn: Tensor = torch.randint(low, low + values, shape, generator=generator())
-    return drawn.to(dtype)
+    return torch.randint(low, low + values, shape, generator=generator(), dtype=torch.int64).to(dtype)
 
 
 def normal_codes(bits: int, dtype: torch.dtype = torch.int8) -> Tensor:
     """Return Gaussian weights rounded to integers, as symmetric quantizers give them."""
     most = 2 ** (bits - 1) - 1
-    return (gaussian(ROWS, COLUMNS) * most / 3).round().clamp(-most - 1, most).to(dtype)
+    rounded: Tensor = (gaussian(ROWS, COLUMNS) * most / 3).round().clamp(-most - 1, most).to(dtype)
+    return rounded
 
 
 HALF, BRAIN, FNUZ = torch.float16, torch.bfloat16, torch.float8_e4m3fnuz

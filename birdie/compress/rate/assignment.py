@@ -26,6 +26,7 @@ from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import (
     SMALL,
     applicable,
+    beyond_16_bits,
     default_scheme,
     flat_vectors,
     in_eight_bits,
@@ -128,7 +129,8 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, *, measur
     weights = sum(map(count_reals, state.tensors.values()))
     budget = target.in_bytes(weights)
     in_doubt = {name: state.tensors[name] for name in state.doubtful}
-    exact = state.exact | kept_precisely(in_doubt, budget or weights, doubtful=not measured)
+    precise = kept_precisely(in_doubt, budget or weights, doubtful=not measured)
+    exact = state.exact | precise
     exact -= {state.ties.get(pattern, pattern) for pattern, _ in rules}
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
@@ -171,9 +173,9 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, *, measur
     if quantizes:
         by_size = {**small, **{name: scheme for name, scheme in settled.items() if name not in named}}
         vectors = {name: state.tensors[name] for name, scheme in by_size.items() if isinstance(scheme, Cast)}
-        precise = kept_precisely(vectors, budget or weights)
-        for schemes_of in (settled, small):
-            schemes_of |= {name: Lossless() for name in precise & schemes_of.keys()}
+        taken = sum(beyond_16_bits(state.tensors[name]) for name in precise)
+        for name in kept_precisely(vectors, budget or weights, taken=taken):
+            (settled if name in settled else small)[name] = Lossless()
     return Assignment(
         state.tensors,
         state.ties,
