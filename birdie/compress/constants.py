@@ -53,8 +53,8 @@ def _predictable(weight: Tensor, axis: int) -> bool:
     if across.shape[-1] < _LEAST:
         return False
     for lines, points in zip(_LINES, _POINTS, strict=True):
-        chosen = torch.linspace(0, count - 1, min(lines, count), dtype=torch.float64).long()
-        index = torch.unravel_index(chosen, across.shape[:-1]) if across.ndim > 1 else ()
+        chosen = np.linspace(0, count - 1, min(lines, count)).astype(np.int64)
+        index = tuple(map(torch.from_numpy, np.unravel_index(chosen, across.shape[:-1]))) if across.ndim > 1 else ()
         some = across[..., :points][index] if index else across[None, :points]
         if not _follow(some.double().numpy(), torch.finfo(weight.dtype).eps):
             return False
@@ -71,9 +71,10 @@ def _follow(lines: Lines, precision: float) -> bool:
     used = lines[(lines != 0).any(axis=1)]
     if not len(used):
         return False
-    typical = np.nanmedian(np.where(used == 0, np.nan, np.abs(used)), axis=1)
-    spread = _MAD * np.median(np.abs(used - np.median(used, axis=1, keepdims=True)), axis=1)  # few may be far larger
-    varied = spread > min(256 * precision, 0.1) * typical  # a line of rounding errors telling nothing
+    typical = _quantile(np.abs(used), 0.5, used != 0)
+    middle = _quantile(used, 0.5)
+    spread = _MAD * _quantile(np.abs(used - middle[:, None]), 0.5)  # a few numbers may be far larger
+    varied = spread > min(256 * precision, 0.1) * typical  # a line of rounding errors tells nothing
     used, limit = used[varied], _UNKNOWN * spread[varied] + 8 * precision * typical[varied]
     for order in _ORDERS if len(used) else ():
         if used.shape[1] >= _PER_ORDER * order:
@@ -98,10 +99,16 @@ def _left(lines: Lines, order: int, rounds: int) -> Lines:
         solved = np.linalg.solve(gram + ridge * np.eye(order), weighted @ coming[..., None])
         rest = np.abs(coming - (past @ solved)[..., 0])
         weights = 1 / (rest + least)
-    telling = (coming != 0).any(axis=1)  # zeros of a pruned matrix tell nothing
-    left = np.full(len(lines), np.inf)
-    left[telling] = np.nanquantile(np.where(coming == 0, np.nan, rest)[telling], 0.6, axis=1)
-    return left
+    return _quantile(rest, 0.6, coming != 0)  # zeros of a pruned matrix tell nothing
+
+
+def _quantile(lines: Lines, share: float, counted: "NDArray[np.bool_] | None" = None) -> Lines:
+    """Return a quantile of each line, of the numbers that count; infinite if none does."""
+    if counted is None or counted.all():
+        index = int(share * (lines.shape[1] - 1))
+        return np.partition(lines, index, axis=1)[:, index]
+    rows = [line[mask] for line, mask in zip(lines, counted, strict=True)]
+    return np.array([np.partition(row, at := int(share * (len(row) - 1)))[at] if len(row) else np.inf for row in rows])
 
 
 def _is_progression(line: Tensor) -> bool:

@@ -112,9 +112,10 @@ def exact_tensors(tensors: Mapping[str, Tensor], roles: Roles | None) -> Exact:
     names = set(packed_names(tensors, () if roles is None else roles.trained))
     names |= set(_statistics(tensors)) if roles is None else (roles.buffers - roles.factors) & floats.keys()
     names |= {name for name, tensor in floats.items() if name not in names and _is_table(name, tensor, roles)}
-    others = {name: tensor for name, tensor in floats.items() if name not in names | flat_vectors(tensors)}
-    doubtful = set()
-    for name, tensor in others.items():
+    doubtful, settled = set[str](), names | flat_vectors(tensors)
+    for name, tensor in floats.items():
+        if name in settled:
+            continue
         small = tensor.numel() < SMALL
         if small and tensor.dtype in (torch.float64, torch.complex128) and (_is_vector(tensor) or not doubles):
             names.add(name)
