@@ -35,7 +35,7 @@ _SCALES = 2  # information of the codes in bytes for each scale
 # The same where the bits of the dtype are not used, of vectors and of matrices beside codes of more than eight bits.
 _TABLE_SCALES, _TABLE_MATRICES = 8, 32
 _FLAT = 4  # numbers of a codebook that is one row for each byte of information
-_WIDEST = 64  # numbers of an entry in the codebooks of a matrix together
+_WIDEST, _WIDEST_OF_ALL = 16, 64  # numbers of an entry of a codebook, and of all codebooks of a matrix together
 _SHAPES = 2  # different shapes that matrices of one module have at most
 _SIDE = 8  # rows and columns from which floats are a matrix
 
@@ -112,7 +112,8 @@ def _explains(codes: _Codes, tensor: Tensor) -> bool:
     if for_each * count <= codes.information:
         return True
     entries = 1 << (codes.values - 1).bit_length()
-    sides = [size for size in tensor.shape if size > 1 and count <= _WIDEST * size]
+    widest = _WIDEST_OF_ALL if codes.fills and tensor.ndim > 2 else _WIDEST  # a table of nodes or a layer is wider
+    sides = [size for size in tensor.shape if size > 1 and count <= widest * size]
     if not codes.fills:  # as many rows as there are indices, each used several times
         return 2 * codes.values <= codes.count and any(codes.values <= size <= entries for size in sides)
     if len(sides) == 1 and not _is_matrix(tensor) and count <= _FLAT * codes.information:
@@ -136,7 +137,10 @@ def _codes(tensor: Tensor) -> _Codes | None:
     if values < 2 or (int(low), values) == (0, 2) or _is_ordered(block):  # constant, a mask, a table
         return None
     bits = (values - 1).bit_length()
-    return _Codes(len(flat) * bits / 8, values, len(flat), fills=2 * bits > 8 * tensor.itemsize or tensor.itemsize == 1)
+    fills = 2 * bits > 8 * tensor.itemsize or tensor.itemsize == 1
+    if not fills and 2 in tensor.shape:  # the ends of edges
+        return None
+    return _Codes(len(flat) * bits / 8, values, len(flat), fills)
 
 
 def _is_ordered(values: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]") -> bool:
