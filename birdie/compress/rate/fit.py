@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.packed import packed_names
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.control import Control, Source, controlled
 from birdie.compress.rate.encoding import Coder
@@ -128,7 +129,7 @@ def _fixed_shares(jobs: Jobs, coder: Coder, budget: int) -> str:
     if sum(shares.values()) * _MENTIONED < budget:
         return ""
     parts = [text for text, size in shares.items() if size * _MENTIONED >= sum(shares.values())]
-    quantized = " (the model is quantized already)" if 2 * sum(integers.values()) > sum(sizes.values()) else ""
+    quantized = " (the model is quantized already)" if packed_names(jobs.assignment.tensors) else ""
     return f"; bytes that no budget makes fewer: {', '.join(parts)}{quantized}"
 
 
