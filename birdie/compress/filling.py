@@ -241,18 +241,17 @@ def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
                     yield f"{prefix}.{key}" if prefix else key, tensor
 
 
-_CONTAINERS = ("_parameters", "_buffers", "_modules")
+def _attributes(part: nn.Module) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the attributes of a module and what its containers hold; those of a scripted module are no dicts."""
+    containers = {kind: vars(part).get(kind) for kind in ("_parameters", "_buffers", "_modules")}
+    return dict(vars(part)), {kind: dict(items) for kind, items in containers.items() if isinstance(items, dict)}
 
 
-def _attributes(part: nn.Module) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    return dict(vars(part)), [dict(vars(part)[kind]) for kind in _CONTAINERS]
-
-
-def _restore(part: nn.Module, attributes: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+def _restore(part: nn.Module, attributes: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> None:
     values, containers = attributes
     vars(part).clear()
     vars(part).update(values)
-    for kind, items in zip(_CONTAINERS, containers, strict=True):
+    for kind, items in containers.items():
         container = vars(part)[kind]
         container.clear()
         container.update(items)

@@ -395,12 +395,13 @@ class _Calibration:
         starts: list[Tensor | GradientEdge] = [*recorder.roots, *stage.leaves.values()]
         if not ends or not starts:
             return {}
-        results = torch.autograd.grad(
-            [end for end, _ in ends],
-            starts,  # type: ignore[arg-type]  # it may mix tensors and edges
-            [gradient for _, gradient in ends],
-            allow_unused=True,
-        )
+        with recorder.collecting():
+            results = torch.autograd.grad(
+                [end for end, _ in ends],
+                starts,  # type: ignore[arg-type]  # it may mix tensors and edges
+                [gradient for _, gradient in ends],
+                allow_unused=True,
+            )
         gradients: dict[int, dict[str, Tensor]] = {}
         for (target, number), gradient in zip(stage.leaves, results[len(recorder.roots) :], strict=True):
             if gradient is not None:

@@ -83,6 +83,13 @@ class Predictions:
         """Return all tensors."""
         return [*self.log_probabilities, *self.values, *([] if self.loss is None else [self.loss])]
 
+    def detached(self) -> "Predictions":
+        """Return the same without history."""
+        loss = None if self.loss is None else self.loss.detach()
+        return Predictions(
+            [one.detach() for one in self.log_probabilities], [one.detach() for one in self.values], loss
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -119,12 +126,18 @@ class Difference:
         return torch.stack(parts).sum() if parts else None
 
 
-def predictions(module: nn.Module, batch: Batch, loss: Loss) -> Predictions:
+def predictions(module: nn.Module, batch: Batch, loss: Loss, *, exact: bool = True) -> Predictions:
     """Return what `loss` compares with the targets of a batch.
 
-    Predictions with ignored targets are left out. Every cross-entropy returns zeros to the loss.
+    Predictions with ignored targets are left out. A cross-entropy returns zeros to the loss, unless the loss may
+    differentiate it.
+
+    Args:
+        module, batch: arguments of the loss.
+        loss: (module, batch) → anything if it calls a loss function, else one number.
+        exact: False if no loss differentiates cross-entropies, so that none is computed.
     """
-    recorder = _PredictionRecorder()
+    recorder = _PredictionRecorder(exact)
     with recorder:
         value = loss(module, batch)
     log_probabilities = [logits.float().log_softmax(-1) for logits in recorder.logits]
@@ -191,11 +204,12 @@ def _require_same_shapes(reference: Sequence[Tensor], candidate: Sequence[Tensor
 class _PredictionRecorder(TorchFunctionMode):
     """Records the arguments of loss functions: logits, (predictions, classes), and values.
 
-    A cross-entropy is not computed.
+    A cross-entropy is not computed, unless it is to be `exact` and has a history.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool) -> None:
         super().__init__()
+        self.exact = exact
         self.logits: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -204,7 +218,9 @@ class _PredictionRecorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.cross_entropy:
-            return self._record(*args, **kwargs)
+            zeros = self._record(*args, **kwargs)
+            has_history = self.exact and self.logits[-1].requires_grad
+            return func(*args, **kwargs) if has_history else zeros
         if func is F.nll_loss:
             self._record(*args, **kwargs)
         elif func in _COMPARED:

@@ -34,13 +34,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibration.modes import (
-    differentiable_batch,
-    differentiable_evaluation,
-    differentiable_tensors,
-)
+from birdie.compress.calibration.modes import differentiable_batch, evaluation_mode, measuring_mode
 from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
+from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.shrinkage import shrink_rows
 from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
@@ -91,7 +88,8 @@ def calibrate(
         progress: called with the number of batches done.
     """
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    with evaluation_mode(module), torch.set_grad_enabled(gradients):
+    runs = Runs(module, loss)
+    with evaluation_mode(module) if gradients else measuring_mode(module), runs.session():
         recorder = Recorder(
             names_by_memory(module),
             torch.Generator().manual_seed(0),
@@ -100,17 +98,35 @@ def calibrate(
             portions(module),
         )
         for done, batch in enumerate(batches, start=1):
-            with naming_bad_weights(module):
+            batch = differentiable_batch(batch)
+            with naming_bad_weights(module), runs.run(done, batch):
                 with recorder:
-                    nats = loss(module, differentiable_batch(batch))
-                if gradients and not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
-                    raise ConfigError("the calibration loss must be one number that depends on the module's weights")
+                    nats = loss(module, batch)
                 if gradients:
-                    recorder.differentiate(nats)
+                    recorder.differentiate(checked_loss(nats))
             recorder.forget()
             if progress is not None:
                 progress(done)
     return recorder.finish()
+
+
+def checked_loss(nats: Any) -> Tensor:
+    """Return what a loss returned, if it is one number that depends on weights."""
+    if not isinstance(nats, Tensor):
+        raise ConfigError(
+            f"the calibration loss returns a {type(nats).__name__}; return one number as a tensor, as training does "
+            "before backward()"
+        )
+    if nats.numel() != 1:
+        raise ConfigError(
+            f"the calibration loss returns {tuple(nats.shape)} numbers; return one, such as their sum() or mean()"
+        )
+    if not nats.requires_grad:
+        raise ConfigError(
+            "the calibration loss does not depend on the module's weights by operations that torch differentiates; "
+            "call the module in it, without detach(), item() or torch.no_grad()"
+        )
+    return nats
 
 
 @contextmanager
@@ -130,33 +146,23 @@ def naming_bad_weights(module: nn.Module) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode and `requires_grad` of every floating parameter; restore both afterwards."""
-    with differentiable_tensors(module):
-        frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
-        for weight in frozen:
-            weight.requires_grad_(True)
-        try:
-            with differentiable_evaluation(module):
-                yield
-        finally:
-            for weight in frozen:
-                weight.requires_grad_(False)
-
-
 def names_by_memory(module: nn.Module) -> dict[Key, str]:
     """Return memory → name of every weight of two or more dimensions; of tied names the first in the alphabet."""
     named = {name: weight for name, weight in module.state_dict(keep_vars=True).items() if isinstance(weight, Tensor)}
     views = getattr(module, "named_matrices", None)
     if callable(views):
         named |= dict(views())
-    matrices = {_key(named[name]): name for name in sorted(named, reverse=True) if named[name].ndim >= 2}
+    matrices: dict[Key, str] = {}
+    for name in sorted(named, reverse=True):
+        if named[name].ndim >= 2 and (key := _key(named[name])) is not None:
+            matrices[key] = name
     for one in portions(module):
         for number, piece in enumerate(one.pieces if isinstance(one, Fused) else (), start=1):
             weight = named[piece.name]
             if weight.ndim >= 2 and not weight.is_contiguous():  # a key has no strides: another matrix may have it
-                memory, _, shape = key = _key(weight)
+                if (key := _key(weight)) is None:
+                    continue
+                memory, _, shape = key
                 if matrices.get(key) == piece.name:
                     del matrices[key]
                 matrices[memory, -number, shape] = piece.name
@@ -165,8 +171,12 @@ def names_by_memory(module: nn.Module) -> dict[Key, str]:
     return matrices
 
 
-def _key(weight: Tensor) -> Key:
-    return weight.untyped_storage().data_ptr(), int(weight.storage_offset()), tuple(weight.shape)
+def _key(weight: Tensor) -> Key | None:
+    """Return the memory of a tensor; None if it has none of its own: within vmap, sparse, or a wrapper of others."""
+    try:
+        return weight.untyped_storage().data_ptr(), int(weight.storage_offset()), tuple(weight.shape)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 @dataclass(slots=True)
@@ -256,6 +266,7 @@ class Recorder(TorchFunctionMode):
         self.by_gradient: set[str] = set()  # names of `others`, or of the tensors that they have portions of
         self.losses: list[Tensor] = []  # of every target
         self._again: torch.Generator | None = None
+        self.is_collecting = False  # whether gradients are those of the loss: a loss may take others on its way
         self.redrawn = False  # whether gradients are those of signs that are drawn again, for `others` alone
         self.targets = 0
         self.batches = 0
@@ -302,7 +313,8 @@ class Recorder(TorchFunctionMode):
         cast = self.casts.get(id(weight))
         if cast is not None and cast[0]() is weight:
             return cast[1]
-        return self.names.get(_key(weight))
+        key = _key(weight)
+        return None if key is None else self.names.get(key)
 
     def _name_of_matrix(self, weight: Tensor) -> str | None:
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
@@ -396,7 +408,7 @@ class Recorder(TorchFunctionMode):
             return
 
         def hook(gradient: Tensor) -> None:
-            if self.redrawn:
+            if not self.is_collecting:
                 return
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 add(gradient.detach())
@@ -406,6 +418,15 @@ class Recorder(TorchFunctionMode):
             edge = get_gradient_edge(out)
             self.products[edge.node] = node_of(x)
         self.roots.append(edge)  # not `out`, which an activation may change in place
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Add the gradients at recorded products to the sums while the context is open."""
+        self.is_collecting = True
+        try:
+            yield
+        finally:
+            self.is_collecting = False
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
@@ -419,12 +440,13 @@ class Recorder(TorchFunctionMode):
             return
         share = sum(weight.numel() for weight in others) / self.weights
         signed = self.losses if share >= _WORTH_DRAWS else []
-        gradients = torch.autograd.grad(
-            loss.reshape(()),
-            [*self.roots, *others, *signed],  # type: ignore[arg-type]  # it may mix tensors and edges
-            allow_unused=True,
-            retain_graph=bool(signed),
-        )
+        with self.collecting():
+            gradients = torch.autograd.grad(
+                loss.reshape(()),
+                [*self.roots, *others, *signed],  # type: ignore[arg-type]  # it may mix tensors and edges
+                allow_unused=True,
+                retain_graph=bool(signed),
+            )
         first, scales = gradients[len(self.roots) :][: len(others)], gradients[len(self.roots) + len(others) :]
         self._add_gradients(first, first=True)
         ends = [(losses, scale) for losses, scale in zip(signed, scales, strict=True) if scale is not None]

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.kl import predictions
-from birdie.compress.calibration.modes import in_mode
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
@@ -162,8 +160,7 @@ def sensitivity(
         result = CalibrationResult.of(state.by_name, (model, list(batches), loss), symmetries=False)
         held_out = result.held_out
         assert isinstance(held_out, HeldOut)
-        with in_mode(held_out.module.modules(), training=False), torch.no_grad():
-            compared = predictions(held_out.module, held_out.batches[0], held_out.loss)
+        compared = held_out.predictions(0, held_out.batches[0])
         known = {name: item for name, item in result.sensitivities.items() if name in state.tensors}
         rows, exact = list[MatrixSensitivity](), dict[str, Tensor]()
         for name, item in known.items():
