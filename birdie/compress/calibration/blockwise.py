@@ -42,12 +42,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.modes import differentiable_batch
+from birdie.compress.calibration.modes import differentiable_batch, evaluation_mode, measuring_mode
 from birdie.compress.calibration.result import (
     CalibrationResult,
     checked_data,
     unreached,
 )
+from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sensitivity import (
     Batch,
     Calibration,
@@ -56,7 +57,7 @@ from birdie.compress.calibration.sensitivity import (
     Sums,
     all_exponents,
     all_shapes,
-    evaluation_mode,
+    checked_loss,
     names_by_memory,
     naming_bad_weights,
     require_finite,
@@ -144,7 +145,7 @@ def calibrate_blockwise(
             device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
             runs = _Runs(module, batches, loss, device)
             recorder = Recorder(names, torch.Generator().manual_seed(0), device, gradients=True)
-            units = together(world, lambda: find_units(module, recorder, runs, blocks) if batches else _NO_UNITS)
+            units = together(world, lambda: find_units(module, recorder, runs.once, blocks) if batches else _NO_UNITS)
             files = _Calibration(work, runs, Interception(recorder, units), progress).finish()
             work.save_progress({"sensitivities": files})
         _keep(work.rank, {folder / file for file in files.values()})
@@ -168,28 +169,39 @@ def _keep(rank: Path, kept: Collection[Path]) -> None:
             shutil.rmtree(step, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Runs of a module on batches; the same random numbers are drawn whenever a batch is repeated."""
+class _Runs(Runs):
+    """Runs of a module on batches, whose weights may be mapped.
 
-    module: nn.Module
-    batches: Sequence[Batch]
-    loss: Loss
-    device: torch.device
+    Args:
+        module, batches, loss: see `calibrate_blockwise`.
+        device: of the module.
+    """
 
-    def __call__(self, index: int) -> Any:
-        """Return the loss of a batch, or None if the run was ended before there was one."""
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            # torch.manual_seed formats the stack for every kind of device that is not used yet: a millisecond each
-            seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
-            seed(index)
+    def __init__(self, module: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> None:
+        super().__init__(module, loss)
+        self.batches, self.device, self._loss = batches, device, loss
+
+    @contextmanager
+    def of(self, index: int) -> Iterator[Callable[[], Any]]:
+        """Yield what returns the loss of a batch, or None if the run was ended before there was one."""
+        batch = differentiable_batch(self.batches[index])
+
+        def run() -> Any:
             try:
-                return self.loss(self.module, differentiable_batch(self.batches[index]))
+                return self._loss(self.module, batch)
             except Reached:
                 return None
             finally:
                 for weight in self.module.parameters():
                     release(weight)
+
+        with self.run(index, batch):
+            yield run
+
+    def once(self, index: int) -> Any:
+        """Return the loss of a batch, without gradients of weights."""
+        with measuring_mode(self.module), self.of(index) as run:
+            return run()
 
 
 @dataclass(slots=True)
@@ -259,10 +271,10 @@ class _Calibration:
         for index in range(len(self.runs.batches)):
             folder = self._outputs(index)
             if not (folder / CALLS).exists():
-                with atomic_folder(folder, replace=True) as part, torch.no_grad():
+                with atomic_folder(folder, replace=True) as part, measuring_mode(self.runs.module):
                     capture = Capture(part, self.calls.used)
-                    with self.calls.running(capture):
-                        self.runs(index)
+                    with self.runs.of(index) as run, self.calls.running(capture):
+                        run()
                     capture.finish()
                 self.calls.recorder.forget()
             self.answers.append(read_answers(folder))
@@ -379,14 +391,19 @@ class _Calibration:
             if call not in answers or (index, answers[call].index) not in self.gradients:
                 return {}  # the batch does not call it, or its loss does not depend on it
             arrived = read_tensors(self.gradients[index, answers[call].index])[0]
-        recorder = self.calls.recorder
-        stage = Answers(self._outputs(index), answers, recorder, call)
-        with self.calls.running(stage):
-            nats = self.runs(index)
+        stage = Answers(self._outputs(index), answers, self.calls.recorder, call)
+        with self.runs.of(index) as run:
+            with self.calls.running(stage):
+                nats = run()
+            return self._gradients(call, nats, stage, arrived)
+
+    def _gradients(
+        self, call: Call | None, nats: Any, stage: Answers, arrived: Mapping[str, Tensor]
+    ) -> dict[int, dict[str, Tensor]]:
+        """Return the gradients at outputs of earlier calls, as `_repeat`, of a run that is done."""
+        recorder, answers = stage.recorder, stage.answers
         if call is None:
-            if not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
-                raise ConfigError("the calibration loss must be one number that depends on the module's weights")
-            ends: list[tuple[Tensor, Tensor | None]] = [(nats.reshape(()), None)]
+            ends: list[tuple[Tensor, Tensor | None]] = [(checked_loss(nats).reshape(()), None)]
         else:
             if not stage.outputs:
                 raise not_repeated(call)

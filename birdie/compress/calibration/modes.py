@@ -36,7 +36,8 @@ def evaluation_copy(module: nn.Module, copies: Mapping[int, Any] | None = None) 
     """
     results = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in results if not value.is_leaf}
-    twin = copy.deepcopy(module, memo | dict(copies or {}))
+    with torch.no_grad():  # the copy of a scripted module would have a history
+        twin = copy.deepcopy(module, memo | dict(copies or {}))
     set_evaluation(twin)
     return twin
 
