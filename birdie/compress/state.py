@@ -13,6 +13,7 @@ from birdie.compress.coding import Quantized, decode
 from birdie.compress.exact import exact_names
 from birdie.compress.parametrized import Parametrized
 from birdie.compress.scheme import Scheme
+from birdie.compress.scripted import require_weights
 from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
@@ -103,6 +104,8 @@ class EncodedState:
 def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of `model`, sorted by name."""
     state: Any = plain_state(model) if isinstance(model, nn.Module) else model
+    if isinstance(model, nn.Module):
+        require_weights(model, state)
     if not isinstance(state, Mapping):
         raise WeightsError(
             f"the model is a {type(state).__name__}, not a module or a dict of tensors; give one of the two"

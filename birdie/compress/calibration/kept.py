@@ -200,12 +200,9 @@ class Snapshot:
 
     def _scripted(self, module: Any, depth: int) -> None:
         """Follow the attributes of a scripted or traced module, which its compiled code has."""
-        inner = module._c
-        kept = {
-            name: inner.getattr(name)
-            for name, (_, is_parameter) in module._concrete_type.get_attributes().items()
-            if not is_parameter
-        }
+        inner, listed = module._c, getattr(module, "_concrete_type", None)  # a frozen one has constants alone
+        attributes = {} if listed is None else listed.get_attributes()
+        kept = {name: inner.getattr(name) for name, (_, is_parameter) in attributes.items() if not is_parameter}
 
         def restore() -> None:
             for name, item in kept.items():

@@ -18,7 +18,7 @@ from birdie.errors import ConfigError
 @contextmanager
 def in_mode(parts: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
     """Put `parts`, but not their children, in training or evaluation mode while the context is open."""
-    modes = [(part, part.training) for part in parts]
+    modes = [(part, part.training) for part in with_mode(parts)]
     for part, _ in modes:
         part.training = training
     try:
@@ -26,6 +26,11 @@ def in_mode(parts: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def with_mode(parts: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the parts that have a mode: `torch.jit.freeze` makes it a constant."""
+    return [part for part in parts if hasattr(part, "training")]
 
 
 def evaluation_copy(module: nn.Module, copies: Mapping[int, Any] | None = None) -> nn.Module:
@@ -86,7 +91,7 @@ def differentiable_evaluation(module: nn.Module) -> Iterator[None]:
 
     cuDNN has no gradient of recurrent layers in evaluation mode. Without dropout, training mode computes the same.
     """
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(part, part.training) for part in with_mode(module.modules())]
     dropouts = [(part, part.dropout) for part in module.modules() if isinstance(part, nn.RNNBase)]
     set_differentiable_evaluation(module)
     try:
@@ -108,7 +113,7 @@ def set_differentiable_evaluation(module: nn.Module) -> None:
 
 def set_evaluation(module: nn.Module) -> None:
     """Put a module in evaluation mode without a call of its `eval`, which may be anything: adapters merge weights."""
-    for part in module.modules():
+    for part in with_mode(module.modules()):
         part.training = False
 
 

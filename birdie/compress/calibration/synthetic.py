@@ -98,7 +98,8 @@ def calibrate_on_inputs(
     """
     _require_finite_buffers(module)
     if len(batches) == 1:
-        batches = _split(batches[0])
+        parts = _split(batches[0])
+        batches = parts if _accepts(module, parts[0]) and _accepts(module, parts[-1]) else batches
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     calibration = _output_calibration(module, batches)
     try:
