@@ -41,7 +41,7 @@ def _frozen(module: nn.Module, name: str) -> Iterator[str]:
 
 def _has_matrices(module: torch.jit.ScriptModule) -> bool:
     try:
-        graph = module.inlined_graph  # owns its nodes
+        graph: Any = module.inlined_graph  # owns its nodes
     except RuntimeError:  # it has no forward function
         return False
     nodes = graph.findAllNodes("prim::Constant")

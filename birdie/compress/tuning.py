@@ -38,7 +38,7 @@ from birdie.compress.calibration.modes import (
     with_gradients,
 )
 from birdie.compress.calibration.sensitivity import Batch
-from birdie.errors import DataError
+from birdie.errors import BirdieError, DataError
 
 Done = Callable[[], float]
 RATE = 0.003  # of Adam, in root mean squares of a tensor; the first that is tried
@@ -163,12 +163,25 @@ class Tuner:
             self._order or torch.randperm(len(self._batches), generator=self._generator, device="cpu").tolist()
         )
         index = self._order.pop()
-        batch, loss = self._batches[index], self._loss
+        batch = self._batches[index]
         if self._mixes:
             batch = mixed(batch, self._generator)
             expected = self.measure.predictions(index, batch)
         else:
             expected = self._expected.get(index) or self._kept(index, self.measure.predictions(index, batch))
+        try:
+            return self._of_batch(parameters, index, batch, expected)
+        except (BirdieError, MemoryError):
+            raise
+        except Exception:  # the code of the caller raises any
+            if self.measure.copied.needs_weights:
+                raise
+            self.measure.copied.needs_weights = True  # some weights with gradients and some without do not do
+            return self._of_batch(parameters, index, batch, expected)
+
+    def _of_batch(
+        self, parameters: Sequence[Tensor], index: int, batch: Batch, expected: Predictions
+    ) -> list[Tensor | None] | None:
         runs = self.measure.copied
         with (
             requiring(parameters, True),
@@ -177,7 +190,8 @@ class Tuner:
             runs.session(),
             runs.run(index, batch),
         ):
-            mean = _objective(expected, predictions(self._student, batch, loss, exact=runs.needs_graph))
+            predicted = predictions(self._student, batch, self._loss, exact=runs.needs_graph or runs.needs_weights)
+            mean = _objective(expected, predicted)
             if mean is None or not mean.requires_grad:
                 return None if mean is None else []
             gradients = torch.autograd.grad(mean, parameters, allow_unused=True)

@@ -12,13 +12,17 @@ import torch
 _DEVICES = ("cpu", "cuda")
 
 
+def _has_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _autocast() -> tuple[Any, ...]:
-    each = ((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES)
-    return torch.is_autocast_cache_enabled(), *each
+    modes = ((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES)
+    return torch.is_autocast_cache_enabled(), *modes
 
 
 def _set_autocast(state: tuple[Any, ...]) -> None:
@@ -58,12 +62,12 @@ def kept_settings() -> Iterator[Callable[[], None]]:
     Yields:
         a function that puts the settings back now, but not the generators.
     """
-    before = [(current, change, current()) for current, change in _SETTINGS]
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = [(current, change, current()) for current, change in _SETTINGS]
+    cuda = torch.cuda.get_rng_state_all() if _has_cuda() else []
     numbers = torch.get_rng_state(), np.random.get_state(), random.getstate()
 
     def put_back() -> None:
-        for current, change, value in before:
+        for current, change, value in states:
             if current() != value:
                 change(value)
 
@@ -83,7 +87,7 @@ def seed(number: int) -> None:
     """Seed the random generators of torch, NumPy and Python."""
     # torch.manual_seed formats the stack for every kind of device that is not used yet: a millisecond each
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
+    if _has_cuda():
         torch.cuda.manual_seed_all(number)
     np.random.seed(number)
     random.seed(number)

@@ -29,9 +29,7 @@ import json
 import math
 import shutil
 import tempfile
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -41,14 +39,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from birdie.compress.calibration.block_runs import BlockRuns
+from birdie.compress.calibration.checks import checked_loss, naming_bad_weights, require_finite
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.modes import differentiable_batch, evaluation_mode, measuring_mode
+from birdie.compress.calibration.modes import evaluation_mode, measuring_mode
 from birdie.compress.calibration.result import (
     CalibrationResult,
     checked_data,
     unreached,
 )
-from birdie.compress.calibration.runs import Runs
+from birdie.compress.calibration.scratch import Scratch
 from birdie.compress.calibration.sensitivity import (
     Batch,
     Calibration,
@@ -57,10 +57,7 @@ from birdie.compress.calibration.sensitivity import (
     Sums,
     all_exponents,
     all_shapes,
-    checked_loss,
     names_by_memory,
-    naming_bad_weights,
-    require_finite,
     sensitivity_of,
 )
 from birdie.compress.calibration.shrinkage import shrink, with_row_floor
@@ -82,7 +79,6 @@ from birdie.compress.calibration.units import (
     Call,
     Capture,
     Interception,
-    Reached,
     Units,
     find_units,
     not_repeated,
@@ -92,9 +88,9 @@ from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners, together
-from birdie.runtime.files import atomic_folder, temporary_folder
+from birdie.runtime.files import atomic_folder
 from birdie.runtime.mapped import release
-from birdie.runtime.outputs import Source, require_writable
+from birdie.runtime.outputs import Source
 from birdie.runtime.tensor_files import write_tensors
 
 _FORMAT = 1  # of the folder
@@ -143,7 +139,7 @@ def calibrate_blockwise(
         if files is None:
             names = names_by_memory(module)
             device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-            runs = _Runs(module, batches, loss, device)
+            runs = BlockRuns(module, batches, loss, device)
             recorder = Recorder(names, torch.Generator().manual_seed(0), device, gradients=True)
             units = together(world, lambda: find_units(module, recorder, runs.once, blocks) if batches else _NO_UNITS)
             files = _Calibration(work, runs, Interception(recorder, units), progress).finish()
@@ -169,41 +165,6 @@ def _keep(rank: Path, kept: Collection[Path]) -> None:
             shutil.rmtree(step, ignore_errors=True)
 
 
-class _Runs(Runs):
-    """Runs of a module on batches, whose weights may be mapped.
-
-    Args:
-        module, batches, loss: see `calibrate_blockwise`.
-        device: of the module.
-    """
-
-    def __init__(self, module: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> None:
-        super().__init__(module, loss)
-        self.batches, self.device, self._loss = batches, device, loss
-
-    @contextmanager
-    def of(self, index: int) -> Iterator[Callable[[], Any]]:
-        """Yield what returns the loss of a batch, or None if the run was ended before there was one."""
-        batch = differentiable_batch(self.batches[index])
-
-        def run() -> Any:
-            try:
-                return self._loss(self.module, batch)
-            except Reached:
-                return None
-            finally:
-                for weight in self.module.parameters():
-                    release(weight)
-
-        with self.run(index, batch):
-            yield run
-
-    def once(self, index: int) -> Any:
-        """Return the loss of a batch, without gradients of weights."""
-        with measuring_mode(self.module), self.of(index) as run:
-            return run()
-
-
 @dataclass(slots=True)
 class _Calibration:
     """One calibration on one rank.
@@ -221,7 +182,7 @@ class _Calibration:
     """
 
     work: WorkFolder
-    runs: _Runs
+    runs: BlockRuns
     calls: Interception
     progress: Callable[[int], None] | None
     answers: list[dict[Call, Answer]] = field(default_factory=list)
@@ -339,6 +300,8 @@ class _Calibration:
 
             def write() -> None:
                 for name, sums in mine.items():
+                    if sums.is_empty:
+                        continue
                     sensitivity = sensitivity_of(sums, taps[name], units)
                     require_finite(name, sensitivity)
                     write_sensitivity(part / self._file("sensitivity", name), sensitivity)
@@ -479,52 +442,6 @@ def _read_sums(path: Path, device: torch.device) -> Sums:
     inputs, outputs, looked_up, draws = (tensors[key].to(device) if key in tensors else None for key in _SUMS)
     counts = int(facts["uses"]), float(facts["samples"]), float(facts["examples"])
     return Sums(inputs, outputs, looked_up, draws, *counts, json.loads(facts.get("exponents", "{}")))
-
-
-class Scratch:
-    """Temporary folder of all ranks, which rank 0 removes when nobody refers to this object any more.
-
-    Args:
-        parent: folder to create it in.
-        world: the ranks.
-
-    Attributes:
-        path: of the folder.
-        close: removes it now.
-    """
-
-    def __init__(self, parent: Path, world: World) -> None:
-        stack, path = ExitStack(), [""]
-
-        def create() -> None:
-            if world.is_main:
-                path[0] = str(stack.enter_context(temporary_folder(require_writable(parent))))
-
-        together(world, create)
-        self.path = Path(world.broadcast(path[0]))
-        self.close = weakref.finalize(self, stack.close)
-
-
-@contextmanager
-def work_folder(path: Source, blockwise: bool | Source, world: World | None) -> Iterator[Source | None]:
-    """Yield the folder of a blockwise calibration, None if there is no such calibration.
-
-    Args:
-        path: of a file; a temporary folder is beside it.
-        blockwise: the folder; True: a temporary one; False: none.
-        world: ranks that use it.
-    """
-    if not isinstance(blockwise, bool):
-        yield blockwise
-        return
-    if not blockwise:
-        yield None
-        return
-    scratch = Scratch(Path(path).parent, world or World())
-    try:
-        yield scratch.path / "calibration"
-    finally:
-        scratch.close()
 
 
 def calibrate_in_blocks(

@@ -14,7 +14,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import cache, partial
 from operator import is_
 from typing import Any
 
@@ -49,7 +49,7 @@ class Memory:
         self._view, storage = self._tensor, self._tensor.untyped_storage()
         if storage.nbytes() == self.nbytes:  # as integers, which compare to the bit
             integers = torch.empty(0, dtype=torch.int64 if self.nbytes % 8 == 0 else torch.uint8, device=storage.device)
-            self._view = integers.set_(storage)  # type: ignore[call-overload]
+            self._view = integers.set_(storage)
         self.values = self._view.clone()
 
     def put_back(self) -> None:
@@ -195,7 +195,8 @@ class Snapshot:
             self._mappings.append((attributes, items := dict(attributes)))
             for item in items.values():
                 self._visit(item, depth)
-        for name in _slots(type(value)):
+        kind: Any = type(value)
+        for name in _slots(kind):
             self._slot(value, name, depth)
 
     def _scripted(self, module: Any, depth: int) -> None:
@@ -283,7 +284,7 @@ class _Leaf:
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size})
 
 
-@lru_cache(maxsize=None)
+@cache
 def _slots(kind: type) -> tuple[str, ...]:
     names = (getattr(base, "__slots__", ()) for base in kind.__mro__)
     listed = [name for some in names for name in ([some] if isinstance(some, str) else some)]

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from birdie.compress.calibration.sensitivity import Batch, Loss
+from birdie.compress.calibration.transformed import is_transformed, outside
 from birdie.errors import ConfigError
 
 
@@ -217,18 +218,20 @@ class _PredictionRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in (torch.autograd.grad, Tensor.backward):  # what was recorded may have the same history
+            return func(*args, **{**kwargs, "retain_graph": True})
         if func is F.cross_entropy:
             zeros = self._record(*args, **kwargs)
             has_history = self.exact and self.logits[-1].requires_grad
-            return func(*args, **kwargs) if has_history else zeros
+            return func(*args, **kwargs) if has_history or is_transformed(args, kwargs) else zeros
         if func is F.nll_loss:
             self._record(*args, **kwargs)
         elif func in _COMPARED:
             values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_COMPARED[func])]
-            self.values += [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+            self.values += [outside(one) for one in values if isinstance(one, Tensor) and one.is_floating_point()]
         elif func in _PROBABILITIES:
             input = args[0] if args else kwargs[next(name for name in _FIRST if name in kwargs)]
-            logits = _PROBABILITIES[func](input)
+            logits = outside(_PROBABILITIES[func](input))
             self.logits.append(logits.reshape(-1, logits.shape[-1]))
         return func(*args, **kwargs)
 
@@ -245,8 +248,9 @@ class _PredictionRecorder(TorchFunctionMode):
     ) -> Tensor:
         logits = input.movedim(1, -1) if input.ndim > 1 else input[None]
         shape = logits.shape[:-1] if input.ndim > 1 else torch.Size(())
-        flat = logits.flatten(0, -2)
-        if target.shape == shape:
-            flat = flat[target.reshape(-1) != ignore_index]
-        self.logits.append(flat)
+        if is_transformed((input, target), {}):  # which targets are ignored, differs between mapped dimensions
+            self.logits.append(outside(logits).flatten(0, -2))
+        else:
+            flat = logits.flatten(0, -2)
+            self.logits.append(flat[target.reshape(-1) != ignore_index] if target.shape == shape else flat)
         return logits.new_zeros(shape if reduction == "none" else ())

@@ -34,15 +34,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from birdie.compress.calibration.checks import checked_loss, finite, naming_bad_weights, require_finite
 from birdie.compress.calibration.modes import differentiable_batch, evaluation_mode, measuring_mode
 from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
 from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.shrinkage import shrink_rows
+from birdie.compress.calibration.transformed import is_transformed
 from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.small_tensors import LEAST_SIDE, is_gate
-from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World
 
 Batch = Any
@@ -108,42 +110,6 @@ def calibrate(
             if progress is not None:
                 progress(done)
     return recorder.finish()
-
-
-def checked_loss(nats: Any) -> Tensor:
-    """Return what a loss returned, if it is one number that depends on weights."""
-    if not isinstance(nats, Tensor):
-        raise ConfigError(
-            f"the calibration loss returns a {type(nats).__name__}; return one number as a tensor, as training does "
-            "before backward()"
-        )
-    if nats.numel() != 1:
-        raise ConfigError(
-            f"the calibration loss returns {tuple(nats.shape)} numbers; return one, such as their sum() or mean()"
-        )
-    if not nats.requires_grad:
-        raise ConfigError(
-            "the calibration loss does not depend on the module's weights by operations that torch differentiates; "
-            "call the module in it, without detach(), item() or torch.no_grad()"
-        )
-    return nats
-
-
-@contextmanager
-def naming_bad_weights(module: nn.Module) -> Iterator[None]:
-    """Replace the DataError of values that are not finite by a WeightsError that names a weight, if one is not finite.
-
-    NaN is detected at the output of a layer, which does not show whether the data or a weight caused it.
-    """
-    try:
-        yield
-    except DataError as error:
-        for name, weight in module.named_parameters():
-            if not bool(torch.isfinite(weight).all()):
-                raise WeightsError(
-                    f"tensor {name!r} holds NaN or infinite values, so nothing can be calibrated; repair the checkpoint"
-                ) from error
-        raise
 
 
 def names_by_memory(module: nn.Module) -> dict[Key, str]:
@@ -227,6 +193,11 @@ class Sums:
         return [None if part is None else list(part.shape) for part in self.tensors]
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether there was no use: batches without examples, experts without tokens."""
+        return not (self.examples or (self.draws is not None and bool(self.draws.any())))
+
+    @property
     def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Return the sums that are tensors."""
         return self.inputs, self.outputs, self.looked_up, self.draws
@@ -275,7 +246,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.cross_entropy and self.gradients and self.active:
+        if func is F.cross_entropy and self.gradients and self.active and not is_transformed(args, kwargs):
             return self._curvature(args, kwargs)
         out = func(*args, **kwargs)
         if func in _CASTS and args and (name := self.name_of(args[0])) is not None and isinstance(out, Tensor):
@@ -369,7 +340,7 @@ class Recorder(TorchFunctionMode):
             if sums.draws is None:
                 sums.draws = torch.zeros(table[:1], dtype=torch.float32, device=device)
             rows = ids.reshape(-1)
-            squares = sums.divided("looked_up", _finite(name, g).reshape(-1, g.shape[-1]).float()) ** 2
+            squares = sums.divided("looked_up", finite(name, g).reshape(-1, g.shape[-1]).float()) ** 2
             sums.looked_up.index_add_(0, rows, squares)
             sums.draws.index_add_(0, rows, squares.new_ones(len(rows)))
 
@@ -479,8 +450,8 @@ class Recorder(TorchFunctionMode):
         columns = rows.shape[1]
         size = columns // _block_count(columns, gradient.shape[1])
         blocks = rows.view(len(rows), -1, size).transpose(0, 1)
-        inputs = _finite(name, blocks.mT @ blocks)
-        outputs = _finite(name, rows @ rows.T if len(rows) <= MAX_OUTPUTS else (rows * rows).sum(1))
+        inputs = finite(name, blocks.mT @ blocks)
+        outputs = finite(name, rows @ rows.T if len(rows) <= MAX_OUTPUTS else (rows * rows).sum(1))
         sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
         sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
         sums.samples += share
@@ -513,14 +484,14 @@ class Recorder(TorchFunctionMode):
                 matrix = block.reshape(-1, size)
                 total.addmm_(matrix.T, matrix)
         if sums.inputs is not None:
-            _finite(name, sums.inputs)
+            finite(name, sums.inputs)
         sums.uses += uses
         examples = uses if examples is None else examples
         sums.samples += share * examples ** (1 - _SPREAD) * uses**_SPREAD
         sums.examples += share * examples
         if g is not None:
             g = sums.divided("outputs", g.float())
-            outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
+            outputs = finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
             sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
 
     def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -561,9 +532,14 @@ class Recorder(TorchFunctionMode):
         """Return the means per target (per batch if the loss calls no cross-entropy)."""
         if not self.batches:
             raise DataError("there are no calibration batches; give tens of thousands of tokens or images")
-        used = {name: sums for name, sums in sorted(self.sums.items()) if any(sums.shapes())}
+        if self.sums and all(sums.is_empty for sums in self.sums.values()):
+            raise DataError("the calibration batches hold no examples; give tens of thousands of tokens or images")
+        used = {name: sums for name, sums in sorted(self.sums.items()) if not sums.is_empty}
         if not used:
-            raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
+            raise ConfigError(
+                "the calibration loss uses none of the module's matrices; check that it calls the module with its own "
+                "weights: torch.func.stack_module_state detaches copies, torch.stack does not"
+            )
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
         for one in self.portions.by_name.values():
             taps |= dict.fromkeys(one.names, 1)  # used as a matrix, with columns in their order
@@ -572,14 +548,6 @@ class Recorder(TorchFunctionMode):
         for name, sensitivity in sensitivities.items():
             require_finite(name, sensitivity)
         return sensitivities
-
-
-def require_finite(name: str, sensitivity: Sensitivity) -> None:
-    """Raise DataError if squares exceeded float32."""
-    blocks = None if sensitivity.blocks is None else sensitivity.blocks.blocks
-    for part in (sensitivity.hessian, blocks, sensitivity.row_fisher, sensitivity.output):
-        if part is not None and not bool(torch.isfinite(part).all()):
-            raise DataError(f"squares of the calibration values at {name!r} exceed float32; check weights and batches")
 
 
 def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
@@ -705,14 +673,6 @@ def _with_inputs(known: Sensitivity, inputs: Tensor) -> Sensitivity:
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
     """Return an argument of a call by its position or name."""
     return args[position] if len(args) > position else kwargs.get(name, default)
-
-
-def _finite(name: str, values: Tensor) -> Tensor:
-    if not bool(torch.isfinite(values).all()):
-        raise DataError(
-            f"calibration found NaN, infinite values or squares that exceed float32 at {name!r}; check weights and data"
-        )
-    return values
 
 
 def _patches(

@@ -191,7 +191,9 @@ class HeldOutError(HeldOut):
         """Yield the squared error and the variance of each output; zeros of one that is not finite."""
 
         def outputs(runs: Runs) -> list[Tensor]:
-            return runs.measured(number, inputs, lambda: [one.detach().double() for one in _outputs(runs.module, inputs)])
+            return runs.measured(
+                number, inputs, lambda: [one.detach().double() for one in _outputs(runs.module, inputs)]
+            )
 
         expected = outputs(self.original)
         try:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
 from birdie.compress.row_blocks import with_rows
@@ -155,6 +154,7 @@ def sensitivity(
     for number in at:
         if not 0 < number <= 64:
             raise ConfigError(f"{number} bits per weight are out of range; give more than 0 and at most 64")
+    require_triple((model, batches, loss))
     state = ModelState.of(unwrapped(model))
     with reporting(progress, "sensitivity", "quantized matrices") as report:
         result = CalibrationResult.of(state.by_name, (model, list(batches), loss), symmetries=False)

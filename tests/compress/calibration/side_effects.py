@@ -30,7 +30,7 @@ class Base(nn.Module):
         """Add what the effect needs."""
 
     def effect(self, hidden: Tensor) -> Tensor:
-        """Do something."""
+        """Change something on the way."""
         return hidden
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,6 +55,10 @@ class StreamingConvolution(Base):
 
 class Normalizer(Base):
     """Normalizes by all that it has seen."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
 
     def build(self) -> None:
         self.register_buffer("mean", torch.zeros(24))
@@ -94,6 +98,8 @@ class AppendedList(Base):
 class NewBuffer(Base):
     """Assigns a buffer anew."""
 
+    memory: Tensor
+
     def build(self) -> None:
         self.register_buffer("memory", torch.zeros(24))
 
@@ -105,13 +111,16 @@ class NewBuffer(Base):
 class NewShape(Base):
     """Has a buffer that is None at first, and one that grows."""
 
+    empty: Tensor | None
+    grown: Tensor
+
     def build(self) -> None:
         self.register_buffer("empty", None)
         self.register_buffer("grown", torch.zeros(1, 24))
 
     def effect(self, hidden: Tensor) -> Tensor:
         self.empty = hidden.detach().mean(0)
-        self.grown = torch.cat([self.grown, self.empty[None]])  # type: ignore[list-item]
+        self.grown = torch.cat([self.grown, self.empty[None]])
         return hidden + self.grown.mean(0)
 
 
@@ -349,15 +358,18 @@ class Deque(Base):
 class Codebook(Base):
     """Vector quantization whose codebook is a moving average of what it coded."""
 
+    codes: Tensor
+    sizes: Tensor
+
     def build(self) -> None:
         self.register_buffer("codes", torch.randn(12, 24))
         self.register_buffer("sizes", torch.ones(12))
 
     def effect(self, hidden: Tensor) -> Tensor:
-        nearest = F.one_hot(torch.cdist(hidden.detach(), self.codes).argmin(1), 12).float()  # type: ignore[arg-type]
+        nearest = F.one_hot(torch.cdist(hidden.detach(), self.codes).argmin(1), 12).float()
         self.sizes.data.mul_(0.9).add_(nearest.sum(0), alpha=0.1)
         self.codes.data.mul_(0.9).add_(nearest.T @ hidden.detach(), alpha=0.1)
-        return hidden + (nearest @ self.codes - hidden).detach()  # type: ignore[operator]
+        return hidden + (nearest @ self.codes - hidden).detach()
 
 
 class LazyBuffer(Base):
@@ -426,6 +438,8 @@ class Scripted(Base):
 
 class ScriptedPart(nn.Module):
     """Counts calls, and assigns a buffer anew."""
+
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()
