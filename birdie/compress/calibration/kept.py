@@ -65,6 +65,12 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         memories: of parameters by the address of their storage.
     """
 
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what torch.compile needs takes seconds to import
+
     def __init__(self, memories: Mapping[int, Memory]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memories = memories
