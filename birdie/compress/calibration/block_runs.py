@@ -1,7 +1,8 @@
 """Runs of a caller's module whose blocks are repeated or answered from files (`birdie.compress.calibration.units`)."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class BlockRuns(Runs):
                     release(weight)
 
         try:
-            with self.run(index, batch):
+            with _eager(), self.run(index, batch):
                 yield run
         except (BirdieError, MemoryError, OSError):
             raise
@@ -68,3 +69,10 @@ class BlockRuns(Runs):
         """Return the loss of a batch, without gradients of weights."""
         with measuring_mode(self.module), self.of(index) as run:
             return run()
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Return a context in which functions of torch.compile run as they are written: no call is seen in compiled code."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and its import takes seconds
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
