@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from birdie.artifact.container import Entry
 from birdie.artifact.file import dtype_of
 from birdie.artifact.tensor_cache import Slot, TensorCache
+from birdie.compress.calibration.modes import set_evaluation
 from birdie.compress.filling import Keys, Loading, for_module
 from birdie.compress.state import is_extra
 from birdie.compress.wrappers import without_wrappers
@@ -272,7 +273,7 @@ def attach(
             owner.__dict__[kind][key] = None if isinstance(item, Slot) else item
         inner.to(device=device, dtype=dtype)  # what stays in memory
         _install(inner, owners, items, cache)
-    module.eval()
+    set_evaluation(module)
     return keys
 
 

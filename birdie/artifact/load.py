@@ -169,7 +169,7 @@ def load(
         return state
     if file.device.type != "cpu" and not any(tensor.is_meta for tensor in plain_state(unwrapped(into)).values()):
         into.to(file.device)  # so that tensors do not go to the CPU and back
-    keys = load_into(into, state, str(path), strict=strict, partial=part.names is not None)
+    keys = load_into(into, state, file.where, strict=strict, partial=part.names is not None)
     into.to(device=device, dtype=dtype)
     return into if strict else keys
 

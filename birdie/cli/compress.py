@@ -294,7 +294,7 @@ def command(
 
     from birdie.artifact.container import KIND
     from birdie.artifact.repack import write_checkpoint
-    from birdie.compress.calibration.blockwise import work_folder
+    from birdie.compress.calibration.scratch import work_folder
     from birdie.run.calibrating import Request, calibrator
     from birdie.runtime.device import choose_device
     from birdie.runtime.distributed import process_group, world_from_environment

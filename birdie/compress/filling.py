@@ -66,7 +66,7 @@ def load_into(
         current = plain_state(inner)
         for name, weight in current.items():
             if name in named or (strict and not partial):
-                _require_memory(name, weight, source)
+                _require_memory(name, weight, source, named.get(name))
         trained = {name: target for name, target in folded(inner).items() if name in named}
         others = OrderedDict((name, item) for name, item in named.items() if name not in trained)
         vars(others).update(vars(named))
@@ -100,7 +100,10 @@ def with_ties(module: nn.Module, items: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: known[id(tensor)] for name, tensor in current.items() if id(tensor) in known}, **items}
 
 
-def _require_memory(name: str, weight: Any, source: str) -> None:
+def _require_memory(name: str, weight: Any, source: str, value: Any) -> None:
+    """Raise WeightsError if a tensor of the module cannot hold a value; a lazy one takes the shape of any."""
+    if isinstance(weight, Tensor) and is_lazy(weight) and isinstance(value, Tensor):
+        return
     if isinstance(weight, Tensor) and (weight.is_meta or is_lazy(weight)):
         how = "run it once on an input" if is_lazy(weight) else "call its to_empty(device='cpu')"
         raise WeightsError(f"{source} cannot be copied into {name!r} of the module, which has no memory; {how} first")
@@ -129,6 +132,9 @@ class Loading(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         self.attributes = [(part, _attributes(part)) for part in self.module.modules()]
+        self.lazy: list[tuple[Any, type, Tensor]] = [
+            (tensor, type(tensor), tensor.data) for _, tensor in _tensors_of(self.module) if is_lazy(tensor)
+        ]
         self.extra = [
             (part, copy.deepcopy(part.get_extra_state()))
             for part in self.module.modules()
@@ -151,6 +157,8 @@ class Loading(TorchFunctionMode):
         if kind is not None:
             for part, attributes in self.attributes:
                 _restore(part, attributes)
+            for tensor, lazy_kind, data in self.lazy:  # torch gave it a shape
+                tensor.data, tensor.__class__ = data, lazy_kind
             for part, extra in self.extra:
                 part.set_extra_state(extra)
 
@@ -241,18 +249,17 @@ def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
                     yield f"{prefix}.{key}" if prefix else key, tensor
 
 
-_CONTAINERS = ("_parameters", "_buffers", "_modules")
+def _attributes(part: nn.Module) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the attributes of a module and what its containers hold; those of a scripted module are no dicts."""
+    containers = {kind: vars(part).get(kind) for kind in ("_parameters", "_buffers", "_modules")}
+    return dict(vars(part)), {kind: dict(items) for kind, items in containers.items() if isinstance(items, dict)}
 
 
-def _attributes(part: nn.Module) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    return dict(vars(part)), [dict(vars(part)[kind]) for kind in _CONTAINERS]
-
-
-def _restore(part: nn.Module, attributes: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+def _restore(part: nn.Module, attributes: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> None:
     values, containers = attributes
     vars(part).clear()
     vars(part).update(values)
-    for kind, items in zip(_CONTAINERS, containers, strict=True):
+    for kind, items in containers.items():
         container = vars(part)[kind]
         container.clear()
         container.update(items)

@@ -13,6 +13,7 @@ from birdie.compress.coding import Quantized, decode
 from birdie.compress.exact import Roles, exact_tensors
 from birdie.compress.parametrized import Parametrized
 from birdie.compress.scheme import Scheme
+from birdie.compress.scripted import require_weights
 from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
@@ -112,6 +113,8 @@ class EncodedState:
 def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of `model`, sorted by name."""
     state: Any = plain_state(model) if isinstance(model, nn.Module) else model
+    if isinstance(model, nn.Module):
+        require_weights(model, state)
     if not isinstance(state, Mapping):
         raise WeightsError(
             f"the model is a {type(state).__name__}, not a module or a dict of tensors; give one of the two"
@@ -127,6 +130,10 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not is_text(name):
             raise WeightsError(f"tensor {name!r} cannot be stored under a name that is not text; rename it")
         problem = problem_of(weight)
+        if problem and is_lazy(weight):
+            raise WeightsError(
+                f"tensor {name!r} has no shape yet, as its layer is lazy; run the module once on a batch, then store it"
+            )
         if problem:
             raise WeightsError(
                 f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype, for example by "

@@ -22,6 +22,7 @@ al. 2018, arXiv 1710.09412), for distillation Beyer et al. 2022, arXiv 2106.0523
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -32,11 +33,12 @@ from birdie.compress.calibration.kl import Predictions, difference, predictions
 from birdie.compress.calibration.modes import (
     differentiable_batch,
     fresh_casts,
-    in_mode,
+    requiring,
     set_differentiable_evaluation,
+    with_gradients,
 )
 from birdie.compress.calibration.sensitivity import Batch
-from birdie.errors import DataError
+from birdie.errors import BirdieError, DataError
 
 Done = Callable[[], float]
 RATE = 0.003  # of Adam, in root mean squares of a tensor; the first that is tried
@@ -74,8 +76,10 @@ class Tuner:
         self._generator, self.measure = torch.Generator("cpu").manual_seed(0), held_out
         if self._mixes:
             self.measure = held_out.on([*held_out.batches, *(mixed(b, self._generator) for b in held_out.batches)])
-        self._student = held_out.candidate.requires_grad_(False)
+        self._student = held_out.candidate
         set_differentiable_evaluation(self._student)
+        for weight in self._student.parameters():
+            weight.requires_grad_(False)
         self._parameters = dict(self._student.named_parameters(remove_duplicate=False))
         self._expected: dict[int, Predictions] = {}
         self._order: list[int] = []
@@ -159,27 +163,39 @@ class Tuner:
             self._order or torch.randperm(len(self._batches), generator=self._generator, device="cpu").tolist()
         )
         index = self._order.pop()
-        batch, loss = self._batches[index], self._loss
+        batch = self._batches[index]
         if self._mixes:
             batch = mixed(batch, self._generator)
-            expected = self._predicted(batch)
+            expected = self.measure.predictions(index, batch)
         else:
-            expected = self._expected.get(index) or self._kept(index, self._predicted(batch))
-        with torch.enable_grad(), fresh_casts():
-            for parameter in parameters:
-                parameter.requires_grad_(True)
-            try:
-                mean = _objective(expected, predictions(self._student, batch, loss))
-                if mean is None:
-                    return None
-                return list(torch.autograd.grad(mean, parameters, allow_unused=True)) if mean.requires_grad else []
-            finally:
-                for parameter in parameters:
-                    parameter.requires_grad_(False)
+            expected = self._expected.get(index) or self._kept(index, self.measure.predictions(index, batch))
+        try:
+            return self._of_batch(parameters, index, batch, expected)
+        except (BirdieError, MemoryError):
+            raise
+        except Exception:  # the code of the caller raises any
+            if self.measure.copied.needs_weights:
+                raise
+            self.measure.copied.needs_weights = True  # some weights with gradients and some without do not do
+            return self._of_batch(parameters, index, batch, expected)
 
-    def _predicted(self, batch: Batch) -> Predictions:
-        with torch.no_grad(), in_mode(self.measure.module.modules(), training=False):
-            return predictions(self.measure.module, batch, self._loss)
+    def _of_batch(
+        self, parameters: Sequence[Tensor], index: int, batch: Batch, expected: Predictions
+    ) -> list[Tensor | None] | None:
+        runs = self.measure.copied
+        with (
+            requiring(parameters, True),
+            with_gradients(self._student) if runs.needs_weights else nullcontext(),
+            fresh_casts(),
+            runs.session(),
+            runs.run(index, batch),
+        ):
+            predicted = predictions(self._student, batch, self._loss, exact=runs.needs_graph or runs.needs_weights)
+            mean = _objective(expected, predicted)
+            if mean is None or not mean.requires_grad:
+                return None if mean is None else []
+            gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
+            return [one.to_dense() if one is not None and one.is_sparse else one for one in gradients]
 
     def _kept(self, index: int, expected: Predictions) -> Predictions:
         size = sum(part.nbytes for kept in (*self._expected.values(), expected) for part in kept.tensors)
@@ -220,9 +236,11 @@ def smaller(batches: Sequence[Batch], held_out: HeldOut) -> Sequence[Batch]:
     parts = [_cut(batch, PARTS) for batch in batches]
     if not all(parts):
         return batches
-    with torch.no_grad(), in_mode(held_out.module.modules(), training=False):
-        complete = predictions(held_out.module, batches[0], held_out.loss).tensors
-        cut = [predictions(held_out.module, part, held_out.loss).tensors for part in parts[0]]
+    complete = held_out.predictions(0, batches[0]).tensors
+    try:
+        cut = [held_out.predictions(0, part).tensors for part in parts[0]]
+    except Exception:  # whatever the code of the caller raises: it takes batches of this size alone
+        return batches
     joined = [torch.cat(some) if some[0].ndim else some[0] for some in zip(*cut, strict=True)]
     same = len(joined) == len(complete) and all(
         one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-3)

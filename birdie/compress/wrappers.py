@@ -130,10 +130,11 @@ def _unknown(name: str, modules: Collection[str]) -> int:
 def _wrapped(module: nn.Module) -> nn.Module | None:
     """Return what `module` wraps; None for a module that is no wrapper."""
     if isinstance(module, DistributedDataParallel | DataParallel | AveragedModel):
-        inner = module._modules.get("module")
+        names: tuple[str, ...] = ("module",)
     else:
-        inner = module._modules.get("_orig_mod") or module._modules.get("_checkpoint_wrapped_module")
-    return inner
+        names = ("_orig_mod", "_checkpoint_wrapped_module")
+    parts = module._modules  # of a scripted module it has no get
+    return next((parts[name] for name in names if name in parts), None)
 
 
 def _inside(model: object) -> tuple[object, Tensor | None]:

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from birdie.compress.calibration.modes import in_mode
+from birdie.compress.calibration.modes import measuring_mode
+from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.synthetic import LENGTH, Inputs, forward
 from birdie.errors import ConfigError
 from birdie.hub.fitting import Failure, corrections, fitted
@@ -82,7 +83,7 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_su
 def work_of(model: nn.Module, keywords: Mapping[str, Any], spent: Work | None = None) -> Work:
     """Return the work of a forward pass, and add it to what was spent before, even if it fails."""
     work = Work()
-    with in_mode(model.modules(), training=False), torch.no_grad(), spent or nullcontext(), work:
+    with measuring_mode(model), Runs(model).run(0, keywords), spent or nullcontext(), work:
         forward(model, Inputs(keywords=keywords))
     return work
 

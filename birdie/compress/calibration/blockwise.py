@@ -29,9 +29,7 @@ import json
 import math
 import shutil
 import tempfile
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -41,13 +39,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from birdie.compress.calibration.block_runs import BlockRuns
+from birdie.compress.calibration.checks import checked_loss, naming_bad_weights, require_finite
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.modes import differentiable_batch
+from birdie.compress.calibration.modes import evaluation_mode, measuring_mode
 from birdie.compress.calibration.result import (
     CalibrationResult,
     checked_data,
     unreached,
 )
+from birdie.compress.calibration.scratch import Scratch
 from birdie.compress.calibration.sensitivity import (
     Batch,
     Calibration,
@@ -56,10 +57,7 @@ from birdie.compress.calibration.sensitivity import (
     Sums,
     all_exponents,
     all_shapes,
-    evaluation_mode,
     names_by_memory,
-    naming_bad_weights,
-    require_finite,
     sensitivity_of,
 )
 from birdie.compress.calibration.shrinkage import shrink, with_row_floor
@@ -81,7 +79,6 @@ from birdie.compress.calibration.units import (
     Call,
     Capture,
     Interception,
-    Reached,
     Units,
     find_units,
     not_repeated,
@@ -91,9 +88,9 @@ from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners, together
-from birdie.runtime.files import atomic_folder, temporary_folder
+from birdie.runtime.files import atomic_folder
 from birdie.runtime.mapped import release
-from birdie.runtime.outputs import Source, require_writable
+from birdie.runtime.outputs import Source
 from birdie.runtime.tensor_files import write_tensors
 
 _FORMAT = 1  # of the folder
@@ -142,9 +139,9 @@ def calibrate_blockwise(
         if files is None:
             names = names_by_memory(module)
             device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-            runs = _Runs(module, batches, loss, device)
+            runs = BlockRuns(module, batches, loss, device)
             recorder = Recorder(names, torch.Generator().manual_seed(0), device, gradients=True)
-            units = together(world, lambda: find_units(module, recorder, runs, blocks) if batches else _NO_UNITS)
+            units = together(world, lambda: find_units(module, recorder, runs.once, blocks) if batches else _NO_UNITS)
             files = _Calibration(work, runs, Interception(recorder, units), progress).finish()
             work.save_progress({"sensitivities": files})
         _keep(work.rank, {folder / file for file in files.values()})
@@ -168,30 +165,6 @@ def _keep(rank: Path, kept: Collection[Path]) -> None:
             shutil.rmtree(step, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Runs of a module on batches; the same random numbers are drawn whenever a batch is repeated."""
-
-    module: nn.Module
-    batches: Sequence[Batch]
-    loss: Loss
-    device: torch.device
-
-    def __call__(self, index: int) -> Any:
-        """Return the loss of a batch, or None if the run was ended before there was one."""
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            # torch.manual_seed formats the stack for every kind of device that is not used yet: a millisecond each
-            seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
-            seed(index)
-            try:
-                return self.loss(self.module, differentiable_batch(self.batches[index]))
-            except Reached:
-                return None
-            finally:
-                for weight in self.module.parameters():
-                    release(weight)
-
-
 @dataclass(slots=True)
 class _Calibration:
     """One calibration on one rank.
@@ -209,7 +182,7 @@ class _Calibration:
     """
 
     work: WorkFolder
-    runs: _Runs
+    runs: BlockRuns
     calls: Interception
     progress: Callable[[int], None] | None
     answers: list[dict[Call, Answer]] = field(default_factory=list)
@@ -259,10 +232,10 @@ class _Calibration:
         for index in range(len(self.runs.batches)):
             folder = self._outputs(index)
             if not (folder / CALLS).exists():
-                with atomic_folder(folder, replace=True) as part, torch.no_grad():
+                with atomic_folder(folder, replace=True) as part, measuring_mode(self.runs.module):
                     capture = Capture(part, self.calls.used)
-                    with self.calls.running(capture):
-                        self.runs(index)
+                    with self.runs.of(index) as run, self.calls.running(capture):
+                        run()
                     capture.finish()
                 self.calls.recorder.forget()
             self.answers.append(read_answers(folder))
@@ -327,6 +300,8 @@ class _Calibration:
 
             def write() -> None:
                 for name, sums in mine.items():
+                    if sums.is_empty:
+                        continue
                     sensitivity = sensitivity_of(sums, taps[name], units)
                     require_finite(name, sensitivity)
                     write_sensitivity(part / self._file("sensitivity", name), sensitivity)
@@ -379,14 +354,19 @@ class _Calibration:
             if call not in answers or (index, answers[call].index) not in self.gradients:
                 return {}  # the batch does not call it, or its loss does not depend on it
             arrived = read_tensors(self.gradients[index, answers[call].index])[0]
-        recorder = self.calls.recorder
-        stage = Answers(self._outputs(index), answers, recorder, call)
-        with self.calls.running(stage):
-            nats = self.runs(index)
+        stage = Answers(self._outputs(index), answers, self.calls.recorder, call)
+        with self.runs.of(index) as run:
+            with self.calls.running(stage):
+                nats = run()
+            return self._gradients(call, nats, stage, arrived)
+
+    def _gradients(
+        self, call: Call | None, nats: Any, stage: Answers, arrived: Mapping[str, Tensor]
+    ) -> dict[int, dict[str, Tensor]]:
+        """Return the gradients at outputs of earlier calls, as `_repeat`, of a run that is done."""
+        recorder, answers = stage.recorder, stage.answers
         if call is None:
-            if not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
-                raise ConfigError("the calibration loss must be one number that depends on the module's weights")
-            ends: list[tuple[Tensor, Tensor | None]] = [(nats.reshape(()), None)]
+            ends: list[tuple[Tensor, Tensor | None]] = [(checked_loss(nats).reshape(()), None)]
         else:
             if not stage.outputs:
                 raise not_repeated(call)
@@ -395,12 +375,13 @@ class _Calibration:
         starts: list[Tensor | GradientEdge] = [*recorder.roots, *stage.leaves.values()]
         if not ends or not starts:
             return {}
-        results = torch.autograd.grad(
-            [end for end, _ in ends],
-            starts,  # type: ignore[arg-type]  # it may mix tensors and edges
-            [gradient for _, gradient in ends],
-            allow_unused=True,
-        )
+        with recorder.collecting():
+            results = torch.autograd.grad(
+                [end for end, _ in ends],
+                starts,  # type: ignore[arg-type]  # it may mix tensors and edges
+                [gradient for _, gradient in ends],
+                allow_unused=True,
+            )
         gradients: dict[int, dict[str, Tensor]] = {}
         for (target, number), gradient in zip(stage.leaves, results[len(recorder.roots) :], strict=True):
             if gradient is not None:
@@ -461,52 +442,6 @@ def _read_sums(path: Path, device: torch.device) -> Sums:
     inputs, outputs, looked_up, draws = (tensors[key].to(device) if key in tensors else None for key in _SUMS)
     counts = int(facts["uses"]), float(facts["samples"]), float(facts["examples"])
     return Sums(inputs, outputs, looked_up, draws, *counts, json.loads(facts.get("exponents", "{}")))
-
-
-class Scratch:
-    """Temporary folder of all ranks, which rank 0 removes when nobody refers to this object any more.
-
-    Args:
-        parent: folder to create it in.
-        world: the ranks.
-
-    Attributes:
-        path: of the folder.
-        close: removes it now.
-    """
-
-    def __init__(self, parent: Path, world: World) -> None:
-        stack, path = ExitStack(), [""]
-
-        def create() -> None:
-            if world.is_main:
-                path[0] = str(stack.enter_context(temporary_folder(require_writable(parent))))
-
-        together(world, create)
-        self.path = Path(world.broadcast(path[0]))
-        self.close = weakref.finalize(self, stack.close)
-
-
-@contextmanager
-def work_folder(path: Source, blockwise: bool | Source, world: World | None) -> Iterator[Source | None]:
-    """Yield the folder of a blockwise calibration, None if there is no such calibration.
-
-    Args:
-        path: of a file; a temporary folder is beside it.
-        blockwise: the folder; True: a temporary one; False: none.
-        world: ranks that use it.
-    """
-    if not isinstance(blockwise, bool):
-        yield blockwise
-        return
-    if not blockwise:
-        yield None
-        return
-    scratch = Scratch(Path(path).parent, world or World())
-    try:
-        yield scratch.path / "calibration"
-    finally:
-        scratch.close()
 
 
 def calibrate_in_blocks(

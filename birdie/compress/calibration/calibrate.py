@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from birdie.compress.calibration.blockwise import calibrate_in_blocks
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches, require_triple
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.state import named_tensors
@@ -74,6 +74,7 @@ def calibrate(
         if blockwise is not False:
             raise ConfigError("blockwise is for calibration data; give batches and a loss")
         return synthetic_calibration(unwrapped(module), example_inputs, symmetries=symmetries)
+    require_triple((module, batches, loss))
     batches = batches if isinstance(batches, Sequence) else list(batches)
     state, calibration = named_tensors(unwrapped(module)), (module, batches, loss)
     with reporting(progress, "calibrating", "batches") as update:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.kl import Difference, Predictions, difference, kl, predictions
-from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, in_mode
+from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, measuring_mode
+from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import DataError, OutputError
 from birdie.runtime.distributed import World, together
@@ -46,6 +47,9 @@ class HeldOut:
         loss: calls the module on a batch.
         file: takes the weights of the copy, which are mapped; None: they are in memory.
         world: ranks that measure together: rank 0 does, and all have its value.
+
+    Attributes:
+        original: runs of the module.
     """
 
     def __init__(
@@ -60,21 +64,27 @@ class HeldOut:
         self.module, self.batches, self.loss = module, batches, loss
         self._file, self._world = file, world or World()
         # before a calibration, after which parts of the module may keep results that cannot be copied
-        self._copy = evaluation_copy(module) if file is None else None
+        self._copy = Runs(evaluation_copy(module), loss) if file is None else None
+        self.original = Runs(module, loss)
         self._reference: dict[int, Predictions] = {}
 
     @property
     def candidate(self) -> nn.Module:
         """The copy, which receives the other weights; one in a file is made when it is needed."""
+        return self.copied.module
+
+    @property
+    def copied(self) -> Runs:
+        """Runs of the copy."""
         if self._copy is None:
             assert self._file is not None
-            self._copy = mapped_copy(self.module, self._file)
+            self._copy = Runs(mapped_copy(self.module, self._file), self.loss)
         return self._copy
 
     def on(self, batches: Sequence[Batch]) -> "HeldOut":
         """Return the same measure on other batches, by the same copy."""
         other = copy.copy(self)
-        other.batches, other._reference, other._copy = batches, {}, self.candidate
+        other.batches, other._reference, other._copy = batches, {}, self.copied
         return other
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
@@ -87,31 +97,51 @@ class HeldOut:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Set weights of the copy."""
-        self._with(state, lambda: None)
+        weights = self.candidate.state_dict()
+        with torch.no_grad(), self._releasing():
+            for name, weight in state.items():
+                weights[name].copy_(weight)
+                release(weights[name])
+
+    def predictions(self, index: int, batch: Batch) -> Predictions:
+        """Return the float model's predictions for a batch; `index` seeds its random numbers."""
+        return self._predictions(self.original, index, batch)
 
     def nats(self, state: Mapping[str, Tensor]) -> Tensor | None:
         """Return the KL of each target, (targets,) float64; None if the loss has no probabilities."""
         return self._with(state, self._nats)
 
     def _with(self, state: Mapping[str, Tensor], measure: Callable[[], T]) -> T:
-        weights = self.candidate.state_dict()
+        self.load(state)
+        with ExitStack() as stack:
+            stack.enter_context(self._releasing())
+            stack.enter_context(fresh_casts())
+            stack.enter_context(measuring_mode(self.candidate))
+            stack.enter_context(self.copied.session())
+            stack.enter_context(torch.no_grad())
+            return measure()
+
+    @contextmanager
+    def _releasing(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self._file is not None:
                 stack.enter_context(releasing([self._file]))
                 stack.enter_context(releasing_layers(self.module))
                 stack.enter_context(releasing_layers(self.candidate))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(fresh_casts())
-            stack.enter_context(in_mode(self.module.modules(), training=False))
-            for name, weight in state.items():
-                weights[name].copy_(weight)
-                release(weights[name])
-            return measure()
+            yield
+
+    def _predictions(self, runs: Runs, index: int, batch: Batch) -> Predictions:
+        def measure() -> Predictions:
+            result = predictions(runs.module, batch, self.loss)
+            runs.needs_graph |= any(tensor.requires_grad for tensor in result.tensors)
+            return result.detached()
+
+        return runs.measured(index, batch, measure)
 
     def _nats(self) -> Tensor | None:
         parts: list[Tensor] = []
         for index, batch in enumerate(self.batches):
-            ours, theirs = self._expected(index, batch), predictions(self.candidate, batch, self.loss)
+            ours, theirs = self._expected(index, batch), self._predictions(self.copied, index, batch)
             parts += map(kl, ours.log_probabilities, theirs.log_probabilities)
         return torch.cat(parts) if parts else None
 
@@ -119,7 +149,7 @@ class HeldOut:
         """Return the mean difference of the copy, as it is now, over all batches."""
         total: Difference | None = None
         for index, batch in enumerate(self.batches):
-            part = difference(self._expected(index, batch), predictions(self.candidate, batch, self.loss))
+            part = difference(self._expected(index, batch), self._predictions(self.copied, index, batch))
             total = part if total is None else total + part
         mean = None if total is None else total.mean()
         if mean is None:
@@ -131,7 +161,7 @@ class HeldOut:
         cached = self._reference.get(index)
         if cached is not None:
             return cached
-        expected = predictions(self.module, batch, self.loss)
+        expected = self.predictions(index, batch)
         if any(bool(p.isnan().any()) for p in expected.tensors):
             raise DataError("the model predicts NaN on held-out batches; check the weights and the batches")
         size = sum(p.nbytes for kept in self._reference.values() for p in kept.tensors)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from birdie.compress.calibration.sensitivity import Batch, Loss
+from birdie.compress.calibration.transformed import is_transformed, outside
 from birdie.errors import ConfigError
 
 
@@ -83,6 +84,13 @@ class Predictions:
         """Return all tensors."""
         return [*self.log_probabilities, *self.values, *([] if self.loss is None else [self.loss])]
 
+    def detached(self) -> "Predictions":
+        """Return the same without history."""
+        loss = None if self.loss is None else self.loss.detach()
+        return Predictions(
+            [one.detach() for one in self.log_probabilities], [one.detach() for one in self.values], loss
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -119,12 +127,18 @@ class Difference:
         return torch.stack(parts).sum() if parts else None
 
 
-def predictions(module: nn.Module, batch: Batch, loss: Loss) -> Predictions:
+def predictions(module: nn.Module, batch: Batch, loss: Loss, *, exact: bool = True) -> Predictions:
     """Return what `loss` compares with the targets of a batch.
 
-    Predictions with ignored targets are left out. Every cross-entropy returns zeros to the loss.
+    Predictions with ignored targets are left out. A cross-entropy returns zeros to the loss, unless the loss may
+    differentiate it.
+
+    Args:
+        module, batch: arguments of the loss.
+        loss: (module, batch) → anything if it calls a loss function, else one number.
+        exact: False if no loss differentiates cross-entropies, so that none is computed.
     """
-    recorder = _PredictionRecorder()
+    recorder = _PredictionRecorder(exact)
     with recorder:
         value = loss(module, batch)
     log_probabilities = [logits.float().log_softmax(-1) for logits in recorder.logits]
@@ -191,11 +205,12 @@ def _require_same_shapes(reference: Sequence[Tensor], candidate: Sequence[Tensor
 class _PredictionRecorder(TorchFunctionMode):
     """Records the arguments of loss functions: logits, (predictions, classes), and values.
 
-    A cross-entropy is not computed.
+    A cross-entropy is not computed, unless it is to be `exact` and has a history.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool) -> None:
         super().__init__()
+        self.exact = exact
         self.logits: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -203,16 +218,20 @@ class _PredictionRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in (torch.autograd.grad, Tensor.backward):  # what was recorded may have the same history
+            return func(*args, **{**kwargs, "retain_graph": True})
         if func is F.cross_entropy:
-            return self._record(*args, **kwargs)
+            zeros = self._record(*args, **kwargs)
+            has_history = self.exact and self.logits[-1].requires_grad
+            return func(*args, **kwargs) if has_history or is_transformed(args, kwargs) else zeros
         if func is F.nll_loss:
             self._record(*args, **kwargs)
         elif func in _COMPARED:
             values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_COMPARED[func])]
-            self.values += [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+            self.values += [outside(one) for one in values if isinstance(one, Tensor) and one.is_floating_point()]
         elif func in _PROBABILITIES:
             input = args[0] if args else kwargs[next(name for name in _FIRST if name in kwargs)]
-            logits = _PROBABILITIES[func](input)
+            logits = outside(_PROBABILITIES[func](input))
             self.logits.append(logits.reshape(-1, logits.shape[-1]))
         return func(*args, **kwargs)
 
@@ -229,8 +248,9 @@ class _PredictionRecorder(TorchFunctionMode):
     ) -> Tensor:
         logits = input.movedim(1, -1) if input.ndim > 1 else input[None]
         shape = logits.shape[:-1] if input.ndim > 1 else torch.Size(())
-        flat = logits.flatten(0, -2)
-        if target.shape == shape:
-            flat = flat[target.reshape(-1) != ignore_index]
-        self.logits.append(flat)
+        if is_transformed((input, target), {}):  # which targets are ignored, differs between mapped dimensions
+            self.logits.append(outside(logits).flatten(0, -2))
+        else:
+            flat = logits.flatten(0, -2)
+            self.logits.append(flat[target.reshape(-1) != ignore_index] if target.shape == shape else flat)
         return logits.new_zeros(shape if reduction == "none" else ())

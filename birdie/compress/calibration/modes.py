@@ -18,7 +18,7 @@ from birdie.errors import ConfigError
 @contextmanager
 def in_mode(parts: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
     """Put `parts`, but not their children, in training or evaluation mode while the context is open."""
-    modes = [(part, part.training) for part in parts]
+    modes = [(part, part.training) for part in with_mode(parts)]
     for part, _ in modes:
         part.training = training
     try:
@@ -26,6 +26,11 @@ def in_mode(parts: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def with_mode(parts: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the parts that have a mode: `torch.jit.freeze` makes it a constant."""
+    return [part for part in parts if hasattr(part, "training")]
 
 
 def evaluation_copy(module: nn.Module, copies: Mapping[int, Any] | None = None) -> nn.Module:
@@ -36,7 +41,48 @@ def evaluation_copy(module: nn.Module, copies: Mapping[int, Any] | None = None) 
     """
     results = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in results if not value.is_leaf}
-    return copy.deepcopy(module, memo | dict(copies or {})).eval()
+    with torch.no_grad():  # the copy of a scripted module would have a history
+        twin = copy.deepcopy(module, memo | dict(copies or {}))
+    set_evaluation(twin)
+    return twin
+
+
+@contextmanager
+def measuring_mode(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode, and no gradients of parameters, while the context is open."""
+    with in_mode(module.modules(), training=False), requiring(module.parameters(), False):
+        yield
+
+
+@contextmanager
+def with_gradients(module: nn.Module) -> Iterator[None]:
+    """Let every floating parameter have gradients while the context is open."""
+    with requiring(module.parameters(), True):
+        yield
+
+
+@contextmanager
+def requiring(weights: Iterable[Tensor], required: bool) -> Iterator[None]:
+    """Let tensors have gradients, or none, while the context is open, as far as they can."""
+    changed = [
+        weight
+        for weight in weights
+        if weight.requires_grad != required and weight.is_leaf and (weight.is_floating_point() or weight.is_complex())
+    ]
+    for weight in changed:
+        weight.requires_grad_(required)
+    try:
+        yield
+    finally:
+        for weight in changed:
+            weight.requires_grad_(not required)
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode and gradients of every parameter, as far as gradients can pass; restore both afterwards."""
+    with differentiable_tensors(module), with_gradients(module), differentiable_evaluation(module):
+        yield
 
 
 @contextmanager
@@ -45,7 +91,7 @@ def differentiable_evaluation(module: nn.Module) -> Iterator[None]:
 
     cuDNN has no gradient of recurrent layers in evaluation mode. Without dropout, training mode computes the same.
     """
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(part, part.training) for part in with_mode(module.modules())]
     dropouts = [(part, part.dropout) for part in module.modules() if isinstance(part, nn.RNNBase)]
     set_differentiable_evaluation(module)
     try:
@@ -59,10 +105,16 @@ def differentiable_evaluation(module: nn.Module) -> Iterator[None]:
 
 def set_differentiable_evaluation(module: nn.Module) -> None:
     """Put a module in the mode of `differentiable_evaluation` for good."""
-    module.eval()
+    set_evaluation(module)
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
             part.training, part.dropout = True, 0.0
+
+
+def set_evaluation(module: nn.Module) -> None:
+    """Put a module in evaluation mode without a call of its `eval`, which may be anything: adapters merge weights."""
+    for part in with_mode(module.modules()):
+        part.training = False
 
 
 @contextmanager

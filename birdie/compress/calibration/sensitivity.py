@@ -34,18 +34,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibration.modes import (
-    differentiable_batch,
-    differentiable_evaluation,
-    differentiable_tensors,
-)
+from birdie.compress.calibration.checks import checked_loss, finite, naming_bad_weights, require_finite
+from birdie.compress.calibration.modes import differentiable_batch, evaluation_mode, measuring_mode
 from birdie.compress.calibration.other_uses import node_of, reached_weights
 from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
+from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.shrinkage import shrink_rows
+from birdie.compress.calibration.transformed import is_transformed
 from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.small_tensors import LEAST_SIDE, is_gate
-from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World
 
 Batch = Any
@@ -91,7 +90,8 @@ def calibrate(
         progress: called with the number of batches done.
     """
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    with evaluation_mode(module), torch.set_grad_enabled(gradients):
+    runs = Runs(module, loss)
+    with evaluation_mode(module) if gradients else measuring_mode(module), runs.session():
         recorder = Recorder(
             names_by_memory(module),
             torch.Generator().manual_seed(0),
@@ -100,49 +100,16 @@ def calibrate(
             portions(module),
         )
         for done, batch in enumerate(batches, start=1):
-            with naming_bad_weights(module):
+            batch = differentiable_batch(batch)
+            with naming_bad_weights(module), runs.run(done, batch):
                 with recorder:
-                    nats = loss(module, differentiable_batch(batch))
-                if gradients and not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
-                    raise ConfigError("the calibration loss must be one number that depends on the module's weights")
+                    nats = loss(module, batch)
                 if gradients:
-                    recorder.differentiate(nats)
+                    recorder.differentiate(checked_loss(nats))
             recorder.forget()
             if progress is not None:
                 progress(done)
     return recorder.finish()
-
-
-@contextmanager
-def naming_bad_weights(module: nn.Module) -> Iterator[None]:
-    """Replace the DataError of values that are not finite by a WeightsError that names a weight, if one is not finite.
-
-    NaN is detected at the output of a layer, which does not show whether the data or a weight caused it.
-    """
-    try:
-        yield
-    except DataError as error:
-        for name, weight in module.named_parameters():
-            if not bool(torch.isfinite(weight).all()):
-                raise WeightsError(
-                    f"tensor {name!r} holds NaN or infinite values, so nothing can be calibrated; repair the checkpoint"
-                ) from error
-        raise
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode and `requires_grad` of every floating parameter; restore both afterwards."""
-    with differentiable_tensors(module):
-        frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
-        for weight in frozen:
-            weight.requires_grad_(True)
-        try:
-            with differentiable_evaluation(module):
-                yield
-        finally:
-            for weight in frozen:
-                weight.requires_grad_(False)
 
 
 def names_by_memory(module: nn.Module) -> dict[Key, str]:
@@ -151,12 +118,17 @@ def names_by_memory(module: nn.Module) -> dict[Key, str]:
     views = getattr(module, "named_matrices", None)
     if callable(views):
         named |= dict(views())
-    matrices = {_key(named[name]): name for name in sorted(named, reverse=True) if named[name].ndim >= 2}
+    matrices: dict[Key, str] = {}
+    for name in sorted(named, reverse=True):
+        if named[name].ndim >= 2 and (key := _key(named[name])) is not None:
+            matrices[key] = name
     for one in portions(module):
         for number, piece in enumerate(one.pieces if isinstance(one, Fused) else (), start=1):
             weight = named[piece.name]
             if weight.ndim >= 2 and not weight.is_contiguous():  # a key has no strides: another matrix may have it
-                memory, _, shape = key = _key(weight)
+                if (key := _key(weight)) is None:
+                    continue
+                memory, _, shape = key
                 if matrices.get(key) == piece.name:
                     del matrices[key]
                 matrices[memory, -number, shape] = piece.name
@@ -165,8 +137,12 @@ def names_by_memory(module: nn.Module) -> dict[Key, str]:
     return matrices
 
 
-def _key(weight: Tensor) -> Key:
-    return weight.untyped_storage().data_ptr(), int(weight.storage_offset()), tuple(weight.shape)
+def _key(weight: Tensor) -> Key | None:
+    """Return the memory of a tensor; None if it has none of its own: within vmap, sparse, or a wrapper of others."""
+    try:
+        return weight.untyped_storage().data_ptr(), int(weight.storage_offset()), tuple(weight.shape)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 @dataclass(slots=True)
@@ -217,6 +193,11 @@ class Sums:
         return [None if part is None else list(part.shape) for part in self.tensors]
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether there was no use: batches without examples, experts without tokens."""
+        return not (self.examples or (self.draws is not None and bool(self.draws.any())))
+
+    @property
     def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Return the sums that are tensors."""
         return self.inputs, self.outputs, self.looked_up, self.draws
@@ -256,6 +237,7 @@ class Recorder(TorchFunctionMode):
         self.by_gradient: set[str] = set()  # names of `others`, or of the tensors that they have portions of
         self.losses: list[Tensor] = []  # of every target
         self._again: torch.Generator | None = None
+        self.is_collecting = False  # whether gradients are those of the loss: a loss may take others on its way
         self.redrawn = False  # whether gradients are those of signs that are drawn again, for `others` alone
         self.targets = 0
         self.batches = 0
@@ -264,7 +246,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.cross_entropy and self.gradients and self.active:
+        if func is F.cross_entropy and self.gradients and self.active and not is_transformed(args, kwargs):
             return self._curvature(args, kwargs)
         out = func(*args, **kwargs)
         if func in _CASTS and args and (name := self.name_of(args[0])) is not None and isinstance(out, Tensor):
@@ -302,7 +284,8 @@ class Recorder(TorchFunctionMode):
         cast = self.casts.get(id(weight))
         if cast is not None and cast[0]() is weight:
             return cast[1]
-        return self.names.get(_key(weight))
+        key = _key(weight)
+        return None if key is None else self.names.get(key)
 
     def _name_of_matrix(self, weight: Tensor) -> str | None:
         """Return the name of a weight; None of one with few rows or columns, which mixes or gates streams."""
@@ -357,7 +340,7 @@ class Recorder(TorchFunctionMode):
             if sums.draws is None:
                 sums.draws = torch.zeros(table[:1], dtype=torch.float32, device=device)
             rows = ids.reshape(-1)
-            squares = sums.divided("looked_up", _finite(name, g).reshape(-1, g.shape[-1]).float()) ** 2
+            squares = sums.divided("looked_up", finite(name, g).reshape(-1, g.shape[-1]).float()) ** 2
             sums.looked_up.index_add_(0, rows, squares)
             sums.draws.index_add_(0, rows, squares.new_ones(len(rows)))
 
@@ -396,7 +379,7 @@ class Recorder(TorchFunctionMode):
             return
 
         def hook(gradient: Tensor) -> None:
-            if self.redrawn:
+            if not self.is_collecting:
                 return
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 add(gradient.detach())
@@ -406,6 +389,15 @@ class Recorder(TorchFunctionMode):
             edge = get_gradient_edge(out)
             self.products[edge.node] = node_of(x)
         self.roots.append(edge)  # not `out`, which an activation may change in place
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Add the gradients at recorded products to the sums while the context is open."""
+        self.is_collecting = True
+        try:
+            yield
+        finally:
+            self.is_collecting = False
 
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
@@ -419,12 +411,13 @@ class Recorder(TorchFunctionMode):
             return
         share = sum(weight.numel() for weight in others) / self.weights
         signed = self.losses if share >= _WORTH_DRAWS else []
-        gradients = torch.autograd.grad(
-            loss.reshape(()),
-            [*self.roots, *others, *signed],  # type: ignore[arg-type]  # it may mix tensors and edges
-            allow_unused=True,
-            retain_graph=bool(signed),
-        )
+        with self.collecting():
+            gradients = torch.autograd.grad(
+                loss.reshape(()),
+                [*self.roots, *others, *signed],  # type: ignore[arg-type]  # it may mix tensors and edges
+                allow_unused=True,
+                retain_graph=bool(signed),
+            )
         first, scales = gradients[len(self.roots) :][: len(others)], gradients[len(self.roots) + len(others) :]
         self._add_gradients(first, first=True)
         ends = [(losses, scale) for losses, scale in zip(signed, scales, strict=True) if scale is not None]
@@ -457,8 +450,8 @@ class Recorder(TorchFunctionMode):
         columns = rows.shape[1]
         size = columns // _block_count(columns, gradient.shape[1])
         blocks = rows.view(len(rows), -1, size).transpose(0, 1)
-        inputs = _finite(name, blocks.mT @ blocks)
-        outputs = _finite(name, rows @ rows.T if len(rows) <= MAX_OUTPUTS else (rows * rows).sum(1))
+        inputs = finite(name, blocks.mT @ blocks)
+        outputs = finite(name, rows @ rows.T if len(rows) <= MAX_OUTPUTS else (rows * rows).sum(1))
         sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
         sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
         sums.samples += share
@@ -491,14 +484,14 @@ class Recorder(TorchFunctionMode):
                 matrix = block.reshape(-1, size)
                 total.addmm_(matrix.T, matrix)
         if sums.inputs is not None:
-            _finite(name, sums.inputs)
+            finite(name, sums.inputs)
         sums.uses += uses
         examples = uses if examples is None else examples
         sums.samples += share * examples ** (1 - _SPREAD) * uses**_SPREAD
         sums.examples += share * examples
         if g is not None:
             g = sums.divided("outputs", g.float())
-            outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
+            outputs = finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
             sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
 
     def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -539,9 +532,14 @@ class Recorder(TorchFunctionMode):
         """Return the means per target (per batch if the loss calls no cross-entropy)."""
         if not self.batches:
             raise DataError("there are no calibration batches; give tens of thousands of tokens or images")
-        used = {name: sums for name, sums in sorted(self.sums.items()) if any(sums.shapes())}
+        if self.sums and all(sums.is_empty for sums in self.sums.values()):
+            raise DataError("the calibration batches hold no examples; give tens of thousands of tokens or images")
+        used = {name: sums for name, sums in sorted(self.sums.items()) if not sums.is_empty}
         if not used:
-            raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
+            raise ConfigError(
+                "the calibration loss uses none of the module's matrices; check that it calls the module with its own "
+                "weights: torch.func.stack_module_state detaches copies, torch.stack does not"
+            )
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
         for one in self.portions.by_name.values():
             taps |= dict.fromkeys(one.names, 1)  # used as a matrix, with columns in their order
@@ -550,14 +548,6 @@ class Recorder(TorchFunctionMode):
         for name, sensitivity in sensitivities.items():
             require_finite(name, sensitivity)
         return sensitivities
-
-
-def require_finite(name: str, sensitivity: Sensitivity) -> None:
-    """Raise DataError if squares exceeded float32."""
-    blocks = None if sensitivity.blocks is None else sensitivity.blocks.blocks
-    for part in (sensitivity.hessian, blocks, sensitivity.row_fisher, sensitivity.output):
-        if part is not None and not bool(torch.isfinite(part).all()):
-            raise DataError(f"squares of the calibration values at {name!r} exceed float32; check weights and batches")
 
 
 def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
@@ -683,14 +673,6 @@ def _with_inputs(known: Sensitivity, inputs: Tensor) -> Sensitivity:
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
     """Return an argument of a call by its position or name."""
     return args[position] if len(args) > position else kwargs.get(name, default)
-
-
-def _finite(name: str, values: Tensor) -> Tensor:
-    if not bool(torch.isfinite(values).all()):
-        raise DataError(
-            f"calibration found NaN, infinite values or squares that exceed float32 at {name!r}; check weights and data"
-        )
-    return values
 
 
 def _patches(

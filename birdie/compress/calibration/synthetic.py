@@ -29,9 +29,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.modes import differentiable_batch, in_mode
+from birdie.compress.calibration.modes import differentiable_batch, measuring_mode
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, settled, unreached
+from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.prior import mean_cost, prior, scale_sensitivity
 from birdie.compress.row_blocks import with_rows
@@ -97,7 +98,8 @@ def calibrate_on_inputs(
     """
     _require_finite_buffers(module)
     if len(batches) == 1:
-        batches = _split(batches[0])
+        parts = _split(batches[0])
+        batches = parts if _accepts(module, parts[0]) and _accepts(module, parts[-1]) else batches
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     calibration = _output_calibration(module, batches)
     try:
@@ -139,8 +141,7 @@ def _output_calibration(module: nn.Module, batches: Sequence[Inputs]) -> tuple[n
     loss is then their KL divergence. Of other outputs it is the squared error of each in units of its mean square, by a
     random projection of the outputs, whose gradient has the covariance of that error.
     """
-    with in_mode(module.modules(), training=False), torch.no_grad():
-        first = _outputs(module, batches[0])
+    first = Runs(module).measured(0, batches[0], lambda: [one.detach() for one in _outputs(module, batches[0])])
     if _are_logits(module, batches[0], first[0]):
         return module, batches, _logit_loss
     scales = [_scale(output) for output in first]
@@ -179,18 +180,24 @@ class HeldOutError(HeldOut):
     def mean(self) -> float:
         """Return the error of the copy, as it is now."""
         sums: dict[int, tuple[float, float]] = {}
-        for inputs in self.batches:
-            for index, (error, total) in enumerate(self._differences(inputs)):
+        for number, inputs in enumerate(self.batches):
+            for index, (error, total) in enumerate(self._differences(number, inputs)):
                 errors, totals = sums.get(index, (0.0, 0.0))
                 sums[index] = errors + error, totals + total
         shares = [error / total if total else error for error, total in sums.values()]
         return sum(shares) / len(shares)
 
-    def _differences(self, inputs: Inputs) -> Iterator[tuple[float, float]]:
+    def _differences(self, number: int, inputs: Inputs) -> Iterator[tuple[float, float]]:
         """Yield the squared error and the variance of each output; zeros of one that is not finite."""
-        expected = [output.double() for output in _outputs(self.module, inputs)]
+
+        def outputs(runs: Runs) -> list[Tensor]:
+            return runs.measured(
+                number, inputs, lambda: [one.detach().double() for one in _outputs(runs.module, inputs)]
+            )
+
+        expected = outputs(self.original)
         try:
-            decoded = [output.double() for output in _outputs(self.candidate, inputs)]
+            decoded = outputs(self.copied)
         except ConfigError:
             decoded = []
         for index, output in enumerate(expected):
@@ -324,8 +331,7 @@ def _example_weight(module: nn.Module) -> Tensor:
 
 def _accepts(module: nn.Module, inputs: Inputs) -> bool:
     try:
-        with in_mode(module.modules(), training=False), torch.no_grad():
-            _outputs(module, inputs)
+        Runs(module).measured(0, inputs, lambda: _outputs(module, inputs))
     except ConfigError:
         return False
     return True
@@ -419,16 +425,17 @@ def with_statistics(
 
     hooks = [norm.register_forward_hook(compare) for norm in norms]
     pixels = images.float().clone().requires_grad_(True)  # Adam in half precision would stand still
-    optimizer = torch.optim.Adam([pixels], RATE)
+    optimizer, runs = torch.optim.Adam([pixels], RATE), Runs(module)
     try:
-        with in_mode(module.modules(), training=False), torch.enable_grad():
+        with measuring_mode(module), runs.session():
             for _ in range(STEPS):
                 differences.clear()
-                forward(module, call(pixels.to(images.dtype)))
-                difference = torch.stack(differences).mean()
-                if not difference.requires_grad:  # the module computes without gradients
-                    return images
-                (pixels.grad,) = torch.autograd.grad(difference, [pixels])
+                with runs.run(0):
+                    forward(module, call(pixels.to(images.dtype)))
+                    difference = torch.stack(differences).mean()
+                    if not difference.requires_grad:  # the module computes without gradients
+                        return images
+                    (pixels.grad,) = torch.autograd.grad(difference, [pixels])
                 optimizer.step()
     finally:
         for hook in hooks:

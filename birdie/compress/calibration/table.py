@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.compress.calibration.kl import predictions
-from birdie.compress.calibration.modes import in_mode
-from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
 from birdie.compress.row_blocks import with_rows
@@ -157,13 +154,13 @@ def sensitivity(
     for number in at:
         if not 0 < number <= 64:
             raise ConfigError(f"{number} bits per weight are out of range; give more than 0 and at most 64")
+    require_triple((model, batches, loss))
     state = ModelState.of(unwrapped(model))
     with reporting(progress, "sensitivity", "quantized matrices") as report:
         result = CalibrationResult.of(state.by_name, (model, list(batches), loss), symmetries=False)
         held_out = result.held_out
         assert isinstance(held_out, HeldOut)
-        with in_mode(held_out.module.modules(), training=False), torch.no_grad():
-            compared = predictions(held_out.module, held_out.batches[0], held_out.loss)
+        compared = held_out.predictions(0, held_out.batches[0])
         known = {name: item for name, item in result.sensitivities.items() if name in state.tensors}
         rows, exact = list[MatrixSensitivity](), dict[str, Tensor]()
         for name, item in known.items():

@@ -159,7 +159,7 @@ def find_units(
     if blocks is not None:
         _require_names(chosen, set(modules.values()))
     observer = Observer(recorder)
-    with replaced_forwards(modules, observer.forward), recorder, observer, torch.no_grad():
+    with replaced_forwards(modules, observer.forward), recorder, observer:
         recorder.active = False
         run(0)
     root = observer.stack[0]

@@ -1,0 +1,531 @@
+"""Small modules whose forward pass changes something, and a picture of all that one could see of a change."""
+
+import random
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+INPUTS, CLASSES = 16, 8
+EFFECTS: dict[str, Callable[[], nn.Module]] = {}
+
+
+class Base(nn.Module):
+    """Two layers; subclasses do something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(INPUTS, 24), nn.Linear(24, CLASSES)
+        self.build()
+        EFFECTS.setdefault(type(self).__name__, type(self))
+
+    def build(self) -> None:
+        """Add what the effect needs."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        """Change something on the way."""
+        return hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.effect(self.first(x))
+        out: Tensor = self.last(torch.tanh(hidden))
+        return out
+
+
+class StreamingConvolution(Base):
+    """Keeps the last inputs of a stream in a buffer."""
+
+    def build(self) -> None:
+        self.register_buffer("past", torch.zeros(3, 24))
+        self.conv = nn.Conv1d(24, 24, 4)
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        joined = torch.cat([self.past, hidden])  # type: ignore[list-item]
+        self.past.copy_(joined[-3:].detach())  # type: ignore[operator]
+        out: Tensor = self.conv(joined.T[None])[0].T
+        return out
+
+
+class Normalizer(Base):
+    """Normalizes by all that it has seen."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def build(self) -> None:
+        self.register_buffer("mean", torch.zeros(24))
+        self.register_buffer("var", torch.ones(24))
+        self.register_buffer("count", torch.tensor(1e-4))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.count += len(hidden)
+            self.mean += (hidden.mean(0) - self.mean) * len(hidden) / self.count
+            self.var += (hidden.var(0) - self.var) * len(hidden) / self.count
+        return (hidden - self.mean) / (self.var + 1e-5).sqrt()
+
+
+class Counter(Base):
+    """Counts its calls, which scale what it computes."""
+
+    def build(self) -> None:
+        self.calls = 0
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.calls += 1
+        return hidden / self.calls
+
+
+class AppendedList(Base):
+    """Keeps the history of its activations."""
+
+    def build(self) -> None:
+        self.history: list[Tensor] = []
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.history.append(hidden.detach().mean(0))
+        return hidden - torch.stack(self.history).mean(0)
+
+
+class NewBuffer(Base):
+    """Assigns a buffer anew."""
+
+    memory: Tensor
+
+    def build(self) -> None:
+        self.register_buffer("memory", torch.zeros(24))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.memory = 0.9 * self.memory + hidden.detach().mean(0)
+        return hidden + self.memory
+
+
+class NewShape(Base):
+    """Has a buffer that is None at first, and one that grows."""
+
+    empty: Tensor | None
+    grown: Tensor
+
+    def build(self) -> None:
+        self.register_buffer("empty", None)
+        self.register_buffer("grown", torch.zeros(1, 24))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.empty = hidden.detach().mean(0)
+        self.grown = torch.cat([self.grown, self.empty[None]])
+        return hidden + self.grown.mean(0)
+
+
+class NewAttribute(Base):
+    """Assigns a tensor that is no buffer."""
+
+    def build(self) -> None:
+        self.cache = torch.zeros(24)
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.cache = self.cache + hidden.mean(0)
+        return hidden + self.cache
+
+
+class ChangedAttribute(Base):
+    """Changes a tensor that is no buffer, in place, and what a tuple and an array hold."""
+
+    def build(self) -> None:
+        self.cache = (torch.zeros(24), np.zeros(3))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.cache[0].add_(hidden.detach().mean(0))
+        self.cache[1][:] += 1
+        return hidden + self.cache[0] * float(self.cache[1][0])
+
+
+class TrainedNorm(Base):
+    """A batch norm that always uses the statistics of the batch, and notes them."""
+
+    def build(self) -> None:
+        self.norm = nn.BatchNorm1d(24)
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        norm = self.norm
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked += 1
+        return F.batch_norm(hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=True)
+
+
+class PowerIteration(Base):
+    """A spectral norm that takes a step in every mode."""
+
+    def build(self) -> None:
+        self.middle = nn.Linear(24, 24)
+        self.register_buffer("u", F.normalize(torch.randn(24), dim=0))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        weight = self.middle.weight
+        with torch.no_grad():
+            v = F.normalize(weight.T @ self.u, dim=0)  # type: ignore[operator]
+            self.u.copy_(F.normalize(weight @ v, dim=0))  # type: ignore[operator]
+        return F.linear(hidden, weight / (self.u @ weight @ v), self.middle.bias)  # type: ignore[operator]
+
+
+class SpectralNorm(Base):
+    """The spectral norm of torch, in training mode."""
+
+    def build(self) -> None:
+        self.middle = parametrizations.spectral_norm(nn.Linear(24, 24))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.middle.train()
+        out: Tensor = self.middle(hidden)
+        return out
+
+
+class WeightNorm(Base):
+    """A weight of two parameters."""
+
+    def build(self) -> None:
+        self.middle = parametrizations.weight_norm(nn.Linear(24, 24))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.middle(hidden)
+        return out
+
+
+class OldWeightNorm(Base):
+    """A weight of two parameters that is an attribute, computed by a hook."""
+
+    def build(self) -> None:
+        norm: Any = torch.nn.utils.weight_norm
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.middle = norm(nn.Linear(24, 24))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.middle(hidden)
+        return out
+
+
+class Dropout(Base):
+    """Draws from the generator of torch in every mode."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        return F.dropout(hidden, 0.2, training=True)
+
+
+class OwnGenerators(Base):
+    """Draws from generators of its own."""
+
+    def build(self) -> None:
+        self.generator, self.rng = torch.Generator().manual_seed(3), np.random.default_rng(3)
+        self.old, self.plain = np.random.RandomState(3), random.Random(3)
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        noise = torch.randn(24, generator=self.generator)
+        return hidden + noise * (self.rng.random() + self.old.rand() + self.plain.random())
+
+
+class GlobalGenerators(Base):
+    """Draws from the generators of NumPy and Python."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        return hidden * float(1 + np.random.rand() + random.random())
+
+
+class OwnHook(Base):
+    """Has a hook that counts."""
+
+    def build(self) -> None:
+        self.seen = {"calls": 0}
+        self.first.register_forward_hook(self.count)
+
+    def count(self, *_: Any) -> None:
+        """Count a call."""
+        self.seen["calls"] += 1
+
+
+class NewHooks(Base):
+    """Adds a hook in every forward pass, to a layer and to a parameter."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.last.register_forward_hook(lambda *_: None)
+        if self.last.weight.requires_grad:
+            self.last.weight.register_hook(lambda gradient: gradient)
+        return hidden
+
+
+class MixedModes(Base):
+    """Has parts in both modes."""
+
+    def build(self) -> None:
+        self.parts = nn.ModuleList([nn.BatchNorm1d(24), nn.Dropout(), nn.BatchNorm1d(24)])
+        self.parts[1].eval()
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        for part in self.parts:
+            hidden = part(hidden)
+        return hidden
+
+
+class FrozenPart(Base):
+    """Has parameters without gradients, and one with a gradient."""
+
+    def build(self) -> None:
+        self.first.requires_grad_(False)
+        self.last.bias.grad = torch.ones(CLASSES)
+
+
+class OwnMode(Base):
+    """Changes its mode, and which parameters have gradients."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.train(not self.training)
+        self.last.bias.requires_grad_(not self.last.bias.requires_grad)
+        return hidden
+
+
+class ClampedParameter(Base):
+    """Limits a parameter in place."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.first.weight.clamp_(-0.1, 0.1)
+            self.last.bias.mul_(0.9)
+        return hidden
+
+
+class ParameterData(Base):
+    """Changes parameters behind the back of autograd."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.first.bias.data.mul_(0.9)
+        self.last.bias.data = self.last.bias.data * 0.9
+        return hidden
+
+
+class NewParameter(Base):
+    """Assigns a parameter anew."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.last.bias = nn.Parameter(self.last.bias.detach() * 0.9)
+        return hidden
+
+
+class Recurrent(Base):
+    """Keeps the state of an LSTM from one batch to the next."""
+
+    def build(self) -> None:
+        self.lstm = nn.LSTM(24, 24)
+        self.hidden: tuple[Tensor, Tensor] | None = None
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        out, state = self.lstm(hidden, self.hidden)
+        self.hidden = (state[0].detach(), state[1].detach())
+        result: Tensor = out
+        return result
+
+
+class KeysAndValues(Base):
+    """Keeps keys and values by the number of a layer, in a dict of lists."""
+
+    def build(self) -> None:
+        self.kept: dict[int, list[Tensor]] = {0: [torch.zeros(1, 24), torch.zeros(1, 24)]}
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        for number, part in enumerate((hidden, 2 * hidden)):
+            self.kept[0][number] = torch.cat([self.kept[0][number], part.detach()])[-64:]
+        keys, values = self.kept[0]
+        return hidden + (hidden @ keys.T / 5).softmax(-1) @ values
+
+
+class Deque(Base):
+    """Keeps the last activations."""
+
+    def build(self) -> None:
+        self.last_ones: deque[Tensor] = deque([torch.ones(24)], maxlen=3)
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.last_ones.append(hidden.detach().mean(0))
+        return hidden + torch.stack(list(self.last_ones)).mean(0)
+
+
+class Codebook(Base):
+    """Vector quantization whose codebook is a moving average of what it coded."""
+
+    codes: Tensor
+    sizes: Tensor
+
+    def build(self) -> None:
+        self.register_buffer("codes", torch.randn(12, 24))
+        self.register_buffer("sizes", torch.ones(12))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        nearest = F.one_hot(torch.cdist(hidden.detach(), self.codes).argmin(1), 12).float()
+        self.sizes.data.mul_(0.9).add_(nearest.sum(0), alpha=0.1)
+        self.codes.data.mul_(0.9).add_(nearest.T @ hidden.detach(), alpha=0.1)
+        return hidden + (nearest @ self.codes - hidden).detach()
+
+
+class LazyBuffer(Base):
+    """Registers a buffer when it first runs, and a part."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        if not hasattr(self, "statistics"):
+            self.register_buffer("statistics", hidden.detach().mean(0), persistent=False)
+            self.more = nn.Dropout()
+        return hidden + self.statistics  # type: ignore[operator]
+
+
+@dataclass
+class Cache:
+    """Object of a module that is no module."""
+
+    layers: list[Tensor] = field(default_factory=list)
+    seen: int = 0
+
+
+class Slots:
+    """Object whose attributes are slots."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(24)
+
+
+class CacheObject(Base):
+    """Keeps a cache in objects."""
+
+    def build(self) -> None:
+        self.cache, self.slots = Cache(), Slots()
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.cache.layers.append(hidden.detach().mean(0))
+        self.cache.seen += len(hidden)
+        self.slots.value = self.slots.value + hidden.detach().mean(0)
+        return hidden + self.slots.value / self.cache.seen
+
+
+class Settings(Base):
+    """Changes settings of the process."""
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True)
+        torch.set_autocast_dtype("cpu", torch.float16)
+        torch.set_num_threads(1 + torch.get_num_threads() % 2)
+        np.seterr(all="ignore")
+        warnings.simplefilter("ignore")
+        return hidden
+
+
+class Scripted(Base):
+    """Has a scripted part that counts and keeps."""
+
+    def build(self) -> None:
+        self.part = torch.jit.script(ScriptedPart())
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.part(hidden)
+        return out
+
+
+class ScriptedPart(nn.Module):
+    """Counts calls, and assigns a buffer anew."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(24, 24)
+        self.register_buffer("mean", torch.zeros(24))
+        self.calls: int = 0
+        self.kept: list[Tensor] = [torch.zeros(24)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = self.mean + x.detach().mean(0)
+        self.kept.append(self.mean)
+        out: Tensor = self.inner(x) + self.mean / self.calls + self.kept[-1]
+        return out
+
+
+def subclasses() -> list[type[Base]]:
+    """Return the modules, in the order of this file."""
+    return Base.__subclasses__()
+
+
+def seeded(kind: type[Base]) -> Base:
+    """Return a module with weights that do not depend on others."""
+    torch.manual_seed(0)
+    return kind()
+
+
+def picture(module: nn.Module) -> list[Any]:
+    """Return all that one can see of a module and of the process, to compare: identities, and values to the bit."""
+    seen: dict[int, Any] = {}
+    listed = [*_seen(module, seen)]
+    state = [torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), random.getstate()]
+    settings = [
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+        np.geterr(),
+        list(warnings.filters),
+    ]
+    kept = list(seen.values())  # so that no address is used twice
+    return [listed, state, settings, len(kept)]
+
+
+def _seen(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    yield type(value).__name__
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        yield value
+        return
+    if id(value) in seen:
+        yield id(value)
+        return
+    seen[id(value)] = value
+    if isinstance(value, Tensor):
+        yield id(value) if isinstance(value, nn.Parameter) or value.is_leaf else 0
+        yield value.detach().numpy().tobytes(), value.shape, value.requires_grad
+        yield None if not value.is_leaf or value.grad is None else (id(value.grad), value.grad.numpy().tobytes())
+        yield len(value._backward_hooks or {})
+    elif isinstance(value, torch.Generator):
+        yield value.get_state().numpy().tobytes()
+    elif isinstance(value, np.random.Generator):
+        yield repr(value.bit_generator.state)
+    elif isinstance(value, np.random.RandomState):
+        yield repr(value.get_state())
+    elif isinstance(value, random.Random):
+        yield value.getstate()
+    elif isinstance(value, np.ndarray):
+        yield value.tobytes()
+    elif isinstance(value, torch.jit.ScriptModule):
+        for name in sorted(value._concrete_type.get_attributes()):
+            item = value._c.getattr(name)  # its lists are made anew at every look
+            for one in item if isinstance(item, list) else [item]:
+                yield from _seen(one, {})
+    elif isinstance(value, dict):
+        yield id(value)
+        for key, item in value.items():
+            yield repr(key)
+            yield from _seen(item, seen)
+    elif isinstance(value, list | tuple | set | deque):
+        yield id(value)
+        for item in value:
+            yield from _seen(item, seen)
+    elif isinstance(value, nn.Module | Cache):
+        yield id(value)
+        yield from _seen(vars(value), seen)
+    elif isinstance(value, Slots):
+        yield from _seen(value.value, seen)

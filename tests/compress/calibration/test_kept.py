@@ -1,0 +1,180 @@
+"""Code that runs a caller's module leaves everything as it was, to the bit, and files hold the earlier values."""
+
+import copy
+import io
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.calibration.kept import Snapshot
+from birdie.compress.calibration.runs import Runs
+from tests.compress.calibration.side_effects import CLASSES, INPUTS, Base, picture, seeded, subclasses
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def batches(count: int = 6) -> Batches:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(12, INPUTS, generator=generator), torch.randint(0, CLASSES, (12,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def loss(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="sum")
+
+
+def saved(module: nn.Module, **options: Any) -> None:
+    """Save with every bit, and compare with the module, which is as it was."""
+    expected = {name: value.clone() for name, value in module.state_dict().items()}
+    file = io.BytesIO()
+    birdie.save(module, file, scheme=[("*", "lossless")], **options)
+    state = birdie.load(file.getvalue())
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+
+
+def again(module: nn.Module) -> nn.Module:
+    assert isinstance(module, Base)
+    return seeded(type(module))
+
+
+def quantized(module: nn.Module) -> None:
+    """Quantize a copy, whose buffers stay."""
+    twin = copy.deepcopy(module) if "middle" not in vars(module)["_modules"] else again(module)
+    birdie.quantize_(twin, "int6", calibration=(twin, batches(), loss))
+    for (name, one), (_, other) in zip(module.named_buffers(), twin.named_buffers(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def searched(module: nn.Module, **options: Any) -> None:
+    file = io.BytesIO()
+    birdie.save(module, file, coder="fast", calibration=(module, batches(), loss), **options)
+    state = birdie.load(file.getvalue())
+    for name, buffer in module.named_buffers():
+        if name in state:
+            assert torch.equal(state[name], buffer), name
+
+
+ACTIONS: dict[str, Callable[[nn.Module], Any]] = {
+    "calibrate": lambda module: birdie.calibrate(module, batches(), loss),
+    "blockwise": lambda module: birdie.calibrate(module, batches(), loss, blockwise=True),
+    "example inputs": lambda module: birdie.calibrate(module, example_inputs=[x for x, _ in batches()]),
+    "sensitivity": lambda module: birdie.sensitivity(module, batches(), loss, at=(4.0,)),
+    "save": lambda module: saved(module, calibration=(module, batches(), loss)),
+    "budget": lambda module: searched(module, budget=3_500),
+    "quality": lambda module: searched(module, quality=0.3),
+    "tune": lambda module: searched(module, quality=0.3, tune=0.1),
+    "quantize_": quantized,
+}
+
+
+@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_module_is_the_same_before_and_after(action: str, kind: type[Base], one_thread: None) -> None:  # noqa: ARG001
+    module = seeded(kind)
+    earlier = picture(module)
+    if action == "blockwise":  # which needs blocks that can be repeated
+        with suppress(birdie.BirdieError):
+            ACTIONS[action](module)
+    else:
+        ACTIONS[action](module)
+    assert picture(module) == earlier
+
+
+@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
+def test_a_loss_that_raises_leaves_the_module_as_it_was(kind: type[Base], one_thread: None) -> None:  # noqa: ARG001
+    module, calls = seeded(kind), [0]
+    earlier = picture(module)
+
+    def failing(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        calls[0] += 1
+        nats = loss(module, batch)
+        if calls[0] > 2:
+            raise KeyError("labels")
+        return nats
+
+    with pytest.raises(KeyError):
+        birdie.calibrate(module, batches(), failing)
+    assert picture(module) == earlier
+
+
+@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
+def test_every_run_begins_alike(kind: type[Base]) -> None:
+    """A module and a copy with the same weights then predict the same, in whatever order they run."""
+    module, data = seeded(kind), batches(2)
+    runs = Runs(module)
+    outputs = []
+    with runs.session():
+        for number in (0, 1, 0, 1):
+            with runs.run(number):
+                outputs.append(module(data[number][0]).detach())
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[1], outputs[3])
+
+
+def test_a_batch_that_a_loss_changes_is_as_it_was() -> None:
+    module = nn.Linear(INPUTS, CLASSES)
+    data: list[dict[str, Tensor]] = [{"x": x, "y": y} for x, y in batches()]
+    expected = [one["x"].clone() for one in data]
+
+    def popping(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        labels = batch.pop("y")
+        batch["x"].mul_(2)
+        return F.cross_entropy(module(batch["x"]), labels)
+
+    birdie.save(module, io.BytesIO(), quality=0.01, calibration=(module, data, popping))
+    assert all(torch.equal(one["x"], x) and "y" in one for one, x in zip(data, expected, strict=True))
+
+
+def test_gradients_that_a_loss_adds_are_removed() -> None:
+    module = nn.Linear(INPUTS, CLASSES)
+    module.weight.grad = torch.ones(CLASSES, INPUTS)
+    gradient = module.weight.grad
+
+    def backward(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss(module, batch).backward()
+        return loss(module, batch)
+
+    birdie.save(module, io.BytesIO(), quality=0.01, calibration=(module, batches(), backward))
+    assert module.weight.grad is gradient
+    assert torch.equal(gradient, torch.ones(CLASSES, INPUTS))
+    assert module.bias.grad is None
+
+
+def test_a_snapshot_copies_no_parameters_and_long_objects_are_bounded() -> None:
+    class Wordy(nn.Linear):
+        words: list[str]
+
+    module = Wordy(64, 64)
+    module.words = [str(number) for number in range(1 << 17)]
+    snapshot = Snapshot([module])
+    assert all(memory.values is None for memory in snapshot.parameters.values())
+    words, kept = module.words, list(module.words)
+    module.words.append("more")
+    snapshot.put_back()
+    assert module.words is words
+    assert words == kept
+
+
+def test_a_parameter_that_changes_later_is_an_error_that_names_it() -> None:
+    class Later(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if x[0, 0] > 100:
+                with torch.no_grad():
+                    self.bias.add_(1)
+            return super().forward(x)
+
+    module, data = Later(INPUTS, CLASSES), batches()
+    data[2][0][0, 0] = 101.0
+    with pytest.raises(birdie.ConfigError, match="bias"):
+        birdie.calibrate(module, data, loss)
