@@ -188,7 +188,7 @@ class Part:
 
     def of(self, file: Reader) -> list[str]:
         """Return the names of the tensors in a file."""
-        chosen = [name for name in file.names if name.startswith(self.prefix)]
+        chosen = [name for name in file.ordered if name.startswith(self.prefix)]
         if self.names is not None:
             patterns = [self.names] if isinstance(self.names, str) else list(self.names)
             hits = {pattern: self._matches(pattern, chosen) for pattern in patterns}
@@ -221,7 +221,8 @@ class Part:
                 dict that was saved, if that is what it holds.
         """
         fields = file.fields
-        state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), file.where)
+        order = file.keys if "order" in fields else None
+        state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), file.where, order)
         if not nested and self.is_all and "tree" in fields:
             state = _saved_state(pytree.rebuild(fields["tree"], tensors), tensors) or state
         if not self.prefix:

@@ -4,8 +4,8 @@
 
 The skeleton is JSON. null, booleans, integers, finite floats and strings stand for themselves; every other value is a
 list that begins with its kind (docs/format.md names them all). A list of keys is written once: a dict with the keys of
-an earlier dict refers to that list by number, and a dict of nothing but tensors stores only the order of its keys,
-because the keys themselves are in the names of the tensors.
+an earlier dict refers to that list by number, and a dict of nothing but tensors stores only the order of its keys
+(birdie.artifact.order), because the keys themselves are in the names of the tensors.
 
 A path is the keys joined by "/": inside strings "~" is "~t", "/" is "~s", and a string that looks like a number has the
 prefix "~:"; keys that are neither text nor integers are "~=" and their JSON; the key of a list item is its index. A
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from birdie.artifact.order import in_order, order_of
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.device import dtype_name
 
@@ -217,9 +218,9 @@ class _Writer:
         if explicit_keys or len(flags) != 1 or None in flags or any(type(key) is not str for key in value):
             nodes = [self.node(item, (*path, _segment(name))) for name, item in zip(names, value.values(), strict=True)]
             return ["dict", names if number is None else number, nodes]
-        paths = [_name((*path, _segment(key))) if path else key for key in value]
-        self.tensors |= dict(zip(paths, value.values(), strict=True))
-        order = _order(paths) if number is None else number
+        parts = [_segment(key) if path else key for key in value]
+        self.tensors |= {_name((*path, part)): item for part, item in zip(parts, value.values(), strict=True)}
+        order = number if number is not None else [] if parts == sorted(parts) else order_of(parts)
         return ["tensors", order, *flags] if any(flags) else ["tensors", order]
 
     def _leaf(self, value: Any, path: Path) -> Json:
@@ -263,11 +264,14 @@ def _cost(value: Any) -> int:
     return 1 + len(value) // 64 if isinstance(value, str | bytes | bytearray) else 1
 
 
-def _order(names: Sequence[str]) -> list[int]:
-    """Return the ranks of `names` in sorted order as differences, each minus 1; empty if the names are sorted."""
-    rank = {name: index for index, name in enumerate(sorted(names))}
-    gaps = [rank[name] - previous - 1 for name, previous in zip(names, [-1, *(rank[n] for n in names)], strict=False)]
-    return gaps if any(gaps) else []
+def _ordered(parts: list[str], order: Json) -> list[str]:
+    """Return sorted parts of paths in the order of their dict."""
+    if order and type(order[0]) is str:
+        return in_order(parts, order, "the tree of the file")
+    ranks = list(accumulate((step + 1 for step in order), initial=-1))[1:] if order else list(range(len(parts)))
+    if sorted(ranks) != list(range(len(parts))):
+        raise _damaged("orders tensors by numbers that are no permutation")
+    return [parts[rank] for rank in ranks]
 
 
 class _Reader:
@@ -342,14 +346,16 @@ class _Reader:
             if len(keys) > len(self.names) - len(self.used) or not all(type(key) is str for key, _ in keys):
                 raise _damaged("has a dict of tensors that the file does not hold")
             return {key: self._tensor(_name((*path, part)) if path else key, flag) for key, part in keys}
-        names = self._below(path)
-        ranks = list(accumulate((step + 1 for step in order), initial=-1))[1:] if order else list(range(len(names)))
-        if sorted(ranks) != list(range(len(names))) or not names:
-            raise _damaged(f"orders the tensors of {_name(path)[:80]!r} by numbers that are no permutation")
         start = len(_name(path)) + 1 if path else 0
-        texts = [_text_key(names[rank][start:]) if path else names[rank] for rank in ranks]
+        parts = _ordered([name[start:] for name in self._below(path)], order)
+        if not parts:
+            raise _damaged(f"has no tensors in {_name(path)[:80]!r}")
+        texts = [_text_key(part) if path else part for part in parts]
         self.keys.append([(text, _segment(text)) for text in texts])
-        return {text: self._tensor(names[rank], flag) for text, rank in zip(texts, ranks, strict=True)}
+        return {
+            text: self._tensor(_name((*path, part)) if path else part, flag)
+            for text, part in zip(texts, parts, strict=True)
+        }
 
     def _below(self, path: Path) -> list[str]:
         """Return the names of all tensors in the dict at `path`, sorted."""

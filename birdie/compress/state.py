@@ -126,6 +126,11 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: state[name] for name in sorted(state)}
 
 
+def keys_of(model: nn.Module | Mapping[str, Any]) -> list[str]:
+    """Return the names of tensors and extra states in the order of the state dict."""
+    return list(plain_state(model) if isinstance(model, nn.Module) else model)
+
+
 def is_extra(name: Any, item: Any, of_module: bool) -> bool:
     """Return whether an item of a state dict is extra state of a module (`get_extra_state`), and no weight.
 
@@ -174,11 +179,11 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
     weights: dict[int, Tensor] = {}
     for name, (owner, attribute) in folded(module).items():
         prefix = name.removesuffix(attribute) + f"parametrizations.{attribute}."
-        state = {other: weight for other, weight in state.items() if not other.startswith(prefix)}
         chain = owner.parametrizations[attribute]  # type: ignore[index]
         if id(chain) not in weights:
             weights[id(chain)] = getattr(owner, attribute).detach()
-        state[name] = weights[id(chain)]
+        own = name, weights[id(chain)]
+        state = dict(own if item[0].startswith(prefix) else item for item in state.items())
     return state
 
 
