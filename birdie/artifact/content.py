@@ -3,7 +3,7 @@
 module or state dict, metadata, kept files ──► Content ──with an assignment──► Beside ──► model.birdie
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.order import order_of
+from birdie.artifact.order import order_field
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
 from birdie.compress.rate.assignment import Assignment
@@ -57,6 +57,9 @@ class Content:
         """
         state = ModelState.of(model, rebase=rebase)
         extra, about_state = kept_beside(model)
+        parts = {
+            key: [name for name in extra if name.startswith(f"{key}/")] for key in (about_state or {}).get("extra", ())
+        }
         kept = files or {}
         about = {
             "metadata": metadata,
@@ -64,7 +67,7 @@ class Content:
             "files": kept_files.sizes_of(kept),
             "state": about_state,
             "link": link,
-            "order": _order(keys_of(model), extra, about_state),
+            "order": order_field(keys_of(model), parts),
         }
         return cls(state, extra, about, kept)
 
@@ -85,18 +88,3 @@ class Content:
         file_metadata.to_bytes(**about)  # what is no JSON raises here, before long work
         hidden = [kept_files.entry_of(self.files)] if self.files else []
         return Beside(about, [*hidden, *lossless_entries(self.extra, effort)], assignment.groups)
-
-
-def _order(keys: Sequence[str], tensors: Mapping[str, Tensor], about: Any) -> Any:
-    """Return the field of the metadata for the order of a state dict; None for the order of a file without it.
-
-    Args:
-        keys: of the state dict.
-        tensors: of its extra states, by name.
-        about: what the file keeps beside its tensors.
-    """
-    extra = (about or {}).get("extra", {})
-    if [*keys] == sorted(keys) == sorted(keys, key=lambda key: (key in extra, key)):
-        return None
-    parts = {key: [name for name in tensors if name.startswith(f"{key}/")] for key in extra}
-    return order_of([name for key in keys for name in (key, *parts.get(key, ()))])

@@ -27,8 +27,21 @@ _PIECES = re.compile("([^0-9]*)([0-9]*)")
 _Arrange = Callable[[list[str], Iterable[str]], list[str]]
 
 
+def order_field(keys: Sequence[str], extra: Mapping[str, Sequence[str]] | None = None) -> Json:
+    """Return the field of a file's metadata for the order of a state dict; None for the order of a file without it.
+
+    Args:
+        keys: of the state dict.
+        extra: name of each extra state in it → names of its tensors.
+    """
+    extra = extra or {}
+    if [*keys] == sorted(keys) == sorted(keys, key=lambda key: (key in extra, key)):
+        return None
+    return order_of([name for key in keys for name in (key, *extra.get(key, ()))])
+
+
 def order_of(names: Sequence[str]) -> Json:
-    """Return the field of a file whose state dict has these keys, the smallest."""
+    """Return the order of names, in as few characters as possible."""
     letters = set().union(*names)
     fields = (_field(names, cut) for cut in _CUTS if not cut or letters & {*cut})
     return min(filter(None, fields), key=lambda field: len(json.dumps(field)))
@@ -53,7 +66,9 @@ def in_order(names: Iterable[str], order: Json, where: str) -> list[str]:
     def arrange(members: list[str], _: Iterable[str]) -> list[str]:
         moves = waiting.pop() if waiting else []
         if len(moves) >= len(members) or any(abs(move) >= len(members) - i for i, move in enumerate(moves)):
-            raise ArtifactError(f"the order of tensors in {where} is no permutation of their names; the file is damaged")
+            raise ArtifactError(
+                f"the order of tensors in {where} is no permutation of their names; the file is damaged"
+            )
         return _moved(members, moves)
 
     arranged = _arranged(names, cut, arrange)

@@ -23,7 +23,7 @@ import re
 import struct
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 

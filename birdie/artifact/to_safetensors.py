@@ -145,7 +145,7 @@ def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> t
 
 
 def _aligned(file: File, names: Collection[str]) -> list[str]:
-    """Return names in the order of the state dict if the file has one that aligns every tensor, else wide dtypes first."""
+    """Return names in the file's order if it has one that aligns every tensor, else wide dtypes first."""
     widths = {name: dtype_of(file.entry(name)).itemsize for name in names}
     ends = accumulate(decoded_bytes(file.entry(name)) for name in names)
     is_aligned = all(end % width == 0 for end, width in zip(ends, [*widths.values()][1:], strict=False))

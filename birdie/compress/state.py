@@ -182,8 +182,8 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
         chain = owner.parametrizations[attribute]  # type: ignore[index]
         if id(chain) not in weights:
             weights[id(chain)] = getattr(owner, attribute).detach()
-        own = name, weights[id(chain)]
-        state = dict(own if item[0].startswith(prefix) else item for item in state.items())
+        plain = name, weights[id(chain)]
+        state = dict(plain if item[0].startswith(prefix) else item for item in state.items())
     return state
 
 

@@ -75,9 +75,7 @@ def test_a_file_of_blocks_reads_like_one_without(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_bytes_of_tensors_depend_on_neither_threads_nor_the_order(
-    state: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_the_bytes_of_tensors_depend_on_neither_threads_nor_the_order(state: dict[str, Tensor], tmp_path: Path) -> None:
     files = []
     for index, names in enumerate((list(state), list(reversed(state)))):
         birdie.save({name: state[name] for name in names}, tmp_path / "x.birdie", scheme="int4", workers=index + 1)
