@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 
 from birdie.artifact.base import BaseOption
 from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.artifact.links import Limits, opened
+from birdie.artifact.rebuild import has_views, with_views
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.platform import write_at
@@ -63,6 +65,11 @@ def to_safetensors(
     with opened(base, file, **limits) as reference, File(file, registry.decoder, reference) as reader:
         reader.require(max_bytes, max_operations, shared=False)
         header = headers_in(reader.fields, reader.where).get("", {})
+        if has_views(tree := reader.fields.get("tree")):  # they have no entries that could be decoded one by one
+            tensors = with_views(tree, reader.decode_all(workers=workers))
+            apart = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+            save_file(apart, target, {**header, "format": "pt"})
+            return
         write_tensors(reader, target, {name: name for name in reader.ordered}, header, workers)
 
 

@@ -119,10 +119,7 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise WeightsError(f"tensor {name!r} cannot be stored under a name that is not text; rename it")
         problem = problem_of(weight)
         if problem:
-            raise WeightsError(
-                f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype, for example by "
-                "dequantize(), to_dense() or full_tensor()"
-            )
+            raise unstorable(name, problem)
     return {name: state[name] for name in sorted(state)}
 
 
@@ -194,6 +191,17 @@ def is_text(name: str) -> bool:
 
 def problem_of(weight: Tensor) -> str | None:
     """Return why `weight` cannot be stored, or None."""
+    problem = lacks_elements(weight)
+    if problem or not weight.numel():
+        return problem
+    stored = weight.untyped_storage().nbytes()
+    if weight.nbytes > max(MIN_VIEW_LIMIT, VIEW_PER_BYTE * stored):
+        return f"{tuple(weight.shape)}, which repeats {stored:,} bytes of memory up to {weight.nbytes:,}"
+    return None
+
+
+def lacks_elements(weight: Tensor) -> str | None:
+    """Return why `weight` is no tensor of plain elements in memory, or None."""
     if is_lazy(weight):
         return "lazy, without a shape until its module has run"
     if weight.is_nested:
@@ -208,9 +216,15 @@ def problem_of(weight: Tensor) -> str | None:
         return f"a {type(weight).__name__} without memory of its own"
     if (weight.numel() and not stored) or weight.is_meta:
         return f"a {'meta' if weight.is_meta else type(weight).__name__} tensor without data"
-    if weight.nbytes > max(MIN_VIEW_LIMIT, VIEW_PER_BYTE * stored):
-        return f"{tuple(weight.shape)}, which repeats {stored:,} bytes of memory up to {weight.nbytes:,}"
     return None
+
+
+def unstorable(name: str, problem: str) -> WeightsError:
+    """Return the error of a tensor that cannot be stored, with the ways out."""
+    return WeightsError(
+        f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype, for example by "
+        "dequantize(), to_dense() or full_tensor()"
+    )
 
 
 def without_ties(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
