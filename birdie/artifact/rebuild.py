@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import warnings
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -226,7 +227,10 @@ class _Reader:
         items = self.node(parts, path)
         if kind not in KINDS or type(items) is not list:
             raise damaged(f"has a value of unknown kind {str(kind)[:80]}")
-        return self._marked(KINDS[kind].together(*items), flag, None, name_of(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that quantized and nested tensors may change
+            value = KINDS[kind].together(*items)
+        return self._marked(value, flag, None, name_of(path))
 
     def _view(self, path: Path, base: Json, offset: Json, size: Json, stride: Json, flag: Json = 0) -> Any:
         if base not in self.tensors:

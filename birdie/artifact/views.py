@@ -6,7 +6,7 @@ Views that overlap are views of one tensor again: what is written to one is read
 element, such as the parts of one vector of all parameters, become tensors with memory of their own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -81,6 +81,18 @@ def views_in(tensors: Iterable[Tensor]) -> dict[Key, View]:
             if len({tensor.dtype for tensor in group}) == 1 and _overlap(group):
                 views |= _based(group)
     return views
+
+
+def not_kept(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return what a file of tensors alone loses of them, and a complete object keeps."""
+    attributes = sorted({str(key) for tensor in tensors.values() for key in vars(tensor)})
+    turned = sum(bool(order_in_memory(tensor)) for tensor in tensors.values())
+    views = len(views_in(tensors.values()))
+    return (
+        *([f"attributes of tensors ({', '.join(attributes)[:80]})"] if attributes else []),
+        *([f"the order of dimensions in memory of {turned:,} tensors (channels last, transposed)"] if turned else []),
+        *([f"the shared memory of {views:,} tensors that are views"] if views else []),
+    )
 
 
 def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -315,3 +315,14 @@ def test_a_changed_structure_is_refused_or_harmless(name: str, data: st.DataObje
     )
     with suppress(ArtifactError):
         pytree.rebuild(skeleton, tensors)
+
+
+def test_weights_alone_say_what_they_lose(tmp_path: Path) -> None:
+    plain = {"w": torch.randn(3, 4), "b": torch.randn(2)}
+    assert birdie.save(plain, tmp_path / "x.birdie", lossless=True).not_kept == ()
+    last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    last.tag = 1  # type: ignore[attr-defined]
+    content = {**plain, "last": last, "row": plain["w"][1]}
+    lost = " ".join(birdie.save(content, tmp_path / "x.birdie", lossless=True).not_kept)
+    assert all(word in lost for word in ("tag", "1 tensors (channels last", "1 tensors that are views"))
+    assert birdie.save_object(content, tmp_path / "x.birdie").not_kept == ()
