@@ -37,6 +37,7 @@ from birdie.compress.state import is_text
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.names import is_name
+from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import regular_file
 
 Format: TypeAlias = Literal["safetensors", "torch", "packed", "index"]
@@ -117,12 +118,12 @@ def read_weights(
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
     """Read all of a checkpoint, for a lossless copy: the object that torch.save wrote, or else the tensors by name.
 
-    Names keep their prefixes, and tensors by name are sorted. Objects of classes that `weights_only=True` refuses are
-    replaced by stand-ins, which cannot be stored.
+    Names keep their prefixes. Objects of classes that `weights_only=True` refuses are replaced by stand-ins, which
+    cannot be stored.
     """
     path = Path(path)
     if path.is_dir() or format_of(path) in ("index", "safetensors"):
-        return dict(sorted(read_files(path).items()))
+        return read_files(path)
     return _read(path, skip_objects=True)
 
 
@@ -245,18 +246,23 @@ def _read(path: Path, skip_objects: bool = False) -> Any:
     if form == "index":
         raise WeightsError(f"{path} holds JSON, and no tensors; give the file of the checkpoint")
     if form == "safetensors":
-        return _read_safetensors(path, lambda: load_file(path, device="cpu"))
+        with path.open("rb") as file:
+            return _read_safetensors(path, file, lambda: load_file(path, device="cpu"))
     if form == "torch":
         return _unpickle(path, path, skip_objects)
     data = _unpacked(path)
     if _format_of(data[:_HEAD]) == "safetensors":
-        return _read_safetensors(path, lambda: load(data))
+        return _read_safetensors(path, io.BytesIO(data), lambda: load(data))
     return _unpickle(io.BytesIO(data), path, skip_objects)
 
 
-def _read_safetensors(path: Path, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _read_safetensors(path: Path, file: BinaryIO, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors in the order in which they lie in the file."""
     try:
-        return read()
+        tensors = read()
+        header = parse_object(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        return {name: tensors[name] for name in sorted(header, key=lambda name: header[name]["data_offsets"])}
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
             f"{path} is not a complete safetensors file ({_first_line(error)}); copy it again"

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact.order import extra_in, in_order
 from birdie.entropy.hints import Stream as Stream
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
@@ -268,6 +269,18 @@ class Reader:
         """Names of all tensors, sorted by their UTF-8 bytes."""
         return self._names
 
+    @functools.cached_property
+    def keys(self) -> tuple[str, ...]:
+        """Names of tensors and extra states in the order of the saved state dict; sorted if the file has no order."""
+        names = [*self._names, *(name for name in extra_in(self.fields) if name not in self._index)]
+        order = self.fields.get("order")
+        return tuple(names if order is None else in_order(names, order, f"the metadata of {self.where}"))
+
+    @functools.cached_property
+    def ordered(self) -> tuple[str, ...]:
+        """Names of all tensors in the order of the saved state dict."""
+        return tuple(name for name in self.keys if name in self._index)
+
     @property
     def size(self) -> int:
         """Size of the complete file in bytes."""
@@ -291,12 +304,12 @@ class Reader:
     def holder(self, name: str) -> str:
         """Return the name of the entry that holds the elements of a tensor: that of its group, or its own."""
         entry = self.entry(name)
-        return entry.target or name if entry.scheme == MEMBER else name
+        return name if entry.scheme != MEMBER or entry.target is None else entry.target
 
     def stored(self, name: str) -> str:
         """Return `name`, or the name that it is an alias of."""
         entry = self.entry(name)
-        return entry.target or name if entry.scheme == ALIAS else name
+        return name if entry.scheme != ALIAS or entry.target is None else entry.target
 
     def position(self, name: str) -> int:
         """Return the position of a tensor in its group."""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact.order import order_field
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.state import ModelState
+from birdie.compress.state import ModelState, keys_of
 from birdie.entropy.hints import Effort
 
 
@@ -56,6 +57,9 @@ class Content:
         """
         state = ModelState.of(model, rebase=rebase)
         extra, about_state = kept_beside(model)
+        parts = {
+            key: [name for name in extra if name.startswith(f"{key}/")] for key in (about_state or {}).get("extra", ())
+        }
         kept = files or {}
         about = {
             "metadata": metadata,
@@ -63,6 +67,7 @@ class Content:
             "files": kept_files.sizes_of(kept),
             "state": about_state,
             "link": link,
+            "order": order_field(keys_of(model), parts),
         }
         return cls(state, extra, about, kept)
 

@@ -230,7 +230,8 @@ def load_compressed(
             products, entry = products_of(file, name), file.entry(name)
             return None if products is None else CompressedTensor.of(entry.shape, dtype_of(entry), products)
 
-        names = [name for names in _groups(file) for name in names]
+        together = {name for names in _groups(file) for name in names}
+        names = [name for name in file.ordered if name in together]
         with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
             known = zip(names, pool.map(read, names), strict=True)
             tensors = {name: tensor.to(target) for name, tensor in known if tensor is not None}

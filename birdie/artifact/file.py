@@ -266,7 +266,7 @@ class File(Reader):
             workers: threads; None: every core. A tensor that is longer than one thread's share is itself decoded on all
                 of them.
         """
-        names, workers = self.names if names is None else names, workers or os.cpu_count() or 1
+        names, workers = self.ordered if names is None else names, workers or os.cpu_count() or 1
         holders = dict.fromkeys(self.holder(self.stored(name)) for name in names)
         decoded = {name: self._empty(name) for name in holders if self.entry(name).scheme == BLOCKS}
         blocks = [(name, block, part) for name in holders for block, part in self.parts(name)]

@@ -70,7 +70,7 @@ def write_folder(
         target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
         reader.require(left, max_operations, shared=False)
-        components = _components(reader.names, reader.fields, reader.where)
+        components = _components(reader.ordered, reader.fields, reader.where)
         with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file]) as folder:
             kept_files.write(kept, folder)
             for component in components:
@@ -166,7 +166,7 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int, w
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, str]] = [{}]
     total = filled = 0
-    for name in sorted(keys):
+    for name in keys:
         size = decoded_bytes(reader.entry(name))
         if shards[-1] and filled + size > most:
             shards.append({})

@@ -26,7 +26,7 @@ from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
-from birdie.compress.state import EncodedState, ModelState
+from birdie.compress.state import EncodedState, ModelState, keys_of
 from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ArtifactError, ConfigError
 
@@ -57,7 +57,7 @@ def compress_weights(
     files = {name: container.to_bytes(*content) for name, content in contents.items()}
     packed = {name: np.frombuffer(file, np.uint8) for name, file in files.items()}
     bytes_of = {name: torch.from_numpy(data.copy()) for name, data in packed.items()}
-    return {name: bytes_of[state.ties.get(name, name)] for name in state.by_name}
+    return {name: bytes_of[state.ties.get(name, name)] for name in keys_of(model) if name in state.by_name}
 
 
 @overload

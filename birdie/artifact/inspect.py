@@ -34,7 +34,7 @@ def inspect(path: Source | BytesIO) -> Summary:
     with Reader(source) as reader:
         fields = reader.fields
         sizes, foreign = reader.table(), fields.get("schemes", {})
-        entries = [reader.entry(name) for name in reader.names]
+        entries = [reader.entry(name) for name in reader.ordered]
         blocks = (block for name in reader.names for block in reader.blocks(reader.holder(name)))
         coded = [reader.entry(block) for block in dict.fromkeys(blocks)]
         rows = tuple(

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact import pytree
 from birdie.artifact.base import BaseOption
 from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.device import CompressedTensors, open_file, target_of
@@ -25,6 +24,7 @@ from birdie.artifact.file import Data, File, decoded_bytes
 from birdie.artifact.lazy import Coded, attach
 from birdie.artifact.links import Limits as ChainLimits
 from birdie.artifact.links import base_of, opened
+from birdie.artifact.rebuild import has_views, rebuild, with_views
 from birdie.artifact.state_dict import belongs_to_extra, state_dict_of
 from birdie.compress import registry
 from birdie.compress.device.compressed import works
@@ -174,6 +174,28 @@ def load(
     return into if strict else keys
 
 
+def load_entries(
+    path: Data,
+    *,
+    base: BaseOption | None = None,
+    max_bytes: int | None = None,
+    max_operations: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
+) -> dict[str, Tensor]:
+    """Return the tensors that a file has entries of, by name; arguments as for `load`."""
+    _require_arguments(path)
+    max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
+    max_operations = whole_number("max_operations", max_operations, 0)
+    registry.import_schemes(schemes)
+    limits: ChainLimits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
+    with opened(base, path, None, **limits) as reference, File(path, registry.decoder, reference) as file:
+        copies = _copies(file)
+        file.require(max_bytes, max_operations, independent=copies)
+        tensors = file.decode_all(None, workers)
+        return tensors | {name: tensors[name].clone() for name in copies if name in tensors}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The tensors of a file that are loaded: those whose names have a prefix, and among them those that were named."""
@@ -188,7 +210,7 @@ class Part:
 
     def of(self, file: Reader) -> list[str]:
         """Return the names of the tensors in a file."""
-        chosen = [name for name in file.names if name.startswith(self.prefix)]
+        chosen = [name for name in file.ordered if name.startswith(self.prefix)]
         if self.names is not None:
             patterns = [self.names] if isinstance(self.names, str) else list(self.names)
             hits = {pattern: self._matches(pattern, chosen) for pattern in patterns}
@@ -221,9 +243,13 @@ class Part:
                 dict that was saved, if that is what it holds.
         """
         fields = file.fields
-        state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), file.where)
-        if not nested and self.is_all and "tree" in fields:
-            state = _saved_state(pytree.rebuild(fields["tree"], tensors), tensors) or state
+        entries, tree = tensors, fields.get("tree") if self.is_all else None
+        if tree is not None and has_views(tree):
+            tensors = with_views(tree, entries)
+        order = file.keys if "order" in fields else None
+        state = state_dict_of(tensors, _only(fields.get("state"), self, tensors), file.where, order)
+        if not nested and tree is not None:
+            state = _saved_state(rebuild(tree, entries), tensors) or state
         if not self.prefix:
             return state
         about = getattr(state, "_metadata", None)

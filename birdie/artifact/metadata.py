@@ -8,6 +8,7 @@ copies     indices of those aliases, among all sorted by name, whose tensors are
 state      versions and extra state of the modules (birdie.artifact.state_dict)
 base       of a file of differences: "of", the base's file name, and "names", name → name in the base, where they differ
            ("inside": true if the base is the file itself)
+order      how names are moved from their natural order to that of the state dict (birdie.artifact.order)
 link       of a link of a chain: its checkpoint, and the link that it is a difference to (birdie.artifact.links)
 """
 
@@ -31,6 +32,7 @@ def to_bytes(
     state: Any = None,
     base: Mapping[str, Any] | None = None,
     link: Mapping[str, Any] | None = None,
+    order: Any = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes."""
     fields = {
@@ -43,6 +45,7 @@ def to_bytes(
         "state": state,
         "base": base,
         "link": link,
+        "order": order,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:

@@ -12,7 +12,7 @@ from birdie.artifact import pytree
 from birdie.artifact.base import BaseOption
 from birdie.artifact.checkpoint import Checkpoint
 from birdie.artifact.inspect import inspect
-from birdie.artifact.load import Limits, load
+from birdie.artifact.load import Limits, load, load_entries
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
@@ -106,5 +106,4 @@ def load_object(path: Source, **limits: Unpack[Limits]) -> Any:
         ConfigError: a setting is wrong.
     """
     skeleton = inspect(path).tree
-    tensors = load(path, **limits)
-    return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)
+    return load(path, **limits) if skeleton is None else pytree.rebuild(skeleton, load_entries(path, **limits))

@@ -4,7 +4,8 @@
               names,    sorted units,        scheme of      integers; for a     entropy
               ties      sensitivities        each tensor    target, by search   coded
 
-The same tensors in any order give the same bytes, whatever the number of threads. The format is in docs/format.md.
+The same tensors give the same bytes, whatever the number of threads; in another order, the same but for a field of the
+metadata. The format is in docs/format.md.
 """
 
 import os
@@ -26,6 +27,7 @@ from birdie.artifact.inspect import inspect
 from birdie.artifact.options import CalibrationOption, SaveOptions, SaveRequest
 from birdie.artifact.resume import Resume
 from birdie.artifact.summary import Summary
+from birdie.artifact.views import not_kept
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
@@ -218,7 +220,9 @@ def write_model(
             run_on_main(world, torch.device("cpu"), lambda: beside.write(path, encoded))
             coder.meter.finish()
         summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
-        summary = replace(summary, coder=effort, otherwise=_otherwise(summary, assignment))
+        beside_values = not_kept(content.state.by_name) if target.lossless and tree is None else ()
+        otherwise = _otherwise(summary, assignment)
+        summary = replace(summary, coder=effort, otherwise=otherwise, not_kept=beside_values)
         if known is None:
             return summary
         error = fitted.divergence

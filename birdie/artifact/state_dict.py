@@ -8,7 +8,7 @@ that might look at it, and then 1 holds for the others. A file without such a li
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,13 +45,16 @@ def kept_beside(model: nn.Module | Mapping[str, Any]) -> tuple[dict[str, Tensor]
     return tensors, {key: value for key, value in fields.items() if value} or None
 
 
-def state_dict_of(tensors: Mapping[str, Tensor], about: Json, where: str) -> dict[str, Any]:
+def state_dict_of(
+    tensors: Mapping[str, Tensor], about: Json, where: str, order: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return the state dict that was taken apart by `kept_beside`, with its `_metadata` if the file has versions.
 
     Args:
         tensors: of a file, or some of them.
         about: JSON of the file.
         where: name of the file, for error messages.
+        order: names of tensors and extra states; None if the file does not say it: extra states then come last.
     """
     if about is None:
         return dict(tensors)
@@ -62,10 +65,13 @@ def state_dict_of(tensors: Mapping[str, Tensor], about: Json, where: str) -> dic
         if name in state:
             inner[pytree.TENSOR] = state.pop(name)
         state[name] = pytree.rebuild(skeleton, inner)
+    if order is not None:
+        state = OrderedDict((name, state[name]) for name in order if name in state)
     versions = about.get("versions")
     if versions is not None:
         metadata: dict[str, Any] = OrderedDict()
-        for path in sorted({"", *(parent for name in state for parent in _parents(name)), *versions}):
+        paths = dict.fromkeys(["", *(parent for name in state for parent in _parents(name)), *versions])
+        for path in paths if order is not None else sorted(paths):
             value = versions.get(path, _DEFAULT)
             metadata[path] = pytree.rebuild(value, {}) if isinstance(value, list) else {"version": value}
             if not isinstance(metadata[path], dict):

@@ -36,7 +36,7 @@ class Summary:
         bytes: size of the complete file.
         budget: byte budget of the file, or None.
         weights: number of elements of all tensors, tied ones counted once and complex ones as two.
-        tensors: sorted by name.
+        tensors: in the order of the saved state dict.
         metadata: JSON of the caller of `save`.
         files: name → bytes of the files kept beside the tensors, unpacked; `file_bytes`: what they take together.
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
@@ -50,6 +50,8 @@ class Summary:
         uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
         otherwise: after a compression, names of large tensors that were to be quantized and are lossless or in 16
             bits; not stored.
+        not_kept: after a lossless compression of tensors alone, what only `birdie.save_object` keeps of them:
+            attributes, layout in memory, shared memory; not stored.
         base: file name of the checkpoint to which tensors are stored as differences, "" if it had none; None: none.
     """
 
@@ -69,6 +71,7 @@ class Summary:
     control: "Control | None" = None
     uncalibrated: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
+    not_kept: tuple[str, ...] = ()
     base: str | None = None
 
     @property
@@ -98,4 +101,5 @@ class Summary:
             "tensors": rows,
             "files": dict(self.files),
             "base": self.base,
+            "not_kept": list(self.not_kept),
         }

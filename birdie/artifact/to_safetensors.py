@@ -4,7 +4,7 @@
     entry ──► decoded tensor ──► its position in the file, several at a time
 
 The format is that of the safetensors library (8 bytes of length, JSON, tensors one after the other), whose writer takes
-all tensors at once. Wide dtypes come first, so that every tensor is aligned.
+all tensors at once. Every tensor is aligned: in the order of the state dict if that allows it, else wide dtypes first.
 """
 
 import json
@@ -13,17 +13,20 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 
 from birdie.artifact.base import BaseOption
 from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.artifact.links import Limits, opened
+from birdie.artifact.rebuild import has_views, with_views
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.platform import write_at
@@ -62,7 +65,12 @@ def to_safetensors(
     with opened(base, file, **limits) as reference, File(file, registry.decoder, reference) as reader:
         reader.require(max_bytes, max_operations, shared=False)
         header = headers_in(reader.fields, reader.where).get("", {})
-        write_tensors(reader, target, {name: name for name in reader.names}, header, workers)
+        if has_views(tree := reader.fields.get("tree")):  # they have no entries that could be decoded one by one
+            tensors = with_views(tree, reader.decode_all(workers=workers))
+            apart = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+            save_file(apart, target, {**header, "format": "pt"})
+            return
+        write_tensors(reader, target, {name: name for name in reader.ordered}, header, workers)
 
 
 def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:
@@ -123,7 +131,7 @@ def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> t
     fields: dict[str, object] = {"__metadata__": {**header, "format": "pt"}}  # transformers refuses files without it
     positions: dict[str, list[int]] = {}
     end = 0
-    for name in sorted(keys, key=lambda name: (-dtype_of(file.entry(name)).itemsize, keys[name])):
+    for name in _aligned(file, keys):
         entry = file.entry(name)
         dtype = dtype_of(entry)
         if keys[name] == "__metadata__":
@@ -141,6 +149,16 @@ def _layout(file: File, keys: Mapping[str, str], header: Mapping[str, str]) -> t
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, positions
+
+
+def _aligned(file: File, names: Collection[str]) -> list[str]:
+    """Return names in the file's order if it has one that aligns every tensor, else wide dtypes first."""
+    widths = {name: dtype_of(file.entry(name)).itemsize for name in names}
+    ends = accumulate(decoded_bytes(file.entry(name)) for name in names)
+    is_aligned = all(end % width == 0 for end, width in zip(ends, [*widths.values()][1:], strict=False))
+    if is_aligned and "order" in file.fields:
+        return [*names]
+    return sorted(names, key=lambda name: -widths[name])
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

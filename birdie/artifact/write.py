@@ -16,9 +16,8 @@ from birdie.compress.coding import Coded, code
 from birdie.compress.rate.assignment import Group
 from birdie.compress.scheme import DIFFERENCE as FORM
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.state import EncodedState, problem_of
+from birdie.compress.state import EncodedState, problem_of, unstorable
 from birdie.entropy.hints import Effort
-from birdie.errors import WeightsError
 from birdie.runtime.outputs import Source
 
 
@@ -67,7 +66,7 @@ def lossless_entries(tensors: Mapping[str, Tensor], effort: Effort) -> list[Entr
     """Return entries that keep every bit of some tensors."""
     for name, tensor in tensors.items():
         if problem := problem_of(tensor):
-            raise WeightsError(f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype")
+            raise unstorable(name, problem)
     coded = {name: code(Lossless().encode(name, tensor.detach().cpu()), effort) for name, tensor in tensors.items()}
     return Beside().content(EncodedState(coded, {}))[0]
 

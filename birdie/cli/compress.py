@@ -395,6 +395,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     if summary.otherwise:
         otherwise = {row.name: row.bytes for row in summary.tensors if row.name in summary.otherwise}
         print_line(f"lossless or in 16 bits, not quantized: {_listed(otherwise)}")
+    if summary.not_kept:
+        print_line(f"not kept with weights alone: {', '.join(summary.not_kept)}")
     if summary.rounded:
         print_line(f"rounded to 16 bits: {summary.rounded:,} of {len(summary.tensors):,} tensors")
     change = _change(input_bytes, summary.bytes, lossless)

@@ -135,11 +135,13 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f"tensor {name!r} has no shape yet, as its layer is lazy; run the module once on a batch, then store it"
             )
         if problem:
-            raise WeightsError(
-                f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype, for example by "
-                "dequantize(), to_dense() or full_tensor()"
-            )
+            raise unstorable(name, problem)
     return {name: state[name] for name in sorted(state)}
+
+
+def keys_of(model: nn.Module | Mapping[str, Any]) -> list[str]:
+    """Return the names of tensors and extra states in the order of the state dict."""
+    return list(plain_state(model) if isinstance(model, nn.Module) else model)
 
 
 def is_extra(name: Any, item: Any, of_module: bool) -> bool:
@@ -190,11 +192,11 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
     weights: dict[int, Tensor] = {}
     for name, (owner, attribute) in folded(module).items():
         prefix = name.removesuffix(attribute) + f"parametrizations.{attribute}."
-        state = {other: weight for other, weight in state.items() if not other.startswith(prefix)}
         chain = owner.parametrizations[attribute]  # type: ignore[index]
         if id(chain) not in weights:
             weights[id(chain)] = getattr(owner, attribute).detach()
-        state[name] = weights[id(chain)]
+        plain = name, weights[id(chain)]
+        state = dict(plain if item[0].startswith(prefix) else item for item in state.items())
     return state
 
 
@@ -205,6 +207,17 @@ def is_text(name: str) -> bool:
 
 def problem_of(weight: Tensor) -> str | None:
     """Return why `weight` cannot be stored, or None."""
+    problem = lacks_elements(weight)
+    if problem or not weight.numel():
+        return problem
+    stored = weight.untyped_storage().nbytes()
+    if weight.nbytes > max(MIN_VIEW_LIMIT, VIEW_PER_BYTE * stored):
+        return f"{tuple(weight.shape)}, which repeats {stored:,} bytes of memory up to {weight.nbytes:,}"
+    return None
+
+
+def lacks_elements(weight: Tensor) -> str | None:
+    """Return why `weight` is no tensor of plain elements in memory, or None."""
     if is_lazy(weight):
         return "lazy, without a shape until its module has run"
     if weight.is_nested:
@@ -219,9 +232,15 @@ def problem_of(weight: Tensor) -> str | None:
         return f"a {type(weight).__name__} without memory of its own"
     if (weight.numel() and not stored) or weight.is_meta:
         return f"a {'meta' if weight.is_meta else type(weight).__name__} tensor without data"
-    if weight.nbytes > max(MIN_VIEW_LIMIT, VIEW_PER_BYTE * stored):
-        return f"{tuple(weight.shape)}, which repeats {stored:,} bytes of memory up to {weight.nbytes:,}"
     return None
+
+
+def unstorable(name: str, problem: str) -> WeightsError:
+    """Return the error of a tensor that cannot be stored, with the ways out."""
+    return WeightsError(
+        f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype, for example by "
+        "dequantize(), to_dense() or full_tensor()"
+    )
 
 
 def without_ties(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact import pytree
 from birdie.artifact.file import File
+from birdie.artifact.rebuild import rebuild
 from birdie.compress.scheme import Decoder
 from birdie.compress.schemes import (
     cast,
@@ -68,7 +68,7 @@ def load_object(source: Source | bytes, max_bytes: int | None = None, max_operat
         skeleton = file.fields.get("tree")
         file.require(max_bytes, max_operations)
         tensors = file.decode_all()
-    return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)
+    return tensors if skeleton is None else rebuild(skeleton, tensors)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from birdie.artifact.order import order_field
 from birdie.artifact.write import Beside
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import decode, with_integers
@@ -37,7 +38,7 @@ from birdie.compress.rate.search import Fit, fit_budget
 from birdie.compress.rate.target import Target
 from birdie.compress.scheme import Blocks, Encoded
 from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.state import EncodedState, ModelState, named_tensors
+from birdie.compress.state import EncodedState, ModelState, keys_of, named_tensors
 from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, BudgetError, ConfigError
 from birdie.runtime.callbacks import Notify, no_message
@@ -76,18 +77,20 @@ class BudgetFile:
         rules: (pattern, spec) of tensors that the budget does not change, as `birdie.save` takes them; None: none.
         effort: of the entropy coder.
         metadata: of the file; without any, the budget is not noted in it either.
+        order: of its tensors (birdie.artifact.order).
     """
 
     budget: int
     rules: Schemes | None = None
     effort: Effort = "max"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    order: Any = None
 
     @property
     def coder(self) -> Coder:
         """Coder of the file."""
         about = {"metadata": self.metadata, "budget": self.budget} if self.metadata else {}
-        return Coder(self.effort, Beside(about).size, keeps_integers=True)
+        return Coder(self.effort, Beside({**about, "order": self.order}).size, keeps_integers=True)
 
     def assignment(self, state: ModelState) -> Assignment:
         """Return the schemes of the tensors of a module."""
@@ -153,7 +156,7 @@ class StoredTraining:
         world: World | None = None,
         notify: Notify = no_message,
     ) -> None:
-        self.model, self.file = model, file
+        self.model, self.file = model, replace(file, order=order_field(keys_of(model)))
         self.last: Encoding | None = None
         self._calibrate, self._settings, self._world, self._notify = calibrate, settings, world or World(), notify
         self._matrices: dict[str, Layer] = {}
@@ -163,7 +166,7 @@ class StoredTraining:
         self._done = 0
         if settings is not None:
             self._matrices = matrices_to_train(model, settings.tensors)
-            file.require_reachable(ModelState.of(model))
+            self.file.require_reachable(ModelState.of(model))
             use_decoded(self._matrices.values(), in_evaluation=False)
 
     def before_step(self, step: int, fraction: float, multiplier: float) -> None:

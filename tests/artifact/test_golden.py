@@ -126,7 +126,7 @@ def saved(path: Path) -> container.Reader:
 def test_the_golden_artifact_loads_and_entries_without_float_arithmetic_are_written_alike(tmp_path: Path) -> None:
     fresh = saved(tmp_path / "fresh.birdie")
     pinned, _ = golden("artifact", (tmp_path / "fresh.birdie").read_bytes(), tmp_path)
-    assert pinned.metadata == fresh.metadata
+    assert {key for key in pinned.fields if pinned.fields[key] != fresh.fields[key]} == {"tree"}  # its order
     assert pinned.names == fresh.names
     entries = [pinned.read(name) for name in pinned.names]
     exact = [entry for entry in entries if entry.scheme not in FITTED]

@@ -26,7 +26,7 @@ def test_names_of_dtypes_are_those_of_torch() -> None:
 
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
-    birdie.save({"w": torch.ones(64, 64), "bias": torch.ones(3)}, tmp_path / "x.birdie")
+    birdie.save({"bias": torch.ones(3), "w": torch.ones(64, 64)}, tmp_path / "x.birdie")
     code = (
         "import sys, birdie; print(birdie.inspect(sys.argv[1]).tensors[0].scheme);"
         "assert not {'torch', 'numba'} & sys.modules.keys()"

@@ -29,11 +29,24 @@ def state() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_file_is_that_of_the_library(tmp_path: Path, workers: int) -> None:
-    birdie.save(state(), tmp_path / "x.birdie", lossless=True)
+    birdie.save(dict(sorted(state().items())), tmp_path / "x.birdie", lossless=True)
     to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", workers=workers)
     tensors = {name: tensor.clone() for name, tensor in state().items()}
     save_file(tensors, tmp_path / "y.safetensors", {"format": "pt"})
     assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
+
+
+def test_tensors_lie_in_the_order_of_the_state_dict_where_that_aligns_them(tmp_path: Path) -> None:
+    wide, narrow, byte = torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 2), torch.ones(1, 5, dtype=torch.uint8)
+    for content, expected in (
+        ({"10": narrow, "9": narrow, "b": wide, "a": byte}, ["10", "9", "b", "a"]),
+        ({"10": byte, "9": narrow, "b": wide, "a": byte}, ["b", "9", "10", "a"]),
+    ):
+        birdie.save(content, tmp_path / "x.birdie", lossless=True)
+        to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors")
+        back = load_file(tmp_path / "x.safetensors")
+        assert list(back) == expected
+        assert all(torch.equal(back[name], tensor) for name, tensor in content.items())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
