@@ -34,7 +34,7 @@ def is_constant(weight: Tensor) -> bool:
     """Return whether the numbers of a tensor follow from one another, as those of tables do and weights do not.
 
     Args:
-        weight: finite floats of any shape; complex numbers count as two.
+        weight: floats of any shape; complex numbers count as two.
     """
     weight = planes(weight.detach())
     if weight.dtype not in REAL_DTYPES or weight.numel() < 3:
@@ -65,12 +65,13 @@ def _follow(lines: Lines, precision: float) -> bool:
     """Return whether most lines, (lines, points), that vary at all are predictable.
 
     Args:
-        lines: of finite numbers.
+        lines: of any numbers.
         precision: relative, of the dtype in which they were computed or stored.
     """
     used = lines[(lines != 0).any(axis=1)]
-    if not len(used):
+    if not len(used) or not np.isfinite(used).all():
         return False
+    used = used / np.abs(used).max(axis=1, keepdims=True)  # squares of float64 may overflow
     typical = _quantile(np.abs(used), 0.5, used != 0)
     middle = _quantile(used, 0.5)
     spread = _MAD * _quantile(np.abs(used - middle[:, None]), 0.5)  # a few numbers may be far larger

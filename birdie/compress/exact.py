@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from birdie.compress.constants import is_constant
 from birdie.compress.packed import packed_names
 from birdie.compress.small_tensors import SMALL, flat_vectors
-from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, parts, planes
+from birdie.compress.tensors import REAL_DTYPES, parts, planes
 
 FEW = 16  # different values up to which a tensor is a mask, a one-hot table or the like; a large one: FEW_OF_LARGE
 FEW_OF_LARGE = 4
@@ -156,7 +156,7 @@ def _is_table(name: str, weight: Tensor, roles: Roles | None) -> bool:
         return False  # a norm of ones, a bias of zeros: 16 bits keep them, and tuning may change them
     if not (is_parameter and weight.ndim > 1) and _has_few_values(reals, masked=roles is None):
         return True
-    return not (roles is not None and name in roles.trained) and not has_nonfinite(reals) and is_constant(reals)
+    return not (roles is not None and name in roles.trained) and is_constant(reals)
 
 
 def _is_float(weight: Tensor) -> bool:

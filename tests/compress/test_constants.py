@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import birdie
@@ -106,14 +108,31 @@ def test_weights_are_none(weight: str) -> None:
     assert not is_constant(WEIGHTS[weight])
 
 
-@pytest.mark.parametrize("settings", [{}, {"scheme": [("*", "int4")]}, {"bits": 8}], ids=str)
+@pytest.mark.parametrize("factor", [1e-300, 1e-30, 1e30, 1e150, 1e300])
+def test_scale_tells_nothing(factor: float) -> None:
+    for table in ("Fourier basis", "frequencies", "Hann window", "mel filters"):
+        assert is_constant(CONSTANTS[table].double() * factor)
+    for weight in ("drawn", "with outliers", "pruned"):
+        assert not is_constant(WEIGHTS[weight].double() * factor)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_bits_are_looked_at_without_a_warning(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]))
+    shape = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
+    bits = torch.randint(256, (math.prod(shape) * dtype.itemsize,), dtype=torch.uint8)
+    is_constant(bits.view(dtype).reshape(shape))
+
+
+@pytest.mark.parametrize("options", [{}, {"scheme": [("*", "int4")]}, {"bits": 8}], ids=str)
 @pytest.mark.parametrize("table", ["rotary cache", "STFT basis", "mel filters", "frequencies", "grid of sines"])
-def test_they_come_back_bit_for_bit_under_any_name(table: str, settings: dict[str, Any]) -> None:
+def test_they_come_back_bit_for_bit_under_any_name(table: str, options: dict[str, Any]) -> None:
     state = {"a.weight": gaussian(400, 128), "b": CONSTANTS[table]}
     file = io.BytesIO()
-    if "bits" in settings:
-        settings = {"budget": 3 * 400 * 128 + 4 * CONSTANTS[table].numel()}
-    birdie.save(state, file, coder="fast", **settings)
+    if "bits" in options:
+        options = {"budget": 3 * 400 * 128 + 4 * CONSTANTS[table].numel()}
+    birdie.save(state, file, coder="fast", **options)
     assert torch.equal(birdie.load(file.getvalue())["b"], CONSTANTS[table])
 
 
