@@ -31,7 +31,7 @@ from birdie.runtime.mapped import complete, releasing
 
 Part = Callable[[slice], Tensor]
 """Elements in row-major order → these of a tensor of the base, in the dtype of the other tensor."""
-_KEPT = 4  # tensors of a .birdie file that stay decoded, for the next block of one
+_KEPT = 4  # tensors of a .birdie file that stay decoded: differences are decoded in the order of their bases
 
 
 class Base:
@@ -127,18 +127,20 @@ class Base:
     def _decoded(cls, file: File, names: Collection[str], where: str) -> "Base":
         """Return the base that some tensors of an open file are."""
         kept, lock = dict[str, Tensor](), threading.Lock()
+        decoding = {name: threading.Lock() for name in names}
         shapes = {name: (entry.shape, dtype_of(entry)) for name in names for entry in [file.entry(name)]}
 
         def read(name: str) -> Tensor:
-            with lock:
-                if name in kept:
-                    return kept[name]
-            tensor = file.decode(name)
-            with lock:
-                kept[name] = tensor
-                while len(kept) > _KEPT:
-                    del kept[next(iter(kept))]
-            return tensor
+            with decoding[name]:  # once, if several threads need it
+                with lock:
+                    if name in kept:
+                        return kept[name]
+                tensor = file.decode(name)
+                with lock:
+                    kept[name] = tensor
+                    while len(kept) > _KEPT:
+                        del kept[next(iter(kept))]
+                return tensor
 
         return cls(where, shapes, read, close=file.close)
 

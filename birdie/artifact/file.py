@@ -272,7 +272,9 @@ class File(Reader):
         blocks = [(name, block, part) for name in holders for block, part in self.parts(name)]
         lengths = {block: self.header(block).length for _, block, _ in blocks}
         share = sum(lengths.values()) / workers
-        queue = iter(sorted(blocks, key=lambda item: lengths[item[1]], reverse=True))
+        # Differences come last, those to one base together: else it would be decoded for each, and the work that a file
+        # asks for would be their product.
+        queue = iter(sorted(blocks, key=lambda item: (self._base_name(item[0]), -lengths[item[1]])))
 
         def decode_next(_: int) -> None:
             for name, block, part in queue:  # threads share it: a task for each of many small tensors would take longer
@@ -355,6 +357,10 @@ class File(Reader):
     @functools.cached_property
     def _base_names(self) -> dict[str, str]:
         return file_metadata.base_in(self.fields, self.where)[1]
+
+    def _base_name(self, name: str) -> str:
+        """Return the name of the base's tensor that a stored tensor is a difference to; empty if it is none."""
+        return self._base_names.get(name, name) if self.is_difference(name) else ""
 
     def _base_of(self, entry: Entry) -> Tensor | None:
         """Return the tensor of the base that an entry is a difference to; of a block, its part."""

@@ -27,6 +27,7 @@ from birdie.run.recipe_file import CommandApp, Source, explain, read_arguments
 from birdie.runtime import callbacks
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import open_append
+from birdie.runtime.names import shown
 from birdie.runtime.outputs import require_file_name
 from birdie.runtime.platform import END_SIGNALS
 from birdie.runtime.provenance import VERSION
@@ -209,7 +210,7 @@ def _fail(error: Exception, as_json: bool) -> int:
     if as_json:
         print_json({"error": {"type": type(error).__name__, "message": message}})
     else:
-        stderr.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+        stderr.print(Text.assemble(("error: ", "bold red"), shown(message)), soft_wrap=True)
     return 1
 
 
@@ -218,6 +219,7 @@ _log_files: list[Path] = []
 
 def log(text: str) -> None:
     """Print one line on stderr, and append it to the file of `log_file`, if any."""
+    text = shown(text, keep="\n\t")
     stderr.print(text, soft_wrap=True, markup=False)
     for path in _log_files:
         with suppress(OSError, OutputError), open_append(path) as file:  # a full disk must not end a run
@@ -271,7 +273,7 @@ def print_table(table: Table) -> None:
 
 def print_line(text: str) -> None:
     """Print a line on stdout without wrapping it, so that paths can be copied."""
-    stdout.print(text, soft_wrap=True, markup=False)
+    stdout.print(shown(text, keep="\n\t"), soft_wrap=True, markup=False)
 
 
 def progress_bar(description: str, unit: str) -> AbstractContextManager[Progress]:
@@ -281,7 +283,7 @@ def progress_bar(description: str, unit: str) -> AbstractContextManager[Progress
 
 def plain(name: str) -> Text:
     """Return a name from a file as text without markup, control characters escaped: they could steer the terminal."""
-    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name))
+    return Text(shown(name))
 
 
 def size(value: int) -> str:

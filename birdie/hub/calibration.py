@@ -22,7 +22,7 @@ from birdie.compress.calibration.module import Where, calibrate_module
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import LENGTHS
 from birdie.errors import ConfigError, DataError
-from birdie.hub.loading import load_part
+from birdie.hub.loading import load_part, load_weights
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.regular import files_below
 
@@ -55,7 +55,7 @@ def calibrate_on_text(
     config = load_part(folder, "AutoConfig", "configuration").get_text_config()
     length = min([LENGTH, *(value for name in LENGTHS if isinstance(value := getattr(config, name, None), int))])
     rows = sequences(tokenizer, text, tokens, length)
-    model = _load(folder, "AutoModelForCausalLM", "language model", where)
+    model = _load(folder, "AutoModelForCausalLM", "language model", len(state), where)
     if int(rows.max()) >= model.get_input_embeddings().num_embeddings:
         raise ConfigError(f"the tokenizer of {folder} has more tokens than its model; give the files of one model")
     size = min(_BATCH_TOKENS, _BATCH_LOGITS // int(getattr(config, "vocab_size", 1))) // rows.shape[1]
@@ -80,13 +80,16 @@ def calibrate_on_images(
         raise ConfigError("calibration on images needs Pillow, which is not installed; pip install Pillow")
     processor = load_part(folder, "AutoImageProcessor", "image processor")
     pixels = torch.stack([_pixels(processor, path) for path in images])
-    module = NamesOnDisk(_load(folder, "AutoModelForImageClassification", "image classifier", where), state, folder)
+    module = NamesOnDisk(
+        _load(folder, "AutoModelForImageClassification", "image classifier", len(state), where), state, folder
+    )
     return calibrate_folder(module, state, _batches(pixels, _BATCH_IMAGES), class_loss, **where)
 
 
-def _load(folder: Path, kind: str, noun: str, where: Where) -> Any:
+def _load(folder: Path, kind: str, noun: str, tensors: int, where: Where) -> Any:
     """Return the model of a folder, in float32; for a blockwise calibration in the dtypes on disk, to save memory."""
-    return load_part(folder, kind, noun, dtype=torch.float32 if where.get("work") is None else "auto").eval()
+    dtype: Any = torch.float32 if where.get("work") is None else "auto"
+    return load_weights(folder, kind, noun, tensors, dtype=dtype).eval()
 
 
 def _batches(rows: Tensor, size: int) -> list[Tensor]:

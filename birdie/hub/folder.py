@@ -23,6 +23,7 @@ from birdie.artifact.summary import Summary
 from birdie.errors import ArtifactError, ConfigError
 from birdie.hub.pretrained import WEIGHTS
 from birdie.runtime.files import atomic_folder
+from birdie.runtime.names import in_markdown
 from birdie.runtime.outputs import Source
 from birdie.runtime.parsing import parse_object
 
@@ -94,9 +95,9 @@ def card(summary: Summary, base_model: str | None = None) -> str:
         ("weights", f"{summary.weights:,}"),
         ("bits per weight, everything included", f"{summary.bits_per_weight:.3f}"),
         *_settings(summary),
-        *([] if summary.base is None else [("stored as differences to", f"`{summary.base}`")]),
+        *([] if summary.base is None else [("stored as differences to", in_markdown(summary.base))]),
         *(
-            (f"bytes as {scheme}", f"{size:,}")
+            (f"bytes as {in_markdown(scheme).strip('`')}", f"{size:,}")
             for scheme, size in sorted(schemes.items(), key=lambda item: -item[1])
             if size
         ),
@@ -109,13 +110,13 @@ def card(summary: Summary, base_model: str | None = None) -> str:
         others = f"transformers loads this folder as well, after `birdie.hub.register()`; {others}."
     else:
         at = "" if base_model is None else f", [{base_model}](https://huggingface.co/{base_model})"
-        others = f"PATH is that of the model `{summary.base}`{at}, with which it was made. {others}."
+        others = f"PATH is that of the model {in_markdown(summary.base)}{at}, with which it was made. {others}."
     return f"""---
 library_name: birdie
 tags: [birdie, compressed]
 {"" if base_model is None else f"base_model: {base_model}{chr(10)}"}---
 
-# {Path(summary.path).stem}
+# {in_markdown(Path(summary.path).stem).strip("`")}
 
 A model compressed by birdie into one file, `{WEIGHTS}`: entropy-coded, checksummed, without pickle.
 

@@ -1,6 +1,8 @@
 """Parts of a Hugging Face folder that its library loads for a calibration: model, configuration, tokenizer."""
 
 import json
+import logging
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,6 +14,7 @@ import torch
 
 from birdie.artifact.folder_scan import PIPELINE
 from birdie.errors import ConfigError
+from birdie.hub.untrusted import bounded, harmless
 
 Library = Literal["transformers", "diffusers"]
 
@@ -50,8 +53,13 @@ def _require_library(library: Library) -> None:
         raise ConfigError(f"this calibration needs {library}, which is not installed; pip install {library}")
 
 
-def load_model(folder: Path) -> Any:
-    """Return the model of a folder in float32, of the class that its configuration names."""
+def load_model(folder: Path, tensors: int) -> Any:
+    """Return the model of a folder in float32, of the class that its configuration names.
+
+    Args:
+        folder: of the model.
+        tensors: in the folder.
+    """
     library, config = library_of(folder) or "transformers", _configuration(folder)
     _require_library(library)
     names = config.get("_class_name") or config.get("architectures") or [""]
@@ -63,20 +71,40 @@ def load_model(folder: Path) -> Any:
         options = {"torch_dtype": torch.float32}
         if getattr(kind, "_keep_in_fp32_modules", None) is None:
             options["low_cpu_mem_usage"] = False
-    return load_part(folder, name, "model", library, **options).eval()
+    return load_weights(folder, name, "model", tensors, library, **options).eval()
+
+
+def load_weights(
+    folder: Path, kind: str, noun: str, tensors: int, library: Library = "transformers", **options: Any
+) -> Any:
+    """Return the model that a class of a library loads from a folder, in at most as many parts as its tensors explain.
+
+    Args:
+        folder, kind, noun, library, options: as for `load_part`.
+        tensors: in the folder.
+    """
+    dropped: list[str] = []
+    config = harmless(_configuration(folder), dropped)
+    if dropped and library == "transformers":
+        with tempfile.TemporaryDirectory(prefix="birdie-") as temporary:
+            Path(temporary, "config.json").write_text(json.dumps(config), encoding="utf-8")
+            options["config"] = load_part(Path(temporary), "AutoConfig", "configuration")
+        logging.getLogger("birdie").warning("%s: left out %s", folder / "config.json", ", ".join(dropped))
+    with bounded(tensors):
+        return load_part(folder, kind, noun, library, **options)
 
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
     """Turn off the progress bar of transformers: birdie shows its own, which it would break up."""
-    logging = import_module("transformers.utils.logging")
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    progress = import_module("transformers.utils.logging")
+    enabled = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
     try:
         yield
     finally:
         if enabled:
-            logging.enable_progress_bar()
+            progress.enable_progress_bar()
 
 
 def load_part(
@@ -97,7 +125,11 @@ def load_part(
     """
     try:
         with _no_progress_bar():
+            if library == "transformers":
+                options["trust_remote_code"] = False
             return getattr(import_module(library), kind).from_pretrained(folder, local_files_only=True, **options)
+    except ConfigError:
+        raise
     except Exception as error:  # whatever the library raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(

@@ -104,7 +104,7 @@ def _calibrate(
 ) -> CalibrationResult:
     """Calibrate the model of a folder in float32."""
     _require_memory(state)
-    model = load_model(folder).to(device)
+    model = load_model(folder, len(state)).to(device)
     module = NamesOnDisk(model, state, folder)
     batches = made_up_inputs(model, torch.Generator().manual_seed(0))
     used, images = len(batches) - held_out_batches(len(batches)), batches[0].keywords.get("pixel_values")

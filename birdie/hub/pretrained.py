@@ -28,6 +28,7 @@ from birdie.artifact.folder_scan import PIPELINE
 from birdie.artifact.folders import write_folder
 from birdie.artifact.load import load
 from birdie.errors import BirdieError, ConfigError
+from birdie.hub.untrusted import SECONDS, bounded, clean_folder, harmless
 from birdie.runtime.outputs import Source, require_path
 
 WEIGHTS = "model.birdie"  # of a birdie folder
@@ -74,9 +75,10 @@ def from_pretrained(
         listed = kept_files.listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
         text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
     try:
-        config = dict(json.loads(text))
+        parsed = dict(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"config.json kept in {file} is not a JSON object; compress the folder again") from error
+    config = harmless(parsed)
     library = _library(listed, config, file)
     if lazy and library != "transformers":
         raise ConfigError(f"lazy loading is for models of transformers, and {file} is of {library}; leave lazy out")
@@ -90,6 +92,7 @@ def from_pretrained(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="birdie-"))) / "model"
         write_folder(file, folder, base=base if differs else None, max_bytes=max_bytes, schemes=schemes)
+        clean_folder(folder)
         try:
             model = _LOADERS[library](folder, config, None if differs else base, options)
         except BirdieError:
@@ -155,14 +158,16 @@ def _is_class(value: Any, base: type) -> bool:
 
 def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
     kind = _transformers_class(config)
-    with torch.device("meta"):  # missing weights would be made up, whatever memory the configuration asks for
+    tensors, held = _weights_in(folder)
+    # on the meta device: missing weights would be made up, whatever memory the configuration asks for
+    with torch.device("meta"), bounded(tensors, SECONDS):
         described = sum(weight.numel() for weight in kind(kind.config_class.from_dict(dict(config))).parameters())
-    if described > (held := _weights_in(folder)) * _MOST_SHARED:
+    if described > held * _MOST_SHARED:
         raise ConfigError(
             f"config.json describes a {kind.__name__} of {described:,} weights, and the file holds {held:,}; compress "
             "the complete folder of the model"
         )
-    model, info = kind.from_pretrained(folder, output_loading_info=True, **options)
+    model, info = kind.from_pretrained(folder, output_loading_info=True, **{"trust_remote_code": False} | options)
     if missing := sorted(info["missing_keys"]):  # the library would leave them random
         raise ConfigError(
             f"the file lacks {len(missing)} of the weights of {kind.__name__}, {missing[0]} for one; compress the "
@@ -171,39 +176,43 @@ def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options
     return model
 
 
-def _weights_in(folder: Path) -> int:
-    """Return the elements of all tensors in the .safetensors files of a folder, from their headers."""
-    total = 0
-    for path in folder.glob("*.safetensors"):
+def _weights_in(folder: Path) -> tuple[int, int]:
+    """Return (tensors, elements of all of them) in the .safetensors files of a folder, from their headers."""
+    counts = []
+    for path in folder.rglob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return total
+            counts += [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+    return len(counts), sum(counts)
 
 
 def _load_diffusers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
     diffusers = import_module("diffusers")
     if (folder / PIPELINE).is_file():
-        return diffusers.DiffusionPipeline.from_pretrained(folder, **options)
+        with bounded(_weights_in(folder)[0]):
+            return diffusers.DiffusionPipeline.from_pretrained(folder, trust_remote_code=False, **options)
     name = str(config["_class_name"])
     kind: Any = getattr(diffusers, name, None)
     if not _is_class(kind, diffusers.ModelMixin):
         raise ConfigError(f"diffusers {diffusers.__version__} has no model {name}; install another version of it")
-    return kind.from_pretrained(folder, **options).eval()
+    with bounded(_weights_in(folder)[0]):
+        return kind.from_pretrained(folder, **options).eval()
 
 
 def _load_peft(folder: Path, _config: dict[str, Any], base: Any, options: dict[str, Any]) -> Any:
     peft = import_module("peft")
-    if base is not None:
-        return peft.PeftModel.from_pretrained(base, folder, **options).eval()
     adapter = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
-    name = adapter.get("base_model_name_or_path")
-    if not name:
-        raise ConfigError("this adapter does not name the model that it adapts; give base=model")
-    transformers = import_module("transformers")
-    kind = {"CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM"}.get(
-        adapter.get("task_type"), "AutoModel"
-    )
-    return peft.PeftModel.from_pretrained(getattr(transformers, kind).from_pretrained(name), folder, **options).eval()
+    if base is None:
+        base = adapter.get("base_model_name_or_path")
+        if not base or not isinstance(base, str):
+            raise ConfigError("this adapter does not name the model that it adapts; give base=model")
+        if not Path(base).is_dir():  # a file must not choose what is downloaded
+            raise ConfigError(f"this adapter is of {base!r}, which is no folder; give base={base!r} to load it")
+    if isinstance(base, str | Path):
+        kind = {"CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM"}.get(
+            adapter.get("task_type"), "AutoModel"
+        )
+        base = getattr(import_module("transformers"), kind).from_pretrained(base, trust_remote_code=False)
+    return peft.PeftModel.from_pretrained(base, folder, **options).eval()
 
 
 def _load_timm(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
@@ -212,7 +221,8 @@ def _load_timm(folder: Path, config: dict[str, Any], _base: Any, options: dict[s
         raise ConfigError(f"config.json asks timm for {name!r} with {sorted(arguments)}, which is no model of it")
     settings = {"num_classes": config.get("num_classes")} | arguments | options
     settings = {name: value for name, value in settings.items() if value is not None}
-    model = timm.create_model(name, pretrained=False, **settings)
+    with bounded(_weights_in(folder)[0]):
+        model = timm.create_model(name, pretrained=False, **settings)
     model.load_state_dict(import_module("safetensors.torch").load_file(folder / "model.safetensors"))
     return model.eval()
 
@@ -236,7 +246,9 @@ def _lazy(
     """Return a model of transformers whose weights stay coded; its parameters are never in memory at once."""
     kind = _transformers_class(config)
     settings = kind.config_class.from_dict(config)
-    with parameters_on_meta(getattr(settings, "dtype", None)):
+    with Reader(file) as reader:
+        tensors = len(reader.names)
+    with parameters_on_meta(getattr(settings, "dtype", None)), bounded(tensors, SECONDS):
         model = kind(settings)
     return load(file, into=model, lazy=True, device=device, dtype=dtype, max_bytes=max_bytes, schemes=schemes)
 

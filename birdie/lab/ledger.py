@@ -15,6 +15,7 @@ from typing import Any
 
 from birdie.errors import DataError
 from birdie.lab.logs import MAX_WEIGHT, TrainingLog, read_log
+from birdie.runtime.names import shown
 from birdie.runtime.outputs import require_path
 from birdie.runtime.structured import StepLines, is_number, read_json, read_steps, read_toml
 
@@ -48,8 +49,8 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """Name of the folder, as `printable` returns it."""
-        return printable(self.folder.name)
+        """Name of the folder, as it may be shown."""
+        return shown(self.folder.name)
 
     @property
     def seed(self) -> int:
@@ -134,11 +135,6 @@ class RunRecord:
     def problems(self) -> tuple[str, ...]:
         """The damage, and that of the curves, of which the lines before it are used."""
         return (*self.damage, *(log.damage for log in self._steps if log.damage))
-
-
-def printable(name: str) -> str:
-    """Return the name of a file with whatever is no text escaped: bytes that are not UTF-8, control characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -255,7 +251,7 @@ class LogRecord(RunRecord):
     @property
     def name(self) -> str:
         """Name of the file without its ending."""
-        return printable(self.folder.stem)
+        return shown(self.folder.stem)
 
     @property
     def state(self) -> str:

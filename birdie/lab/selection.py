@@ -11,8 +11,9 @@ from typing import Any
 
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
-from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat, printable
+from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat
 from birdie.lab.significance import Test, compare
+from birdie.runtime.names import shown
 
 SEED = "train.seed"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
@@ -213,7 +214,7 @@ def group(names: Sequence[str], root: Path) -> list[Group]:
         path = next((path for path in (Path(name), root / name) if path.exists()), None)
         if path is None:
             raise DataError(f"there is no run {name!r}, neither as a path nor in {root}; `birdie runs` lists the names")
-        new = Group(printable(path.name or str(path)), tuple(find_runs_and_logs(path)))
+        new = Group(shown(path.name or str(path)), tuple(find_runs_and_logs(path)))
         for problem in (problem for record in new.records for problem in record.damage):
             raise DataError(f"{problem}; restore the file, or leave the run out")
         for record in new.records[1:]:
@@ -250,7 +251,7 @@ def by_recipe(records: Sequence[RunRecord]) -> list[Group]:
         parents = {record.folder.resolve().parent for record in known}
         others = {record.folder.resolve().parent for other in groups if other is not known for record in other}
         shared = len(known) > 1 and len(parents) == 1 and not parents & others
-        named.append(Group(printable(parents.pop().name) if shared else known[0].name, tuple(known)))
+        named.append(Group(shown(parents.pop().name) if shared else known[0].name, tuple(known)))
     return named
 
 

@@ -35,9 +35,9 @@ def releasing(files: Iterable[Path]) -> Iterator[None]:
 
 @contextmanager
 def complete(files: Iterable[Path]) -> Iterator[None]:
-    """Let `require_complete` tell whether one of these files, mapped by this process, was cut in the meantime.
+    """Let `require_complete` tell whether one of these files, mapped by this process, was written to in the meantime.
 
-    Without it the process would die of SIGBUS; or, of a page that is cut in part, read zeros in silence.
+    Without it the process would die of SIGBUS where a file is cut, or read zeros, or a mixture of two contents.
     """
     from birdie.runtime.bus_error import guarded  # late, because it needs numba
 
@@ -53,7 +53,7 @@ def complete(files: Iterable[Path]) -> Iterator[None]:
 
 
 def require_complete() -> None:
-    """Check that the files of `complete` are as they were. Only then may be kept what was read of them."""
+    """Check that nobody wrote to the files of `complete`. Only then may be kept what was read of them."""
     if not _sizes:
         return
     from birdie.runtime.bus_error import faults
@@ -61,11 +61,15 @@ def require_complete() -> None:
     for file, first in _sizes.items():
         with suppress(OSError):  # one that was removed or replaced stays mapped as it was
             now = file.stat()
-            if (now.st_dev, now.st_ino) == (first.st_dev, first.st_ino) and now.st_size != first.st_size:
+            if (now.st_dev, now.st_ino) != (first.st_dev, first.st_ino):
+                continue
+            if now.st_size != first.st_size:
                 raise WeightsError(
                     f"{file} had {first.st_size:,} bytes and has {now.st_size:,} now: another process changed it while "
                     "it was read; copy it again, then run this again"
                 )
+            if now.st_mtime_ns != first.st_mtime_ns:
+                raise WeightsError(f"another process wrote to {file} while it was read; run this again when it is done")
     if faults:
         raise WeightsError(f"{next(iter(_sizes))} or a file beside it cannot be read as a whole; check the disk")
 

@@ -14,6 +14,7 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
+from birdie.artifact.file import File
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.siblings import siblings
@@ -136,3 +137,14 @@ def test_a_file_whose_names_lie_is_refused(names: dict[str, str]) -> None:
 def test_a_field_that_is_no_flag_is_no_base_inside() -> None:
     assert not file_metadata.is_inside({"base": {"inside": 1}})
     assert not file_metadata.is_inside({"base": ["inside"]})
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_each_base_is_decoded_once_however_they_alternate(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bases = {f"base{i}": torch.randn(64, 128, generator=NUMBERS) / 10 for i in range(8)}
+    others = {f"other{i:02}": bases[f"base{i % 8}"] + 1e-3 * torch.randn(64, 128, generator=NUMBERS) for i in range(32)}
+    data, decoded = saved(bases | others), list[str]()
+    decode = File.decode
+    monkeypatch.setattr(File, "decode", lambda file, name, *rest: (decoded.append(name), decode(file, name, *rest))[1])
+    assert all_equal(birdie.load(data, workers=workers), bases | others)
+    assert len(decoded) == len(set(decoded)) == 8

@@ -1,12 +1,19 @@
 """Pages of a mapped file are given back, and read again with the same values."""
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import birdie
+from birdie.artifact.checkpoint import open_checkpoint
+from birdie.artifact.repack import write_checkpoint
+from birdie.errors import WeightsError
 from birdie.runtime.mapped import release, releasing
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -41,3 +48,44 @@ def test_other_memory_is_left_alone(tmp_path: Path) -> None:
         release(other)
     assert bool((mapped == 2).all())
     assert bool((other == 3).all())
+
+
+def written_in_place(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(os.urandom(32))
+
+
+def replaced(path: Path) -> None:
+    save_file({"w": torch.zeros(64, 64)}, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize("settings", [{"lossless": True}, {}, {"bits": 6}], ids=str)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("change", [written_in_place, replaced])
+def test_a_file_that_is_written_to_while_it_is_read_is_an_error(
+    change: Callable[[Path], None], suffix: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Never a mixture of two contents; a file that is replaced stays as it was for who has it open."""
+    path, weight = (tmp_path / "x").with_suffix(suffix), torch.randn(64, 64)
+    save = save_file if suffix == ".safetensors" else torch.save
+    save({"w": weight}, path)
+    source, changed = open_checkpoint(path), list[bool]()
+
+    def progress(*_: object) -> None:
+        if not changed:
+            changed.append(True)
+            change(path)
+
+    output = tmp_path / "x.birdie"
+    if change is written_in_place:
+        with source.mapped(), pytest.raises(WeightsError, match=r"another process wrote to .*x\.(safetensors|pt)"):
+            write_checkpoint(source, output, progress=progress, **settings)
+        assert not output.exists()
+    else:
+        with source.mapped():
+            write_checkpoint(source, output, progress=progress, **settings)
+        if "lossless" in settings:
+            assert torch.equal(birdie.load(output)["w"], weight)
+    assert changed

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import birdie
 from birdie.artifact import container, kept_files
@@ -19,7 +21,7 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.data.published import _checked, read_manifest
 from birdie.errors import ArtifactError, ConfigError, DataError, WeightsError
-from birdie.runtime.names import is_name, is_part
+from birdie.runtime.names import in_markdown, is_name, is_part, shown
 
 GOOD = (
     *("a", "a/b.bin", ".gitattributes", "a/..b", "a/b c.bin", "...x", "config.json", "tokenizer/vocab.json", "git"),
@@ -171,3 +173,35 @@ def test_from_pretrained_believes_no_name(victim: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="weights of its folder"):
         birdie.from_pretrained(tmp_path / "evil.birdie")
     assert victim.read_bytes() == b"mine"
+
+
+STEERING = "\x1b]0;title\x07", "\x1b[2J", "a\nb", "a\rb", "\u202egnp.exe", "\u2028", "\x9b31m", "\ud800", "a\tb"
+
+
+@given(st.text() | st.sampled_from(STEERING))
+def test_what_is_shown_steers_no_terminal(text: str) -> None:
+    assert shown(text).isprintable()
+    assert "\n" not in in_markdown(text)
+
+
+@given(st.text(alphabet="<>`|*_[]()!#&\\~a ") | st.sampled_from(["<script>alert(1)</script>", "`", "a | b", "[x](y)"]))
+def test_what_is_shown_in_markdown_is_no_markup(text: str) -> None:
+    escaped = in_markdown(text)
+    if not escaped.startswith("`"):
+        for mark in "<>`|*_[]()!#&~":
+            assert escaped.count(mark) == escaped.count("\\" + mark)
+
+
+@pytest.mark.parametrize("name", [name for name in STEERING if name.isascii() or name == "\u202egnp.exe"])
+def test_an_error_about_a_file_steers_no_terminal(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of tensors and of the base are the file's; the terminal sees what can be printed."""
+    entry = container.Entry(name, 3, 11, (2,))
+    for fields in ({"base": {"of": name, "names": {name: name}}}, {"of": name}):
+        file = tmp_path / "x.birdie"
+        file.write_bytes(container.to_bytes([entry], json.dumps(fields).encode()))
+        for command in (["inspect"], ["decompress", "-o", str(tmp_path / "y.pt")]):
+            run(build_app, [command[0], str(file), *command[1:]])
+    output = "".join(capsys.readouterr())
+    assert output.replace("\n", "").isprintable()

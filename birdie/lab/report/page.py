@@ -4,6 +4,8 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from birdie.runtime.names import shown
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -74,8 +76,7 @@ def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
 
 def text(value: object) -> str:
     """Return a value as HTML text; control characters, which a browser would drop or obey, are escaped."""
-    shown = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in str(value))
-    return html.escape(shown)
+    return html.escape(shown(value, keep="\n\t"))
 
 
 def paragraph(words: str) -> str:
