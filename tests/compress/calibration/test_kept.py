@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import birdie
 from birdie.compress.calibration.kept import Snapshot
@@ -134,6 +135,18 @@ def test_a_batch_that_a_loss_changes_is_as_it_was() -> None:
 
     birdie.save(module, io.BytesIO(), quality=0.01, calibration=(module, data, popping))
     assert all(torch.equal(one["x"], x) and "y" in one for one, x in zip(data, expected, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_shuffles_leaves_the_random_generators_as_they_were(workers: int) -> None:
+    pairs: Any = list(zip(*batches(1)[0], strict=True))
+    loader: DataLoader[Any] = DataLoader(pairs, 3, shuffle=True, num_workers=workers)
+    module = nn.Linear(INPUTS, CLASSES)
+    earlier = picture(module)
+    birdie.calibrate(module, loader, loss)
+    birdie.save(module, io.BytesIO(), bits=8, calibration=(module, loader, loss))
+    birdie.sensitivity(module, loader, loss, at=(4.0,))
+    assert picture(module) == earlier
 
 
 def test_gradients_that_a_loss_adds_are_removed() -> None:
