@@ -33,6 +33,7 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tuning import Done, Tuner
 from birdie.errors import BudgetError
+from birdie.runtime.settings import kept_settings
 
 PARTS = 6  # of the weights, encoded one after the other
 _SURE = 2.0  # standard errors by which the error must fall
@@ -75,7 +76,8 @@ def tuned(
     untuned = calibration.divergence(fit.encoded)
     work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder, states, untuned)
     fit = replace(fit, divergence=untuned, untuned=untuned)
-    result = _tuned(work, fit, target, calibration, seconds)
+    with kept_settings():
+        result = _tuned(work, fit, target, calibration, seconds)
     return replace(result, nothing_to_tune=len(work.parts) < 2)
 
 
