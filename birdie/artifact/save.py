@@ -233,6 +233,7 @@ def write_model(
             uncalibrated=tuple(known.unreached),
             error=error,
             untuned=fitted.untuned,
+            nothing_to_tune=fitted.nothing_to_tune,
             control=fitted.control,
         )
 

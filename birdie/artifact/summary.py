@@ -43,6 +43,7 @@ class Summary:
         error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
         untuned: after tuning, the same difference without it.
+        nothing_to_tune: tuning was asked for, but no weights are left to train beside the matrix that is encoded last.
         control: after a compression with calibration to `budget` or `bits`, which sensitivities the file follows, and
             the errors of each on held-out inputs (`birdie.compress.rate.control`); not stored in the file.
         coder: "max" or "fast", the effort of the entropy coder.
@@ -68,6 +69,7 @@ class Summary:
     load_seconds: float = 0.0
     error: float | None = None
     untuned: float | None = None
+    nothing_to_tune: bool = False
     control: "Control | None" = None
     uncalibrated: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()

@@ -357,6 +357,7 @@ def command(
     if json:
         control = None if summary.control is None else asdict(summary.control)
         measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
+        measured |= {"nothing_to_tune": summary.nothing_to_tune}
         measured |= {"control": control, "otherwise": summary.otherwise, "rounded": summary.rounded}
         print_json(summary.to_json() | source.to_json(summary) | measured)
     else:
@@ -386,8 +387,11 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     if note is not None:
         print_line(note)
     if summary.untuned is not None and summary.error is not None:
-        kept = "" if summary.error < summary.untuned else "; tuning won no more than chance, so the file is without it"
+        won = summary.error < summary.untuned or summary.nothing_to_tune
+        kept = "" if won else "; tuning won no more than chance, so the file is without it"
         print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}{kept}")
+    if summary.nothing_to_tune:
+        print_line("nothing to tune: no weights are left to train beside the matrix that is encoded last")
     if summary.control is not None:
         print_line(str(summary.control))
     if summary.uncalibrated:

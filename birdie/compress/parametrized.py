@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from birdie.compress.tensors import REAL_DTYPES
+from birdie.runtime.settings import kept_settings
 
 _FEW = 4  # different values of a parameter that holds nothing, such as a unit matrix
 _SAME = 1e-4  # relative difference of two ways to compute a weight
@@ -69,7 +70,7 @@ class _Chain(Parametrized):
             if buffer.ndim > 1 and buffer.dtype in REAL_DTYPES and {*buffer.shape} <= sides
         }
         twin = copy.deepcopy(chain).eval()  # in training a spectral norm takes a step of its power iteration
-        with torch.no_grad():
+        with kept_settings(), torch.no_grad():
             weight = twin()
             plain = _difference(_rounded(weight), weight)
             exact = {*originals} if _change(twin, originals, weight) > _DELICATE * plain else set[str]()

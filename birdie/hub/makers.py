@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from birdie.compress.calibration.modes import measuring_mode
+from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.synthetic import LENGTHS as TEXT_LENGTHS
 from birdie.compress.calibration.synthetic import SAMPLES, noise_images, noise_sounds
 from birdie.errors import ConfigError
@@ -151,7 +153,7 @@ def with_image_tokens(sizes: Sizes, keywords: dict[str, Any]) -> dict[str, Any]:
     image = {"pixel_values": pixels[: sizes.grid() ** 2 if sizes.is_packed else 1]}
     image |= {name: value[:1] for name, value in keywords.items() if name in _GRIDS}
     try:
-        with torch.no_grad():
+        with measuring_mode(sizes.model), Runs(sizes.model).run(0):
             features = sizes.model.get_image_features(**{name: value.to(sizes.device) for name, value in image.items()})
     except TypeError:  # it needs more than an image
         count = sizes.count("num_query_tokens", default=0)

@@ -13,6 +13,7 @@ parsing        JSON of others, whole numbers
 provenance     versions, machine and commit of a result, seconds of its start
 ranges         named ranges of a training step, for torch's profiler
 regular        regular files, the only kind that is opened for reading
+settings       settings and random generators of the process, put back after code of others
 structured     JSON and TOML files of runs, which may be damaged
 threads        memory that work in several threads shares
 torch_compile  torch.compile with a fallback to eager mode

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -402,3 +403,13 @@ def test_settings_that_make_no_sense(calibrated: CalibrationResult, tmp_path: Pa
         with pytest.raises(ConfigError, match="tuning"):
             birdie.save(wide(), tmp_path / "x", bits=4, calibration=known, tune=1)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("layers", "options"), [(1, {"bits": 6}), (1, {"quality": 1e-3}), (3, {"bits": 6})])
+def test_a_tuning_without_anything_to_train_says_so(layers: int, options: dict[str, Any]) -> None:
+    """One matrix is encoded last, so nothing makes up for its errors."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(24, 24) for _ in range(layers)))
+    data = [(x, y) for x, y in some_batches()]
+    summary = birdie.save(module, BytesIO(), calibration=(module, data, nats), tune=0.1, coder="fast", **options)
+    assert summary.nothing_to_tune == (layers == 1)

@@ -72,7 +72,8 @@ class BlockRuns(Runs):
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """Return a context in which functions of torch.compile run as they are written: no call is seen in compiled code."""
+    """Return a context in which functions of torch.compile run as they are written, so that all calls are seen."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and its import takes seconds
         return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    context: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return context

@@ -1,13 +1,13 @@
 """Calibration of a module for `birdie.save`: on data, in memory or one block at a time, or on inputs without data."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from birdie.compress.calibration.blockwise import calibrate_in_blocks
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches, require_triple
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches, listed, require_triple
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.state import named_tensors
@@ -21,7 +21,7 @@ from birdie.runtime.outputs import Source, require_path
 @torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients
 def calibrate(
     module: nn.Module,
-    batches: Sequence[Batch] | None = None,
+    batches: Iterable[Batch] | None = None,
     loss: Loss | None = None,
     *,
     example_inputs: Any = None,
@@ -75,7 +75,7 @@ def calibrate(
             raise ConfigError("blockwise is for calibration data; give batches and a loss")
         return synthetic_calibration(unwrapped(module), example_inputs, symmetries=symmetries)
     require_triple((module, batches, loss))
-    batches = batches if isinstance(batches, Sequence) else list(batches)
+    batches = listed(batches)
     state, calibration = named_tensors(unwrapped(module)), (module, batches, loss)
     with reporting(progress, "calibrating", "batches") as update:
 

@@ -114,9 +114,10 @@ class Snapshot:
     def put_back(self) -> None:
         """Bring everything back."""
         for mapping, items in self._mappings:
-            if len(mapping) != len(items) or not (
-                all(map(is_, mapping, items)) and all(map(is_, mapping.values(), items.values()))
-            ):
+            same = len(mapping) == len(items) and (
+                not items or (all(map(is_, mapping, items)) and all(map(is_, mapping.values(), items.values())))
+            )
+            if not same:
                 mapping.clear()
                 mapping.update(items)
         for restore in self._others:
@@ -263,7 +264,7 @@ class _Leaf:
     """A tensor's memory, gradient, hooks, and whether it has gradients."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.data = tensor, tensor.detach()
+        self.tensor, self.data, self.has_memory = tensor, tensor.detach(), _address(tensor) is not None
         self.version = None if tensor.is_inference() else tensor._version
         self.requires_grad = tensor.requires_grad if tensor.is_leaf else None
         self.gradient = tensor.grad if tensor.is_leaf else None
@@ -272,12 +273,13 @@ class _Leaf:
     def put_back(self) -> None:
         """Bring all but the values back."""
         tensor = self.tensor
-        if self.requires_grad is not None and tensor.is_leaf and tensor.requires_grad != self.requires_grad:
-            tensor.requires_grad_(self.requires_grad)
-        if _address(tensor) != _address(self.data) or tensor.shape != self.data.shape:
+        if self.requires_grad is not None and tensor.is_leaf:
+            if tensor.requires_grad != self.requires_grad:
+                tensor.requires_grad_(self.requires_grad)
+            if tensor.grad is not self.gradient:
+                tensor.grad = self.gradient
+        if self.has_memory and not tensor.is_set_to(self.data):
             tensor.data = self.data
-        if self.requires_grad is not None and tensor.is_leaf and tensor.grad is not self.gradient:
-            tensor.grad = self.gradient
         for hooks, kept in zip(self._hooks(), self.hooks, strict=True):
             if hooks is not None and len(hooks) != len(kept):
                 hooks.clear()

@@ -37,14 +37,32 @@ def evaluation_copy(module: nn.Module, copies: Mapping[int, Any] | None = None) 
     """Return a deep copy of a module, in evaluation mode; `copies` are those of objects by their `id`.
 
     Results of forward passes that parts keep as attributes, as weight norm does, are detached: nobody needs their
-    gradients, and tensors with a history cannot be copied.
+    gradients, and tensors with a history cannot be copied. What cannot be copied at all, such as a lock, is shared.
     """
     results = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in results if not value.is_leaf}
+    memo |= dict(copies or {})
     with torch.no_grad():  # the copy of a scripted module would have a history
-        twin = copy.deepcopy(module, memo | dict(copies or {}))
+        try:
+            twin = copy.deepcopy(module, {**memo})
+        except Exception:  # any object may raise any
+            twin = copy.deepcopy(module, memo | _shared(module, memo))
     set_evaluation(twin)
     return twin
+
+
+def _shared(module: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the attributes of parts of a module that cannot be copied, by their `id`."""
+    parts = {id(part): part for part in module.modules()}
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    shared = {}
+    for part in parts.values():
+        for value in vars(part).values():
+            try:
+                copy.deepcopy(value, {**parts, **tensors, **memo})
+            except Exception:
+                shared[id(value)] = value
+    return shared
 
 
 @contextmanager

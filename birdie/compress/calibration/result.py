@@ -31,6 +31,7 @@ from birdie.compress.tensors import count_reals
 from birdie.compress.trellis.feedback import Feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.settings import kept_settings
 
 HELD_OUT = 5  # one batch in five is held out, taken from the end
 _HALF = 0.5
@@ -212,10 +213,18 @@ def checked_data(
     require_triple(calibration)
     module, batches, loss = calibration
     module, loss = unwrapped(module), batch_loss(loss)
-    batches = batches if isinstance(batches, Sequence) else list(batches)
+    batches = listed(batches)
     require_match(module, state)
     count = held_out_batches(len(batches))
     return module, loss, *((batches[:-count], batches[-count:]) if count else (batches, batches))
+
+
+def listed(batches: Iterable[Batch]) -> Sequence[Batch]:
+    """Return batches as a sequence; a loader that shuffles leaves the random generators as they were."""
+    if isinstance(batches, Sequence):
+        return batches
+    with kept_settings():
+        return list(batches)
 
 
 def require_triple(calibration: Any) -> None:

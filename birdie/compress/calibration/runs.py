@@ -43,7 +43,7 @@ class Runs:
         self._written: set[int] = set()
         self.needs_graph = self.needs_weights = self._is_watched = False
         self._snapshot: Snapshot | None = None
-        self._put_settings_back: Callable[[], None] = lambda: None
+        self._put_settings_back: Callable[[], None] | None = None
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -56,7 +56,7 @@ class Runs:
                 self._snapshot = Snapshot((self.module, *self._others), self._written)
                 yield
             finally:
-                self._snapshot = None
+                self._snapshot = self._put_settings_back = None
                 for weight, gradient in gradients:
                     weight.grad = gradient
 
@@ -84,7 +84,8 @@ class Runs:
             finally:
                 snapshot.put_back()
                 inputs.put_back()
-                self._put_settings_back()
+                if self._put_settings_back is not None:
+                    self._put_settings_back()
                 self._written |= snapshot.written()
 
     def measured(self, number: int, batch: Any, measure: Callable[[], T]) -> T:

@@ -101,7 +101,7 @@ def calibrate(
         )
         for done, batch in enumerate(batches, start=1):
             batch = differentiable_batch(batch)
-            with naming_bad_weights(module), runs.run(done, batch):
+            with naming_bad_weights(module), runs.run(done - 1, batch):
                 with recorder:
                     nats = loss(module, batch)
                 if gradients:

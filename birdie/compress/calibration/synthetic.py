@@ -425,9 +425,10 @@ def with_statistics(
 
     hooks = [norm.register_forward_hook(compare) for norm in norms]
     pixels = images.float().clone().requires_grad_(True)  # Adam in half precision would stand still
-    optimizer, runs = torch.optim.Adam([pixels], RATE), Runs(module)
+    runs = Runs(module)
     try:
         with measuring_mode(module), runs.session():
+            optimizer = torch.optim.Adam([pixels], RATE)  # whose import adds a filter of warnings
             for _ in range(STEPS):
                 differences.clear()
                 with runs.run(0):

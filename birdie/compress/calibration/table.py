@@ -6,7 +6,7 @@
 The increase is in the unit of `quality` (`birdie.compress.calibration.kl`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -128,7 +128,7 @@ class SensitivityTable:
 
 def sensitivity(
     model: nn.Module,
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     loss: Loss,
     *,
     at: Sequence[float] = BITS,
@@ -157,7 +157,7 @@ def sensitivity(
     require_triple((model, batches, loss))
     state = ModelState.of(unwrapped(model))
     with reporting(progress, "sensitivity", "quantized matrices") as report:
-        result = CalibrationResult.of(state.by_name, (model, list(batches), loss), symmetries=False)
+        result = CalibrationResult.of(state.by_name, (model, batches, loss), symmetries=False)
         held_out = result.held_out
         assert isinstance(held_out, HeldOut)
         compared = held_out.predictions(0, held_out.batches[0])

@@ -74,6 +74,8 @@ def fit(
         from birdie.compress.rate.tuned import tuned
 
         result = tuned(jobs, result, target, coder, calibration, tune, states)
+    elif tune:
+        result = replace(result, nothing_to_tune=True)  # every bit is kept
     return replace(result, encoded=coder.coded(result.encoded))
 
 

@@ -70,6 +70,7 @@ class Fit:
         rounds: how many times the complete model was coded or measured.
         divergence: KL in nats per target, if it was measured.
         untuned: the same without tuning, if there was one.
+        nothing_to_tune: tuning was asked for, and there was nothing to train.
         control: comparison with what is assumed, after a calibration.
     """
 
@@ -79,6 +80,7 @@ class Fit:
     rounds: int = 0
     divergence: float | None = None
     untuned: float | None = None
+    nothing_to_tune: bool = False
     control: "Control | None" = None
 
 

@@ -33,6 +33,7 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tuning import Done, Tuner
 from birdie.errors import BudgetError
+from birdie.runtime.settings import kept_settings
 
 PARTS = 6  # of the weights, encoded one after the other
 _SURE = 2.0  # standard errors by which the error must fall
@@ -72,12 +73,19 @@ def tuned(
         seconds: that training may take.
         states: where it continues if it was stopped; the time counts that it had before.
     """
-    untuned, exponent = calibration.divergence(fit.encoded), math.log2(fit.sigma or 1.0)
+    untuned = calibration.divergence(fit.encoded)
     work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder, states, untuned)
     fit = replace(fit, divergence=untuned, untuned=untuned)
+    with kept_settings():
+        result = _tuned(work, fit, target, calibration, seconds)
+    return replace(result, nothing_to_tune=len(work.parts) < 2)
+
+
+def _tuned(work: "_ByParts", fit: Fit, target: Target, calibration: CalibrationResult, seconds: float) -> Fit:
+    exponent, untuned, coder = math.log2(fit.sigma or 1.0), fit.untuned, work.coder
     if target.quality is not None:
         return _to_quality(work, fit, target.quality, calibration, seconds)
-    budget = target.in_bytes(jobs.assignment.weights)
+    budget = target.in_bytes(work.jobs.assignment.weights)
     try:
         better = work.run(exponent, budget, seconds)
     except BudgetError:  # the last part cannot make up for what the others take

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import birdie
 from birdie.compress.calibration.kept import Snapshot
@@ -91,6 +92,55 @@ def test_a_module_is_the_same_before_and_after(action: str, kind: type[Base], on
     assert picture(module) == earlier
 
 
+class Images(nn.Module):
+    """An image network that counts, and keeps the mean of what it has seen."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, CLASSES)
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        hidden = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
+        out: Tensor = self.head(hidden - self.mean / self.calls)
+        return out
+
+
+class Text(nn.Module):
+    """A language model that keeps its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.gru, self.head = nn.Embedding(64, 16), nn.GRU(16, 16), nn.Linear(16, 64)
+        self.last: Tensor | None = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden, last = self.gru(self.table(ids), self.last)
+        self.last = last.detach()
+        out: Tensor = self.head(hidden)
+        return out
+
+
+@pytest.mark.parametrize("kind", [Images, Text])
+@pytest.mark.parametrize("options", [{}, {"tune": 0.1}], ids=str)
+def test_made_up_inputs_leave_a_module_as_it_was(
+    kind: type[nn.Module], options: dict[str, float], one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    del one_thread
+    monkeypatch.setattr("birdie.compress.calibration.synthetic.TOKENS", 2560)
+    monkeypatch.setattr("birdie.compress.calibration.synthetic.IMAGES", 20)
+    torch.manual_seed(0)
+    module = kind()
+    earlier = picture(module)
+    birdie.save(module, io.BytesIO(), coder="fast", bits=7, calibration="synthetic", **options)  # type: ignore[arg-type]
+    assert picture(module) == earlier
+
+
 @pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
 def test_a_loss_that_raises_leaves_the_module_as_it_was(kind: type[Base], one_thread: None) -> None:  # noqa: ARG001
     module, calls = seeded(kind), [0]
@@ -134,6 +184,18 @@ def test_a_batch_that_a_loss_changes_is_as_it_was() -> None:
 
     birdie.save(module, io.BytesIO(), quality=0.01, calibration=(module, data, popping))
     assert all(torch.equal(one["x"], x) and "y" in one for one, x in zip(data, expected, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_shuffles_leaves_the_random_generators_as_they_were(workers: int) -> None:
+    pairs: Any = list(zip(*batches(1)[0], strict=True))
+    loader: DataLoader[Any] = DataLoader(pairs, 3, shuffle=True, num_workers=workers)
+    module = nn.Linear(INPUTS, CLASSES)
+    earlier = picture(module)
+    birdie.calibrate(module, loader, loss)
+    birdie.save(module, io.BytesIO(), bits=8, calibration=(module, loader, loss))
+    birdie.sensitivity(module, loader, loss, at=(4.0,))
+    assert picture(module) == earlier
 
 
 def test_gradients_that_a_loss_adds_are_removed() -> None:
