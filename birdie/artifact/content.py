@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.order import order_field
+from birdie.artifact.order_field import order_field
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
 from birdie.compress.rate.assignment import Assignment

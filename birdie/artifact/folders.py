@@ -27,6 +27,7 @@ from birdie.artifact.checkpoints import MARK, read_header, weight_map
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.folder_scan import TORCH, component_of
 from birdie.artifact.links import Limits, opened
+from birdie.artifact.rebuild import has_views
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -66,6 +67,8 @@ def write_folder(
     limits: Limits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
     with opened(base, file, **limits) as reference, File(file, registry.decoder, reference) as reader:
         kept = kept_files.read(reader, max_bytes)
+        if has_views(reader.fields.get("tree")):
+            raise ConfigError(f"{file} holds tensors that are views of others; write a .pt file instead of a folder")
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))

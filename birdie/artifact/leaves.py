@@ -49,7 +49,7 @@ def put(value: Any, where: str) -> Json:
         return [kind.__name__, base64.b64encode(value).decode()]
     if kind is torch.Size:
         return ["size", *value]
-    if kind.__name__ in _CONSTANTS and str(value).removeprefix("torch.") in _CONSTANTS[kind.__name__]:
+    if _CONSTANTS.get(kind.__name__, {}).get(str(value).removeprefix("torch.")) is value:
         return [kind.__name__, str(value).removeprefix("torch.")]
     if kind is torch.device:
         return ["device", str(value)]

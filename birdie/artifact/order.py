@@ -9,42 +9,19 @@ rise, to the order of the state dict:
 Where one set has several orders, or the names of one beginning do not stand together, all names are one set.
 """
 
-import json
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from birdie.errors import ArtifactError
 
 Json = Any
 MOST_PARTS = 32  # of a name
-_CUTS = (".", "./", "")  # characters after which names are cut
 _LONGEST = 8  # characters of a cut
 _PIECES = re.compile("([^0-9]*)([0-9]*)")
 
-# (set, its members in the order of the names) → the members in the order of the state dict
-_Arrange = Callable[[list[str], Iterable[str]], list[str]]
-
-
-def order_field(keys: Sequence[str], extra: Mapping[str, Sequence[str]] | None = None) -> Json:
-    """Return the field of a file's metadata for the order of a state dict; None for the order of a file without it.
-
-    Args:
-        keys: of the state dict.
-        extra: name of each extra state in it → names of its tensors.
-    """
-    extra = extra or {}
-    if [*keys] == sorted(keys) == sorted(keys, key=lambda key: (key in extra, key)):
-        return None
-    return order_of([name for key in keys for name in (key, *extra.get(key, ()))])
-
-
-def order_of(names: Sequence[str]) -> Json:
-    """Return the order of names, in as few characters as possible."""
-    letters = set().union(*names)
-    fields = (_field(names, cut) for cut in _CUTS if not cut or letters & {*cut})
-    return min(filter(None, fields), key=lambda field: len(json.dumps(field)))
+Arrange = Callable[[list[str], Iterable[str]], list[str]]
+"""Members of a set, and the same in the order of the names → the members in the order of the state dict."""
 
 
 def in_order(names: Iterable[str], order: Json, where: str) -> list[str]:
@@ -71,10 +48,10 @@ def in_order(names: Iterable[str], order: Json, where: str) -> list[str]:
             )
         return _moved(members, moves)
 
-    arranged = _arranged(names, cut, arrange)
+    ordered = arranged(names, cut, arrange)
     if waiting:
         raise ArtifactError(f"the order of tensors in {where} is of more than the file holds; the file is damaged")
-    return arranged
+    return ordered
 
 
 def extra_in(fields: Mapping[str, Any]) -> list[str]:
@@ -90,23 +67,7 @@ def _is_sound(order: Json) -> bool:
     return all(isinstance(moves, list) and all(type(move) is int for move in moves) for moves in order[1:])
 
 
-def _field(names: Sequence[str], cut: str) -> Json | None:
-    """Return the field that cuts names at some characters; None if it cannot say the order of these."""
-    field: list[Json] = [cut]
-
-    def arrange(members: list[str], wanted: Iterable[str]) -> list[str]:
-        order = list(wanted)
-        field.append(_moves(members, order))
-        return order
-
-    if _arranged(names, cut, arrange) != list(names):
-        return None
-    while field[-1] == []:
-        field.pop()
-    return field
-
-
-def _arranged(names: Iterable[str], cut: str, arrange: _Arrange) -> list[str]:
+def arranged(names: Iterable[str], cut: str, arrange: Arrange) -> list[str]:
     """Return names in order, every distinct set of two or more by `arrange`.
 
     A set comes before those below its members, and these come in the natural order of the members.
@@ -145,21 +106,6 @@ def _natural(part: str) -> tuple[tuple[str, int, str, int], ...]:
     return tuple(
         (text, len(digits.lstrip("0")), digits.lstrip("0"), len(digits)) for text, digits in _PIECES.findall(part)
     )
-
-
-def _moves(members: list[str], order: list[str]) -> list[int]:
-    """Return how far each member of an order lies from where the one before it was, among those that are left."""
-    rank = {member: index for index, member in enumerate(members)}
-    left, at, moves = [*rank.values()], 0, list[int]()
-    for member in order:
-        index = bisect_left(left, rank[member])
-        move = (index - at) % len(left)
-        moves.append(move if 2 * move <= len(left) else move - len(left))
-        del left[index]
-        at = index
-    while moves and not moves[-1]:
-        moves.pop()
-    return moves
 
 
 def _moved(members: list[str], moves: list[int]) -> list[str]:

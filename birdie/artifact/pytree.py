@@ -27,7 +27,7 @@ from torch.nn import Parameter
 
 from birdie.artifact.compound import KINDS, kind_of
 from birdie.artifact.leaves import cost, put, refusal
-from birdie.artifact.order import order_of
+from birdie.artifact.order_field import order_of
 from birdie.artifact.rebuild import (
     ATTRIBUTES,
     BASE,

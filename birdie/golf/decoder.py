@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from birdie.artifact.file import File
-from birdie.artifact.rebuild import rebuild
+from birdie.artifact.rebuild import has_views, rebuild, with_views
 from birdie.compress.scheme import Decoder
 from birdie.compress.schemes import (
     cast,
@@ -59,7 +59,8 @@ def load(source: Source | bytes, max_bytes: int | None = None, max_operations: i
     """
     with File(source, decoder_of) as file:
         file.require(max_bytes, max_operations)
-        return file.decode_all()
+        tree, tensors = file.fields.get("tree"), file.decode_all()
+    return with_views(tree, tensors) if has_views(tree) else tensors
 
 
 def load_object(source: Source | bytes, max_bytes: int | None = None, max_operations: int | None = None) -> Any:

@@ -16,13 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from birdie.artifact import container
+from birdie.artifact.order_field import order_field
 from birdie.artifact.write import Beside
 from birdie.compress.calibration.result import calibrated_state, require_triple
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
-from birdie.compress.state import ModelState
+from birdie.compress.state import ModelState, keys_of
 from birdie.compress.tensors import has_nonfinite
 from birdie.errors import ArtifactError, BirdieError, BudgetError, ConfigError, DataError, OutputError, WeightsError
 from birdie.golf.decoder import load
@@ -68,8 +69,8 @@ def export(
         require_triple(calibration)
     require_path(path)
     used = _code_bytes(budget, code)
-    target, fields = Target(budget - used), {"budget": int(budget - used)}
     model = ModelState.of(state)
+    target, fields = Target(budget - used), {"budget": int(budget - used), "order": order_field(keys_of(state))}
     for name, weight in model.tensors.items():
         if has_nonfinite(weight) and name not in model.exact:
             raise WeightsError(f"tensor {name!r} holds NaN or infinite values; export weights that are finite")

@@ -20,6 +20,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact.order_field import order_field
 from birdie.artifact.write import Beside
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import assign
@@ -28,7 +29,7 @@ from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit as encode
 from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.rate.target import Target, parse_size
-from birdie.compress.state import ModelState
+from birdie.compress.state import ModelState, keys_of
 from birdie.data.batches import Batches
 from birdie.errors import ConfigError
 from birdie.golf.record_log import (
@@ -318,7 +319,8 @@ def written(
     else:
         assignment = replace(assignment, tensors=known.ordered(state).tensors)
     copies = file_metadata.copies_of(assignment.ties, assignment.copies)
-    beside = Beside({"metadata": about, "budget": budget, "copies": copies}, groups=assignment.groups)
+    order = order_field(keys_of(model))
+    beside = Beside({"metadata": about, "budget": budget, "copies": copies, "order": order}, groups=assignment.groups)
     coder = Coder(recipe.export.coder, beside.size, keeps_integers=known is not None)
     with threadpool_limits(1, "blas"):  # many threads code; BLAS with threads of its own would only disturb them
         beside.write(path, encode(assignment, target, coder, known).encoded)

@@ -315,7 +315,7 @@ def test_summary_and_metadata(tmp_path: Path) -> None:
     assert read.metadata == about
     answer = json.loads(json.dumps(read.to_json()))
     facts = ["path", "bytes", "budget", "weights", "bits_per_weight", "coder", "load_seconds"]
-    assert list(answer) == [*facts, "tensors", "files", "base"]
+    assert list(answer) == [*facts, "tensors", "files", "base", "not_kept"]
     assert answer["bytes"] == (tmp_path / "x.birdie").stat().st_size
     assert list(answer["tensors"][0]) == ["name", "shape", "dtype", "scheme", "bytes"]
 

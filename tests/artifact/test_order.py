@@ -17,7 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetModel
 import birdie
 from birdie.artifact import container
 from birdie.artifact.container import Reader
-from birdie.artifact.order import in_order, order_of
+from birdie.artifact.order import in_order
+from birdie.artifact.order_field import order_of
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError
