@@ -98,6 +98,11 @@ class _Form:
         return [path.relative_to(root).as_posix() for path in files]
 
 
+def is_of_others(name: str) -> bool:
+    """Return whether a file of a name is text, a setting, or of a format that birdie does not write."""
+    return name.lower().endswith((*_UNREAD, *_KEPT))
+
+
 def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Account:
     """Return what becomes of each file of a folder.
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from birdie.cli.console import (
     compiling_notice,
     into_folder,
+    listed,
     log,
     plain,
     print_json,
@@ -26,8 +27,6 @@ from birdie.runtime.outputs import require_output, require_output_folder
 if TYPE_CHECKING:
     from birdie.artifact.chain import Row
     from birdie.entropy.hints import EffortOption
-
-_MOST_NAMES = 10  # of files that are left out
 
 
 def is_chain(folder: Path) -> bool:
@@ -79,8 +78,7 @@ def compress_checkpoints(
     print_table(_table(rows, "", lambda row: "added" if row.added else "unchanged"))
     print_line(f"{size(original)} → {size(stored)} ({stored / max(original, 1):.1%}): {output}")
     if left_out:
-        more = f" and {len(left_out) - _MOST_NAMES:,} more" * (len(left_out) > _MOST_NAMES)
-        print_line(f"left out, as they are no checkpoints: {plain(', '.join(left_out[:_MOST_NAMES])).plain}{more}")
+        print_line(f"left out, as they are no checkpoints: {listed(left_out)}")
     print_line(f"restore one: birdie decompress {output} --step {rows[-1].step} -o FOLDER")
 
 
@@ -95,35 +93,40 @@ def link_of(chain: Path, step: int | None) -> Path:
     return find_link(chain, step)
 
 
-def decompress_link(link: Path, output: Path, *, overwrite: bool, json: bool, **limits: Any) -> bool:
+def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **limits: Any) -> bool:
     """Restore the checkpoint of a link bit for bit; return False if the output asks for its tensors in another format.
 
     Args:
         link: its file.
-        output: a folder; of a checkpoint that is a file, a file of its format as well.
+        output: name of a folder; of a checkpoint that is a file, of a file of its format as well.
         overwrite: replace files that are there.
         json: print one object.
         limits: those of `birdie.artifact.chain.restore`.
     """
     from birdie.artifact.chain import restore
     from birdie.artifact.links import read_link
+    from birdie.artifact.output_form import form_of, form_of_weights
 
     facts = read_link(link)
-    into_a_folder = output.is_dir() or not output.suffix
-    if facts.is_folder and not into_a_folder:
-        raise ConfigError(f"{link} holds the folder of a checkpoint; give the name of a folder, which has no suffix")
-    if not (into_a_folder or output.suffix == Path(facts.name).suffix):
+    form, target = form_of(output, from_folder=facts.is_folder), Path(output)
+    if facts.is_folder and form != "folder":
+        raise ConfigError(f"{link} holds the folder of a checkpoint; give the name of a folder, {output}/")
+    if form not in ("folder", form_of_weights(facts.name)):
+        if "safetensors" not in (form, form_of_weights(facts.name)) or form == "ptz":
+            raise ConfigError(f"{link} holds {facts.name}, bit for bit; give -o a name that ends as that does")
         return False
     left: list[str] = []
     if facts.is_folder:
-        output = require_output_folder(output, overwrite=overwrite)
+        target = require_output_folder(target, overwrite=overwrite)
     else:
-        output = require_output(output / facts.name if into_a_folder else output, [link], overwrite=overwrite)
-    with compiling_notice(), into_folder(output) if facts.is_folder else nullcontext(left) as left:
-        count = restore(link, output, overwrite=overwrite, **limits)
-    written = {"bytes": count, "step": facts.step, "files": len(facts.files)}
-    text = f"checkpoint of step {facts.step}, {len(facts.files)} files, {size(count)}"
-    print_written(output, text, written, left, as_json=json)
+        target = require_output(target / facts.name if form == "folder" else target, [link], overwrite=overwrite)
+    with compiling_notice(), into_folder(target) if facts.is_folder else nullcontext(left) as left:
+        count = restore(link, target, overwrite=overwrite, **limits)
+    kind = "folder" if facts.is_folder else "file"
+    written = {"bytes": count, "step": facts.step, "files": len(facts.files), "written": kind}
+    what = f"a folder of {len(facts.files):,} files" if facts.is_folder else "a file"
+    text = f"checkpoint of step {facts.step}, {size(count)}, as {what}, bit for bit"
+    print_written(target, text, written, left, as_json=json)
     return True
 
 
