@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from birdie.artifact.checkpoint_facts import copies
 from birdie.artifact.checkpoints import (
     files_of,
     headers_of,
@@ -150,6 +151,7 @@ def _open_folder(
     left_out = {name: (_bytes_of(folder / name), why) for name, why in sorted(account.left_out.items())}
     taken: list[str] = []
     sources: list[Path] = []
+    networks: dict[Path, dict[str, Tensor]] = {}  # first file of each group → its weights
     for part, group in account.groups.items():
         sources += [*([] if group.index is None else [group.index]), *group.files]
         if header := headers_of(group.files):
@@ -160,6 +162,7 @@ def _open_folder(
             taken += [f"{name}: {key}" for key in choice.taken]
             if choice.at and len(choices) == 1:
                 keys[part] = list(choice.at)
+        networks[group.files[0]] = state
         for name, tensor in (state if part else without_prefixes(state)).items():
             full = f"{part}/{name}" if part else name
             if component_of(full, account.groups) != part:
@@ -168,6 +171,12 @@ def _open_folder(
                 )
             tensors[full] = tensor
         weights[part] = group.stem if part == group.folder else [group.folder, group.stem]
+    if same := copies(networks):
+        one, two = (path.relative_to(folder).as_posix() for path in same)
+        raise WeightsError(
+            f"{one} and {two} of {folder} hold the same network, so the folder is not that of one model; give one of "
+            "them, leave the others out with --skip, or keep the checkpoints of a run as a chain with --full-every 10"
+        )
     paths = [*sources, *account.kept]
     kept = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in account.kept}
     if weights_only:

@@ -132,7 +132,7 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Ac
             kept.append(name)
         elif any(part.startswith((".", "__pycache__")) for part in name.split("/")):
             left_out[name] = "a hidden file"
-        elif reason := _foreign_folder(name):
+        elif reason := foreign_folder(name):
             nested[name] = reason
         else:
             candidates.append(name)
@@ -170,7 +170,8 @@ def _walk(folder: Path) -> Iterable[Path]:
     return sorted(files_and_links)
 
 
-def _foreign_folder(name: str) -> str | None:
+def foreign_folder(name: str) -> str | None:
+    """Return why the model that a folder holds is not in the folder of a name, "runs/events"; None if it may be."""
     for part in name.split("/")[:-1]:
         if part.startswith("checkpoint"):
             return "a checkpoint of training"

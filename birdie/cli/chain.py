@@ -35,26 +35,35 @@ def is_chain(folder: Path) -> bool:
 
 
 def compress_checkpoints(
-    folder: Path, output: Path, *, full_every: int | None, coder: "EffortOption", overwrite: bool, json: bool
+    folder: Path,
+    output: Path,
+    *,
+    full_every: int | None,
+    skip: Sequence[str],
+    coder: "EffortOption",
+    overwrite: bool,
+    json: bool,
 ) -> None:
     """Add the checkpoints of a run in a folder to a chain, and print a row for each.
 
     Args:
         folder: of the checkpoints.
         output: the folder of the chain.
-        full_every: links of which one stands alone; None: the default.
+        full_every: links of which one stands alone; None: the default, of a folder of nothing but checkpoints.
+        skip: patterns of names of checkpoints to leave out.
         coder: "auto" is "fast": floats of full precision hardly gain from "max".
         overwrite: replace links of other checkpoints.
         json: print one object.
     """
     from birdie.artifact.chain import FULL_EVERY, Chain
-    from birdie.artifact.checkpoint_series import beside, series
+    from birdie.artifact.checkpoint_series import beside, series, without_number
     from birdie.runtime.distributed import world_from_environment
 
     if world_from_environment().size > 1:
         raise ConfigError("a chain is written by one process; start it without torchrun")
-    checkpoints = series(folder)
-    if output.resolve() in [path.resolve() for path in (folder, *checkpoints.values())]:
+    checkpoints = series(folder, skip)
+    named = without_number(folder, checkpoints, skip, strict=full_every is None)
+    if output.resolve() in [path.resolve() for path in (folder, *checkpoints.values(), *named)]:
         raise ConfigError(f"{output} is read; choose another output")
     chain = Chain(
         output,
@@ -65,12 +74,13 @@ def compress_checkpoints(
     chain.require_writable(overwrite=overwrite)
     rows = []
     with compiling_notice():
-        for row in chain.extend(checkpoints, replace_others=overwrite):
+        for row in chain.extend(checkpoints, named=named, replace_others=overwrite):
             rows.append(row)
             if row.added:
-                log(f"step {row.step}: {size(row.checkpoint_bytes or 0)} → {size(row.bytes)}, {_kind(row).plain}")
+                title, before = _title(row).plain, size(row.checkpoint_bytes or 0)
+                log(f"step {title}: {before} → {size(row.bytes)}, {_kind(row).plain}")
     original, stored = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
-    added, left_out = sum(row.added for row in rows), beside(folder, checkpoints)
+    added, left_out = sum(row.added for row in rows), beside(folder, checkpoints, named)
     if json:
         facts = {"path": str(output), "input_bytes": original, "bytes": stored, "added": added, "left_out": left_out}
         print_json({**facts, **_listed(rows)})
@@ -79,7 +89,10 @@ def compress_checkpoints(
     print_line(f"{size(original)} → {size(stored)} ({stored / max(original, 1):.1%}): {output}")
     if left_out:
         print_line(f"left out, as they are no checkpoints: {listed(left_out)}")
-    print_line(f"restore one: birdie decompress {output} --step {rows[-1].step} -o FOLDER")
+    for row in rows:
+        if row.checkpoint:
+            print_line(f"restore {row.checkpoint}: birdie decompress {output / row.name} -o {row.checkpoint}")
+    print_line(f"restore one: birdie decompress {output} --step {max(checkpoints)} -o FOLDER")
 
 
 def link_of(chain: Path, step: int | None) -> Path:
@@ -124,8 +137,8 @@ def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **l
         count = restore(link, target, overwrite=overwrite, **limits)
     kind = "folder" if facts.is_folder else "file"
     written = {"bytes": count, "step": facts.step, "files": len(facts.files), "written": kind}
-    what = f"a folder of {len(facts.files):,} files" if facts.is_folder else "a file"
-    text = f"checkpoint of step {facts.step}, {size(count)}, as {what}, bit for bit"
+    what = f"a folder, {len(facts.files):,} files" if facts.is_folder else "a file"
+    text = f"{facts.name}, checkpoint of step {facts.step}, {size(count)}, as {what}, bit for bit"
     print_written(target, text, written, left, as_json=json)
     return True
 
@@ -158,11 +171,15 @@ def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str]) -> T
     for row in rows:
         original = row.checkpoint_bytes
         share = f"{row.bytes / original:.1%}" if original else ""
-        step = plain(row.name) if row.step is None else f"{row.step}"
         table.add_row(
-            step, f"{row.bytes:,}", "" if original is None else f"{original:,}", share, _kind(row), value(row)
+            _title(row), f"{row.bytes:,}", "" if original is None else f"{original:,}", share, _kind(row), value(row)
         )
     return table
+
+
+def _title(row: "Row") -> Text:
+    """Return the step of a row, with the name of a checkpoint that is known by its name."""
+    return plain(row.name if row.step is None else f"{row.step} {row.checkpoint}".strip())
 
 
 def _kind(row: "Row") -> Text:

@@ -171,10 +171,9 @@ def command(
     /,
     *,
     output: Annotated[
-        Path | None,
+        str | None,  # a Path has lost the slash at the end
         Parameter(
             name=["-o", "--output"],
-            converter=lambda _, tokens: _output(tokens[0].value),
             help="The .birdie file to write; of a run, the folder of its chain.",
         ),
     ] = None,
@@ -214,7 +213,8 @@ def command(
         Parameter(negative=(), help="Of a folder: pattern of names of files to keep as they are, of any size."),
     ] = None,
     skip: Annotated[
-        list[str] | None, Parameter(negative=(), help="Of a folder: pattern of names of files to leave out.")
+        list[str] | None,
+        Parameter(negative=(), help="Of a folder: pattern of names of files (checkpoints) to leave out."),
     ] = None,
     target: Annotated[TargetFlags, FLAT] = TargetFlags(),
     calibration: Annotated[CalibrationFlags, FLAT] = CalibrationFlags(),
@@ -260,9 +260,9 @@ def command(
         )
     if output is None and not dry_run:
         raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
-    least = 1 if output is not None and is_chain(output) else 2
+    least = 1 if output is not None and is_chain(Path(output)) else 2
     if checkpoint.is_dir() and (full_every is not None or _is_series(checkpoint, least)):
-        single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep, "skip": skip}
+        single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep}
         single |= {"dry-run": dry_run}
         flags = [f"--{name}" for name, value in single.items() if value]
         if others or flags or output is None:
@@ -272,11 +272,18 @@ def command(
                 "or give one checkpoint"
             )
         compress_checkpoints(
-            checkpoint, output, full_every=full_every, coder=target.coder, overwrite=overwrite, json=json
+            checkpoint,
+            Path(output),
+            full_every=full_every,
+            skip=skip or (),
+            coder=target.coder,
+            overwrite=overwrite,
+            json=json,
         )
         return
     if full_every is not None:
         raise ConfigError(f"--full-every is for a folder of checkpoints, and {checkpoint} is none; drop it")
+    file = None if output is None else require_file_name(output)
     if target.quality is not None:
         calibration.require_data("--quality")
     from birdie.artifact.checkpoint import open_checkpoint
@@ -284,7 +291,7 @@ def command(
     source = open_checkpoint(
         checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
     )
-    if output is None or dry_run:
+    if file is None or dry_run:
         for flag, value in {"quality": target.quality, "tune": calibration.tune, "base": base}.items():
             if value is not None:
                 raise ConfigError(f"--dry-run has no forecast of --{flag}; drop one of the two")
@@ -313,12 +320,12 @@ def command(
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
     device = choose_device(calibration.device)
     inputs = [*source.paths, *calibrate.paths, *([] if base is None else [base])]
-    output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
-    require_writable(output.parent)
+    file = require_output(file, inputs, kind=KIND, overwrite=overwrite)
+    require_writable(file.parent)
     with (
         process_group(torch.device("cpu")) as world,
         source.mapped(),
-        work_folder(output, calibration.calibration_folder or calibration.blockwise, world) as work,
+        work_folder(file, calibration.calibration_folder or calibration.blockwise, world) as work,
     ):
 
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
@@ -333,7 +340,7 @@ def command(
             def save(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
                 return write_checkpoint(
                     source,
-                    output,
+                    file,
                     overwrite=overwrite,
                     lossless=lossless,
                     base=base,
@@ -361,11 +368,6 @@ def command(
         print_json(summary.to_json() | source.to_json(summary) | measured)
     else:
         _show(source, summary, note, lossless)
-
-
-def _output(value: str) -> Path:
-    """Return the output; the folder of a chain, to which checkpoints are added, may end in a slash."""
-    return Path(value) if is_chain(Path(value)) else require_file_name(value)
 
 
 def _is_series(folder: Path, least: int) -> bool:

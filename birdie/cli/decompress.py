@@ -114,7 +114,7 @@ def command(
             write_folder(file, target, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
         files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
         written = [path.stat().st_size for name, path in files.items() if name not in left]
-        total, what = sum(written), f"a folder of {len(written):,} file{'s' * (len(written) != 1)}"
+        total, what = sum(written), f"a folder, {len(written):,} files"
     else:
         target = require_output(target, [file], kind=_KINDS[form], overwrite=overwrite)
         with compiling_notice(), atomic_path(target) as path:
