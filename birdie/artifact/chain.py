@@ -138,7 +138,7 @@ class Chain:
         Args:
             checkpoints: step → path.
             named: path → step of checkpoints that are known by their names, as last.ckpt; one that is in the chain
-                takes the place of that of the same name.
+                replaces that of the same name.
             on_disk: step → path of others, so that a link need not be decoded to serve as a base.
             replace_others: remove the link of another checkpoint of the same step, and all later ones; else that is
                 an error.

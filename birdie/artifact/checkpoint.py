@@ -173,9 +173,11 @@ def _open_folder(
         weights[part] = group.stem if part == group.folder else [group.folder, group.stem]
     if same := copies(networks):
         one, two = (path.relative_to(folder).as_posix() for path in same)
+        numbered = all(any(letter.isdecimal() for letter in name) for name in (one, two))
+        chain = ", or keep the checkpoints of a run as a chain with --full-every 10" if numbered else ""
         raise WeightsError(
-            f"{one} and {two} of {folder} hold the same network, so the folder is not that of one model; give one of "
-            "them, leave the others out with --skip, or keep the checkpoints of a run as a chain with --full-every 10"
+            f"{one} and {two} of {folder} hold networks of the same names and shapes, so it is not the folder of one "
+            f"model; give one of the files, or leave others out with --skip{chain}"
         )
     paths = [*sources, *account.kept]
     kept = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in account.kept}

@@ -80,11 +80,11 @@ def step_inside(path: Path, numbered: Mapping[int, Path], facts: Callable[[Path]
         numbered: step → others of its run.
         facts: reads a checkpoint.
     """
-    own, steps = facts(path), sorted(numbered)
-    if key := step_key({step: facts(numbered[step]).numbers for step in _sample(steps)}, own.numbers):
+    inner, steps = facts(path), sorted(numbered)
+    if key := step_key({step: facts(numbered[step]).numbers for step in _sample(steps)}, inner.numbers):
         known = {step: number for step in steps if (number := facts(numbered[step]).numbers.get(key)) is not None}
-        return _placed(own.numbers[key], known)
-    return next((step for step in reversed(steps) if own.has_same_weights(facts(numbered[step]))), None)
+        return _placed(inner.numbers[key], known)
+    return next((step for step in reversed(steps) if inner.has_same_weights(facts(numbered[step]))), None)
 
 
 def step_key(numbers: Mapping[int, Mapping[str, int]], among: Iterable[str] | None = None) -> str | None:

@@ -21,6 +21,7 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.names import is_name
 
 PIPELINE = "model_index.json"
+OF_TRAINING = "a checkpoint of training"
 SMALL = 1_000_000  # bytes of a file of any name that is kept
 TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt", ".tar", ".pkl", ".ptz")
 _LARGEST = 1 << 26  # bytes of a file that is kept for its name
@@ -174,7 +175,7 @@ def foreign_folder(name: str) -> str | None:
     """Return why the model that a folder holds is not in the folder of a name, "runs/events"; None if it may be."""
     for part in name.split("/")[:-1]:
         if part.startswith("checkpoint"):
-            return "a checkpoint of training"
+            return OF_TRAINING
         if part in _FOREIGN:
             return "of another library or a log"
     return None

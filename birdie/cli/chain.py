@@ -77,8 +77,8 @@ def compress_checkpoints(
         for row in chain.extend(checkpoints, named=named, replace_others=overwrite):
             rows.append(row)
             if row.added:
-                title, before = _title(row).plain, size(row.checkpoint_bytes or 0)
-                log(f"step {title}: {before} → {size(row.bytes)}, {_kind(row).plain}")
+                title, original_size = _title(row).plain, size(row.checkpoint_bytes or 0)
+                log(f"step {title}: {original_size} → {size(row.bytes)}, {_kind(row).plain}")
     original, stored = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
     added, left_out = sum(row.added for row in rows), beside(folder, checkpoints, named)
     if json:

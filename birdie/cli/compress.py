@@ -377,6 +377,8 @@ def _is_series(folder: Path, least: int) -> bool:
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
+    from birdie.artifact.folder_scan import OF_TRAINING
+
     input_bytes, file_bytes = source.input_bytes, source.file_bytes
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
@@ -404,6 +406,10 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     print_line(f"coder {summary.coder}: {_loading(summary)}")
     if any(tensor.scheme == "difference" for tensor in summary.tensors):
         print_line(_differences(summary))
+    if any(why == OF_TRAINING for _, why in source.left_out.values()):
+        print_line(
+            f"left out are checkpoints, which a chain keeps: birdie compress {source.path} --full-every 10 -o CHAIN"
+        )
     print_line(f"list its tensors: birdie inspect {summary.path}")
     if source.taken or source.others:
         names = ", ".join(plain(name).plain[:80] for name in source.taken) or "the tensors beside them"
