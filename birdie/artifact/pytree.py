@@ -24,6 +24,7 @@ import struct
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
@@ -112,6 +113,8 @@ def _put_leaf(value: Any, path: Path) -> Json:
         return ["complex", struct.pack(">dd", value.real, value.imag).hex()]
     if kind is bytes or kind is bytearray:
         return [kind.__name__, base64.b64encode(value).decode()]
+    if kind is BytesIO and not value.closed:
+        return ["buffer", base64.b64encode(value.getbuffer()).decode(), value.tell()]
     if kind is torch.Size:
         return ["size", *value]
     if kind is torch.dtype:
@@ -141,11 +144,18 @@ def _sized(form: str) -> Callable[[str], tuple[float, ...]]:
     return lambda text: struct.unpack(form, bytes.fromhex(text))
 
 
+def _buffer(content: bytes, position: int) -> BytesIO:
+    buffer = BytesIO(content)
+    buffer.seek(position)
+    return buffer
+
+
 _LEAVES: dict[str, Callable[..., Any]] = {
     "float": lambda text: _sized(">d")(text)[0],
     "complex": lambda text: complex(*_sized(">dd")(text)),
     "bytes": lambda text: base64.b64decode(text, validate=True),
     "bytearray": lambda text: bytearray(base64.b64decode(text, validate=True)),
+    "buffer": lambda text, position: _buffer(base64.b64decode(text, validate=True), position),
     "size": lambda *sizes: torch.Size(sizes),
     "dtype": _DTYPES.__getitem__,
     "device": torch.device,
@@ -260,6 +270,8 @@ def _cost(value: Any) -> int:
     """Return how many values a leaf counts as towards `MAX_VALUES`: long texts count as several."""
     if type(value) is tuple:
         return 1 + sum(_cost(item) for item in value)
+    if type(value) is BytesIO and not value.closed:
+        return 1 + value.getbuffer().nbytes // 64
     return 1 + len(value) // 64 if isinstance(value, str | bytes | bytearray) else 1
 
 

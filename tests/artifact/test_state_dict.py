@@ -1,5 +1,6 @@
 """Laws of loading into modules: as load_state_dict of torch with old versions, hooks, extra state; all or nothing."""
 
+import io
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
@@ -362,3 +363,29 @@ def test_the_checkpoint_of_an_optimizer_has_its_module_s_versions(tmp_path: Path
     model = Versioned()
     birdie.save_object(model.state_dict(), tmp_path / "m.birdie")
     require_same(loaded(tmp_path / "m.birdie", Versioned(), "into"), dict(model.state_dict()))
+
+
+class Recipe(nn.Linear):
+    """Keeps its state as bytes in memory, as Transformer Engine does."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__(4, 4)
+        self.scale = scale
+
+    def get_extra_state(self) -> io.BytesIO:
+        buffer = io.BytesIO()
+        torch.save({"scale": torch.tensor(self.scale)}, buffer)
+        buffer.seek(3)
+        return buffer
+
+    def set_extra_state(self, state: io.BytesIO) -> None:
+        assert state.tell() == 3
+        state.seek(0)
+        self.scale = float(torch.load(state, weights_only=True)["scale"])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_extra_state_may_be_a_buffer(lazy: bool, tmp_path: Path) -> None:
+    birdie.save(nn.Sequential(Recipe(0.5), Recipe(2.0)), tmp_path / "m.birdie")
+    loaded = birdie.load(tmp_path / "m.birdie", into=nn.Sequential(Recipe(), Recipe()), lazy=lazy)
+    assert [part.scale for part in loaded] == [0.5, 2.0]
