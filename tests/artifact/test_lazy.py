@@ -562,7 +562,7 @@ class Delegating(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = F.linear(x, self.matrix, self.bias)
-        return hidden * self.width
+        return hidden * float(self.width)
 
 
 class Copied(ABC, nn.Linear):
