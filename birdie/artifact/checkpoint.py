@@ -172,13 +172,7 @@ def _open_folder(
             tensors[full] = tensor
         weights[part] = group.stem if part == group.folder else [group.folder, group.stem]
     if same := copies(networks):
-        one, two = (path.relative_to(folder).as_posix() for path in same)
-        numbered = all(any(letter.isdecimal() for letter in name) for name in (one, two))
-        chain = ", or keep the checkpoints of a run as a chain with --full-every 10" if numbered else ""
-        raise WeightsError(
-            f"{one} and {two} of {folder} hold networks of the same names and shapes, so it is not the folder of one "
-            f"model; give one of the files, or leave others out with --skip{chain}"
-        )
+        raise WeightsError(_of_copies(folder, *same))
     paths = [*sources, *account.kept]
     kept = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in account.kept}
     if weights_only:
@@ -196,6 +190,18 @@ def _open_folder(
         left_out=left_out,
         dropped={name: size for name, (size, _) in left_out.items()},
         taken=tuple(taken),
+    )
+
+
+def _of_copies(folder: Path, one: Path, two: Path) -> str:
+    first, second = one.relative_to(folder), two.relative_to(folder)
+    chain = ""
+    if all(any(map(str.isdecimal, str(path))) for path in (first, second)):
+        run = one.parent if one.parent == two.parent else one.parent.parent
+        chain = f", or keep the checkpoints of a run as a chain: birdie compress {run} --full-every 10 -o CHAIN"
+    return (
+        f"{first} and {second} of {folder} hold networks of the same names and shapes, so it is not the folder of one "
+        f"model; give one of the files, or leave others out with --skip{chain}"
     )
 
 

@@ -102,7 +102,8 @@ def link_of(chain: Path, step: int | None) -> Path:
     if step is None:
         paths = link_paths(chain)
         names = f", of {len(paths)} checkpoints, {paths[0].stem} to {paths[-1].stem}" if paths else ""
-        raise ConfigError(f"{chain} is a folder{names}; name one by --step, or give a .birdie file")
+        such = f", such as {paths[-1]}" if paths else ""
+        raise ConfigError(f"{chain} is a folder{names}; name one by --step, or give a .birdie file{such}")
     return find_link(chain, step)
 
 

@@ -101,11 +101,15 @@ def command(
     from birdie.artifact.folders import holds_folder, write_folder
     from birdie.artifact.inspect import inspect
     from birdie.artifact.output_form import form_of
+    from birdie.artifact.pytree import holds_values
     from birdie.artifact.repack import load_object
     from birdie.artifact.to_safetensors import to_safetensors
 
     summary = inspect(file)
+    is_object = summary.tree is not None and holds_values(summary.tree)
     form, target = form_of(output, from_folder=holds_folder(summary)), Path(output)
+    if form == "folder" and is_object:  # which the files of a library have no room for
+        form, target = "torch", target / "model.pt"
     limits = {"base": base, "max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     left: list[str] = []
     if form == "folder":
@@ -127,6 +131,8 @@ def command(
                 raise OutputError(f"cannot write {target}: {error}; is the disk full?") from error
         total, what = target.stat().st_size, f"a file, {_KINDS[form].name}"
     left_out, remedy = _left_out(summary, form, link)
+    if is_object and form == "safetensors":
+        left_out, remedy = ["all that is no tensor"], "a .pt file has it"
     if left_out and not json:
         print_line(f"left out: {listed(left_out)}; {remedy}")
     tensors = len(summary.tensors)
@@ -143,12 +149,9 @@ def _left_out(summary: "Summary", form: str, link: str) -> tuple[Sequence[str], 
         form: of the output.
         link: name of the file whose checkpoint it is, of a link of a chain.
     """
-    others = ["all that is no tensor"]
     if link:
-        return others, f"{link} has it: -o NAME{Path(link).suffix}"
-    if summary.files and form != "folder":
-        return [*summary.files], "a folder has them: -o NAME/"
-    return (others, "a .pt file has it") if summary.tree and form in ("folder", "safetensors") else ([], "")
+        return ["all that is no tensor"], f"{link} has it: -o NAME{Path(link).suffix}"
+    return ([], "") if form == "folder" else ([*summary.files], "a folder has them: -o NAME/")
 
 
 def _write(content: Any, path: Path, *, packed: bool) -> None:

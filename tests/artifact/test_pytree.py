@@ -308,3 +308,20 @@ def test_a_closed_buffer_is_refused() -> None:
     buffer.close()
     with pytest.raises(WeightsError, match="BytesIO"):
         tree.flatten({"state": buffer})
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"b": torch.ones(1), "a": torch.ones(2)}, False),
+        (OrderedDict(a=torch.ones(1)), False),
+        ({"m": {"a": torch.ones(1)}, "list": [torch.ones(2), (torch.ones(1),)]}, False),
+        (torch.ones(1), False),
+        ({"a": torch.ones(1), "step": 3}, True),
+        ([{"a": torch.ones(1), "none": None}], True),
+        (OrderedDict(a=torch.ones(1), b="text"), True),
+        (Counter(a=3), True),
+    ],
+)
+def test_values_are_told_from_tensors(content: Any, expected: bool) -> None:
+    assert tree.holds_values(tree.flatten(content)[1]) == expected

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import birdie
 import birdie.cli.script
@@ -260,18 +260,21 @@ def test_the_name_and_the_content_tell_file_from_folder(
     capsys.readouterr()
     code, answer = ask("decompress", f"{source}.birdie", "-o", name)
     path, is_file = tmp_path / name, name in FILES
-    assert (code, answer["written"], path.is_file()) == (0, "file" if is_file else "folder", is_file)
-    if is_file:
-        content = torch.load(path, weights_only=True)
-        assert torch.equal((content if source == "hf" else content["model"])["w.weight"], kept_folder["w.weight"])
+    assert (code, path.is_file(), path.is_dir()) == (0, is_file, not is_file)
+    if source == "one":  # an object is never without its step
+        content = torch.load(path if is_file else path / "model.pt", weights_only=True)
+        assert content["step"] == 3
+        state = content["model"]
     else:
-        assert (path / "config.json").exists() == (source == "hf")
-    lost = {"hf": ["config.json"] if is_file else [], "one": [] if is_file else ["all that is no tensor"]}
-    assert answer["left_out"] == lost[source]
+        state = torch.load(path, weights_only=True) if is_file else load_file(path / "model.safetensors")
+        assert (path / "config.json").exists() != is_file
+    assert torch.equal(state["w.weight"], kept_folder["w.weight"])
+    assert answer["left_out"] == (["config.json"] if is_file and source == "hf" else [])
+    assert answer["written"] == ("file" if is_file or source == "one" else "folder")
     assert run(build_app, ["decompress", f"{source}.birdie", "-o", name, "--overwrite"]) == 0
     lines = " ".join(capsys.readouterr().out.split())
-    assert ("as a file" if is_file else "as a folder") in lines
-    assert ("left out" in lines) == bool(lost[source])
+    assert f"as a {answer['written']}" in lines
+    assert ("left out: config.json" in lines) == (is_file and source == "hf")
 
 
 @pytest.mark.usefixtures("kept_folder")
@@ -282,6 +285,7 @@ def test_other_suffixes_follow_the_content(
     for name in ("x.weights", "org.mine"):
         assert ask("decompress", "one.birdie", "-o", f"one {name}")[1]["written"] == "file"
         assert ask("decompress", "hf.birdie", "-o", f"hf {name}")[1]["written"] == "folder"
+    assert ask("decompress", "one.birdie", "-o", "one.safetensors")[1]["left_out"] == ["all that is no tensor"]
     (tmp_path / "there.pt").mkdir()
     assert ask("decompress", "hf.birdie", "-o", "there.pt")[1]["written"] == "folder"
     for name in ("x.onnx", "x.json", "x.gguf", "x.birdie", "x.txt"):
