@@ -23,6 +23,7 @@ from torch import Tensor
 from birdie.artifact.checkpoints import format_of, read_header, read_object, read_state_dict
 from birdie.artifact.layouts import choose
 from birdie.artifact.pytree import tensors_in
+from birdie.compress.difference import digest
 from birdie.errors import BirdieError, WeightsError
 
 Network = Mapping[str, Tensor]
@@ -122,7 +123,7 @@ def _sample(steps: list[int]) -> list[int]:
 
 
 def _facts_of_file(path: Path) -> Facts:
-    with suppress(BirdieError, OSError, ValueError):
+    with suppress(BirdieError, OSError, ValueError, RuntimeError):
         form = format_of(path)
         if form == "safetensors":
             network = read_state_dict(path)
@@ -145,8 +146,10 @@ def _weights(content: Any, path: Path) -> Network:
 
 
 def _networks(weights: Network) -> tuple[Network, ...]:
-    """Return the weights, if they are a network: random states and statistics are vectors."""
-    return (weights,) if any(one.is_floating_point() and one.ndim > 1 for one in weights.values()) else ()
+    """Return the weights, if they are a network of dense tensors: random states and statistics are vectors."""
+    is_dense = all(one.layout is torch.strided and not one.is_quantized for one in weights.values())
+    has_matrix = any(one.is_floating_point() and one.ndim > 1 for one in weights.values())
+    return (weights,) if is_dense and has_matrix else ()
 
 
 def _numbers(content: Any) -> Iterator[tuple[str, int]]:
@@ -181,7 +184,7 @@ def _integer(value: Any) -> int | None:
 
 def _is_equal(one: Network, other: Network) -> bool:
     return one.keys() == other.keys() and all(
-        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in one.items()
+        tensor.dtype == other[name].dtype and digest(tensor) == digest(other[name]) for name, tensor in one.items()
     )
 
 
