@@ -74,7 +74,7 @@ def command(
     ] = (),
     json: Json = False,
 ) -> None:
-    """Convert a .birdie file back into .safetensors, what torch.save writes (.pt, .ckpt, .bin, …), or a folder.
+    """Convert a .birdie file back into .safetensors, a file of torch.save, or a folder.
 
     A file of `birdie compress --lossless` restores nested values too, except in .safetensors: it holds only the
     tensors, named by their paths. A folder has the weights and all files that `birdie compress FOLDER` kept: what
