@@ -130,9 +130,7 @@ def command(
             except RuntimeError as error:  # a full disk is one in torch
                 raise OutputError(f"cannot write {target}: {error}; is the disk full?") from error
         total, what = target.stat().st_size, f"a file, {_KINDS[form].name}"
-    left_out, remedy = _left_out(summary, form, link)
-    if is_object and form == "safetensors":
-        left_out, remedy = ["all that is no tensor"], "a .pt file has it"
+    left_out, remedy = _left_out(file, summary, form, link)
     if left_out and not json:
         print_line(f"left out: {listed(left_out)}; {remedy}")
     tensors = len(summary.tensors)
@@ -141,16 +139,28 @@ def command(
     print_written(target, f"{tensors} tensors, {size(total)}, as {what}", facts, left, as_json=json)
 
 
-def _left_out(summary: "Summary", form: str, link: str) -> tuple[Sequence[str], str]:
+def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Sequence[str], str]:
     """Return what a .birdie file holds and the output does not, and what to do to have it.
 
     Args:
+        file: the .birdie file.
         summary: of the file.
         form: of the output.
         link: name of the file whose checkpoint it is, of a link of a chain.
     """
+    from birdie.artifact.container import Reader
+    from birdie.artifact.pytree import holds_values
+
+    values = "all that is no tensor"
     if link:
-        return ["all that is no tensor"], f"{link} has it: -o NAME{Path(link).suffix}"
+        return [values], f"{link} has it: -o NAME{Path(link).suffix}"
+    if form not in ("torch", "ptz"):  # extra states of modules
+        with Reader(file) as reader:
+            extra = (reader.fields.get("state") or {}).get("extra", {})
+        lost = [name for name, skeleton in extra.items() if holds_values(skeleton)]
+        lost += [values] if summary.tree is not None and holds_values(summary.tree) else []
+        if lost:
+            return lost, "a .pt file has it"
     return ([], "") if form == "folder" else ([*summary.files], "a folder has them: -o NAME/")
 
 

@@ -97,11 +97,11 @@ def write_all(file: Any, data: bytes) -> None:
     try:
         while written < len(data):
             count = file.write(data[written:] if written else data)
-            if count is None and not isinstance(file, io.RawIOBase):
-                return
-            if not count:
+            if not count and (count is not None or isinstance(file, io.RawIOBase)):
                 raise OSError("it takes no more bytes")
-            written += count
+            written += len(data) if count is None else count
+        if callable(flush := getattr(file, "flush", None)):
+            flush()  # a full disk is seen now
     except BaseException as error:
         if start is not None:
             with suppress(Exception):

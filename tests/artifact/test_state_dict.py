@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import Reader
+from birdie.cli import build_app
+from birdie.cli.console import run
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.nightly import mostly_nightly
 
@@ -389,3 +392,23 @@ def test_extra_state_may_be_a_buffer(lazy: bool, tmp_path: Path) -> None:
     birdie.save(nn.Sequential(Recipe(0.5), Recipe(2.0)), tmp_path / "m.birdie")
     loaded = birdie.load(tmp_path / "m.birdie", into=nn.Sequential(Recipe(), Recipe()), lazy=lazy)
     assert [part.scale for part in loaded] == [0.5, 2.0]
+
+
+def test_a_file_of_torch_may_have_such_extra_state(tmp_path: Path) -> None:
+    state = nn.Sequential(Recipe(0.5)).state_dict()
+    torch.save(state, tmp_path / "x.pt")
+    for name, options in {"lossy": [], "lossless": ["--lossless"]}.items():
+        file = tmp_path / f"{name}.birdie"
+        assert run(build_app, ["compress", str(tmp_path / "x.pt"), "-o", str(file), *options]) == 0
+        assert run(build_app, ["decompress", str(file), "-o", str(tmp_path / f"{name}.pt")]) == 0
+        with torch.serialization.safe_globals([io.BytesIO]):
+            back = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        buffer, original = back["0._extra_state"], state["0._extra_state"]
+        assert (buffer.getvalue(), buffer.tell()) == (original.getvalue(), original.tell())
+
+
+def test_a_file_without_extra_state_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    birdie.save(nn.Sequential(Recipe(0.5)), tmp_path / "m.birdie")
+    for name, lost in {"x.safetensors": ["0._extra_state"], "folder": ["0._extra_state"], "x.pt": []}.items():
+        assert run(build_app, ["decompress", str(tmp_path / "m.birdie"), "-o", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["left_out"] == lost
