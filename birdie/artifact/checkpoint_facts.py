@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.checkpoints import format_of, read_header, read_object, read_state_dict
+from birdie.artifact.checkpoints import format_of, is_foreign_pickle, read_header, read_object, read_state_dict
 from birdie.artifact.layouts import choose
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.difference import digest
@@ -40,10 +40,12 @@ class Facts:
     Attributes:
         numbers: key path → integer, those of few keys first; in a folder the name of the file precedes it.
         networks: the weights of each of its files; tensors are mapped.
+        problem: why a file of weights cannot be read; "" if it can, or is none.
     """
 
     numbers: Mapping[str, int] = field(default_factory=dict)
     networks: tuple[Network, ...] = ()
+    problem: str = ""
 
     def is_same_network(self, other: "Facts") -> bool:
         """Return whether both hold a network with the same names and shapes."""
@@ -61,7 +63,10 @@ def facts_of(path: Path) -> Facts:
         return _facts_of_file(path)
     numbers: dict[str, int] = {}
     networks: list[Network] = []
-    for file in sorted(file for file in path.iterdir() if file.is_file()):
+    files: list[Path] = []
+    with suppress(OSError):
+        files = sorted(file for file in path.iterdir() if file.is_file())
+    for file in files:
         facts = _facts_of_file(file)
         numbers |= {f"{file.name}/{key}": number for key, number in facts.numbers.items()}
         networks += facts.networks
@@ -123,8 +128,9 @@ def _sample(steps: list[int]) -> list[int]:
 
 
 def _facts_of_file(path: Path) -> Facts:
-    with suppress(BirdieError, OSError, ValueError, RuntimeError):
-        form = format_of(path)
+    form = None
+    try:
+        form = None if is_foreign_pickle(path) else format_of(path)
         if form == "safetensors":
             network = read_state_dict(path)
             return Facts(dict(_numbers({**read_header(path), **network})), _networks(network))
@@ -133,7 +139,15 @@ def _facts_of_file(path: Path) -> Facts:
             return Facts(dict(_numbers(content)), _networks(_weights(content, path)))
         if form == "index" and path.stat().st_size <= _MOST_JSON:
             return Facts(dict(_numbers(json.loads(path.read_bytes()))))
+    except (BirdieError, OSError, ValueError, RuntimeError) as error:
+        return Facts(problem=str(error) if form == "safetensors" or _is_zip(path) else "")
     return Facts()
+
+
+def _is_zip(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+    return False
 
 
 def _weights(content: Any, path: Path) -> Network:

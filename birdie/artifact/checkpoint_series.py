@@ -93,7 +93,8 @@ def series(folder: Path, skip: Sequence[str] = ()) -> dict[int, Path]:
     for path in sorted(steps, key=lambda path: (steps[path], path.name)):
         if steps[path] in checkpoints:
             raise ConfigError(
-                f"{checkpoints[steps[path]]} and {path.name} are both of step {steps[path]}; move one of them elsewhere"
+                f"{checkpoints[steps[path]]} and {path.name} are both of step {steps[path]}; move one of them, "
+                f"or leave it out with --skip {path.name}"
             )
         checkpoints[steps[path]] = path
     return checkpoints
@@ -118,10 +119,12 @@ def without_number(
     for path in _entries(folder):
         if path in checkpoints.values() or not _is_candidate(path) or _is_skipped(path, skip) or path.name in _LOGS:
             continue
-        if not facts(path).networks:
-            continue
         known = next(iter(checkpoints.values()))
         advice = f"leave it out with --skip {path.name}, or move it elsewhere"
+        if facts(path).problem:
+            raise ConfigError(f"{path} does not tell its step, as it cannot be read ({facts(path).problem}); {advice}")
+        if not facts(path).networks:
+            continue
         if not facts(known).is_same_network(facts(path)):
             if strict and facts(known).networks:
                 raise ConfigError(f"{path} holds another network than {known.name}, a checkpoint beside it; {advice}")

@@ -247,9 +247,9 @@ def command(
     -o FOLDER` gives a folder that from_pretrained loads.
 
     Of a folder of checkpoints (step-100/, checkpoint-500/, step_100.safetensors, …) every one becomes a link of a chain
-    in the folder OUTPUT, losslessly and with all its files: most as differences to the one before. The same command
-    later adds those that are new. `birdie decompress OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists
-    them.
+    in the folder OUTPUT, losslessly and with all its files: most as differences to the one before. One without a number
+    (last.ckpt, best.pt) has the step that is in it. The same command later adds those that are new. `birdie decompress
+    OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists them.
     """
     options = target.options()
     others = target.scheme or target.budget or target.bits or target.quality or calibration.source or calibration.tuning

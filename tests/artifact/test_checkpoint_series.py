@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,17 @@ def test_the_number_that_is_the_step_or_grows_with_it_is_its_key(
         ["deep/er/it", "nested/count"] if (factor, ahead) == (1, 0) else ["deep/er/it"]
     )
     assert step_key(dict.fromkeys(steps, noise)) is None
+
+
+def test_a_damaged_file_is_named_and_one_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    for step in (1, 2):
+        torch_file(tmp_path, f"step_{step}.pt", step)
+    (tmp_path / "args.pkl").write_bytes(pickle.dumps({"lr": 0.1}))
+    (tmp_path / "train.bin").write_bytes(bytes(range(256)))
+    assert without_number(tmp_path, series(tmp_path)) == {}
+    (tmp_path / "last.pt").write_bytes((tmp_path / "step_2.pt").read_bytes()[:900])
+    with pytest.raises(ConfigError, match=r"last\.pt does not tell its step, as it cannot be read"):
+        without_number(tmp_path, series(tmp_path))
 
 
 def test_a_step_between_two_others_is_in_proportion(tmp_path: Path) -> None:
