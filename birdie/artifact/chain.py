@@ -192,9 +192,7 @@ class Chain:
             self._notify(f"{path.name} was of step {links[name].step} in {self.folder}; it is replaced")
         name = name or next(one for one in (name_of_link(path.name), path.name + SUFFIX) if one not in links)
         links.pop(name, None)
-        earlier = {other: link for other, link in links.items() if link.step <= step and not link.is_named}
-        base = max(earlier, key=lambda other: earlier[other].step, default="")
-        base = base if base and self._is_sound(base, links) else ""
+        base = self._latest(step + 1, links)
         state = self._state(base, links, on_disk, None) if base else _State()
         link = Link(step, path.name, parts.is_folder, {}, is_named=True)
         links[name] = self._write(name, link, parts, base, links, state)
@@ -241,14 +239,19 @@ class Chain:
 
     def _base(self, step: int, links: Mapping[str, Link]) -> str:
         """Return the link to which the one of a step is a difference; "" if it stands alone."""
-        earlier = {name: link for name, link in links.items() if link.step < step and not link.is_named}
-        name = max(earlier, key=lambda name: earlier[name].step, default="")
-        if not name or not self._is_sound(name, links):
+        name = self._latest(step, links)
+        if not name:
             return ""
         depth, one = 1, name
         while (base := links[one].base) in links and links[base].step < links[one].step:
             depth, one = depth + 1, base
         return name if depth < self._full_every else ""
+
+    def _latest(self, step: int, links: Mapping[str, Link]) -> str:
+        """Return the last link before a step; "" if there is none, or it is damaged."""
+        earlier = {name: link for name, link in links.items() if link.step < step and not link.is_named}
+        name = max(earlier, key=lambda name: earlier[name].step, default="")
+        return name if name and self._is_sound(name, links) else ""
 
     def _state(
         self, name: str, links: Mapping[str, Link], on_disk: Mapping[int, Path], latest: CheckpointParts | None
