@@ -57,6 +57,7 @@ class Row:
     Attributes:
         name: of its file.
         step: of its checkpoint; None if the file cannot be read.
+        checkpoint: name of its checkpoint, by which it is known if no step is in it; "" for others.
         bytes: of the file.
         checkpoint_bytes: of the files of its checkpoint; None if the file cannot be read.
         base: file name of the link to which it is a difference; "" if it stands alone.
@@ -71,6 +72,7 @@ class Row:
     base: str = ""
     damage: str = ""
     added: bool = False
+    checkpoint: str = ""
 
 
 class Chain:
@@ -127,6 +129,7 @@ class Chain:
         self,
         checkpoints: Mapping[int, Path],
         *,
+        named: Mapping[Path, int] | None = None,
         on_disk: Mapping[int, Path] | None = None,
         replace_others: bool = False,
     ) -> Iterator[Row]:
@@ -134,6 +137,8 @@ class Chain:
 
         Args:
             checkpoints: step → path.
+            named: path → step of checkpoints that are known by their names, as last.ckpt; one that is in the chain
+                replaces that of the same name.
             on_disk: step → path of others, so that a link need not be decoded to serve as a base.
             replace_others: remove the link of another checkpoint of the same step, and all later ones; else that is
                 an error.
@@ -146,7 +151,8 @@ class Chain:
         latest: CheckpointParts | None = None
         for step, path in sorted(checkpoints.items()):
             parts = split_checkpoint(path)
-            known = {link.digest for link in links.values() if link.step == step}
+            same_step = {name: link for name, link in links.items() if link.step == step and not link.is_named}
+            known = {link.digest for link in same_step.values()}
             if known - {parts.digest} and not (replace_others or self._follows_run):
                 raise OutputError(
                     f"{self.folder} holds another checkpoint of step {step} than {path}; choose another -o, or add "
@@ -154,7 +160,7 @@ class Chain:
                 )
             if known != {parts.digest} and (known or self._follows_run):
                 self._remove([name for name, link in links.items() if link.step >= step], links)
-            name = next((name for name, link in links.items() if link.step == step), "")
+            name = next((name for name in same_step if name in links), "")
             if not (is_known := bool(name) and self._is_sound(name, links)):
                 if name or (self.folder / name_of_link(path.name)).exists():
                     self._notify(f"{self.folder / (name or name_of_link(path.name))} is damaged; it is written again")
@@ -162,11 +168,36 @@ class Chain:
                 links.pop(name, None)
                 base = self._base(step, links)
                 state = self._state(base, links, on_disk, latest) if base else _State()
-                links[name] = self._write(name, step, parts, base, links, state)
+                links[name] = self._write(name, Link(step, path.name, parts.is_folder, {}), parts, base, links, state)
                 self._damage = {other: damage for other, damage in self._damage.items() if not damage}  # may be sound
                 self._damage[name] = {}
             link, latest = links[name], parts
-            yield Row(name, step, (self.folder / name).stat().st_size, link.bytes, link.base, added=not is_known)
+            yield _row_of(self.folder / name, link, added=not is_known)
+        for path, step in sorted((named or {}).items(), key=lambda item: (item[1], item[0].name)):
+            name, is_known = self._extend_by(path, step, links, on_disk)
+            yield _row_of(self.folder / name, links[name], added=not is_known)
+
+    def _extend_by(
+        self, path: Path, step: int, links: dict[str, Link], on_disk: Mapping[int, Path]
+    ) -> tuple[str, bool]:
+        """Write the link of a checkpoint that is known by its name; return its file's name, and whether it was there.
+
+        It may be a difference to a link that no other could be one to: nothing ever depends on it.
+        """
+        parts = split_checkpoint(path)
+        name = next((name for name, link in links.items() if link.is_named and link.name == path.name), "")
+        if name and (links[name].step, links[name].digest) == (step, parts.digest) and self._is_sound(name, links):
+            return name, True
+        if name and links[name].digest != parts.digest:
+            self._notify(f"{path.name} was of step {links[name].step} in {self.folder}; it is replaced")
+        name = name or next(one for one in (name_of_link(path.name), path.name + SUFFIX) if one not in links)
+        links.pop(name, None)
+        base = self._latest(step + 1, links)
+        state = self._state(base, links, on_disk, None) if base else _State()
+        link = Link(step, path.name, parts.is_folder, {}, is_named=True)
+        links[name] = self._write(name, link, parts, base, links, state)
+        self._damage[name] = {}
+        return name, False
 
     def remove_all(self) -> None:
         """Remove all links; the folder stays."""
@@ -188,7 +219,7 @@ class Chain:
         if not names:
             return
         steps = [links[name].step for name in names]
-        for name in sorted(names, key=lambda name: -links[name].step):
+        for name in sorted(names, key=lambda name: links[name].order, reverse=True):
             (self.folder / name).unlink()
             links.pop(name)
             self._damage.pop(name, None)
@@ -208,14 +239,19 @@ class Chain:
 
     def _base(self, step: int, links: Mapping[str, Link]) -> str:
         """Return the link to which the one of a step is a difference; "" if it stands alone."""
-        earlier = {name: link for name, link in links.items() if link.step < step}
-        name = max(earlier, key=lambda name: earlier[name].step, default="")
-        if not name or not self._is_sound(name, links):
+        name = self._latest(step, links)
+        if not name:
             return ""
         depth, one = 1, name
         while (base := links[one].base) in links and links[base].step < links[one].step:
             depth, one = depth + 1, base
         return name if depth < self._full_every else ""
+
+    def _latest(self, step: int, links: Mapping[str, Link]) -> str:
+        """Return the last link before a step; "" if there is none, or it is damaged."""
+        earlier = {name: link for name, link in links.items() if link.step < step and not link.is_named}
+        name = max(earlier, key=lambda name: earlier[name].step, default="")
+        return name if name and self._is_sound(name, links) else ""
 
     def _state(
         self, name: str, links: Mapping[str, Link], on_disk: Mapping[int, Path], latest: CheckpointParts | None
@@ -234,21 +270,30 @@ class Chain:
             return _State(file.decode_all(), other_bytes(file, stages), [])
 
     def _write(
-        self, name: str, step: int, parts: CheckpointParts, base: str, links: Mapping[str, Link], earlier: "_State"
+        self, name: str, link: Link, parts: CheckpointParts, base: str, links: Mapping[str, Link], earlier: "_State"
     ) -> Link:
-        """Write the link of a checkpoint, as a difference where that is smaller, and return its facts."""
+        """Write the link of a checkpoint, as a difference where that is smaller, and return its facts.
+
+        Args:
+            name: of its file.
+            link: its facts, without files and base.
+            parts: of the checkpoint.
+            base: name of the link that it may be a difference to; "" if there is none.
+            links: name → facts of the links of the chain.
+            earlier: content of the base.
+        """
         files, other = {}, {}
         for file, one in parts.files.items():
             same = file in earlier.other and earlier.other[file] == one.other
             files[file] = FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps, same)
             if not same:
                 other[file] = one.other
-        link = Link(step, parts.path.name, parts.is_folder, files)
+        link = replace(link, files=files)
         with complete([*parts.paths, *earlier.paths]), releasing(parts.paths):
             counterparts = {
-                tensor: earlier.tensors[tensor]
-                for tensor, weight in parts.tensors.items()
-                if weight.nbytes >= _LEAST_BYTES and tensor in earlier.tensors and pays(weight, earlier.tensors[tensor])
+                other: earlier.tensors[other]
+                for tensor, other in self._pairs(parts.tensors, earlier.tensors, by_content=link.is_named).items()
+                if pays(parts.tensors[tensor], earlier.tensors[other])
             }
             if counterparts or len(other) < len(files):
                 link = replace(link, base=base, base_digest=links[base].digest)
@@ -262,6 +307,15 @@ class Chain:
                 link=link.to_json(),
             )
         return link
+
+    @staticmethod
+    def _pairs(tensors: Mapping[str, Tensor], earlier: Mapping[str, Tensor], *, by_content: bool) -> Mapping[str, str]:
+        """Return tensor → the one before that it may be a difference to: of its name, or also of other names."""
+        large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= _LEAST_BYTES}
+        if not by_content:
+            return {name: name for name in large if name in earlier}
+        parts, renamed = Base.of("", earlier).matching(large)  # a state dict alone, or in another file
+        return {name: renamed.get(name, name) for name in parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,21 +346,34 @@ def _is_other_file(path: Path) -> bool:
         return False
 
 
+def _row_of(path: Path, link: Link, *, added: bool = False) -> Row:
+    checkpoint = link.name if link.is_named else ""
+    return Row(path.name, link.step, path.stat().st_size, link.bytes, link.base, added=added, checkpoint=checkpoint)
+
+
 def find_link(folder: Path, step: int) -> Path:
-    """Return the link of a step.
+    """Return the link of a step: that of the checkpoint with the number, or else of the one known by its name.
 
     Raises:
-        ArtifactError: there is none that can be read.
+        ArtifactError: there is none that can be read, or several are known by their names.
     """
-    steps, problem = [], ""
+    steps, problem, named = [], "", []
     for path in link_paths(folder):
         try:
-            steps.append(read_link(path).step)
+            link = read_link(path)
         except ArtifactError as error:
             problem = f"; {error}"
             continue
-        if steps[-1] == step:
+        steps.append(link.step)
+        if link.step == step and not link.is_named:
             return path
+        named += [path] if link.step == step else []
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise ArtifactError(
+            f"{named[0].name} and {named[1].name} of {folder} are both of step {step}; give one of them"
+        )
     if not steps:
         raise ArtifactError(f"{folder} holds no link of a chain{problem or _GIVE}")
     raise ArtifactError(
@@ -321,17 +388,18 @@ def survey(folder: Path) -> list[Row]:
         ArtifactError: the folder has no link.
     """
     rows: dict[str, Row] = {}
+    orders: dict[str, tuple[int, bool, str]] = {}
     for path in link_paths(folder):
         row = Row(path.name, None, path.stat().st_size, None)
         try:
-            link = read_link(path)
-            row = Row(path.name, link.step, row.bytes, link.bytes, link.base)
+            row = _row_of(path, link := read_link(path))
+            orders[path.name] = link.order
         except ArtifactError as error:
             row = replace(row, damage=str(error))
         rows[path.name] = row
     if not rows:
         raise ArtifactError(f"{folder} holds no link of a chain{_GIVE}")
-    ordered = sorted(rows.values(), key=lambda row: (-1 if row.step is None else row.step, row.name))
+    ordered = sorted(rows.values(), key=lambda row: orders.get(row.name, (-1, False, row.name)))
     damage: dict[str, Mapping[str, str]] = {}  # a base precedes what depends on it
     for index, row in enumerate(ordered):
         if row.step is not None:

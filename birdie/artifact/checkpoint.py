@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from birdie.artifact.checkpoint_facts import copies
 from birdie.artifact.checkpoints import (
     files_of,
     headers_of,
@@ -150,6 +151,7 @@ def _open_folder(
     left_out = {name: (_bytes_of(folder / name), why) for name, why in sorted(account.left_out.items())}
     taken: list[str] = []
     sources: list[Path] = []
+    networks: dict[Path, dict[str, Tensor]] = {}  # first file of each group → its weights
     for part, group in account.groups.items():
         sources += [*([] if group.index is None else [group.index]), *group.files]
         if header := headers_of(group.files):
@@ -160,6 +162,7 @@ def _open_folder(
             taken += [f"{name}: {key}" for key in choice.taken]
             if choice.at and len(choices) == 1:
                 keys[part] = list(choice.at)
+        networks[group.files[0]] = state
         for name, tensor in (state if part else without_prefixes(state)).items():
             full = f"{part}/{name}" if part else name
             if component_of(full, account.groups) != part:
@@ -168,6 +171,8 @@ def _open_folder(
                 )
             tensors[full] = tensor
         weights[part] = group.stem if part == group.folder else [group.folder, group.stem]
+    if same := copies(networks):
+        raise WeightsError(_of_copies(folder, *same))
     paths = [*sources, *account.kept]
     kept = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in account.kept}
     if weights_only:
@@ -185,6 +190,18 @@ def _open_folder(
         left_out=left_out,
         dropped={name: size for name, (size, _) in left_out.items()},
         taken=tuple(taken),
+    )
+
+
+def _of_copies(folder: Path, one: Path, two: Path) -> str:
+    first, second = one.relative_to(folder), two.relative_to(folder)
+    chain = ""
+    if all(any(map(str.isdecimal, str(path))) for path in (first, second)):
+        run = one.parent if one.parent == two.parent else one.parent.parent
+        chain = f", or keep the checkpoints of a run as a chain: birdie compress {run} --full-every 10 -o CHAIN"
+    return (
+        f"{first} and {second} of {folder} hold networks of the same names and shapes, so it is not the folder of one "
+        f"model; give one of the files, or leave others out with --skip{chain}"
     )
 
 

@@ -4,18 +4,22 @@
     output/checkpoint-500/ checkpoint-1000/ …        Trainer of transformers
     step_100.safetensors, ckpt-200.pt, …             files
 
-The number after a word such as "step" or "checkpoint" in a name is the step.
+The number after a word such as "step" or "checkpoint" in a name is the step. A checkpoint without one (last.ckpt,
+best.pt, model_final.pth) tells its step by what is in it (birdie.artifact.checkpoint_facts).
 """
 
+import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from torch import Tensor
 
+from birdie.artifact.checkpoint_facts import facts_of, step_inside, step_key
 from birdie.artifact.file_parts import FileParts, split
-from birdie.artifact.folder_scan import TORCH
+from birdie.artifact.folder_scan import TORCH, foreign_folder
 from birdie.artifact.kept_files import MOST_FILES
 from birdie.artifact.links import SUFFIX, digest_of
 from birdie.errors import ConfigError, WeightsError
@@ -41,22 +45,45 @@ def step_of(name: str, *, any_number: bool = False) -> int | None:
 
 
 def is_series(folder: Path, least: int = 2) -> bool:
-    """Return whether a folder holds at least so many checkpoints of a run, and no other weights."""
+    """Return whether a folder holds at least so many checkpoints of a run, and is not that of one model.
+
+    Names tell it where all weights have a number; else what the files hold: several with one network are checkpoints.
+    """
     entries = _entries(folder)
-    others = [path for path in entries if not _is_candidate(path) or step_of(path.name) is None]
-    weights = any((path.is_dir() and path.name not in _LOGS) or _is_weights(path) for path in others)
-    return not weights and len(entries) - len(others) >= least
+    steps = {path: step for path in entries if _is_candidate(path) and (step := step_of(path.name)) is not None}
+    others = [path for path in entries if path not in steps]
+    weights = [path for path in others if (path.is_dir() and path.name not in _LOGS) or _is_weights(path)]
+    if not weights:
+        return len(steps) >= least
+    if not all(map(_is_left_out, weights)):  # a model, whose folder may have its checkpoints in it as well
+        steps = {path: step for path, step in steps.items() if not _is_left_out(path)}
+    facts = functools.cache(facts_of)
+    if not steps:
+        steps = _numbers(weights)
+        if not steps or step_key({step: facts(path).numbers for path, step in steps.items()}) is None:
+            return False
+    first, *numbered = steps
+    return any(facts(first).is_same_network(facts(path)) for path in (*numbered, *weights) if path != first)
 
 
-def series(folder: Path) -> dict[int, Path]:
-    """Return step → checkpoint of the run in a folder, in the order of the steps.
+def series(folder: Path, skip: Sequence[str] = ()) -> dict[int, Path]:
+    """Return step → checkpoint of the run in a folder, in the order of the steps, of those with a number.
+
+    Args:
+        folder: of the run.
+        skip: patterns of names to leave out.
 
     Raises:
-        ConfigError: there are none, or two of one step.
+        ConfigError: there are none, or two of one step, or nothing has the name of a pattern.
     """
     entries = [path for path in _entries(folder) if _is_candidate(path)]
-    steps = {path: step for path in entries if (step := step_of(path.name)) is not None}
-    steps = steps or {path: step for path in entries if (step := step_of(path.name, any_number=True)) is not None}
+    for pattern in skip:
+        if not any(fnmatchcase(path.name, pattern) for path in entries):
+            raise ConfigError(
+                f"no checkpoint in {folder} matches {pattern!r}; give a pattern of names, for example '*.pt'"
+            )
+    entries = [path for path in entries if not _is_skipped(path, skip)]
+    steps = {path: step for path in entries if (step := step_of(path.name)) is not None} or _numbers(entries)
     if not steps:
         raise ConfigError(
             f"{folder} holds no checkpoints of a run, such as step-100/, checkpoint-500/ or step_100.safetensors; give "
@@ -66,20 +93,61 @@ def series(folder: Path) -> dict[int, Path]:
     for path in sorted(steps, key=lambda path: (steps[path], path.name)):
         if steps[path] in checkpoints:
             raise ConfigError(
-                f"{checkpoints[steps[path]]} and {path.name} are both of step {steps[path]}; move one of them elsewhere"
+                f"{checkpoints[steps[path]]} and {path.name} are both of step {steps[path]}; move one of them, "
+                f"or leave it out with --skip {path.name}"
             )
         checkpoints[steps[path]] = path
     return checkpoints
 
 
-def beside(folder: Path, checkpoints: Mapping[int, Path]) -> list[str]:
+def without_number(
+    folder: Path, checkpoints: Mapping[int, Path], skip: Sequence[str] = (), *, strict: bool = True
+) -> dict[Path, int]:
+    """Return checkpoint → step of those of the run that have no number in their names, as last.ckpt and best.pt.
+
+    Args:
+        folder: of the run.
+        checkpoints: those with a number, as `series` returned them.
+        skip: patterns of names to leave out.
+        strict: refuse a folder with other weights as well.
+
+    Raises:
+        ConfigError: one does not tell its step, or holds another network.
+    """
+    facts = functools.cache(facts_of)
+    steps: dict[Path, int] = {}
+    for path in _entries(folder):
+        if path in checkpoints.values() or not _is_candidate(path) or _is_skipped(path, skip) or path.name in _LOGS:
+            continue
+        known = next(iter(checkpoints.values()))
+        advice = f"leave it out with --skip {path.name}, or move it elsewhere"
+        if facts(path).problem:
+            raise ConfigError(f"{path} does not tell its step, as it cannot be read ({facts(path).problem}); {advice}")
+        if not facts(path).networks:
+            continue
+        if not facts(known).is_same_network(facts(path)):
+            if strict and facts(known).networks:
+                raise ConfigError(f"{path} holds another network than {known.name}, a checkpoint beside it; {advice}")
+            continue
+        step = step_inside(path, checkpoints, facts)
+        if step is None:
+            raise ConfigError(
+                f"{path} holds the network of {known.name} and does not tell its step; put the step into its name "
+                f"(…-step-300{path.suffix}), {advice}"
+            )
+        steps[path] = step
+    return dict(sorted(steps.items(), key=lambda item: (item[1], item[0].name)))
+
+
+def beside(folder: Path, checkpoints: Mapping[int, Path], named: Collection[Path] = ()) -> list[str]:
     """Return the names of what is in the folder of a run beside its checkpoints; hidden files and chains do not count.
 
     Args:
         folder: of the run.
         checkpoints: what `series` returned.
+        named: what `without_number` returned.
     """
-    return [path.name for path in _entries(folder) if path not in checkpoints.values()]
+    return [path.name for path in _entries(folder) if path not in (*checkpoints.values(), *named)]
 
 
 def name_of_link(checkpoint: str) -> str:
@@ -144,6 +212,20 @@ class CheckpointParts:
         parts = self.files[file]
         ranks = {name: rank for rank, name in enumerate(sorted([*parts.tensors, *parts.ties]))}
         return [ranks[name] for name in parts.tensors]
+
+
+def _numbers(paths: Sequence[Path]) -> dict[Path, int]:
+    """Return path → last number in its name, of those that have one."""
+    return {path: number for path in paths if (number := step_of(path.name, any_number=True)) is not None}
+
+
+def _is_left_out(path: Path) -> bool:
+    """Return whether the folder of a model leaves a folder out."""
+    return path.is_dir() and foreign_folder(f"{path.name}/") is not None
+
+
+def _is_skipped(path: Path, skip: Sequence[str]) -> bool:
+    return any(fnmatchcase(path.name, pattern) for pattern in skip)
 
 
 def _entries(folder: Path) -> list[Path]:

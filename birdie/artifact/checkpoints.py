@@ -87,6 +87,7 @@ _DISTRIBUTED = (
 )
 _LEGACY = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # the number that begins older files of torch.save
 _HEAD = 264  # bytes
+_SAFE: list[Any] = [io.BytesIO]  # holds bytes and a position; extra states of modules are in it
 _READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
 
 
@@ -295,7 +296,8 @@ def _stand_ins(source: Path | io.BytesIO) -> list[Callable[..., Any] | tuple[Cal
         return []
     if isinstance(source, io.BytesIO):
         source.seek(0)
-    names = get_unsafe_globals_in_checkpoint(source)
+    with safe_globals(_SAFE):
+        names = get_unsafe_globals_in_checkpoint(source)
     return [(type(ascii(name)[1:-1][:80], (_StandIn,), {}), name) for name in names]
 
 
@@ -313,7 +315,7 @@ def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False)
 
 def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
     with ExitStack() as stack:
-        stack.enter_context(safe_globals(stand_ins))
+        stack.enter_context(safe_globals([*_SAFE, *stand_ins]))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error says more
         file: Path | BinaryIO = source

@@ -27,6 +27,7 @@ from birdie.compress.wrappers import unwrapped
 from birdie.entropy import coder, plan, tiles
 from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError
+from birdie.runtime.file_objects import Input, source_of
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
@@ -209,21 +210,21 @@ def _groups(file: File) -> Iterator[list[str]]:
 
 
 def load_compressed(
-    path: Data, device: torch.device | str = "cuda", *, workers: int | None = None
+    path: Input, device: torch.device | str = "cuda", *, workers: int | None = None
 ) -> dict[str, CompressedTensor]:
     """Read the tensors of a file to the memory of a GPU in their coded form, for `birdie.compressed_linear`.
 
     Each is decoded once, to see that it is sound. Those that the kernel does not decode are left out.
 
     Args:
-        path: a .birdie file, or its bytes; one of the coder "fast" loads fastest.
+        path: a .birdie file, its bytes, or a binary file object; one of the coder "fast" loads fastest.
         device: a GPU on which Triton works.
         workers: threads that read the file; None uses every core.
     """
     target = target_of(device, None)
     if target is None or not works(target):
         raise ConfigError(f"the kernel that decodes weights does not run on {device}; load the file with birdie.load")
-    with File(path, registry.decoder) as file:
+    with File(source_of(path), registry.decoder) as file:
         file.require()
 
         def read(name: str) -> CompressedTensor | None:

@@ -21,6 +21,7 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.names import is_name
 
 PIPELINE = "model_index.json"
+OF_TRAINING = "a checkpoint of training"
 SMALL = 1_000_000  # bytes of a file of any name that is kept
 TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt", ".tar", ".pkl", ".ptz")
 _LARGEST = 1 << 26  # bytes of a file that is kept for its name
@@ -98,6 +99,11 @@ class _Form:
         return [path.relative_to(root).as_posix() for path in files]
 
 
+def is_of_others(name: str) -> bool:
+    """Return whether a file of a name is text, a setting, or of a format that birdie does not write."""
+    return name.lower().endswith((*_UNREAD, *_KEPT))
+
+
 def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Account:
     """Return what becomes of each file of a folder.
 
@@ -127,7 +133,7 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Ac
             kept.append(name)
         elif any(part.startswith((".", "__pycache__")) for part in name.split("/")):
             left_out[name] = "a hidden file"
-        elif reason := _foreign_folder(name):
+        elif reason := foreign_folder(name):
             nested[name] = reason
         else:
             candidates.append(name)
@@ -165,10 +171,11 @@ def _walk(folder: Path) -> Iterable[Path]:
     return sorted(files_and_links)
 
 
-def _foreign_folder(name: str) -> str | None:
+def foreign_folder(name: str) -> str | None:
+    """Return why the model that a folder holds is not in the folder of a name, "runs/events"; None if it may be."""
     for part in name.split("/")[:-1]:
         if part.startswith("checkpoint"):
-            return "a checkpoint of training"
+            return OF_TRAINING
         if part in _FOREIGN:
             return "of another library or a log"
     return None

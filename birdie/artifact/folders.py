@@ -28,6 +28,7 @@ from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.folder_scan import TORCH, component_of
 from birdie.artifact.links import Limits, opened
 from birdie.artifact.rebuild import has_views
+from birdie.artifact.summary import Summary
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -37,6 +38,11 @@ from birdie.runtime.outputs import require_output_folder
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
 _DEEPEST = 16  # keys to the weights in a file
+
+
+def holds_folder(summary: Summary) -> bool:
+    """Return whether a .birdie file holds a model folder: names of its files of weights, or files beside them."""
+    return bool(summary.files) or "weights" in summary.metadata
 
 
 def write_folder(

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from io import BytesIO
 
 from birdie.artifact import kept_files
 from birdie.artifact.codes import SCHEMES, dtype_name, scheme_name
 from birdie.artifact.container import ALIAS, DIFFERENCE, Entry, Reader
 from birdie.artifact.metadata import base_in, is_inside
 from birdie.artifact.summary import Summary, TensorSummary
-from birdie.runtime.outputs import Source, require_path
+from birdie.runtime.file_objects import Input, source_of
 
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
 _SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}
@@ -21,17 +20,17 @@ _NEAR = (2,)  # form of a difference that is not exact (birdie.compress.differen
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
 
-def inspect(path: Source | BytesIO) -> Summary:
+def inspect(path: Input) -> Summary:
     """Return the summary of a file, reading only its header.
+
+    Args:
+        path: a .birdie file, its bytes, or a binary file object, as for `birdie.load`.
 
     Raises:
         ArtifactError: the file is missing or its header is corrupt.
         ConfigError: the path is not valid.
     """
-    source = path.getbuffer() if isinstance(path, BytesIO) else path
-    if not isinstance(source, bytes | memoryview):  # the bytes of a file are accepted in place of its path
-        require_path(source)
-    with Reader(source) as reader:
+    with Reader(source_of(path)) as reader:
         fields = reader.fields
         sizes, foreign = reader.table(), fields.get("schemes", {})
         entries = [reader.entry(name) for name in reader.ordered]

@@ -8,9 +8,9 @@ keep lists of theirs. Every read gets the right tensor, and an exception in a fo
 """
 
 import functools
-from abc import ABCMeta
+import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from birdie.compress.wrappers import without_wrappers
 from birdie.errors import ConfigError, WeightsError
 
 _EAGER = "load it without lazy"
+_COPIED = "cannot be copied or pickled; save its state_dict(), or load the .birdie file once more"
 
 
 class Tensors(MutableMapping[str, Tensor | None]):
@@ -34,13 +35,27 @@ class Tensors(MutableMapping[str, Tensor | None]):
 
     It replaces the dict in which torch keeps them, so that every access (attributes, `parameters`, `state_dict`) goes
     through this class.
+
+    Args:
+        cache: decodes slots.
+        items: name → slot or tensor.
+        lists: name of an attribute of the module → function that returns the tensors in it. It is no parameter, but
+            torch looks for attributes among them.
     """
 
-    def __init__(self, cache: TensorCache, items: Mapping[str, Slot | Tensor | None]) -> None:
-        self.cache, self._items = cache, dict(items)
+    def __init__(
+        self,
+        cache: TensorCache,
+        items: Mapping[str, Slot | Tensor | None],
+        lists: Mapping[str, Callable[[], Any]] | None = None,
+    ) -> None:
+        self.cache, self._items, self._lists = cache, dict(items), lists or {}
 
     def __getitem__(self, key: str) -> Tensor | None:
         """Return the tensor `key`, decoded if necessary."""
+        if key in self._lists:
+            tensors: Any = self._lists[key]()
+            return tensors  # type: ignore[no-any-return]
         item = self._items[key]
         return self.cache.get(item) if isinstance(item, Slot) else item
 
@@ -62,7 +77,7 @@ class Tensors(MutableMapping[str, Tensor | None]):
 
     def __contains__(self, key: object) -> bool:
         """Return whether there is a tensor `key`, without decoding it."""
-        return key in self._items
+        return key in self._items or key in self._lists
 
     def discard(self, key: str) -> None:
         """Remove the tensor `key`: torch calls this method on containers that are no dict."""
@@ -70,71 +85,50 @@ class Tensors(MutableMapping[str, Tensor | None]):
 
     def copy(self) -> "Tensors":
         """Return a shallow copy, with the same tensors."""
-        return Tensors(self.cache, self._items)
-
-
-class LazyModule(nn.Module):
-    """Base class of every module below a lazily loaded one: it runs where it was loaded, and refuses the rest."""
-
-    def __init_subclass__(cls, **_: Any) -> None:
-        """Do nothing: a lazy class is none that a registry of subclasses is about."""
-
-    def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
-        if mode:
-            raise ConfigError(f"a lazily loaded {type(self).__name__} runs but cannot be trained; {_EAGER} to train")
-        return super().train(mode)
-
-    def _apply(self, *_: Any) -> NoReturn:
-        raise ConfigError(
-            f"a lazily loaded {type(self).__name__} cannot be moved or cast; build the module anew, and give device or "
-            "dtype to birdie.load"
-        )
-
-    def _load_from_state_dict(self, *_: Any) -> NoReturn:
-        raise ConfigError(f"a lazily loaded {type(self).__name__} takes no other weights; build the module anew")
+        return Tensors(self.cache, self._items, self._lists)
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
         """Raise ConfigError: a copy or a pickle would not contain the weights, which are in the file."""
-        raise ConfigError(
-            f"a lazily loaded {type(self).__name__} cannot be copied or pickled; save its state_dict(), or load the "
-            ".birdie file once more"
-        )
+        raise ConfigError(f"lazily loaded weights {_COPIED}")
 
 
-class LazyRecurrent(LazyModule):
-    """RNN, LSTM and GRU with the list of their weights built at every read, so that it keeps no tensor alive."""
-
-    _flat_weights_names: list[str]
-
-    @property
-    def _flat_weights(self) -> list[Tensor | None]:
-        return [getattr(self, name, None) for name in self._flat_weights_names]
-
-    @_flat_weights.setter
-    def _flat_weights(self, _: Any) -> None:
-        pass
-
-    @property
-    def _flat_weight_refs(self) -> list[Any]:  # by which torch looks for weights that changed
-        return [None] * len(self._flat_weights_names)
-
-    @_flat_weight_refs.setter
-    def _flat_weight_refs(self, _: Any) -> None:
-        pass
+def _refuse(message: str, *_: Any, **__: Any) -> NoReturn:
+    raise ConfigError(message)
 
 
-@functools.cache
-def _lazy_class(kind: Any) -> Any:
-    """Return a subclass of module class `kind` with the same name, so that `isinstance` and `repr` do not change.
+def _train(module: weakref.ref[nn.Module], mode: bool = True) -> nn.Module:
+    """Stay in evaluation mode."""
+    part = module()
+    assert part is not None
+    if mode:
+        raise ConfigError(f"a lazily loaded {type(part).__name__} runs but cannot be trained; {_EAGER} to train")
+    return type(part).train(part, mode)
 
-    It is made without the code that runs when a subclass is defined: that of metaclasses and `__init_subclass__`, which
-    may want arguments or enter the class into a list.
+
+def _restrict(module: nn.Module) -> None:
+    """Let a module run where it was loaded, and refuse the rest.
+
+    The methods are replaced in the module, whose class may be of any metaclass and keep any account of its subclasses.
+    They do not refer to the module, which would then live until the next garbage collection.
     """
-    base = LazyRecurrent if issubclass(kind, nn.RNNBase) else LazyModule
-    content = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    make = ABCMeta if issubclass(type(kind), ABCMeta) else type
-    return make.__new__(type(kind), kind.__name__, (base, kind), content)
+    kind = f"a lazily loaded {type(module).__name__}"
+    moved = f"{kind} cannot be moved or cast; build the module anew, and give device or dtype to birdie.load"
+    vars(module).update(
+        train=functools.partial(_train, weakref.ref(module)),
+        _apply=functools.partial(_refuse, moved),
+        _load_from_state_dict=functools.partial(_refuse, f"{kind} takes no other weights; build the module anew"),
+        __reduce_ex__=functools.partial(_refuse, f"{kind} {_COPIED}"),  # the weights are in the file
+    )
+
+
+def _is_lazy_loaded(module: nn.Module) -> bool:
+    return any(isinstance(value, Tensors) for value in vars(module).values())
+
+
+def _flat_weights(module: weakref.ref[nn.Module]) -> list[Tensor | None]:
+    """Return the weights of an RNN, LSTM or GRU: torch's list of them would keep every tensor alive."""
+    part: Any = module()
+    return [getattr(part, name, None) for name in part._flat_weights_names]
 
 
 class Coded(Tensor):
@@ -247,7 +241,7 @@ def attach(
     Returns:
         The names that did not match.
     """
-    if any(isinstance(part, LazyModule) for part in module.modules()):
+    if any(map(_is_lazy_loaded, module.modules())):
         raise ConfigError(f"the module already reads its weights from a file; build it anew for {where}")
     with without_wrappers(module) as inner:
         named, current = for_module(inner, state), inner.state_dict(keep_vars=True)
@@ -349,11 +343,15 @@ def _require_owners(
 
 def _install(module: nn.Module, owners: Owners, items: Mapping[str, Slot | Tensor], cache: TensorCache) -> None:
     for part in list(module.modules()):
-        if not isinstance(part, torch.jit.ScriptModule):
-            for key in ("_flat_weights", "_flat_weight_refs") if isinstance(part, nn.RNNBase) else ():
-                part.__dict__.pop(key, None)
-            kind: Any = type(part)  # for mypy, which takes classes of modules for unhashable
-            part.__class__ = _lazy_class(kind)
+        if isinstance(part, torch.jit.ScriptModule):
+            continue
+        if isinstance(part, nn.RNNBase):
+            content = vars(part)
+            content.pop("_flat_weights", None)
+            content["_flat_weight_refs"] = [None] * len(part._flat_weights_names)  # by which torch looks for changes
+            lists = {"_flat_weights": functools.partial(_flat_weights, weakref.ref(part))}
+            content["_parameters"] = Tensors(cache, content["_parameters"], lists)
+        _restrict(part)
     for name, item in items.items():
         if isinstance(item, Slot):
             owner, attribute, key, _ = owners[name]

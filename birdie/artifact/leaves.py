@@ -4,6 +4,7 @@ import base64
 import math
 import struct
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ def put(value: Any, where: str) -> Json:
         return ["complex", struct.pack(">dd", value.real, value.imag).hex()]
     if kind is bytes or kind is bytearray:
         return [kind.__name__, base64.b64encode(value).decode()]
+    if kind is BytesIO and not value.closed:
+        return ["buffer", base64.b64encode(value.getbuffer()).decode(), value.tell()]
     if kind is torch.Size:
         return ["size", *value]
     if _CONSTANTS.get(kind.__name__, {}).get(str(value).removeprefix("torch.")) is value:
@@ -74,6 +77,8 @@ def cost(value: Any) -> int:
     """Return how many values a leaf counts as: long texts count as several."""
     if type(value) is tuple:
         return 1 + sum(cost(item) for item in value)
+    if type(value) is BytesIO and not value.closed:
+        return 1 + value.getbuffer().nbytes // 64
     return 1 + len(value) // 64 if isinstance(value, str | bytes | bytearray) else 1
 
 
@@ -89,11 +94,18 @@ def _sized(form: str) -> Callable[[str], tuple[float, ...]]:
     return lambda text: struct.unpack(form, bytes.fromhex(text))
 
 
+def _buffer(content: bytes, position: int) -> BytesIO:
+    buffer = BytesIO(content)
+    buffer.seek(position)
+    return buffer
+
+
 _LEAVES: dict[str, Callable[..., Any]] = {
     "float": lambda text: _sized(">d")(text)[0],
     "complex": lambda text: complex(*_sized(">dd")(text)),
     "bytes": lambda text: base64.b64decode(text, validate=True),
     "bytearray": lambda text: bytearray(base64.b64decode(text, validate=True)),
+    "buffer": lambda text, position: _buffer(base64.b64decode(text, validate=True), position),
     "size": lambda *sizes: torch.Size(sizes),
     "device": torch.device,
     "tuple": lambda *items: tuple(take(item) for item in items),

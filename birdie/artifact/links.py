@@ -7,7 +7,8 @@
 
 The metadata of a link have the digest of every file of its checkpoint, the name of its base, a file beside it, and the
 base's digest, which is that of its files: a base may be written again, but never be of another checkpoint. A base is of
-an earlier step, so no chain is endless. Whatever reads a link decodes its chain forward from the link that stands
+an earlier step, so no chain is endless; the base of a checkpoint without a number in its name (last.ckpt) has at most
+its step, and it is no base itself. Whatever reads a link decodes its chain forward from the link that stands
 alone; at most two checkpoints are in memory, and of those only the tensors that are needed.
 """
 
@@ -71,6 +72,8 @@ class Link:
         files: name → layout of each file; of a checkpoint that is a file, of that one.
         base: file name of the link to which this one is a difference; "" if it stands alone.
         base_digest: digest of that link's checkpoint.
+        is_named: whether the checkpoint is known by its name, as last.ckpt, and not by its step, which another may
+            have. No link is a difference to such a one, which is written again when the run goes on.
     """
 
     step: int
@@ -79,6 +82,12 @@ class Link:
     files: Mapping[str, FileTable]
     base: str = ""
     base_digest: str = ""
+    is_named: bool = False
+
+    @property
+    def order(self) -> tuple[int, bool, str]:
+        """Position among the links of a chain: what a link is a difference to precedes it."""
+        return self.step, self.is_named, self.name
 
     @property
     def digest(self) -> str:
@@ -106,7 +115,8 @@ class Link:
             for name, file in sorted(self.files.items())
         }
         base = {"base": self.base, "digest": self.base_digest} if self.base else {}
-        return {"step": self.step, "name": self.name, "folder": self.is_folder, "files": files, **base}
+        named = {"named": True} if self.is_named else {}
+        return {"step": self.step, "name": self.name, "folder": self.is_folder, "files": files, **base, **named}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], where: str) -> Self | None:
@@ -127,6 +137,7 @@ class Link:
                 {name: _table(file) for name, file in about["files"].items()},
                 base,
                 digest,
+                _checked(about.get("named", False), lambda value: type(value) is bool),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"the link in the metadata of {where} {_WRONG}") from error
@@ -344,7 +355,7 @@ def _base_in(where: Path, link: Link, tensors: Collection[str] = (), files: Coll
             lacking = sorted({*tensors} - {*other.names})
     except ArtifactError as error:
         raise ArtifactError(f"{where} is a difference to a link that is damaged: {error}") from error
-    if base.step >= link.step:
+    if base.is_named or base.order[:2] >= link.order[:2]:
         raise ArtifactError(
             f"{where} of step {link.step} is a difference to {link.base} of step {base.step}, which does not precede "
             "it; the chain is damaged"

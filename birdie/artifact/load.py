@@ -20,7 +20,7 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.base import BaseOption
 from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.device import CompressedTensors, open_file, target_of
-from birdie.artifact.file import Data, File, decoded_bytes
+from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.lazy import Coded, attach
 from birdie.artifact.links import Limits as ChainLimits
 from birdie.artifact.links import base_of, opened
@@ -33,7 +33,7 @@ from birdie.compress.state import is_extra, moved, plain_state
 from birdie.compress.wrappers import own_names, unwrapped
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.device import dtype_name
-from birdie.runtime.outputs import require_path
+from birdie.runtime.file_objects import Input, source_of
 from birdie.runtime.parsing import whole_number
 
 M = TypeVar("M", bound=nn.Module)
@@ -62,14 +62,14 @@ class LoadOptions(Limits, total=False):
 
 @overload
 def load(
-    path: Data, *, into: None = None, strict: bool = True, **options: Unpack[LoadOptions]
+    path: Input, *, into: None = None, strict: bool = True, **options: Unpack[LoadOptions]
 ) -> dict[str, Tensor]: ...
 @overload
-def load(path: Data, *, into: M, strict: Literal[True] = True, **options: Unpack[LoadOptions]) -> M: ...
+def load(path: Input, *, into: M, strict: Literal[True] = True, **options: Unpack[LoadOptions]) -> M: ...
 @overload
-def load(path: Data, *, into: nn.Module, strict: Literal[False], **options: Unpack[LoadOptions]) -> Keys: ...
+def load(path: Input, *, into: nn.Module, strict: Literal[False], **options: Unpack[LoadOptions]) -> Keys: ...
 def load(
-    path: Data,
+    path: Input,
     *,
     into: nn.Module | None = None,
     strict: bool = True,
@@ -88,7 +88,8 @@ def load(
     """Decode a file to a dict of tensors, or into a module.
 
     Args:
-        path: a .birdie file, or its bytes.
+        path: a .birdie file, its bytes, or a binary file object, which is read from its position to its end; from its
+            start, if it is at its end, as after `birdie.save`.
         into: a module to copy the tensors into, by its own `load_state_dict`: what that converts, renames or adds, as
             modules do with files of their older versions, is right here too. Wrappers (DataParallel, torch.compile,
             AveragedModel, …) may be around the module, or any part of it, or around what the file was made of.
@@ -125,7 +126,8 @@ def load(
             is as it was.
         ConfigError: a setting is wrong, or `into` cannot be loaded lazily.
     """
-    _require_arguments(path, into, device, dtype)
+    _require_arguments(into, device, dtype)
+    source = source_of(path)
     max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
     max_operations = whole_number("max_operations", max_operations, 0)
     cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
@@ -142,7 +144,7 @@ def load(
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
-        file = File(path, registry.decoder, base_of(base, path, chosen, **limits))
+        file = File(source, registry.decoder, base_of(base, source, chosen, **limits))
         try:
             file.require(max_bytes, max_operations, None if part.is_all else part.of(file))
             settings = {"strict": strict, "dtype": dtype, "cache_bytes": cache_bytes}
@@ -152,8 +154,8 @@ def load(
             raise
         return into if strict else keys
     with (
-        opened(base, path, chosen, **limits) as reference,
-        open_file(path, device if part.is_all else "cpu", into, reference) as file,
+        opened(base, source, chosen, **limits) as reference,
+        open_file(source, device if part.is_all else "cpu", into, reference) as file,
     ):
         names, copies = part.of(file), () if into is not None else _copies(file)
         if max_bytes is None and into is not None:
@@ -331,10 +333,8 @@ def _attach(
     return attach(into, state, decode, file.close, device=device, **settings)
 
 
-def _require_arguments(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:
+def _require_arguments(into: Any = None, device: Any = None, dtype: Any = None) -> None:
     """Check the arguments of `load` before the file is opened."""
-    if not isinstance(path, bytes | memoryview):  # the bytes of a file are accepted in place of its path
-        require_path(path)
     if into is not None and not isinstance(into, nn.Module):
         raise ConfigError(f"into is a {type(into).__name__}, not a module; leave it out to get a dict of tensors")
     if dtype is not None and not isinstance(dtype, torch.dtype):

@@ -65,6 +65,20 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (Tensor, Parameter) and kind_of(value) is None and not lacks_elements(value)
 
 
+def holds_values(skeleton: Json) -> bool:
+    """Return whether a content has more than tensors in dicts and lists, as a step; `_metadata` do not count."""
+    if not isinstance(skeleton, list) or not skeleton:
+        return True
+    kind, parts = skeleton[0], skeleton[1:]
+    if kind in ("tensor", "tensors"):
+        return False
+    if kind in ("list", "tuple"):
+        return any(map(holds_values, parts))
+    if kind == "dict" and len(parts) == 2 and isinstance(parts[1], list):
+        return any(map(holds_values, parts[1]))
+    return kind not in _MAPPINGS.values() or holds_values(*parts[:1])
+
+
 def _where(path: Path) -> str:
     """Return where in the checkpoint a value is, for messages."""
     if ATTRIBUTES in path:

@@ -20,14 +20,14 @@ from birdie.entropy.hints import EffortOption
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.runtime.outputs import Source
+from birdie.runtime.file_objects import Input, Output, source_of
 
 _PLAIN_STATE = ["tensors", []]  # the skeleton of what a file without a tree holds: a dict of tensors, sorted by name
 
 
 def save_object(
     content: Any,
-    path: Source,
+    path: Output,
     *,
     base: BaseOption | None = None,
     coder: EffortOption = "auto",
@@ -41,7 +41,7 @@ def save_object(
 
     Args:
         content: nested dicts, lists and tuples of tensors and plain values, as torch.save takes them; never changed.
-        path: the file to write; it appears complete or not at all.
+        path: the file to write, which appears complete or not at all; or a binary file object.
         base, coder, metadata, progress, workers: as for `birdie.save`.
 
     Raises:
@@ -54,7 +54,7 @@ def save_object(
 
 def write_object(
     content: Any,
-    path: Source,
+    path: Output,
     *,
     overwrite: bool | None = None,
     world: World | None = None,
@@ -94,16 +94,17 @@ def write_checkpoint(
     return write_object(checkpoint.content, output, overwrite=overwrite, world=world, **cast(SaveOptions, kept))
 
 
-def load_object(path: Source, **limits: Unpack[Limits]) -> Any:
+def load_object(path: Input, **limits: Unpack[Limits]) -> Any:
     """Return the object that `save_object` wrote; for any other .birdie file, the dict that `birdie.load` returns.
 
     Args:
-        path: a .birdie file.
+        path: a .birdie file, its bytes, or a binary file object, as for `birdie.load`.
         limits: base, max_bytes, max_operations, schemes and workers, as in `birdie.load`.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or takes more than `max_bytes` or `max_operations` to decode.
         ConfigError: a setting is wrong.
     """
-    skeleton = inspect(path).tree
-    return load(path, **limits) if skeleton is None else pytree.rebuild(skeleton, load_entries(path, **limits))
+    source = source_of(path)
+    skeleton = inspect(source).tree
+    return load(source, **limits) if skeleton is None else pytree.rebuild(skeleton, load_entries(source, **limits))

@@ -42,6 +42,7 @@ from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main
+from birdie.runtime.file_objects import Output, is_writable, require_room, write_all
 from birdie.runtime.mapped import releasing, require_complete
 from birdie.runtime.outputs import Source, require_output, require_writable
 
@@ -52,7 +53,7 @@ _ROUNDS = 4  # times that a budget search usually codes the model: only the prog
 @torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients
 def save(
     model: nn.Module | Mapping[str, Tensor],
-    path: Source | BytesIO,
+    path: Output,
     *,
     scheme: Schemes | None = None,
     budget: int | None = None,
@@ -74,7 +75,7 @@ def save(
             names are those without wrappers (torch.compile, DataParallel, AveragedModel, …). Weights that
             `birdie.spectral` wrapped are stored as they were trained, under plain names, unless a rule names them.
         path: the file to write, which appears complete or not at all, also in place of another .birdie file; or an
-            empty `io.BytesIO`.
+            empty `io.BytesIO`; or another binary file object, at whose position all bytes are written at the end.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
             the first that matches a name wins. Default: "feedback:bits=8", eight bits over the range of each row, with
             small tensors in 16 bits or lossless.
@@ -134,7 +135,7 @@ def save(
 @torch.inference_mode(False)
 def write_model(
     model: nn.Module | Mapping[str, Tensor],
-    path: Source | BytesIO,
+    path: Output,
     *,
     overwrite: bool | None = None,
     files: Mapping[str, bytes] | None = None,
@@ -183,7 +184,7 @@ def write_model(
         assignment = group_tiny_tensors(assignment)
     effort = effort_for(request.coder, assignment.weights)
     beside = content.beside(assignment, effort, target.in_bytes(assignment.weights), about_base)
-    path = _output(path, overwrite)
+    destination = _output(path, overwrite)
     if calibration == "synthetic":
         calibration = synthetic_calibration(cast(nn.Module, model))
     with (
@@ -198,7 +199,7 @@ def write_model(
             assignment = replace(assignment, tensors=state.tensors)
         in_memory = known is not None and known.factors is None
         large = known is None and assignment.weights >= _ON_DISK
-        resuming = _resume(path, world) if large or request.tune else nullcontext()
+        resuming = _resume(destination, world) if large or request.tune else nullcontext()
         # BLAS hands small products to threads that go on spinning between them: more processor time than
         # everything else takes.
         with threadpool_limits(1, user_api="blas"), resuming as resume:
@@ -217,9 +218,12 @@ def write_model(
             if large and resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
             require_complete()
-            run_on_main(world, torch.device("cpu"), lambda: beside.write(path, encoded))
+            run_on_main(world, torch.device("cpu"), lambda: beside.write(destination, encoded))
             coder.meter.finish()
-        summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
+        file = destination.getvalue() if isinstance(destination, BytesIO) else destination
+        summary = world.broadcast(inspect(file) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
+        if isinstance(file, bytes) and world.is_main:
+            write_all(path, file)
         beside_values = not_kept(content.state.by_name) if target.lossless and tree is None else ()
         otherwise = _otherwise(summary, assignment)
         summary = replace(summary, coder=effort, otherwise=otherwise, not_kept=beside_values)
@@ -265,12 +269,11 @@ def _resume(path: Source | BytesIO, world: World) -> AbstractContextManager[Resu
     return nullcontext() if isinstance(path, BytesIO) else Resume(Path(path), world.rank)
 
 
-def _output(path: Source | BytesIO, overwrite: bool | None) -> Source | BytesIO:
-    """Return the file to write if that is possible, before long work."""
-    if not isinstance(path, BytesIO):
-        file = require_output(path, kind=KIND, overwrite=overwrite)
-        require_writable(file.parent)
-        return file
-    if path.getbuffer().nbytes:
-        raise ConfigError(f"the buffer holds {path.getbuffer().nbytes:,} bytes already; give an empty io.BytesIO")
-    return path
+def _output(path: Output, overwrite: bool | None) -> Source | BytesIO:
+    """Return the file to write if that is possible, before long work; memory for what goes to a file object."""
+    if is_writable(path):
+        require_room(path)
+        return BytesIO()
+    file = require_output(cast(Source, path), kind=KIND, overwrite=overwrite)
+    require_writable(file.parent)
+    return file

@@ -171,10 +171,9 @@ def command(
     /,
     *,
     output: Annotated[
-        Path | None,
+        str | None,  # a Path has lost the slash at the end
         Parameter(
             name=["-o", "--output"],
-            converter=lambda _, tokens: _output(tokens[0].value),
             help="The .birdie file to write; of a run, the folder of its chain.",
         ),
     ] = None,
@@ -214,7 +213,8 @@ def command(
         Parameter(negative=(), help="Of a folder: pattern of names of files to keep as they are, of any size."),
     ] = None,
     skip: Annotated[
-        list[str] | None, Parameter(negative=(), help="Of a folder: pattern of names of files to leave out.")
+        list[str] | None,
+        Parameter(negative=(), help="Of a folder: pattern of names of files (checkpoints) to leave out."),
     ] = None,
     target: Annotated[TargetFlags, FLAT] = TargetFlags(),
     calibration: Annotated[CalibrationFlags, FLAT] = CalibrationFlags(),
@@ -247,9 +247,9 @@ def command(
     -o FOLDER` gives a folder that from_pretrained loads.
 
     Of a folder of checkpoints (step-100/, checkpoint-500/, step_100.safetensors, …) every one becomes a link of a chain
-    in the folder OUTPUT, losslessly and with all its files: most as differences to the one before. The same command
-    later adds those that are new. `birdie decompress OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists
-    them.
+    in the folder OUTPUT, losslessly and with all its files: most as differences to the one before. One without a number
+    (last.ckpt, best.pt) has the step that is in it. The same command later adds those that are new. `birdie decompress
+    OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists them.
     """
     options = target.options()
     others = target.scheme or target.budget or target.bits or target.quality or calibration.source or calibration.tuning
@@ -260,9 +260,9 @@ def command(
         )
     if output is None and not dry_run:
         raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
-    least = 1 if output is not None and is_chain(output) else 2
+    least = 1 if output is not None and is_chain(Path(output)) else 2
     if checkpoint.is_dir() and (full_every is not None or _is_series(checkpoint, least)):
-        single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep, "skip": skip}
+        single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep}
         single |= {"dry-run": dry_run}
         flags = [f"--{name}" for name, value in single.items() if value]
         if others or flags or output is None:
@@ -272,11 +272,18 @@ def command(
                 "or give one checkpoint"
             )
         compress_checkpoints(
-            checkpoint, output, full_every=full_every, coder=target.coder, overwrite=overwrite, json=json
+            checkpoint,
+            Path(output),
+            full_every=full_every,
+            skip=skip or (),
+            coder=target.coder,
+            overwrite=overwrite,
+            json=json,
         )
         return
     if full_every is not None:
         raise ConfigError(f"--full-every is for a folder of checkpoints, and {checkpoint} is none; drop it")
+    file = None if output is None else require_file_name(output)
     if target.quality is not None:
         calibration.require_data("--quality")
     from birdie.artifact.checkpoint import open_checkpoint
@@ -284,7 +291,7 @@ def command(
     source = open_checkpoint(
         checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
     )
-    if output is None or dry_run:
+    if file is None or dry_run:
         for flag, value in {"quality": target.quality, "tune": calibration.tune, "base": base}.items():
             if value is not None:
                 raise ConfigError(f"--dry-run has no forecast of --{flag}; drop one of the two")
@@ -313,12 +320,12 @@ def command(
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
     device = choose_device(calibration.device)
     inputs = [*source.paths, *calibrate.paths, *([] if base is None else [base])]
-    output = require_output(output, inputs, kind=KIND, overwrite=overwrite)
-    require_writable(output.parent)
+    file = require_output(file, inputs, kind=KIND, overwrite=overwrite)
+    require_writable(file.parent)
     with (
         process_group(torch.device("cpu")) as world,
         source.mapped(),
-        work_folder(output, calibration.calibration_folder or calibration.blockwise, world) as work,
+        work_folder(file, calibration.calibration_folder or calibration.blockwise, world) as work,
     ):
 
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
@@ -333,7 +340,7 @@ def command(
             def save(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
                 return write_checkpoint(
                     source,
-                    output,
+                    file,
                     overwrite=overwrite,
                     lossless=lossless,
                     base=base,
@@ -364,11 +371,6 @@ def command(
         _show(source, summary, note, lossless)
 
 
-def _output(value: str) -> Path:
-    """Return the output; the folder of a chain, to which checkpoints are added, may end in a slash."""
-    return Path(value) if is_chain(Path(value)) else require_file_name(value)
-
-
 def _is_series(folder: Path, least: int) -> bool:
     from birdie.artifact.checkpoint_series import is_series
 
@@ -376,6 +378,8 @@ def _is_series(folder: Path, least: int) -> bool:
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
+    from birdie.artifact.folder_scan import OF_TRAINING
+
     input_bytes, file_bytes = source.input_bytes, source.file_bytes
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
@@ -408,6 +412,10 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     print_line(f"coder {summary.coder}: {_loading(summary)}")
     if any(tensor.scheme == "difference" for tensor in summary.tensors):
         print_line(_differences(summary))
+    if any(why == OF_TRAINING for _, why in source.left_out.values()):
+        print_line(
+            f"left out are checkpoints, which a chain keeps: birdie compress {source.path} --full-every 10 -o CHAIN"
+        )
     print_line(f"list its tensors: birdie inspect {summary.path}")
     if source.taken or source.others:
         names = ", ".join(plain(name).plain[:80] for name in source.taken) or "the tensors beside them"

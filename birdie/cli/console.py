@@ -67,8 +67,13 @@ def into_folder(folder: Path) -> Iterator[list[str]]:
 def print_left(folder: Path, left: Sequence[str]) -> None:
     """Print the names of files that an output left in its folder, if there are any."""
     if left:
-        names = ", ".join(left[:_MOST_LEFT]) + (f" and {len(left) - _MOST_LEFT:,} more" * (len(left) > _MOST_LEFT))
-        print_line(f"other files stay in {folder}: {names}")
+        print_line(f"other files stay in {folder}: {listed(left)}")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few of some names, and how many more there are."""
+    text = ", ".join(plain(name).plain for name in names[:_MOST_LISTED])
+    return text + (f" and {len(names) - _MOST_LISTED:,} more" * (len(names) > _MOST_LISTED))
 
 
 def print_written(output: Path, text: str, facts: Mapping[str, Any], left: Sequence[str], *, as_json: bool) -> None:
@@ -80,7 +85,7 @@ def print_written(output: Path, text: str, facts: Mapping[str, Any], left: Seque
         print_line(f"{text}: {output}")
 
 
-_MOST_LEFT = 5
+_MOST_LISTED = 8
 
 RENAMED = {
     "--scale": "--preset",

@@ -1,9 +1,10 @@
-"""`birdie decompress`: convert a .birdie file back into .safetensors, .pt, .ptz or a Hugging Face folder."""
+"""`birdie decompress`: convert a .birdie file back into .safetensors, what torch.save writes, or a folder."""
 
 import io
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,6 +14,8 @@ from birdie.cli.console import (
     Overwrite,
     compiling_notice,
     into_folder,
+    listed,
+    print_line,
     print_written,
     size,
 )
@@ -21,16 +24,16 @@ from birdie.errors import ConfigError, OutputError
 from birdie.runtime.files import atomic_path
 from birdie.runtime.outputs import Kind, require_output, require_output_folder
 
+if TYPE_CHECKING:
+    from birdie.artifact.summary import Summary
+
 GROUP = "Compress"
 
-_PICKLED = Kind("what torch.save writes", rb"PK\x03\x04|\x80\x02")
-_KINDS = {
-    ".safetensors": Kind("a .safetensors file", rb"(?s:.{8})\{"),
-    ".pt": _PICKLED,
-    ".pth": _PICKLED,
-    ".ptz": Kind("what torch.save writes, packed", rb"\x78|\xfd7zXZ|\x28\xb5\x2f\xfd|\x5d\x00\x00"),
+_KINDS = {  # of the files that are replaced without asking, by what is written
+    "safetensors": Kind("a .safetensors file", rb"(?s:.{8})\{"),
+    "torch": Kind("what torch.save writes", rb"PK\x03\x04|\x80\x02"),
+    "ptz": Kind("what torch.save writes, packed", rb"\x78|\xfd7zXZ|\x28\xb5\x2f\xfd|\x5d\x00\x00"),
 }
-SUFFIXES = tuple(_KINDS)
 
 
 def command(
@@ -38,8 +41,12 @@ def command(
     /,
     *,
     output: Annotated[
-        Path,
-        Parameter(name=["-o", "--output"], help="The .safetensors, .pt, .pth, .ptz or folder (no suffix) to write."),
+        str,  # a Path has lost the slash at the end
+        Parameter(
+            name=["-o", "--output"],
+            help="The file to write: .safetensors, or what torch.save writes (.pt, .ckpt, .bin, …; .ptz under zlib). "
+            "Or a folder: a name without suffix, or with / at the end.",
+        ),
     ],
     overwrite: Overwrite = False,
     step: Annotated[int | None, Parameter(help="Of the folder of a chain: step of the checkpoint to restore.")] = None,
@@ -67,11 +74,12 @@ def command(
     ] = (),
     json: Json = False,
 ) -> None:
-    """Convert a .birdie file back into .safetensors, .pt, .ptz (torch.save under zlib), or a folder.
+    """Convert a .birdie file back into .safetensors, a file of torch.save, or a folder.
 
     A file of `birdie compress --lossless` restores nested values too, except in .safetensors: it holds only the
     tensors, named by their paths. A folder has the weights and all files that `birdie compress FOLDER` kept: what
-    from_pretrained of the library loads that wrote it.
+    from_pretrained of the library loads that wrote it. What holds a folder becomes one under any name that is not that
+    of a file of weights, such as Qwen2.5-0.5B. The last line says what was written.
 
     A link of a chain of checkpoints (birdie compress CHECKPOINTS) restores all files of its checkpoint bit for bit,
     from the links beside it.
@@ -80,54 +88,86 @@ def command(
         file = link_of(file, step)
     elif step is not None:
         raise ConfigError(f"--step is for the folder of a chain, and {file} is none; drop it, or give the folder")
-    is_known = not output.suffix or output.suffix in SUFFIXES or output.is_dir()
-    from birdie.artifact.links import is_link
+    from birdie.artifact.links import is_link, read_link
 
-    limit = None if max_size is None else parse_size(max_size)
+    limit, link = None if max_size is None else parse_size(max_size), ""
     if is_link(file):
+        link = read_link(file).name
         if base is not None:
             raise ConfigError(f"{file} is a link of a chain, whose base is beside it; drop --base")
         limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations}
         if decompress_link(file, output, overwrite=overwrite, json=json, **limits):
             return
-    if not is_known:
-        raise ConfigError(
-            f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
-            "the name of a folder has no suffix"
-        )
-    from birdie.artifact.folders import write_folder
+    from birdie.artifact.folders import holds_folder, write_folder
     from birdie.artifact.inspect import inspect
+    from birdie.artifact.output_form import form_of
+    from birdie.artifact.pytree import holds_values
     from birdie.artifact.repack import load_object
     from birdie.artifact.to_safetensors import to_safetensors
 
+    summary = inspect(file)
+    is_object = summary.tree is not None and holds_values(summary.tree)
+    form, target = form_of(output, from_folder=holds_folder(summary)), Path(output)
+    if form == "folder" and is_object:  # which the files of a library have no room for
+        form, target = "torch", target / "model.pt"
     limits = {"base": base, "max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     left: list[str] = []
-    if output.is_dir() or not output.suffix:
-        output = require_output_folder(output, overwrite=True)  # write_folder looks at what is there
-        with compiling_notice(), into_folder(output) as left:
-            write_folder(file, output, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
-        written = {path.relative_to(output).as_posix(): path for path in output.rglob("*") if path.is_file()}
-        total = sum(path.stat().st_size for name, path in written.items() if name not in left)
+    if form == "folder":
+        target = require_output_folder(target, overwrite=True)  # write_folder looks at what is there
+        with compiling_notice(), into_folder(target) as left:
+            write_folder(file, target, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
+        files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
+        written = [path.stat().st_size for name, path in files.items() if name not in left]
+        total, what = sum(written), f"a folder, {len(written):,} files"
     else:
-        suffix = output.suffix
-        output = require_output(output, [file], kind=_KINDS[suffix], overwrite=overwrite)
-        with compiling_notice(), atomic_path(output) as path:
+        target = require_output(target, [file], kind=_KINDS[form], overwrite=overwrite)
+        with compiling_notice(), atomic_path(target) as path:
             try:
-                if suffix == ".safetensors":
+                if form == "safetensors":
                     to_safetensors(file, path, **limits)
                 else:
-                    _write(load_object(file, **limits), path, suffix)
+                    _write(load_object(file, **limits), path, packed=form == "ptz")
             except RuntimeError as error:  # a full disk is one in torch
-                raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-        total = output.stat().st_size
-    tensors = len(inspect(file).tensors)
-    print_written(output, f"{tensors} tensors, {size(total)}", {"bytes": total, "tensors": tensors}, left, as_json=json)
+                raise OutputError(f"cannot write {target}: {error}; is the disk full?") from error
+        total, what = target.stat().st_size, f"a file, {_KINDS[form].name}"
+    left_out, remedy = _left_out(file, summary, form, link)
+    if left_out and not json:
+        print_line(f"left out: {listed(left_out)}; {remedy}")
+    tensors = len(summary.tensors)
+    facts: dict[str, Any] = {"bytes": total, "tensors": tensors, "written": "folder" if form == "folder" else "file"}
+    facts |= {"left_out": left_out}
+    print_written(target, f"{tensors} tensors, {size(total)}, as {what}", facts, left, as_json=json)
 
 
-def _write(content: Any, path: Path, suffix: str) -> None:
+def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Sequence[str], str]:
+    """Return what a .birdie file holds and the output does not, and what to do to have it.
+
+    Args:
+        file: the .birdie file.
+        summary: of the file.
+        form: of the output.
+        link: name of the file whose checkpoint it is, of a link of a chain.
+    """
+    from birdie.artifact.container import Reader
+    from birdie.artifact.pytree import holds_values
+
+    values = "all that is no tensor"
+    if link:
+        return [values], f"{link} has it: -o NAME{Path(link).suffix}"
+    if form not in ("torch", "ptz"):  # extra states of modules
+        with Reader(file) as reader:
+            extra = (reader.fields.get("state") or {}).get("extra", {})
+        lost = [name for name, skeleton in extra.items() if holds_values(skeleton)]
+        lost += [values] if summary.tree is not None and holds_values(summary.tree) else []
+        if lost:
+            return lost, "a .pt file has it"
+    return ([], "") if form == "folder" else ([*summary.files], "a folder has them: -o NAME/")
+
+
+def _write(content: Any, path: Path, *, packed: bool) -> None:
     import torch
 
-    if suffix == ".ptz":
+    if packed:
         buffer = io.BytesIO()
         torch.save(content, buffer)
         path.write_bytes(zlib.compress(buffer.getvalue(), 9))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import birdie
 from birdie.artifact.chain import Chain, Row, find_link, restore, survey
-from birdie.artifact.checkpoint_series import series
+from birdie.artifact.checkpoint_series import series, without_number
 from birdie.artifact.container import Reader
 from birdie.artifact.file import File
 from birdie.artifact.links import read_link
@@ -336,6 +336,86 @@ def test_checkpoints_that_are_files(
     assert ask("decompress", chain, "--step", 9, "-o", tmp_path / "x.pt")[0] == 0
     state = torch.load(tmp_path / "x.pt", weights_only=True)
     assert all(torch.equal(state[name], one) for name, one in load_file(original).items())
+
+
+@pytest.fixture
+def named_run(tmp_path: Path) -> Path:
+    """Checkpoints of steps 1 to 4, the best of which is a copy, and a last one that is ahead of them."""
+    folder, weight = tmp_path / "run", torch.randn(64, 32)
+    folder.mkdir()
+    for step in range(1, 5):
+        weight = weight + 1e-4 * torch.randn(64, 32)
+        torch.save({"step": step, "model": {"w": weight}}, folder / f"step_{step}.pt")
+    (folder / "best.pt").symlink_to("step_2.pt")
+    torch.save({"step": 6, "model": {"w": weight + 1e-4}}, folder / "last.pt")
+    torch.save({"w": weight}, folder / "final.bin")
+    return folder
+
+
+def test_checkpoints_without_a_number_are_links_that_come_back_under_their_names(
+    ask: Callable[..., tuple[int, dict[str, Any]]], named_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = tmp_path / "chain"
+    code, answer = ask("compress", named_run, "-o", f"{chain}/", "--full-every", 2)
+    rows = {row["name"]: row for row in answer["checkpoints"]}
+    assert (code, answer["added"], answer["left_out"]) == (0, 7, [])
+    assert [(row["step"], row["checkpoint"]) for row in rows.values()] == [
+        *((step, "") for step in range(1, 5)), (2, "best.pt"), (4, "final.bin"), (6, "last.pt")
+    ]  # fmt: skip
+    bases = {name: rows[f"{name}.birdie"]["base"] for name in ("best", "final", "last")}
+    assert bases == {"best": "step_2.birdie", "final": "step_4.birdie", "last": "step_4.birdie"}
+    assert all(rows[f"{name}.birdie"]["bytes"] < 0.2 * rows["step_1.birdie"]["bytes"] for name in ("best", "final"))
+    for path in named_run.iterdir():
+        code, answer = ask("decompress", chain / f"{path.stem}.birdie", "-o", tmp_path / "back" / path.name)
+        assert (code, answer["written"]) == (0, "file")
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+    for step, name in ((2, "step_2.pt"), (6, "last.pt")):
+        assert ask("decompress", chain, "--step", step, "-o", f"{tmp_path}/{step}/")[0] == 0
+        assert content(tmp_path / f"{step}") == {name: (named_run / name).read_bytes()}
+    assert ask("inspect", chain)[1]["damaged"] == 0
+    assert run(build_app, ["inspect", str(chain)]) == 0
+    assert "6 last.pt" in capsys.readouterr().out
+    assert run(build_app, ["compress", str(named_run), "-o", str(chain), "--skip", "best*"]) == 0
+    assert f"birdie decompress {chain}/last.birdie -o last.pt" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_checkpoint_without_a_number_is_replaced_when_the_run_goes_on(named_run: Path, tmp_path: Path) -> None:
+    chain, notes = tmp_path / "chain", list[str]()
+
+    def add() -> dict[str, Row]:
+        checkpoints = series(named_run)
+        rows = Chain(chain, notify=notes.append).extend(checkpoints, named=without_number(named_run, checkpoints))
+        return {row.name: row for row in rows}
+
+    assert all(row.added for row in add().values())
+    assert not any(row.added for row in add().values())
+    last = torch.load(named_run / "last.pt", weights_only=True)
+    for step in (7, 8):
+        torch.save({"step": step, "model": {"w": last["model"]["w"] + step * 1e-5}}, named_run / f"step_{step}.pt")
+    shutil.copy(named_run / "step_8.pt", named_run / "last.pt")
+    rows = add()
+    assert {name for name, row in rows.items() if row.added} == {"step_7.birdie", "step_8.birdie", "last.birdie"}
+    assert notes == [f"last.pt was of step 6 in {chain}; it is replaced"]
+    assert rows["step_7.birdie"].base == "step_4.birdie", "nothing is a difference to what will be replaced"
+    assert rows["last.birdie"].base == "step_8.birdie"
+    damage(chain / "step_8.birdie", at_of(chain / "step_8.birdie", "model/w"))
+    assert {row.name for row in survey(chain) if row.damage} == {"step_8.birdie", "last.birdie"}
+    with pytest.raises(ArtifactError, match=r"step_8\.birdie"):
+        restore(chain / "last.birdie", tmp_path / "x.pt")
+    assert {name for name, row in add().items() if row.added} == {"step_8.birdie"}
+    restore(chain / "last.birdie", tmp_path / "x.pt")
+    assert (tmp_path / "x.pt").read_bytes() == (named_run / "last.pt").read_bytes()
+
+
+def test_two_names_of_one_step_are_both_kept(tmp_path: Path) -> None:
+    torch.save({"step": 1, "w": torch.ones(64, 32)}, tmp_path / "step_1.pt")
+    for name in ("last.pt", "last.bin"):
+        torch.save({"step": 5, "w": torch.randn(64, 32)}, tmp_path / name)
+    checkpoints = series(tmp_path)
+    rows = [*Chain(tmp_path / "c").extend(checkpoints, named=without_number(tmp_path, checkpoints))]
+    assert [row.name for row in rows] == ["step_1.birdie", "last.birdie", "last.pt.birdie"]
+    with pytest.raises(ArtifactError, match="are both of step 5; give one of them"):
+        find_link(tmp_path / "c", 5)
 
 
 @pytest.mark.parametrize(

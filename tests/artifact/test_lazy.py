@@ -7,7 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, final
 
 import pytest
 import torch
@@ -503,13 +503,112 @@ class OfMeta(nn.Linear, metaclass=Meta, tag=1):
     pass
 
 
-@pytest.mark.parametrize("kind", [Concrete, Parametric, Parametric[int], Registered, OfMeta])
+class Sized(Protocol):
+    def width(self) -> int: ...
+
+
+class AbstractFirst(ABC, nn.Linear):
+    @abstractmethod
+    def width(self) -> int: ...
+
+
+class OfAbstractFirst(AbstractFirst):
+    def width(self) -> int:
+        return self.in_features
+
+
+class ParametricFirst(Generic[Item], nn.Linear):
+    """A class with a type parameter, before the module."""
+
+
+class OfProtocol(Sized, nn.Linear):
+    def width(self) -> int:
+        return self.in_features
+
+
+class Counted(type):
+    """A metaclass that counts what it makes and lets nobody change it."""
+
+    names: ClassVar[list[str]] = []
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        cls.names.append(cls.__name__)
+        return super().__call__(*args, **options)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+
+class OfCounted(nn.Linear, metaclass=Counted):
+    pass
+
+
+class Slotted(ABC, nn.Linear):
+    __slots__ = ("extra",)
+
+
+@final
+class Delegating(nn.Linear):
+    """Looks up attributes in ways of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return 8 if name == "width" else super().__getattr__("weight" if name == "matrix" else name)
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__("bias" if name == "shift" else name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = F.linear(x, self.matrix, self.bias)
+        return hidden * float(self.width)
+
+
+class Copied(ABC, nn.Linear):
+    """Is copied by code of its own."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Copied":
+        new = type(self).__new__(type(self))
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
+
+
+KINDS = [
+    *(Concrete, Parametric, Parametric[int], Registered, OfMeta, OfAbstractFirst, ParametricFirst),
+    *(ParametricFirst[int], OfProtocol, OfCounted, Slotted, Delegating, Copied),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_classes_of_any_kind_load_lazily(kind: Any, tmp_path: Path) -> None:
-    model, x = kind(8, 8), torch.ones(1, 8)
-    lazy = birdie.load(saved(model, tmp_path, lossless=True), into=kind(8, 8), lazy=True)
+    model, x = nn.Sequential(kind(8, 8), nn.ReLU()), torch.ones(1, 8)
+    lazy = birdie.load(saved(model, tmp_path, lossless=True), into=nn.Sequential(kind(8, 8), nn.ReLU()), lazy=True)
     assert same(lazy(x), model(x))
-    assert isinstance(lazy, getattr(kind, "__origin__", kind))
+    assert type(lazy[0]) is getattr(kind, "__origin__", kind)
+    assert isinstance(vars(lazy[0])["_parameters"], Tensors)
     assert Registering.classes == {"first": Registered}
+    for dump in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ConfigError, match="cannot be copied or pickled"):
+            dump(lazy[0])
+    for use in (nn.Module.half, nn.Module.train):
+        with pytest.raises(ConfigError, match="cannot be"):
+            use(lazy)
+    assert not lazy.eval().training
+
+
+class Recurrent(ABC, nn.LSTM):
+    pass
+
+
+def test_a_recurrent_layer_of_any_kind_keeps_no_tensor_alive(tmp_path: Path) -> None:
+    model, x = Recurrent(6, 8, 2), torch.ones(5, 2, 6)
+    lazy = birdie.load(saved(model, tmp_path, lossless=True), into=Recurrent(6, 8, 2), lazy=True, cache_bytes=2048)
+    assert same(lazy(x), model(x))
+    assert same(lazy(x), model(x))
+    assert [name for name, _ in lazy.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert [len(group) for group in lazy.all_weights] == [len(group) for group in model.all_weights]
+    assert cache_of(lazy).cached_bytes <= 2048 < sum(weight.nbytes for weight in model.parameters())
 
 
 def test_a_hook_that_reads_weights_too_early_is_refused(tmp_path: Path) -> None:

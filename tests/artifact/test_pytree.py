@@ -1,5 +1,6 @@
 """A nested object and its flat form are the same thing; a hostile skeleton is refused in one sentence."""
 
+import io
 import json
 import math
 import struct
@@ -283,3 +284,44 @@ def test_a_changed_skeleton_is_refused_or_harmless(content: Any, data: st.DataOb
         holder[i] = data.draw(st.sampled_from([None, -1, 0, 1, 9, 0.5, "dict", "tensor", [], ["tensor"], ["set", 1]]))
     with suppress(ArtifactError):
         tree.rebuild(skeleton, tensors)
+
+
+@given(data=st.binary(max_size=300), position=st.integers(0, 400))
+def test_a_buffer_comes_back_with_its_position(data: bytes, position: int) -> None:
+    buffer = io.BytesIO(data)
+    buffer.seek(position)
+    tensors, skeleton = tree.flatten({"state": [buffer, io.BytesIO()], "w": torch.ones(2)})
+    back, empty = tree.rebuild(json.loads(json.dumps(skeleton)), tensors)["state"]
+    assert (type(back), back.getvalue(), back.tell()) == (io.BytesIO, data, position)
+    assert (empty.getvalue(), empty.tell()) == (b"", 0)
+    assert buffer.tell() == position
+
+
+@pytest.mark.parametrize("parts", [["AA==", -1], ["AA==", "x"], ["A", 0], ["AA=="]])
+def test_a_damaged_buffer_is_refused(parts: list[Any]) -> None:
+    with pytest.raises(ArtifactError):
+        tree.rebuild(["list", ["buffer", *parts]], {})
+
+
+def test_a_closed_buffer_is_refused() -> None:
+    buffer = io.BytesIO()
+    buffer.close()
+    with pytest.raises(WeightsError, match="BytesIO"):
+        tree.flatten({"state": buffer})
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"b": torch.ones(1), "a": torch.ones(2)}, False),
+        (OrderedDict(a=torch.ones(1)), False),
+        ({"m": {"a": torch.ones(1)}, "list": [torch.ones(2), (torch.ones(1),)]}, False),
+        (torch.ones(1), False),
+        ({"a": torch.ones(1), "step": 3}, True),
+        ([{"a": torch.ones(1), "none": None}], True),
+        (OrderedDict(a=torch.ones(1), b="text"), True),
+        (Counter(a=3), True),
+    ],
+)
+def test_values_are_told_from_tensors(content: Any, expected: bool) -> None:
+    assert tree.holds_values(tree.flatten(content)[1]) == expected

@@ -1,6 +1,8 @@
 """Laws of loading into modules: as load_state_dict of torch with old versions, hooks, extra state; all or nothing."""
 
+import io
 import itertools
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import Reader
+from birdie.cli import build_app
+from birdie.cli.console import run
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.nightly import mostly_nightly
 
@@ -362,3 +366,49 @@ def test_the_checkpoint_of_an_optimizer_has_its_module_s_versions(tmp_path: Path
     model = Versioned()
     birdie.save_object(model.state_dict(), tmp_path / "m.birdie")
     require_same(loaded(tmp_path / "m.birdie", Versioned(), "into"), dict(model.state_dict()))
+
+
+class Recipe(nn.Linear):
+    """Keeps its state as bytes in memory, as Transformer Engine does."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__(4, 4)
+        self.scale = scale
+
+    def get_extra_state(self) -> io.BytesIO:
+        buffer = io.BytesIO()
+        torch.save({"scale": torch.tensor(self.scale)}, buffer)
+        buffer.seek(3)
+        return buffer
+
+    def set_extra_state(self, state: io.BytesIO) -> None:
+        assert state.tell() == 3
+        state.seek(0)
+        self.scale = float(torch.load(state, weights_only=True)["scale"])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_extra_state_may_be_a_buffer(lazy: bool, tmp_path: Path) -> None:
+    birdie.save(nn.Sequential(Recipe(0.5), Recipe(2.0)), tmp_path / "m.birdie")
+    loaded = birdie.load(tmp_path / "m.birdie", into=nn.Sequential(Recipe(), Recipe()), lazy=lazy)
+    assert [part.scale for part in loaded] == [0.5, 2.0]
+
+
+def test_a_file_of_torch_may_have_such_extra_state(tmp_path: Path) -> None:
+    state = nn.Sequential(Recipe(0.5)).state_dict()
+    torch.save(state, tmp_path / "x.pt")
+    for name, options in {"lossy": [], "lossless": ["--lossless"]}.items():
+        file = tmp_path / f"{name}.birdie"
+        assert run(build_app, ["compress", str(tmp_path / "x.pt"), "-o", str(file), *options]) == 0
+        assert run(build_app, ["decompress", str(file), "-o", str(tmp_path / f"{name}.pt")]) == 0
+        with torch.serialization.safe_globals([io.BytesIO]):
+            back = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        buffer, original = back["0._extra_state"], state["0._extra_state"]
+        assert (buffer.getvalue(), buffer.tell()) == (original.getvalue(), original.tell())
+
+
+def test_a_file_without_extra_state_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    birdie.save(nn.Sequential(Recipe(0.5)), tmp_path / "m.birdie")
+    for name, lost in {"x.safetensors": ["0._extra_state"], "folder": ["0._extra_state"], "x.pt": []}.items():
+        assert run(build_app, ["decompress", str(tmp_path / "m.birdie"), "-o", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["left_out"] == lost

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import birdie
 import birdie.cli.script
@@ -199,3 +199,124 @@ def test_no_reader_waits_for_a_pipe(tmp_path: Path, read: Callable[[Path], objec
     os.mkfifo(path)
     with waiting_fails(), pytest.raises(error):
         read(path)
+
+
+FILES = (
+    "x.ckpt",
+    "pytorch_model.bin",
+    "x.th",
+    "x.pth.tar",
+    "x.PT",
+    "x.pth",
+    "epoch=3-val_loss=0.25.ckpt",
+    "new/er/x.bin",
+)
+FOLDERS = ("Qwen2.5-0.5B", "model.v2", "a.b/c.d/", "x.ckpt/", "plain", "Phi-3.5", "new.folder/v1.2.3")
+
+
+@pytest.fixture
+def ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, dict[str, Any]]]:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*tokens: object) -> tuple[int, dict[str, Any]]:
+        code = run(build_app, [*map(str, tokens), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return call
+
+
+@pytest.fixture
+def kept_folder(tmp_path: Path) -> dict[str, torch.Tensor]:
+    """hf.birdie, from a model folder with a configuration, and one.birdie, from a checkpoint with a step."""
+    state, folder = {"w.weight": torch.randn(16, 16)}, tmp_path / "hf"
+    folder.mkdir()
+    save_file(state, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    torch.save({"model": state, "step": 3}, tmp_path / "one.ckpt")
+    for source in ("hf", "one.ckpt"):
+        tokens = [
+            "compress",
+            str(tmp_path / source),
+            "-o",
+            str(tmp_path / f"{Path(source).stem}.birdie"),
+            "--lossless",
+        ]
+        assert run(build_app, [*tokens, "--json"]) == 0
+    return state
+
+
+@pytest.mark.parametrize("source", ["hf", "one"])
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_the_name_and_the_content_tell_file_from_folder(
+    source: str,
+    name: str,
+    ask: Callable[..., tuple[int, dict[str, Any]]],
+    kept_folder: dict[str, torch.Tensor],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    code, answer = ask("decompress", f"{source}.birdie", "-o", name)
+    path, is_file = tmp_path / name, name in FILES
+    assert (code, path.is_file(), path.is_dir()) == (0, is_file, not is_file)
+    if source == "one":  # an object is never without its step
+        content = torch.load(path if is_file else path / "model.pt", weights_only=True)
+        assert content["step"] == 3
+        state = content["model"]
+    else:
+        state = torch.load(path, weights_only=True) if is_file else load_file(path / "model.safetensors")
+        assert (path / "config.json").exists() != is_file
+    assert torch.equal(state["w.weight"], kept_folder["w.weight"])
+    assert answer["left_out"] == (["config.json"] if is_file and source == "hf" else [])
+    assert answer["written"] == ("file" if is_file or source == "one" else "folder")
+    assert run(build_app, ["decompress", f"{source}.birdie", "-o", name, "--overwrite"]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert f"as a {answer['written']}" in lines
+    assert ("left out: config.json" in lines) == (is_file and source == "hf")
+
+
+@pytest.mark.usefixtures("kept_folder")
+def test_other_suffixes_follow_the_content(
+    ask: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    for name in ("x.weights", "org.mine"):
+        assert ask("decompress", "one.birdie", "-o", f"one {name}")[1]["written"] == "file"
+        assert ask("decompress", "hf.birdie", "-o", f"hf {name}")[1]["written"] == "folder"
+    assert ask("decompress", "one.birdie", "-o", "one.safetensors")[1]["left_out"] == ["all that is no tensor"]
+    (tmp_path / "there.pt").mkdir()
+    assert ask("decompress", "hf.birdie", "-o", "there.pt")[1]["written"] == "folder"
+    for name in ("x.onnx", "x.json", "x.gguf", "x.birdie", "x.txt"):
+        for source in ("hf", "one"):
+            code, answer = ask("decompress", f"{source}.birdie", "-o", name)
+            assert (code, answer["error"]["type"]) == (1, "ConfigError")
+            assert f"{name}/" in answer["error"]["message"]
+            assert not (tmp_path / name).exists()
+
+
+def test_a_link_of_a_chain_is_written_under_any_name_of_its_kind(
+    ask: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    for step in (20, 60):
+        torch.save({"step": step, "w": torch.randn(40, 16)}, tmp_path / f"run/step_{step}.pt")
+    assert ask("compress", "run", "-o", "chain/")[0] == 0
+    for name in ("s60.pt", "s60.ckpt", "s60.bin"):
+        assert ask("decompress", "chain", "--step", 60, "-o", name)[1]["written"] == "file"
+        assert (tmp_path / name).read_bytes() == (tmp_path / "run/step_60.pt").read_bytes()
+    assert ask("decompress", "chain", "--step", 60, "-o", "folder.v1/")[0] == 0
+    assert (tmp_path / "folder.v1/step_60.pt").read_bytes() == (tmp_path / "run/step_60.pt").read_bytes()
+    code, answer = ask("decompress", "chain", "--step", 60, "-o", "s60.safetensors")
+    assert (code, answer["left_out"]) == (0, ["all that is no tensor"])
+    code, answer = ask("decompress", "chain", "--step", 60, "-o", "s60.ptz")
+    assert (code, "bit for bit" in answer["error"]["message"]) == (1, True)
+
+
+def test_only_a_chain_may_have_the_name_of_a_new_folder(
+    ask: Callable[..., tuple[int, dict[str, Any]]], tmp_path: Path
+) -> None:
+    save_file({"a": torch.zeros(4, 4)}, tmp_path / "w.safetensors")
+    code, answer = ask("compress", "w.safetensors", "-o", "new/")
+    assert (code, answer["error"]["type"]) == (1, "OutputError")

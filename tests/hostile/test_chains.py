@@ -182,6 +182,7 @@ LIES = {
     "step": (put("link", "step", value=-3), "not what birdie writes"),
     "step of the future": (put("link", "step", value=1 << 90), "not what birdie writes"),
     "boolean step": (put("link", "step", value=True), "not what birdie writes"),
+    "named by a number": (put("link", "named", value=1), "not what birdie writes"),
     "no object": (put("link", value=3), "not what birdie writes"),
     "a list": (put("link", value=[]), "not what birdie writes"),
     "a name in the base": (
@@ -209,6 +210,17 @@ def test_links_in_a_circle_are_refused(chain: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="does not precede"):
         restore(chain / "step-3.birdie", tmp_path / "target")
     assert [row.step for row in survey(chain) if row.damage] == [2, 3, 4]
+
+
+def test_no_link_is_a_difference_to_a_checkpoint_that_is_known_by_its_name(chain: Path, tmp_path: Path) -> None:
+    edit(chain / "step-2.birdie", put("link", "named", value=True))
+    with pytest.raises(ArtifactError, match="does not precede"):
+        restore(chain / "step-3.birdie", tmp_path / "target")
+    assert {row.step for row in survey(chain) if row.damage} == {3, 4}
+    edit(chain / "step-3.birdie", put("link", "named", value=True))
+    edit(chain / "step-3.birdie", put("link", "base", value="step-3.birdie"))
+    with pytest.raises(ArtifactError, match="does not precede"):
+        restore(chain / "step-3.birdie", tmp_path / "target")
 
 
 def test_a_base_of_other_shapes_is_refused(chain: Path, tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_small_and_constant_tensors_and_those_with_schemes_of_their_own_stay_apa
 def test_averages_of_an_optimizer_are_independent_again() -> None:
     checkpoint = {"exp_avg": TABLE, "exp_avg_sq": TABLE.clone(), "step": 1}
     file = io.BytesIO()
-    birdie.save_object(checkpoint, file)  # type: ignore[arg-type]
-    back = birdie.load_object(file.getvalue())  # type: ignore[arg-type]
+    birdie.save_object(checkpoint, file)
+    back = birdie.load_object(file.getvalue())
     assert torch.equal(back["exp_avg"], back["exp_avg_sq"])
     assert back["exp_avg"].data_ptr() != back["exp_avg_sq"].data_ptr()
 
