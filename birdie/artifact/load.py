@@ -20,7 +20,7 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.base import BaseOption
 from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.device import CompressedTensors, open_file, target_of
-from birdie.artifact.file import File, decoded_bytes
+from birdie.artifact.file import Data, File, decoded_bytes
 from birdie.artifact.lazy import Coded, attach
 from birdie.artifact.links import Limits as ChainLimits
 from birdie.artifact.links import base_of, opened
