@@ -225,7 +225,7 @@ def test_attributes_are_kept(tmp_path: Path) -> None:
     assert vars(back["last"]) == {"tag": None}
 
 
-@pytest.mark.parametrize("value", [object(), torch.ones(2), [torch.ones(2)], print], ids=repr)
+@pytest.mark.parametrize("value", [object(), torch.ones(2), [torch.ones(2)], print], ids=range(4))
 def test_attributes_that_no_file_holds_are_named(value: Any, tmp_path: Path) -> None:
     weight = torch.ones(2)
     weight.hook = value  # type: ignore[attr-defined]

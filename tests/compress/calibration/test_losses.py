@@ -286,7 +286,6 @@ EMPTY = (torch.zeros(0, INPUTS), torch.zeros(0, dtype=torch.long))
         (batches(), lambda module, one: nats(module, one) * torch.nan, DataError, "NaN"),
         ([(x * torch.nan, y) for x, y in batches()], nats, DataError, "NaN"),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("action", [birdie.calibrate, birdie.sensitivity])
 def test_what_cannot_be_calibrated_on_is_one_sentence(
