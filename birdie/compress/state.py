@@ -131,9 +131,7 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise WeightsError(f"tensor {name!r} cannot be stored under a name that is not text; rename it")
         problem = problem_of(weight)
         if problem and is_lazy(weight):
-            raise WeightsError(
-                f"tensor {name!r} has no shape yet, as its layer is lazy; run the module once on a batch, then store it"
-            )
+            raise WeightsError(f"tensor {name!r} ({problem}) cannot be stored; run the module once on a batch first")
         if problem:
             raise unstorable(name, problem)
     return {name: state[name] for name in sorted(state)}

@@ -49,6 +49,7 @@ class NamesOnDisk(nn.Module):
             joined[one.rows] = one.parameter.detach().reshape(-1, *one.shape[1:])
         used = self.names.keys() | pieces.keys() | self.copies.keys()
         self.unused = {name: tensor.clone() for name, tensor in state.items() if name not in used}
+        self._written = self._versions()
 
     @property
     def config(self) -> Any:
@@ -57,14 +58,20 @@ class NamesOnDisk(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Return what the model returns: `logits` of token ids, (rows, length, vocabulary), or of images."""
-        for one in self.portions() if self.copies else ():
+        versions = self._versions()
+        for one in self.portions() if versions != self._written else ():
             flat = one.parameter.detach().view(-1)
             for piece in one.pieces if isinstance(one, Fused) else ():
                 if piece.name in self.copies:
                     flat[piece.numbers.reshape(-1)] = self.copies[piece.name].reshape(-1).to(flat.device)
             if isinstance(one, Divided):
                 flat.copy_(self.copies[one.tensor][one.rows].reshape(-1))
+        self._written = versions
         return self.model(*inputs, **self.options, **keywords)
+
+    def _versions(self) -> list[int]:
+        """Return what changes when a value is written to a copy."""
+        return [copy._version for copy in self.copies.values()]
 
     def portions(self) -> list[Portion]:
         """Return the parameters that are several tensors on disk, or some rows of one."""
