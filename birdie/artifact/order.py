@@ -11,6 +11,7 @@ Where one set has several orders, or the names of one beginning do not stand tog
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from os.path import commonprefix
 from typing import Any
 
 from birdie.errors import ArtifactError
@@ -72,33 +73,34 @@ def arranged(names: Iterable[str], cut: str, arrange: Arrange) -> list[str]:
 
     A set comes before those below its members, and these come in the natural order of the members.
     """
-    marks = re.compile(f"([{re.escape(cut)}])") if cut else None
     known: dict[tuple[str, ...], list[str]] = {}
 
-    def walk(group: list[tuple[list[str], str]], depth: int) -> list[str]:
-        inner: dict[str, list[tuple[list[str], str]]] = {}
-        for item in group:
-            inner.setdefault(item[0][depth], []).append(item)
+    def walk(group: list[str], start: int, count: int) -> list[str]:
+        """Return names that begin with the same `count` parts, of `start` characters."""
+        shared = commonprefix([min(group), max(group)])  # noqa: RUF071 (of characters, as it is)
+        while count < MOST_PARTS - 1 and (end := _cut(shared, cut, start)):
+            start, count = end, count + 1
+        inner: dict[str, list[str]] = {}
+        for name in group:
+            end = _cut(name, cut, start) if count < MOST_PARTS - 1 else 0
+            inner.setdefault(name[start : end or None], []).append(name)
         members = sorted(inner, key=_natural)
         key = tuple(members)
         if key not in known:
-            known[key] = arrange(members, inner) if len(members) > 1 else members
+            known[key] = arrange(members, inner)
         below = {
-            member: walk(inner[member], depth + 1) if len(inner[member]) > 1 else [inner[member][0][1]]
+            member: walk(inner[member], start + len(member), count + 1) if len(inner[member]) > 1 else inner[member]
             for member in members
         }
         return [name for member in known[key] for name in below[member]]
 
-    parts = [(_parts(name, marks), name) for name in names]
-    return walk(parts, 0)
+    names = list(names)
+    return walk(names, 0, 0) if len(names) > 1 else names
 
 
-def _parts(name: str, marks: re.Pattern[str] | None) -> list[str]:
-    """Return the parts of a name, each with the character after which it was cut; the last, without, may be empty."""
-    if marks is None:
-        return [name]
-    pieces = marks.split(name, MOST_PARTS - 1)
-    return [*map("".join, zip(pieces[::2], pieces[1::2], strict=False)), pieces[-1]]
+def _cut(name: str, cut: str, start: int) -> int:
+    """Return where the part of a name ends that begins at `start`; 0 if it is the last."""
+    return min((end for mark in cut if (end := name.find(mark, start) + 1)), default=0)
 
 
 def _natural(part: str) -> tuple[tuple[str, int, str, int], ...]:

@@ -151,6 +151,16 @@ def test_only_the_field_depends_on_the_order(tmp_path: Path) -> None:
     assert (tmp_path / "own.birdie").read_bytes() == (tmp_path / "again.birdie").read_bytes()
 
 
+def test_a_file_without_the_field_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    """As all files of earlier versions."""
+    birdie.save({f"{layer}.w": torch.ones(2, 2) for layer in range(12)}, tmp_path / "x.birdie", lossless=True)
+    with Reader(tmp_path / "x.birdie") as reader:
+        container.write(tmp_path / "y.birdie", [reader.read(name) for name in reader.entries])
+        expected = sorted(f"{layer}.w" for layer in range(12))
+    assert [*birdie.load(tmp_path / "y.birdie")] == expected
+    assert [tensor.name for tensor in birdie.inspect(tmp_path / "y.birdie").tensors] == expected
+
+
 def of_gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(n_embd=12, vocab_size=50, n_positions=8))
 
