@@ -36,6 +36,7 @@ from birdie.artifact.links import (
 )
 from birdie.artifact.save import write_model
 from birdie.compress import registry
+from birdie.compress.difference import digest
 from birdie.compress.rate.based import pays
 from birdie.entropy.hints import EffortOption
 from birdie.errors import ArtifactError, ConfigError, OutputError
@@ -283,8 +284,10 @@ class Chain:
             earlier: content of the base.
         """
         files, other = {}, {}
+        is_one = bool(base) and not (parts.is_folder or links[base].is_folder)  # which may have another name each time
         for file, one in parts.files.items():
-            same = file in earlier.other and earlier.other[file] == one.other
+            known = earlier.other.values() if is_one else [earlier.other.get(file)]
+            same = one.other in known
             files[file] = FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps, same)
             if not same:
                 other[file] = one.other
@@ -311,11 +314,15 @@ class Chain:
     @staticmethod
     def _pairs(tensors: Mapping[str, Tensor], earlier: Mapping[str, Tensor], *, by_content: bool) -> Mapping[str, str]:
         """Return tensor → the one before that it may be a difference to: of its name, or also of other names."""
-        large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= _LEAST_BYTES}
         if not by_content:
-            return {name: name for name in large if name in earlier}
-        parts, renamed = Base.of("", earlier).matching(large)  # a state dict alone, or in another file
-        return {name: renamed.get(name, name) for name in parts}
+            return {name: name for name, one in tensors.items() if name in earlier and one.nbytes >= _LEAST_BYTES}
+        parts, renamed = Base.of("", earlier).matching(tensors)  # a state dict alone, or in another file
+        pairs = {name: renamed.get(name, name) for name in parts}
+        return {
+            name: other
+            for name, other in pairs.items()
+            if tensors[name].nbytes >= _LEAST_BYTES or digest(tensors[name]) == digest(earlier[other])
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class FileTable:
         sha256: digest of the file, hexadecimal.
         order: of its tensors as they lie in the file, the rank of each among the sorted names of all.
         gaps: the number of other bytes before each of them.
-        same: whether the other bytes are those of the base's file of this name, and not in the link.
+        same: whether the other bytes are those of the base's file of this name, and not in the link; of a checkpoint
+            that is one file, as its base is, those of that file.
     """
 
     bytes: int
@@ -260,11 +261,13 @@ def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = Non
         stages: of the link.
         limit: most bytes of the files of one link, as of `birdie.artifact.kept_files.read`.
     """
-    content = kept_files.read(reader, limit)
+    content, link = kept_files.read(reader, limit), _link_in(reader)
     for stage in stages:
         if stage.files:
             with Reader(stage.path) as earlier:
-                content |= {name: data for name, data in kept_files.read(earlier, limit).items() if name in stage.files}
+                for name, data in kept_files.read(earlier, limit).items():
+                    if name in stage.files:
+                        content[name if link.is_folder else link.name] = data
     return content
 
 
@@ -304,12 +307,16 @@ def _damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> di
     parts = [*needed, *(f"\0{name}" for name in same)]
     if parts:
         try:
-            _base_in(path, link, needed, same)
+            _, base = _base_in(path, link, needed, same)
         except ArtifactError as error:
             return reasons | dict.fromkeys(parts, str(error))
         broken = damage_before.get(link.base, {})
-        for part in sorted(part for part in parts if part in broken or "" in broken):
-            reasons[part] = f"{path} needs {part.lstrip(chr(0))!r} of {link.base}, which is damaged"
+        theirs = sorted(needed) + [f"\0{name}" for name in sorted(_names_in(base, link, same))]
+        ours = sorted(needed) + [f"\0{name}" for name in sorted(same)]
+        for part, name in zip(theirs, ours, strict=True):
+            if part not in broken and "" not in broken:
+                continue
+            reasons[name] = f"{path} needs {part.lstrip(chr(0))!r} of {link.base}, which is damaged"
     return reasons
 
 
@@ -327,7 +334,9 @@ def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> li
     while wanted or others:
         if len(stages) == MOST:
             raise ArtifactError(f"{where} is preceded by more than {MOST:,} differences; the chain is damaged")
+        successor = link
         where, link = _base_in(where, link, wanted, others)
+        others = _names_in(link, successor, others)
         stages.append(Stage(where, wanted, {name for name in others if not link.files[name].same}))
         others = {name for name in others if link.files[name].same}
         with Reader(where) as earlier:
@@ -364,10 +373,15 @@ def _base_in(where: Path, link: Link, tensors: Collection[str] = (), files: Coll
         raise ArtifactError(
             f"{where} is a difference to another checkpoint than that in {link.base}; copy the chain again as a whole"
         )
-    if lacking or not {*files} <= base.files.keys():
-        missing = (lacking or sorted({*files} - base.files.keys()))[0]
+    if lacking or not (others := _names_in(base, link, files)) <= base.files.keys():
+        missing = (lacking or sorted(others - base.files.keys()))[0]
         raise ArtifactError(f"{where} needs {missing!r} of {link.base}, which lacks it; the chain is damaged")
     return path, base
+
+
+def _names_in(base: Link, link: Link, files: Collection[str]) -> set[str]:
+    """Return the names that files of a link have in its base: a checkpoint that is one file may change its name."""
+    return {base.name} if files and not (base.is_folder or link.is_folder) else {*files}
 
 
 def _differences(reader: Reader, names: Collection[str] | None) -> set[str]:

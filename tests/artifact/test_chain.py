@@ -407,6 +407,35 @@ def test_a_checkpoint_without_a_number_is_replaced_when_the_run_goes_on(named_ru
     assert (tmp_path / "x.pt").read_bytes() == (named_run / "last.pt").read_bytes()
 
 
+def test_a_copy_of_many_small_tensors_takes_next_to_nothing(tmp_path: Path) -> None:
+    state = {f"layers.{index}.weight": torch.randn(64) for index in range(300)}
+    torch.save({"step": 1, "model": state}, tmp_path / "step_1.pt")
+    shutil.copy(tmp_path / "step_1.pt", tmp_path / "last.pt")
+    torch.save(state | {"layers.0.weight": torch.randn(64), "head": torch.ones(2, 2)}, tmp_path / "other.pt")
+    paths = {tmp_path / name: 1 for name in ("last.pt", "other.pt")}
+    rows = {row.name: row for row in Chain(tmp_path / "c").extend({1: tmp_path / "step_1.pt"}, named=paths)}
+    full = rows["step_1.birdie"].bytes
+    for name, share in {"last": 0.08, "other": 0.25}.items():
+        assert rows[f"{name}.birdie"].bytes < share * full
+        restore(tmp_path / "c" / f"{name}.birdie", tmp_path / "back.pt")
+        assert (tmp_path / "back.pt").read_bytes() == (tmp_path / f"{name}.pt").read_bytes()
+
+
+def test_files_of_other_names_share_what_is_around_their_tensors(tmp_path: Path) -> None:
+    """Damage there costs the files that come after it."""
+    for step in (1, 2, 3):
+        save_file({"w": torch.randn(64, 32)}, tmp_path / f"step_{step}.safetensors", {"notes": "ab" * 500})
+    extend(tmp_path / "c", tmp_path)
+    assert [*birdie.inspect(tmp_path / "c" / "step_3.birdie").files] == []
+    for step in (1, 2, 3):
+        restore(tmp_path / "c" / f"step_{step}.birdie", tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == (tmp_path / f"step_{step}.safetensors").read_bytes()
+    damage(tmp_path / "c" / "step_1.birdie", at_of(tmp_path / "c" / "step_1.birdie", "\0files"))
+    assert [row.step for row in survey(tmp_path / "c") if row.damage] == [1, 2, 3]
+    with pytest.raises(ArtifactError, match="checksum"):
+        restore(tmp_path / "c" / "step_3.birdie", tmp_path / "x")
+
+
 def test_two_names_of_one_step_are_both_kept(tmp_path: Path) -> None:
     torch.save({"step": 1, "w": torch.ones(64, 32)}, tmp_path / "step_1.pt")
     for name in ("last.pt", "last.bin"):
