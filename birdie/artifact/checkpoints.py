@@ -11,7 +11,6 @@ The first bytes of a file tell its format, whatever its name. Which dict of nest
 """
 
 import io
-import json
 import os
 import pickle
 import re
@@ -23,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,11 +31,10 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.artifact.layouts import Choice, choose
+from birdie.artifact.shards import INDEX, Joined, join, own_file, read_by_index, shard_files
 from birdie.artifact.unpacking import COMPRESSORS
-from birdie.compress.state import is_text
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import BirdieError, WeightsError
-from birdie.runtime.names import is_name
 from birdie.runtime.regular import regular_file
 
 Format: TypeAlias = Literal["safetensors", "torch", "packed", "index"]
@@ -51,7 +49,6 @@ FOLDER_NAMES = (
     "adapter_model.safetensors",
     "adapter_model.bin",
 )
-MAX_INDEX_BYTES = 1 << 26
 MARK = ("writer", "birdie")  # in the headers of .safetensors files of a folder that birdie wrote
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
@@ -94,36 +91,61 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return read_weights(path).state
 
 
-def read_weights(
-    path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False, with_prefixes: bool = False
-) -> Choice:
+def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False) -> Choice:
     """Read the tensors of a checkpoint, by name, and list what else it holds.
 
     Args:
         path: of the checkpoint.
         keys: key paths of the dicts of tensors that are meant, "model.ema", as in `birdie.artifact.layouts.choose`.
         skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
-        with_prefixes: leave the prefixes that wrappers add to all names, as for a shard.
     """
     path = Path(path)
     if path.is_dir() or format_of(path) == "index":
         if keys:
             raise WeightsError(f"{path} is no single checkpoint, so it has no key {keys[0]!r}; give one of its files")
-        return Choice(without_prefixes(read_files(path)))
-    choice = choose(_read(path, skip_objects), path, keys)
-    return choice if with_prefixes else replace(choice, state=without_prefixes(choice.state))
+        joined = _joined(path)
+        choice, left, notes = Choice(joined.state), joined.left, joined.notes
+    else:
+        content, left, notes = read_by_index(_read(path, skip_objects), path)
+        choice = choose(content, path, keys)
+    return replace(
+        choice,
+        state=without_prefixes(choice.state),
+        dropped=choice.dropped | {name: size for name, (size, _) in left.items()},
+        notes=(*choice.notes, *notes),
+    )
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> Any:
-    """Read all of a checkpoint, for a lossless copy: the object that torch.save wrote, or else the tensors by name.
+def read_shard(path: Path, *, skip_objects: bool = False) -> Choice:
+    """Read the tensors of one file of several, with the prefixes that wrappers add to all names."""
+    return choose(_read(path, skip_objects), path)
+
+
+class Complete(NamedTuple):
+    """All of a file.
+
+    Attributes:
+        content: the object that torch.save wrote, or else the tensors by name.
+        left: name of each tensor that the index of shards does not read → its bytes.
+        notes: sentences on them.
+    """
+
+    content: Any
+    left: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Complete:
+    """Read all of one file, for a lossless copy.
 
     Names keep their prefixes, and tensors by name are sorted. Objects of classes that `weights_only=True` refuses are
     replaced by stand-ins, which cannot be stored.
     """
     path = Path(path)
-    if path.is_dir() or format_of(path) in ("index", "safetensors"):
-        return dict(sorted(read_files(path).items()))
-    return _read(path, skip_objects=True)
+    content, left, notes = read_by_index(_read(path, skip_objects=True), path)
+    if format_of(path) == "safetensors":
+        content = dict(sorted(content.items()))
+    return Complete(content, {name: size for name, (size, _) in left.items()}, notes)
 
 
 def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> Any:
@@ -142,7 +164,7 @@ def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> 
 
 def format_of(path: Path) -> Format:
     """Return the format of a file, which its first bytes tell."""
-    if path.name.endswith(".index.json"):
+    if path.name.endswith(INDEX):
         return "index"
     _require_content(path)
     foreign = foreign_format(path)
@@ -192,11 +214,13 @@ def _format_of(head: bytes) -> Format | None:
     return "index" if head.lstrip().startswith(b"{") else None
 
 
-def read_files(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder, an index or a file, under the names they have there."""
+def _joined(path: Path) -> Joined:
+    """Return the tensors of a folder or an index, or of the one file of a folder, under the names they have there."""
     if path.is_dir():
         path = _main_file(path)
-    return _read_shards(path) if format_of(path) == "index" else read_file(path)
+    if format_of(path) == "index":
+        return join(path, lambda shard: read_shard(shard).state)
+    return Joined(read_shard(path).state, {}, {}, ())
 
 
 def headers_of(files: Sequence[Path]) -> dict[str, str]:
@@ -233,10 +257,6 @@ def _require_content(path: Path) -> None:
         raise WeightsError(f"{str(path)!r} is not a valid path ({error}); check the path") from error
     if empty:
         raise WeightsError(f"{path} is empty; copy it again")
-
-
-def read_file(path: Path) -> dict[str, Tensor]:
-    return choose(_read(path), path).state
 
 
 def _read(path: Path, skip_objects: bool = False) -> Any:
@@ -450,7 +470,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     path = Path(path)
     if path.is_dir():
         path = _main_file(path)
-    return [path, *sorted(_shards(path))] if format_of(path) == "index" else [path]
+    return [path, *sorted(shard_files(path).values())] if format_of(path) == "index" else [path]
 
 
 def _main_file(folder: Path) -> Path:
@@ -459,65 +479,3 @@ def _main_file(folder: Path) -> Path:
         if os.path.lexists(folder / name):
             return own_file(folder / name, folder)
     raise WeightsError(f"folder {folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
-
-
-def own_file(path: Path, folder: Path) -> Path:
-    """Return `path`, found in `folder`, if its links stay there or lead to the blobs of the same Hugging Face cache."""
-    try:
-        file, folder = path.resolve(strict=True), folder.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise WeightsError(f"cannot open {path}: {reason}; check the links, or copy it again") from error
-    caches = [parent.parents[1] for parent in (folder, *folder.parents) if parent.parent.name == "snapshots"]
-    if not file.is_relative_to(folder) and file.parent not in [cache / "blobs" for cache in caches]:
-        raise WeightsError(
-            f"{path} is a link to {file}, outside its own folder; do not trust this checkpoint, or copy the file there"
-        )
-    return path
-
-
-def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Read all tensors of the shards that a Hugging Face index lists, from the folder of the index."""
-    state: dict[str, Tensor] = {}
-    for shard, names in sorted(_shards(index).items()):
-        tensors = read_file(shard)
-        absent = [name for name in names if name not in tensors]
-        if absent:
-            raise WeightsError(f"{shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again")
-        state |= tensors
-    return state
-
-
-def _shards(index: Path) -> dict[Path, list[str]]:
-    """Return the shards of an index, each with the names of its tensors."""
-    shards: dict[str, list[str]] = {}
-    for name, shard in weight_map(index).items():
-        shards.setdefault(shard, []).append(name)
-    return {own_file(index.parent / shard, index.parent): names for shard, names in shards.items()}
-
-
-def weight_map(index: Path) -> dict[str, str]:
-    """Return tensor name → shard file of an index, every shard inside the folder of the index."""
-    try:
-        if regular_file(index).stat().st_size > MAX_INDEX_BYTES:
-            raise WeightsError(
-                f"{index} has more than {MAX_INDEX_BYTES:,} bytes, too many for an index; check the file"
-            )
-        shards = json.loads(index.read_bytes())["weight_map"]
-        pairs = dict(shards.items())
-    except OSError as error:
-        raise WeightsError(f"cannot open {index}: {(error.strerror or str(error)).lower()}; check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, WeightsError):
-            raise
-        raise WeightsError(f"{index} is not an index with a weight_map; copy it again") from error
-    if not pairs:
-        raise WeightsError(f"{index} has an empty weight_map; copy it again")
-    for name, shard in pairs.items():
-        if not is_text(name) or (isinstance(shard, str) and not is_text(shard)):
-            raise WeightsError(f"{index} lists {name!r} in shard {shard!r}, which are not both text; copy it again")
-        if not is_name(shard):
-            raise WeightsError(
-                f"{index} lists {name!r} in shard {shard!r}, outside its own folder; do not trust this checkpoint"
-            )
-    return pairs

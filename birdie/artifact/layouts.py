@@ -41,6 +41,7 @@ class Choice:
         at: keys of the dict that was taken, if it is one and all of them are texts.
         others: key path of each other dict of tensors, which could be taken instead → bytes.
         dropped: key path of everything beside the weights → bytes of the tensors there that `state` lacks.
+        notes: sentences on what was taken.
     """
 
     state: dict[str, Tensor]
@@ -48,6 +49,7 @@ class Choice:
     others: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     at: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:

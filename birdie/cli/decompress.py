@@ -44,8 +44,12 @@ def command(
     overwrite: Overwrite = False,
     step: Annotated[int | None, Parameter(help="Of the folder of a chain: step of the checkpoint to restore.")] = None,
     max_shard_size: Annotated[
-        str, Parameter(help="Of a folder: most bytes of a file of weights; larger models are cut into several.")
-    ] = "5GB",
+        str | None,
+        Parameter(
+            help="Of a folder: most bytes of a file of weights, all of them safetensors. Default: the files that the "
+            "folder had; else 5GB."
+        ),
+    ] = None,
     base: Annotated[
         Path | None,
         Parameter(
@@ -105,7 +109,8 @@ def command(
     if output.is_dir() or not output.suffix:
         output = require_output_folder(output, overwrite=True)  # write_folder looks at what is there
         with compiling_notice(), into_folder(output) as left:
-            write_folder(file, output, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
+            most = None if max_shard_size is None else parse_size(max_shard_size)
+            write_folder(file, output, overwrite=overwrite, max_shard_bytes=most, **limits)
         written = {path.relative_to(output).as_posix(): path for path in output.rglob("*") if path.is_file()}
         total = sum(path.stat().st_size for name, path in written.items() if name not in left)
     else:
