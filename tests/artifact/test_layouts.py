@@ -28,6 +28,12 @@ def optimizer() -> dict[str, Any]:
     return step.state_dict()
 
 
+def copied(state: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """A copy of a network, some steps of training apart."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()}
+
+
 def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in state.items()}
 
@@ -124,15 +130,27 @@ def test_each_dict_that_is_not_taken_can_be_named(layout: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("names", [("student", "teacher"), ("a.b", "c"), ("first", "second", "third")])
 def test_a_real_choice_is_an_error_that_lists_the_keys_with_their_sizes(names: tuple[str, ...], tmp_path: Path) -> None:
-    torch.save({"epoch": 2, **{name: network(seed) for seed, name in enumerate(names)}}, tmp_path / "x")
+    copies = {name: copied(ONE, seed) for seed, name in enumerate(names)}
+    torch.save({"epoch": 2, **copies}, tmp_path / "x")
     with pytest.raises(WeightsError, match="several dicts of tensors") as refused:
         read_weights(tmp_path / "x")
-    for seed, name in enumerate(names):
+    for name in names:
         assert f"{name} 92 B" in str(refused.value)
         choice = read_weights(tmp_path / "x", keys=[name])
-        assert same(choice.state, network(seed))
+        assert same(choice.state, copies[name])
         assert choice.taken == (name,)
         assert choice.others == dict.fromkeys(set(names) - {name}, 92)
+
+
+@pytest.mark.parametrize("names", [("left", "right"), ("a.b", "c"), ("q1", "q2", "q3"), ("encoder", "decoder")])
+def test_networks_of_the_same_shapes_that_have_nothing_in_common_are_parts_of_one(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    parts = {name: network(seed) for seed, name in enumerate(names)}
+    torch.save({"epoch": 2, **parts}, tmp_path / "x")
+    choice = read_weights(tmp_path / "x")
+    assert choice.taken == names
+    assert same(choice.state, {f"{name}.{key}": part[key] for name, part in parts.items() for key in part})
 
 
 def without_buffers() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -142,7 +160,12 @@ def without_buffers() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(ONE, TWO), (prefixed("module", ONE), TWO), (prefixed("module._orig_mod", ONE), TWO), without_buffers()],
+    [
+        (ONE, copied(ONE)),
+        (prefixed("module", ONE), copied(ONE)),
+        (prefixed("module._orig_mod", ONE), copied(ONE)),
+        without_buffers(),
+    ],
     ids=["plain", "wrapped", "compiled and wrapped", "without buffers"],
 )
 @pytest.mark.parametrize("in_list", [False, True])
