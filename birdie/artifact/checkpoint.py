@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from birdie.artifact.checkpoints import files_of, format_of, headers_of, read_checkpoint, read_weights
-from birdie.artifact.folder_content import FolderContent, read_folder, read_index
+from birdie.artifact.folder_content import FolderContent, read_folder, read_index, taken_apart
 from birdie.artifact.layouts import tensor_bytes
+from birdie.compress.state import problem_of
 from birdie.errors import ConfigError
 from birdie.runtime.mapped import complete as require_complete_files
 from birdie.runtime.mapped import releasing
@@ -99,6 +102,7 @@ def open_checkpoint(
     keep: Sequence[str] = (),
     skip: Sequence[str] = (),
     complete: bool = False,
+    or_complete: bool = False,
     weights_only: bool = False,
 ) -> Checkpoint:
     """Read a file or a folder; tensors are mapped.
@@ -109,6 +113,8 @@ def open_checkpoint(
         keep: of a folder: patterns of names of files to keep as they are, whatever their size.
         skip: of a folder: patterns of names of files to leave out.
         complete: take all that a file holds, not its weights alone.
+        or_complete: take all that a file holds if its weights alone cannot be stored, but the complete object can, as
+            tensors that torch has quantized.
         weights_only: take the weights alone, and leave out objects of classes that `weights_only=True` of torch.load
             refuses.
     """
@@ -130,6 +136,12 @@ def open_checkpoint(
         checkpoint.dropped, checkpoint.notes = left, notes
     else:
         choice = read_weights(path, keys=keys, skip_objects=weights_only)
+        problems = [name for name, tensor in choice.state.items() if isinstance(tensor, Tensor) and problem_of(tensor)]
+        if problems and or_complete and not weights_only and not keys and taken_apart(read_checkpoint(path).content):
+            checkpoint = open_checkpoint(path, complete=True)
+            why = f"{problems[0]!r} is {problem_of(choice.state[problems[0]])}, and is stored as it is"
+            checkpoint.notes = (*checkpoint.notes, f"nothing is quantized, and all of the file is kept: {why}")
+            return checkpoint
         checkpoint = Checkpoint(path, choice.state, sources, sources)
         checkpoint.dropped, checkpoint.taken, checkpoint.others = choice.dropped, choice.taken, choice.others
         checkpoint.notes = choice.notes

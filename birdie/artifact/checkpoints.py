@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.artifact.layouts import Choice, choose
+from birdie.artifact.numpy_values import opener_of
 from birdie.artifact.shards import INDEX, Joined, join, own_file, read_by_index, shard_files
 from birdie.artifact.unpacking import COMPRESSORS
 from birdie.compress.wrappers import without_prefixes
@@ -75,7 +76,10 @@ _FOREIGN = {  # position, first bytes
     (0, b"\x89BRD\r\n"): "a .birdie file",
     (4, b"TFL3"): "a TensorFlow Lite file",
     (0, b"version https://git-lfs"): "a pointer of Git LFS and not the file itself; run git lfs pull",
-    (257, b"ustar"): "a tar archive; unpack it, and compress the files in it",
+    (
+        257,
+        b"ustar",
+    ): "a tar archive; unpack it and compress the files in it, or, if torch before 0.2 wrote it, save it again",
 }
 _DISTRIBUTED = (
     "a part of a distributed checkpoint; make one file of its folder with "
@@ -179,7 +183,10 @@ def foreign_format(path: Path) -> str | None:
     """Return the name of a format that birdie knows and does not read, or None."""
     if path.suffix == ".distcp":
         return _DISTRIBUTED
-    head = _head(path)
+    return _foreign(_head(path))
+
+
+def _foreign(head: bytes) -> str | None:
     if _is_safetensors(head):  # whose header has any length and any names
         return None
     return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
@@ -209,9 +216,13 @@ def _format_of(head: bytes) -> Format | None:
         return "safetensors"
     if head.startswith(b"PK\x03\x04") or _begins_a_pickle(head):
         return "torch"
-    if head.startswith(tuple(_MAGIC)) or _looks_like_zlib(head):
+    if _is_packed(head):
         return "packed"
     return "index" if head.lstrip().startswith(b"{") else None
+
+
+def _is_packed(head: bytes) -> bool:
+    return head.startswith(tuple(_MAGIC)) or _looks_like_zlib(head)
 
 
 def _joined(path: Path) -> Joined:
@@ -269,6 +280,8 @@ def _read(path: Path, skip_objects: bool = False) -> Any:
     if form == "torch":
         return _unpickle(path, path, skip_objects)
     data = _unpacked(path)
+    if foreign := _foreign(data[:_HEAD]) or ("packed as well; unpack it once" if _is_packed(data[:_HEAD]) else None):
+        raise WeightsError(f"{path} is packed, and what is inside is {foreign}; birdie reads {_READ}")
     if _format_of(data[:_HEAD]) == "safetensors":
         return _read_safetensors(path, lambda: load(data))
     return _unpickle(io.BytesIO(data), path, skip_objects)
@@ -303,14 +316,25 @@ class _StandIn(list[Any]):
         return f"<{type(self).__name__}>"
 
 
-def _stand_ins(source: Path | io.BytesIO) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return (a stand-in class, name) for every class or function that `source` names and `weights_only` refuses."""
+def _openers(
+    source: Path | io.BytesIO, skip_objects: bool
+) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    """Return (what opens it, name) for classes and functions that `source` names and `weights_only` refuses.
+
+    Numbers of NumPy are opened always, and its arrays and generators never keep a file from being opened; of other
+    libraries there are stand-ins by request.
+    """
     if not zipfile.is_zipfile(source):
         return []
     if isinstance(source, io.BytesIO):
         source.seek(0)
     names = get_unsafe_globals_in_checkpoint(source)
-    return [(type(ascii(name)[1:-1][:80], (_StandIn,), {}), name) for name in names]
+    openers = {name: opener_of(name) for name in names}
+    return [
+        (opener or type(ascii(name)[1:-1][:80], (_StandIn,), {}), name)
+        for name, opener in openers.items()
+        if opener or skip_objects or name.startswith("numpy.")
+    ]
 
 
 def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False) -> Any:
@@ -318,16 +342,16 @@ def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False)
     _require_torch_save(source, path)
     mapped = _can_be_mapped(source, path)
     try:
-        return _load(source, mapped, _stand_ins(source) if skip_objects else [])
+        return _load(source, mapped, _openers(source, skip_objects))
     except MemoryError:
         raise
     except Exception as error:  # damaged files make torch.load raise nearly anything
         raise WeightsError(f"{path} {_reason(error, source, mapped, skip_objects)}") from error
 
 
-def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
+def _load(source: Path | io.BytesIO, mapped: bool, openers: list[Any]) -> Any:
     with ExitStack() as stack:
-        stack.enter_context(safe_globals(stand_ins))
+        stack.enter_context(safe_globals(openers))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error says more
         file: Path | BinaryIO = source
@@ -356,11 +380,9 @@ def _require_torch_save(source: Path | io.BytesIO, path: Path) -> None:
             "torch.save(torch.export.load(…).state_dict, …), if you trust it"
         )
     if "data.pkl" not in entries:
-        what = f"; birdie reads {_READ}"
+        what = f"; birdie reads {_READ}: unpack it, if such files are in it"
         if any(name.endswith(".npy") for name in entries):
             what = ", but NumPy; save its arrays with safetensors.numpy.save_file(dict(numpy.load(…)), …)"
-        elif any(name.endswith((".safetensors", *_PICKLED)) for name in entries):
-            what = "; unpack it, and compress its folder"
         raise WeightsError(f"{path} is a zip file that torch.save did not write{what}")
 
 
@@ -374,7 +396,7 @@ def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_obje
         )
     if not isinstance(error, pickle.UnpicklingError):
         return f"is damaged or not what torch.save wrote ({_first_line(error)}); copy it again"
-    if "global" in text.lower() or (skip_objects and _stand_ins(source)):
+    if "global" in text.lower() or (skip_objects and _openers(source, skip_objects)):
         name = re.search(r"GLOBAL (\S{1,80})", text)
         what = "a pickled object" if name is None else f"a pickled object ({ascii(name[1])[1:-1]})"
         skipped = "; take its tensors alone with birdie compress --weights-only" if not skip_objects else ""
@@ -394,7 +416,7 @@ def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_obje
 
 def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool:
     try:
-        state = choose(_load(source, mapped, _stand_ins(source)), Path()).state
+        state = choose(_load(source, mapped, _openers(source, skip_objects=True)), Path()).state
     except Exception:  # whatever torch.load raises
         return False
     return any(isinstance(tensor, Tensor) and tensor.ndim > 1 for tensor in state.values())

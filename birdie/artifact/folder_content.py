@@ -91,10 +91,10 @@ def read_folder(
     groups = dict(account.groups)
     for path in account.objects:
         name = path.relative_to(folder).as_posix()
-        if (whole := _whole(path)) is None:
+        if (part_of_file := _complete(path)) is None:
             content.left_out[name] = (path.stat().st_size, left_for_size(path))
         else:
-            parts[name], groups[name] = whole, Group(name.rpartition("/")[0], path.name, (path,))
+            parts[name], groups[name] = part_of_file, Group(name.rpartition("/")[0], path.name, (path,))
     for part, read in parts.items():
         _add(content, part, groups[part], read, folder, groups)
     content.files = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in content.kept}
@@ -116,8 +116,8 @@ def _bytes_of(path: Path) -> int:
 def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) -> _Part:
     """Return the tensors of a group, and what was taken of each of its files."""
     complete = complete and format_of(group.files[0]) == "torch"
-    if complete and len(group.files) == 1 and (whole := _whole(group.files[0])) is not None:
-        return whole
+    if complete and len(group.files) == 1 and (part := _complete(group.files[0])) is not None:
+        return part
     folder = root / group.folder
     choices: dict[str, Choice] = {}
 
@@ -146,15 +146,19 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
     return part
 
 
-def _whole(path: Path) -> _Part | None:
+def _complete(path: Path) -> _Part | None:
     """Return all of a file that torch.save wrote; None if it holds what cannot be stored, or no tensor."""
+    apart = taken_apart(read_object(path, skip_objects=True))
+    return None if apart is None else _Part(apart[0], dict.fromkeys(apart[0], path.name), [apart[1]])
+
+
+def taken_apart(content: Any) -> tuple[dict[str, Tensor], Any] | None:
+    """Return the tensors of an object by their paths, and its tree; None if it cannot be stored, or has no tensor."""
     try:
-        tensors, tree = pytree.flatten(read_object(path, skip_objects=True))
+        tensors, tree = pytree.flatten(content)
     except WeightsError:
         return None
-    if not tensors or any(problem_of(tensor) for tensor in tensors.values()):
-        return None
-    return _Part(tensors, dict.fromkeys(tensors, path.name), [tree])
+    return None if not tensors or any(map(problem_of, tensors.values())) else (tensors, tree)
 
 
 def _files(group: Group, root: Path) -> list[str]:

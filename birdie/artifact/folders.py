@@ -270,5 +270,5 @@ def _decoded(reader: File, keys: Mapping[str, str], workers: int | None) -> dict
 def _header_of(file: str, header: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of one of several files, from those that `headers_of` joined."""
     end = f" ({Path(file).name})"
-    own = {key.removesuffix(end): value for key, value in header.items() if key.endswith(end)}
-    return {key: value for key, value in header.items() if not key.endswith(".safetensors)")} | own
+    values = {key.removesuffix(end): value for key, value in header.items() if key.endswith(end)}
+    return {key: value for key, value in header.items() if not key.endswith(".safetensors)")} | values

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from birdie.artifact import numpy_values
 from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.device import dtype_name
 
@@ -120,6 +121,8 @@ def _put_leaf(value: Any, path: Path) -> Json:
         return ["device", str(value)]
     if kind is tuple:
         return ["tuple", *(_put_leaf(item, path) for item in value)]
+    if (number := numpy_values.put(value)) is not None:
+        return ["numpy", *number]
     problem = f"{'an' if kind.__name__[0] in 'aeiouAEIOU' else 'a'} {kind.__name__}"
     problem += " that is no text or too long" if kind in (str, int) else ""
     where = f"{_name(path)!r} of the checkpoint" if path else "the checkpoint"
@@ -149,6 +152,7 @@ _LEAVES: dict[str, Callable[..., Any]] = {
     "size": lambda *sizes: torch.Size(sizes),
     "dtype": _DTYPES.__getitem__,
     "device": torch.device,
+    "numpy": lambda code, text: numpy_values.number(code, bytes.fromhex(text)),
     "tuple": lambda *items: tuple(_take_leaf(item) for item in items),
 }
 

@@ -280,8 +280,15 @@ def command(
     from birdie.artifact.checkpoint import open_checkpoint
 
     source = open_checkpoint(
-        checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
+        checkpoint,
+        keys=key or (),
+        keep=keep or (),
+        skip=skip or (),
+        complete=lossless,
+        or_complete=not others,
+        weights_only=weights_only,
     )
+    lossless = lossless or source.is_object
     if output is None or dry_run:
         for flag, value in {"quality": target.quality, "tune": calibration.tune, "base": base}.items():
             if value is not None:

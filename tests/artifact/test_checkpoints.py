@@ -375,7 +375,7 @@ def programs(tmp_path: Path) -> None:
         ("export", r"is a program of torch\.export.*torch\.export\.load"),
         ("other", r"zip file that torch\.save did not write; birdie reads"),
         ("npz", r"zip file that torch\.save did not write, but NumPy; .*save_file\(dict\(numpy\.load"),
-        ("agent", r"zip file that torch\.save did not write; unpack it"),
+        ("agent", r"zip file that torch\.save did not write; .* unpack it"),
         *((f"pickle {protocol}", r"may run code when opened.*in the program that wrote it") for protocol in (3, 4, 5)),
         ("__0_0.distcp", r"a distributed checkpoint.*dcp_to_torch"),
         ("parameters", r"weights_only=False"),

@@ -149,12 +149,12 @@ def test_shards_come_back_under_their_names_with_their_index(
     index, model, _ = edited(tmp_path / "in", "z", kind)
     file, out = tmp_path / "x.birdie", tmp_path / "out"
     assert run("compress", tmp_path / "in" if by == "folder" else index, "-o", file, "--coder", "fast", flag) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     assert run("decompress", file, "-o", out) == 0
     names = {path.name for path in out.iterdir()}
     if kind == "bin" and flag != "--lossless":
         assert names == {"model.safetensors"}
-        assert "comes back as model.safetensors: m-00001-of-00002.bin, m-00002-of-00002.bin, z.bin" in said
+        assert "comes back as model.safetensors: m-00001-of-00002.bin, m-00002-of-00002.bin, z.bin" in printed
         return
     assert names == files_of(tmp_path / "in").keys()
     assert (out / index.name).read_bytes() == index.read_bytes()
