@@ -17,7 +17,7 @@ from torch import Tensor
 
 from birdie.artifact.checkpoints import files_of, format_of, headers_of, read_checkpoint, read_weights
 from birdie.artifact.folder_content import FolderContent, read_folder, read_index, taken_apart
-from birdie.artifact.layouts import tensor_bytes
+from birdie.artifact.nested import tensor_bytes
 from birdie.compress.state import problem_of
 from birdie.errors import ConfigError
 from birdie.runtime.mapped import complete as require_complete_files

@@ -1,7 +1,8 @@
 """Copies of one network in a checkpoint: an average beside it, a student and its teacher, an earlier state.
 
 Two dicts of tensors are copies if they have the same names and shapes, and values that are alike: those of two networks
-that were trained apart have nothing in common. An average often lacks the buffers, and may have its names without dots.
+that were trained apart have nothing in common. An average often lacks the buffers, and may have its names without dots;
+counters beside it say nothing.
 """
 
 import re
@@ -31,7 +32,7 @@ def are_copies(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor], *, whatev
         other: of the other network.
         whatever_values: let names and shapes decide.
     """
-    shapes = [{(name, tensor.shape) for name, tensor in state.items()} for state in (one, other)]
+    shapes = [{(name, tensor.shape) for name, tensor in state.items() if tensor.ndim} for state in (one, other)]
     common = shapes[0] & shapes[1]
     if len(common) < min(map(len, shapes)) or 2 * len(common) <= max(map(len, shapes)):
         return False
@@ -50,7 +51,7 @@ def _are_alike(pairs: list[tuple[Tensor, Tensor]]) -> bool:
         one, other = (part - part.mean() for part in values)
         product += float(one @ other)
         squares, other_squares = squares + float(one @ one), other_squares + float(other @ other)
-    return not abs(product) < _ALIKE * (squares * other_squares) ** 0.5
+    return not product < _ALIKE * (squares * other_squares) ** 0.5
 
 
 def copies_inside(state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from birdie.artifact.checkpoints import foreign_format, format_of, is_foreign_pickle, read_object
 from birdie.artifact.layouts import choose
-from birdie.artifact.pytree import tensors_in
+from birdie.artifact.nested import holds_matrices
 from birdie.artifact.shards import own_file, shard_files, weight_map
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.names import is_name
@@ -353,7 +353,7 @@ def _holds_weights(form: _Form, root: Path) -> bool:
     except WeightsError as error:
         if isinstance(content, Mapping) and ("param_groups" in content or "state" in content):
             return False
-        if not any(tensor.ndim > 1 for tensor in tensors_in(content)):
+        if not holds_matrices(content):
             return False
         raise _not_understood(path, f"not understood ({str(error).removeprefix(f'{path} ')})", root) from error
     large = path.stat().st_size > SMALL

@@ -9,7 +9,6 @@ A key path that ends in a dot, "state_dict.model.", stands for the names of a di
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations, takewhile
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from birdie.artifact import int8_export
 from birdie.artifact.copies import are_copies, copies_inside, is_average
+from birdie.artifact.nested import is_optimizer, items, memories, tensor_bytes
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
 from birdie.compress.wrappers import without_prefixes
@@ -87,7 +87,7 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
     leaves = dict(_leaves(content))
     named = {keys: tensors for keys, tensors in _leaves(content, numbered=True) if _rank(tensors) > 1} | leaves
     if not named:
-        keys = ", ".join(repr(key) for key, _ in list(_items(content))[:_LISTED])
+        keys = ", ".join(repr(key) for key, _ in list(items(content))[:_LISTED])
         where = f" under its keys {keys}" if keys else f": it is a {type(content).__name__}"
         kept = ", or keep all of it with birdie compress --lossless" if tensor_bytes(content) else ""
         raise WeightsError(f"{path} holds no dict of tensors{where}; save torch.save(model.state_dict(), …){kept}")
@@ -102,8 +102,9 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         keyed = next((key for key in others if key in matrices), None)
         raise WeightsError(
             f"{path} has its matrices in {', '.join(matrices[:_LISTED])}, and {' and '.join(taken) or 'the dict'} that "
-            "would be taken has none; keep all of it with --lossless"
-            + ("" if keyed is None else f", or name the dict that is meant, for example --key {keyed}")
+            "would be taken has none; "
+            + ("" if keyed is None else f"name the dict that is meant, for example --key {keyed}, or ")
+            + "save torch.save(model.state_dict(), …), or keep all of it with --lossless"
         )
     at = picks[0].at if len(picks) == 1 and not picks[0].beginning else ()
     at = at if all(isinstance(key, str) for key in at) else ()
@@ -166,19 +167,6 @@ def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return part
 
 
-def tensor_bytes(content: Any) -> int:
-    """Return the bytes of all tensors in nested dicts, lists and tuples; tied tensors are counted once."""
-    return sum(size for _, size in _memories(content))
-
-
-def _items(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the keys and values of a dict, or the positions and items of a list; stand-ins have none."""
-    if isinstance(node, Mapping):
-        yield from node.items()
-    elif type(node) in (list, tuple):
-        yield from enumerate(node)
-
-
 def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
     """Yield the keys to each dict with named tensors, and these; not those of optimizers, nor one dict twice.
 
@@ -190,7 +178,7 @@ def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dic
     seen: set[int] = set()
     while waiting:
         keys, node = waiting.popleft()
-        if id(node) in seen or len(keys) > _DEEPEST or (isinstance(node, Mapping) and "param_groups" in node):
+        if id(node) in seen or len(keys) > _DEEPEST or is_optimizer(node):
             continue
         seen.add(id(node))
         if (isinstance(node, Mapping) or numbered) and (tensors := _named_tensors(node, numbered)):
@@ -198,7 +186,7 @@ def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dic
         kinds: tuple[type, ...] = (str, int) if numbered or not isinstance(node, Mapping) else (str,)
         waiting += [
             ((*keys, key), item)
-            for key, item in _items(node)
+            for key, item in items(node)
             if isinstance(item, Mapping | list | tuple) and type(key) in kinds
         ]
 
@@ -208,9 +196,9 @@ def _named_tensors(node: Any, numbered: bool) -> dict[str, Tensor]:
 
     Numbers become names of equal lengths, so that the order of the names is theirs.
     """
-    tensors = {name: item for name, item in _items(node) if isinstance(item, Tensor) and isinstance(name, str)}
+    tensors = {name: item for name, item in items(node) if isinstance(item, Tensor) and isinstance(name, str)}
     if numbered:
-        numbers = {key: item for key, item in _items(node) if isinstance(item, Tensor) and type(key) is int}
+        numbers = {key: item for key, item in items(node) if isinstance(item, Tensor) and type(key) is int}
         width = len(str(max(numbers, default=0)))
         tensors |= {f"{key:0{width}}": item for key, item in numbers.items()}
     if not hasattr(node, "_metadata"):
@@ -333,7 +321,7 @@ def _resolve(content: Any, wanted: str, leaves: Mapping[Keys, dict[str, Tensor]]
         keys, node, rest = waiting.pop()
         if rest.endswith(".") and any(name.startswith(rest) for name in leaves.get(keys, ())):
             return _Pick(keys, keys, rest)
-        for key, item in _items(node):
+        for key, item in items(node):
             text = str(key)
             if rest == text:
                 if any(leaf[: len(keys) + 1] == (*keys, key) for leaf in leaves):
@@ -363,7 +351,7 @@ def _beside(
     """
     taken = {pick.at for pick in picks}
     parts = {pick.at for pick in picks if pick.beginning}
-    seen, stored = _memories(state), set(map(id, state.values()))
+    seen, stored = memories(state), set(map(id, state.values()))
     dropped: dict[str, int] = {}
     others: dict[str, int] = {}
     matrices: list[str] = []
@@ -371,7 +359,7 @@ def _beside(
     waiting: deque[tuple[Keys, Any, bool]] = deque([((), content, () in taken)])
     while waiting:
         at, node, inside = waiting.popleft()
-        for key, item in _items(node):
+        for key, item in items(node):
             keys = (*at, key)
             is_taken = id(item) in stored or (isinstance(key, str) and at not in parts)
             if inside and isinstance(item, Tensor) and is_taken:
@@ -379,27 +367,24 @@ def _beside(
             if keys in on_the_way or (inside and keys in named):
                 waiting.append((keys, item, inside or keys in taken))
                 continue
-            memories = _memories(item) - seen
-            dropped["/".join(map(str, keys))] = sum(size for _, size in memories)
+            if (
+                at in parts and isinstance(item, Tensor) and isinstance(key, str) and "." in key
+            ):  # one of the names that a prefix leaves out
+                keys = (*at, f"{key.partition('.')[0]}.")
+                others[_dotted(keys)] = others.get(_dotted(keys), 0) + tensor_bytes(item)
+            arrays = memories(item) - seen
+            path = "/".join(map(str, keys))
+            dropped[path] = dropped.get(path, 0) + sum(size for _, size in arrays)
             if keys in others_of:
                 others[_dotted(keys)] = tensor_bytes(item)
             if any(tensor.ndim > 1 for tensor in tensors_in(item)):
                 matrices.append(_dotted(keys))
-            seen |= memories
+            seen |= arrays
     return dropped, others, matrices
 
 
 def _beginnings(paths: Iterable[Keys]) -> set[Keys]:
     return {keys[:length] for keys in paths for length in range(1, len(keys) + 1)}
-
-
-def _memories(content: Any) -> set[tuple[int, int]]:
-    """Return the address and the bytes of all tensors in `content` that are one array in memory."""
-    memories = set()
-    for tensor in tensors_in(content):
-        with suppress(RuntimeError, NotImplementedError):  # sparse tensors and subclasses that wrap other tensors
-            memories.add((tensor.data_ptr(), tensor.nbytes))
-    return memories
 
 
 def _dotted(keys: Keys) -> str:
