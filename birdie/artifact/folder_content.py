@@ -137,13 +137,21 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
         left_out = {f"{group.folder}/{name}".lstrip("/"): about for name, about in joined.left.items()}
         part = _Part(joined.state, joined.shards, [], choices, left_out, joined.notes)
     if complete and not any(choice.taken for choice in choices.values()):
-        states = [{name: part.tensors[name] for name in part.file_of if part.file_of[name] == file} for file in
-                  _files(group, root)]  # fmt: skip
-        part.trees = [pytree.flatten(state)[1] for state in states]
-    if len(group.files) == 1 and group.index is None:
-        part.tensors = part.tensors if group.folder else without_prefixes(part.tensors)
-        part.file_of = dict.fromkeys(part.tensors, group.files[0].name)
+        part.trees = _trees(part, _files(group, root))
+    if len(group.files) == 1 and group.index is None and not part.trees and not group.folder:
+        plain = without_prefixes(part.tensors)
+        if plain.keys() != part.tensors.keys():
+            part.notes = (f"comes back without the prefix of its wrapper: {next(iter(part.tensors))}, …",)
+        part.tensors, part.file_of = plain, dict.fromkeys(plain, group.files[0].name)
     return part
+
+
+def _trees(part: _Part, files: Sequence[str]) -> list[Any]:
+    """Return the dict of each of some files without its tensors; none if they have other names in a tree."""
+    states = [{name: part.tensors[name] for name in part.file_of if part.file_of[name] == file} for file in files]
+    apart = [pytree.flatten(state) for state in states]
+    same = all(tensors.keys() == state.keys() for (tensors, _), state in zip(apart, states, strict=True))
+    return [tree for _, tree in apart] if same else []
 
 
 def _complete(path: Path) -> _Part | None:

@@ -143,10 +143,10 @@ class _Component:
 
     def shards(self) -> list[dict[str, str]]:
         """Return name → name on disk of the tensors of each of the files."""
-        names = sorted(self.keys.items(), key=lambda item: item[1])
-        of = self.of or [0] * len(names)
+        names = sorted(self.keys.values())
+        file_of = dict(zip(names, self.of or [0] * len(names), strict=True))
         return [
-            {name: key for (name, key), shard in zip(names, of, strict=True) if shard == number}
+            {name: key for name, key in self.keys.items() if file_of[key] == number}
             for number in range(len(self.files))
         ]
 

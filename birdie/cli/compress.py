@@ -197,14 +197,18 @@ def command(
     ] = None,
     weights_only: Annotated[
         bool,
-        Parameter(negative=(), help="Take the state dict alone, also with --lossless; skip objects of other programs."),
+        Parameter(
+            negative=(),
+            help="Take the state dict alone, also with --lossless; skip objects of other programs.",
+        ),
     ] = False,
     key: Annotated[
         list[str] | None,
         Parameter(
             negative=(),
-            help="The dict of tensors that is meant, for example model.ema; repeatable: several become one file, with "
-            "their keys as prefixes. Default: the usual layouts are understood.",
+            help="The dict of tensors that is meant, for example model.ema, or the names in it that begin so, as in "
+            "state_dict.model.; repeatable: several become one file, with their keys as prefixes. Default: the usual "
+            "layouts are understood.",
         ),
     ] = None,
     keep: Annotated[
