@@ -148,7 +148,7 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = (), *, wi
         else:
             _keep_or_leave(name, paths[name], kept, left_out)
     for name in indices:
-        left_out |= _use_index(forms, folder, paths[name])
+        left_out |= _use_index(forms, folder, paths[name], {*left_out, *kept})
     groups, rest = _chosen({key: several for key, several in forms.items() if several}, folder, left_out)
     objects = [name for name in rest if with_objects and is_name(name) and paths[name].stat().st_size > SMALL]
     for name in rest:
@@ -245,8 +245,17 @@ def _add(forms: dict[tuple[str, str], list[_Form]], name: str, path: Path, kind:
     form.files[number] = path
 
 
-def _use_index(forms: dict[tuple[str, str], list[_Form]], root: Path, index: Path) -> dict[str, str]:
-    """Make one form of the shards that an index lists; return the files that are not used for it → why."""
+def _use_index(
+    forms: dict[tuple[str, str], list[_Form]], root: Path, index: Path, others: Collection[str]
+) -> dict[str, str]:
+    """Make one form of the shards that an index lists; return the files that are not used for it → why.
+
+    Args:
+        forms: by folder and name of the network.
+        root: the model folder.
+        index: the file.
+        others: files that are kept as they are or left out.
+    """
     base, kind, variant = _parts_of(index)
     folder = index.parent.relative_to(root).as_posix()
     group = forms.setdefault(("" if folder == "." else folder, _SAME.get(base, base)), [])
@@ -254,16 +263,18 @@ def _use_index(forms: dict[tuple[str, str], list[_Form]], root: Path, index: Pat
     if missing and any(not form.total or len(form.files) == form.total for form in group):
         return {index.relative_to(root).as_posix(): f"stale: it lists {min(missing)}, which is not there"}
     listed = list(shard_files(index).values())
+    if named := [path.name for path in listed if path.relative_to(root).as_posix() in others]:
+        return {index.relative_to(root).as_posix(): f"it lists {named[0]}, which --skip or --keep names"}
     beside = [
         form for several in forms.values() for form in several if form.total and {*listed} & {*form.files.values()}
     ]
-    others = {path for form in beside for path in form.files.values()} - {*listed}
+    unnamed = {path for form in beside for path in form.files.values()} - {*listed}
     for several in forms.values():
         for form in several:
-            form.files = {number: path for number, path in form.files.items() if path not in (*listed, *others)}
+            form.files = {number: path for number, path in form.files.items() if path not in (*listed, *unnamed)}
         several[:] = [form for form in several if form.files]
     group.append(_Form(variant, kind, len(listed), dict(enumerate(listed, start=1)), index))
-    return {path.relative_to(root).as_posix(): f"{index.name} does not name it" for path in sorted(others)}
+    return {path.relative_to(root).as_posix(): f"{index.name} does not name it" for path in sorted(unnamed)}
 
 
 def _parts_of(index: Path) -> tuple[str, str, str]:

@@ -317,8 +317,11 @@ def _named(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys, path: Path) -> di
 def _resolve(content: Any, wanted: str, leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> _Pick:
     """Return what a text stands for, "model.ema", "model/ema" or "model.ema."; a key may have dots itself."""
     waiting: list[tuple[Keys, Any, str]] = [((), content, wanted)]
+    hint = ""
     while waiting:
         keys, node, rest = waiting.pop()
+        if any(name.startswith(f"{rest}.") for name in leaves.get(keys, ())):
+            hint = f", and names that begin so: --key {wanted}."
         if rest.endswith(".") and any(name.startswith(rest) for name in leaves.get(keys, ())):
             return _Pick(keys, keys, rest)
         for key, item in items(node):
@@ -328,7 +331,7 @@ def _resolve(content: Any, wanted: str, leaves: Mapping[Keys, dict[str, Tensor]]
                     return _Pick((*keys, key), _inside(leaves, (*keys, key)))
             elif rest.startswith((f"{text}.", f"{text}/")):
                 waiting.append(((*keys, key), item, rest[len(text) + 1 :]))
-    raise WeightsError(f"{path} has no dict of tensors under the key {wanted!r}; it has {_sizes(leaves)}")
+    raise WeightsError(f"{path} has no dict of tensors under the key {wanted!r}; it has {_sizes(leaves)}{hint}")
 
 
 def _beside(

@@ -202,6 +202,21 @@ def test_a_key_without_tensors_is_an_error_that_lists_those_with_some(key: str, 
         read_weights(tmp_path / "x", keys=[key])
 
 
+def test_a_key_of_names_without_its_dot_is_an_error_that_has_it(tmp_path: Path) -> None:
+    torch.save({"state_dict": prefixed("net", ONE) | prefixed("ema", copied(ONE))}, tmp_path / "x")
+    with pytest.raises(WeightsError, match=r"names that begin so: --key state_dict\.ema\.$"):
+        read_weights(tmp_path / "x", keys=["state_dict.ema"])
+    assert same(read_weights(tmp_path / "x", keys=["state_dict/ema."]).state, copied(ONE))
+
+
+def test_a_part_of_a_state_dict_has_the_versions_of_its_modules(tmp_path: Path) -> None:
+    module = nn.Module()
+    module.net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    torch.save(module.state_dict(), tmp_path / "x")
+    part = read_weights(tmp_path / "x", keys=["net."]).state
+    assert vars(part)["_metadata"] == vars(module.net.state_dict())["_metadata"]
+
+
 def test_what_is_no_network_can_be_kept_whole(tmp_path: Path) -> None:
     for content in (optimizer(), [torch.ones(9)], torch.ones(3, 3)):
         torch.save(content, tmp_path / "x")

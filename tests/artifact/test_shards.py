@@ -129,6 +129,13 @@ def test_a_shard_that_is_missing_is_an_error_by_every_door(tmp_path: Path) -> No
             open_checkpoint(door)
 
 
+def test_an_index_is_not_used_for_shards_that_the_user_leaves_out(tmp_path: Path) -> None:
+    index, model, stale = edited(tmp_path, "z")
+    checkpoint = open_checkpoint(tmp_path, skip=["z.*"])
+    assert same(checkpoint.content, model | stale)
+    assert checkpoint.left_out[index.name][1] == "it lists z.safetensors, which --skip or --keep names"
+
+
 def test_of_two_indices_the_one_that_is_used_is_named(tmp_path: Path) -> None:
     edited(tmp_path, "z")
     edited(tmp_path, "z", "bin")
