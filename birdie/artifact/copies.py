@@ -6,22 +6,31 @@ counters beside it say nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import combinations, takewhile
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import combinations, islice, takewhile
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from birdie.compress.wrappers import without_prefixes
 
+T = TypeVar("T")
 _AVERAGES = {"ema", "avg", "average", "shadow", "swa", "target"}
 _ALIKE = 0.5  # correlation of values
 _SAMPLED, _MATRICES = 1 << 16, 8  # values of a matrix, and matrices of a network
+_COMPARED = 16  # networks; of more, as experts and layers are, the first
 
 
 def is_average(key: Any) -> bool:
     """Return whether a key is called as averages of weights are."""
     return any(word in _AVERAGES or word.rstrip("ds") in _AVERAGES for word in re.split(r"[^a-z]+", str(key).lower()))
+
+
+def pairs(networks: Iterable[T]) -> Iterator[tuple[T, T]]:
+    """Yield the pairs of networks that are compared."""
+    return combinations(islice(networks, _COMPARED), 2)
 
 
 def are_copies(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor], *, whatever_values: bool = False) -> bool:
@@ -36,22 +45,26 @@ def are_copies(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor], *, whatev
     common = shapes[0] & shapes[1]
     if len(common) < min(map(len, shapes)) or 2 * len(common) <= max(map(len, shapes)):
         return False
-    pairs = [(one[name], other[name]) for name, _ in common if one[name].ndim > 1]
-    return whatever_values or _are_alike(sorted(pairs, key=lambda pair: -pair[0].numel())[:_MATRICES])
+    matrices = [(one[name], other[name]) for name, _ in common if one[name].ndim > 1]
+    return whatever_values or _are_alike(sorted(matrices, key=lambda pair: -pair[0].numel())[:_MATRICES])
 
 
-def _are_alike(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+def _are_alike(matrices: list[tuple[Tensor, Tensor]]) -> bool:
     """Return whether the values of matrices correlate, or cannot be compared."""
     product = squares = other_squares = 0.0
-    for pair in pairs:
-        try:
-            values = [matrix.detach().reshape(-1)[:_SAMPLED].float() for matrix in pair]
-        except (RuntimeError, NotImplementedError):  # sparse and quantized tensors
-            continue
-        one, other = (part - part.mean() for part in values)
-        product += float(one @ other)
-        squares, other_squares = squares + float(one @ one), other_squares + float(other @ other)
+    for pair in matrices:
+        with suppress(RuntimeError, NotImplementedError):  # sparse, quantized and meta tensors
+            one, other = (_centered(matrix) for matrix in pair)
+            product += float(one @ other)
+            squares, other_squares = squares + float(one @ one), other_squares + float(other @ other)
     return not product < _ALIKE * (squares * other_squares) ** 0.5
+
+
+def _centered(matrix: Tensor) -> Tensor:
+    """Return some values of a matrix without their mean."""
+    values = matrix.detach().reshape(-1)[:_SAMPLED]
+    values = torch.view_as_real(values.resolve_conj()).reshape(-1) if values.is_complex() else values.float()
+    return values - values.mean()
 
 
 def copies_inside(state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
@@ -69,7 +82,7 @@ def copies_inside(state: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
                 children.setdefault(first, {})[rest] = tensor
         networks = {key: part for key, part in children.items() if any(tensor.ndim > 1 for tensor in part.values())}
         plain = {key: _without_dots(part) for key, part in networks.items()}
-        for one, other in combinations(networks, 2):
+        for one, other in pairs(networks):
             by_name = is_average(one) != is_average(other)
             if are_copies(plain[one], plain[other], whatever_values=by_name) and not _are_tied(
                 networks[one], networks[other]

@@ -178,7 +178,7 @@ def _add(content: FolderContent, part: str, group: Group, read: _Part, root: Pat
     """Add the tensors of a component, and what brings its files back."""
     content.sources += group.files
     content.left_out |= read.left_out
-    content.notes += read.notes
+    content.notes += [f"{group.folder}: {note}" if group.folder else note for note in read.notes]
     for name, choice in read.choices.items():
         content.left_out |= {f"{name}: {key}": (size, "beside the weights") for key, size in choice.dropped.items()}
         content.taken += [f"{name}: {key}" for key in choice.taken]

@@ -10,14 +10,14 @@ A key path that ends in a dot, "state_dict.model.", stands for the names of a di
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from birdie.artifact import int8_export
-from birdie.artifact.copies import are_copies, copies_inside, is_average
+from birdie.artifact.copies import are_copies, copies_inside, is_average, pairs
 from birdie.artifact.nested import is_optimizer, items, memories, tensor_bytes
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
@@ -241,7 +241,7 @@ def _usual(leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> list[_Pick]:
             return [_Pick(at, at)]
         at = (*at, networks[0])
     states = {key: _plain(leaves, (*at, key)) for key in networks}
-    if any(are_copies(states[one], states[other]) for one, other in combinations(networks, 2)):
+    if any(are_copies(states[one], states[other]) for one, other in pairs(networks)):
         raise WeightsError(
             f"{path} holds several dicts of tensors, and nothing tells which one is meant: {_sizes(leaves)}; name it "
             f"with --key {_dotted((*at, networks[0]))} (several become one file)"

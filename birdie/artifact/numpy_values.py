@@ -1,7 +1,9 @@
-"""Numbers and texts of NumPy in what torch.save wrote: torch opens none of them by itself.
+"""Numbers, texts and arrays of NumPy in what torch.save wrote: torch opens none of them by itself.
 
-A pickle names the functions of NumPy that build them. Those that follow do the same from the bytes alone, without any
-of NumPy's own code for pickles; whatever else of NumPy a file names is no number, and is not opened.
+    pickle ──► what NumPy would build, from dtype, shape and bytes ──► leaf, or tensor, of a nested checkpoint
+
+A pickle names the functions of NumPy that build such values. None of them is called: those that follow stand for them.
+Whatever else of NumPy a file names, generators for example, is not opened.
 """
 
 import re
@@ -9,7 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+_NUMBERS = re.compile(r"[<>=|]?[biufc][0-9]{1,2}")
 _PLAIN = re.compile(r"[<>=|]?(?:[biufc][0-9]{1,2}|[SU][0-9]{1,6})")
 
 
@@ -22,6 +28,29 @@ class DType:
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, tuple) and len(state) > 1 and isinstance(state[1], str):
             self.code = f"{state[1]}{self.code}"
+
+
+class Array:
+    """Stands for an array, in the order in which a pickle builds it: first empty, then with its content."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def content(self) -> NDArray[Any] | None:
+        """Return the array; None if it holds no numbers, or is damaged."""
+        if not isinstance(self.state, tuple) or len(self.state) != 5:
+            return None
+        _, shape, kind, is_fortran, data = self.state
+        code = getattr(kind, "code", None)
+        if not isinstance(code, str) or not _NUMBERS.fullmatch(code) or not isinstance(data, bytes):
+            return None
+        try:
+            return np.frombuffer(data, code).reshape(shape, order="F" if is_fortran else "C")
+        except (TypeError, ValueError):
+            return None
 
 
 class NumPyValue:
@@ -57,10 +86,21 @@ def put(value: Any) -> list[str] | None:
     """Return the dtype and the bytes of a number or a text of NumPy, in hexadecimal; None for anything else."""
     if not isinstance(value, np.generic) or not _PLAIN.fullmatch(value.dtype.str):
         return None
-    return [value.dtype.str, value.tobytes().hex()]
+    return [value.dtype.str, value.tobytes()[: value.dtype.itemsize].hex()]  # of an empty text 0
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """Return the numbers of an array, or of what stands for one; None for anything else."""
+    array = value.content() if isinstance(value, Array) else value
+    if type(array) is not np.ndarray:
+        return None
+    try:
+        return torch.from_numpy(array.copy())
+    except (TypeError, ValueError):  # of a kind that torch lacks, or in the order of bytes of other machines
+        return None
 
 
 def opener_of(name: str) -> Callable[..., Any] | None:
-    """Return what stands for a class or function of NumPy in a pickle; None for what builds no number."""
-    openers: dict[str, Callable[..., Any]] = {"dtype": DType, "scalar": scalar}
+    """Return what stands for a class or function of NumPy in a pickle; None for what builds no value."""
+    openers: dict[str, Callable[..., Any]] = {"dtype": DType, "scalar": scalar, "_reconstruct": Array}
     return openers.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None

@@ -193,6 +193,9 @@ class _Writer:
             return [_SEQUENCES[kind], *(self.node(item, (*path, str(i))) for i, item in enumerate(value))]
         if kind is set:
             return ["set", *sorted((self._leaf(item, path) for item in value), key=json.dumps)]
+        if (array := numpy_values.tensor_of(value)) is not None:
+            self.tensors[_name(path)] = array
+            return ["array"]
         return self._leaf(value, path)
 
     def _mapping(self, value: Mapping[Any, Any], path: Path) -> Json:
@@ -305,6 +308,8 @@ class _Reader:
             return self._tensors(path, *parts)
         if kind in ("ordered", "counter"):
             return self._mapping(kind, path, *parts)
+        if kind == "array":
+            return self._tensor(_name(path)).numpy()
         if kind == "set":
             return {_take_leaf(item) for item in parts}
         return _take_leaf(node)

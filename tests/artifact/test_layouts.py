@@ -153,6 +153,16 @@ def test_networks_of_the_same_shapes_that_have_nothing_in_common_are_parts_of_on
     assert same(choice.state, {f"{name}.{key}": part[key] for name, part in parts.items() for key in part})
 
 
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int8, torch.float8_e5m2, torch.float64])
+def test_copies_are_told_whatever_the_kind_of_numbers(kind: torch.dtype, tmp_path: Path) -> None:
+    one, other = ((torch.randn(40, 40, generator=torch.Generator().manual_seed(seed)) * 20).to(kind) for seed in (0, 1))
+    torch.save({"x": {"w": one}, "y": {"w": one.clone()}}, tmp_path / "x")
+    with pytest.raises(WeightsError, match="several dicts of tensors"):
+        read_weights(tmp_path / "x")
+    torch.save({"x": {"w.a": one}, "y": {"w.a": other}}, tmp_path / "x")
+    assert read_weights(tmp_path / "x").taken == ("x", "y")
+
+
 def without_buffers() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     return dict(module.state_dict()), {name: tensor / 2 for name, tensor in module.named_parameters()}

@@ -28,7 +28,7 @@ KINDS = st.one_of(
 
 
 def same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and one.dtype == other.dtype and repr(one) == repr(other)
 
 
 @settings(max_examples=60)
@@ -36,6 +36,29 @@ def same(one: Any, other: Any) -> bool:
 def test_every_number_and_text_comes_back(value: Any) -> None:
     tensors, tree = pytree.flatten({"value": value})
     assert same(pytree.rebuild(tree, tensors)["value"], value)
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        of_numpy.boolean_dtypes(), of_numpy.integer_dtypes(endianness="="), of_numpy.floating_dtypes(endianness="=")
+    )
+    .filter(lambda kind: kind.itemsize <= 8)
+    .flatmap(lambda kind: of_numpy.arrays(kind, of_numpy.array_shapes(min_dims=0, max_side=4))),
+    st.booleans(),
+)
+def test_every_array_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any, is_fortran: bool) -> None:
+    value = np.asfortranarray(value) if is_fortran and value.ndim else value
+    path = tmp_path_factory.getbasetemp() / "array.pt"
+    torch.save({"value": value, "pair": ("MT19937", value)}, path)
+    content = read_object(path)
+    for opened in (content, {"value": value, "pair": ("MT19937", value)}):
+        tensors, tree = pytree.flatten(opened)
+        back = pytree.rebuild(tree, tensors)
+        for one in (back["value"], back["pair"][1]):
+            assert type(one) is np.ndarray
+            assert (one.shape, one.dtype) == (value.shape, value.dtype)
+            assert one.tobytes() == value.tobytes()
 
 
 VALUES = {
@@ -56,7 +79,7 @@ def test_a_file_with_numbers_of_numpy_is_opened_and_comes_back_whole(tmp_path: P
 
 def test_other_values_of_numpy_keep_no_file_from_being_opened(tmp_path: Path) -> None:
     others = {
-        "array": np.arange(3), "state": np.random.RandomState(0).get_state(), "generator": np.random.default_rng(0),
+        "array": np.arange(3), "texts": np.array(["a"]), "generator": np.random.default_rng(0),
         "date": np.datetime64("2020-01-01"), "kind": np.dtype("f4"), "pair": np.zeros(1, "i4,f8")[0],
     }  # fmt: skip
     torch.save({"model": {"w": torch.ones(3, 4)}, **others}, tmp_path / "x.pt")
@@ -72,6 +95,32 @@ class Call:
 
     def __reduce__(self) -> Any:
         return self.call
+
+
+@pytest.mark.parametrize("state", [
+    None, (1, (3,), "u4", False, b"\0" * 12), (1, (1 << 40,), numpy_values.DType("u1"), False, b"a"),
+    (1, (-1,), numpy_values.DType("f3"), False, b"abc"), (1, "ab", numpy_values.DType("u1"), False, b"ab"),
+    (1, (2,), numpy_values.DType("O"), False, [1, 2]), (1, (2,), numpy_values.DType("U1"), False, b"\0" * 8),
+])  # fmt: skip
+def test_hostile_arrays_are_none(state: Any) -> None:
+    array = numpy_values.Array()
+    array.__setstate__(state)
+    assert numpy_values.tensor_of(array) is None
+
+
+def test_random_states_come_back(tmp_path: Path) -> None:
+    """As most checkpoints of training have them."""
+    states = {
+        "numpy": np.random.RandomState(0).get_state(),
+        "torch": torch.get_rng_state(),
+        "python": (3, (1, 2), None),
+    }
+    torch.save({"model": {"w": torch.ones(3, 4)}, "rng": states}, tmp_path / "x.pt")
+    birdie.save_object(read_object(tmp_path / "x.pt", skip_objects=True), tmp_path / "x.birdie")
+    back = birdie.load_object(tmp_path / "x.birdie")["rng"]["numpy"]
+    one, other = np.random.RandomState(1), np.random.RandomState(0)
+    one.set_state(back)
+    assert np.array_equal(one.rand(9), other.rand(9))
 
 
 @pytest.mark.parametrize(
