@@ -70,7 +70,8 @@ def write_folder(
         kept = kept_files.read(reader, max_bytes)
         components = _components(reader.names, reader.fields, reader.where, kept)
         if max_shard_bytes is not None:  # other shards get an index of their own
-            kept = {name: data for name, data in kept.items() if name not in {one.index for one in components}}
+            indices = {f"{one.folder}/{one.index}".lstrip("/") for one in components if one.index}
+            kept = {name: data for name, data in kept.items() if name not in indices}
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
@@ -128,7 +129,7 @@ class _Component:
         files: names of the files that the folder had, if the tensors go into the same ones.
         trees: of each of these, if torch.save wrote it: its object without the tensors.
         of: number of the file of each tensor, in the order of their names.
-        index: of these files, in the model folder; "" without one.
+        index: of these files, in the same folder; "" without one.
     """
 
     folder: str

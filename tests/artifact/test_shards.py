@@ -177,6 +177,15 @@ def test_shards_come_back_under_their_names_with_their_index(
     assert not open_checkpoint(other).notes
 
 
+def test_other_shards_replace_an_index_in_a_folder_of_its_own_too(tmp_path: Path) -> None:
+    edited(tmp_path / "in" / "unet", "z")
+    (tmp_path / "in" / "model_index.json").write_text("{}")
+    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--lossless", "--coder", "fast") == 0
+    assert run("decompress", tmp_path / "x.birdie", "-o", tmp_path / "out", "--max-shard-size", "1MB") == 0
+    assert files_of(tmp_path / "out").keys() == {"model_index.json", "unet/model.safetensors"}
+    assert same(open_checkpoint(tmp_path / "out").content, open_checkpoint(tmp_path / "in").content)
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_distribution_of_tensors_over_shards_comes_back(
