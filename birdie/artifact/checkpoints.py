@@ -13,12 +13,13 @@ The first bytes of a file tell its format, whatever its name. Which dict of nest
 import io
 import os
 import pickle
+import pickletools
 import re
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -86,6 +87,7 @@ _DISTRIBUTED = (
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE"
 )
 _LEGACY = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # the number that begins older files of torch.save
+_PICKLES = 4  # of the older format: that number, the version, the system, the content
 _HEAD = 264  # bytes
 _READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
 
@@ -324,17 +326,27 @@ def _openers(
     Numbers of NumPy are opened always, and its arrays and generators never keep a file from being opened; of other
     libraries there are stand-ins by request.
     """
-    if not zipfile.is_zipfile(source):
-        return []
-    if isinstance(source, io.BytesIO):
-        source.seek(0)
-    names = get_unsafe_globals_in_checkpoint(source)
+    with ExitStack() as stack:
+        is_zip = zipfile.is_zipfile(source)
+        file = source if isinstance(source, io.BytesIO) else stack.enter_context(source.open("rb"))
+        file.seek(0)
+        names = get_unsafe_globals_in_checkpoint(file) if is_zip else _numpy_in_older_format(file)
     openers = {name: opener_of(name) for name in names}
     return [
         (opener or type(ascii(name)[1:-1][:80], (_StandIn,), {}), name)
         for name, opener in openers.items()
         if opener or skip_objects or name.startswith("numpy.")
     ]
+
+
+def _numpy_in_older_format(file: BinaryIO) -> list[str]:
+    """Return the classes and functions of NumPy that a file in the older format of torch.save names."""
+    names: set[str] = set()
+    with suppress(ValueError, EOFError, IndexError, AttributeError):  # what is damaged, torch.load says
+        for _ in range(_PICKLES):
+            operations = pickletools.genops(file)
+            names |= {str(name).replace(" ", ".") for code, name, _ in operations if code.name == "GLOBAL"}
+    return sorted(name for name in names if name.startswith("numpy."))
 
 
 def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from birdie.artifact import int8_export
 from birdie.artifact.copies import are_copies, copies_inside, is_average, pairs
-from birdie.artifact.nested import is_optimizer, items, memories, tensor_bytes
+from birdie.artifact.nested import has_stand_ins, is_optimizer, items, memories, tensor_bytes
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
 from birdie.compress.wrappers import without_prefixes
@@ -103,8 +103,9 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
         raise WeightsError(
             f"{path} has its matrices in {', '.join(matrices[:_LISTED])}, and {' and '.join(taken) or 'the dict'} that "
             "would be taken has none; "
-            + ("" if keyed is None else f"name the dict that is meant, for example --key {keyed}, or ")
-            + "save torch.save(model.state_dict(), …), or keep all of it with --lossless"
+            + ("" if keyed is None else f"name the dict that is meant with --key {keyed}, or ")
+            + "save torch.save(model.state_dict(), …)"
+            + ("" if has_stand_ins(content) else ", or keep all of it with --lossless")
         )
     at = picks[0].at if len(picks) == 1 and not picks[0].beginning else ()
     at = at if all(isinstance(key, str) for key in at) else ()

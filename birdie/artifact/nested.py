@@ -38,12 +38,20 @@ def is_optimizer(node: Any) -> bool:
 
 def holds_matrices(content: Any) -> bool:
     """Return whether a matrix is anywhere in `content` but in the states of optimizers."""
+    return any(isinstance(node, Tensor) and node.ndim > 1 for node in _nodes(content))
+
+
+def has_stand_ins(content: Any) -> bool:
+    """Return whether an object that was not opened is anywhere in `content`: a kind of list stands for it."""
+    return any(isinstance(node, list) and type(node) is not list for node in _nodes(content))
+
+
+def _nodes(content: Any) -> Iterator[Any]:
+    """Yield `content` and all that is in its dicts, lists and tuples, but for the states of optimizers."""
     waiting, seen = [content], set()
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Tensor) and node.ndim > 1:
-            return True
+        yield node
         if isinstance(node, Mapping | list | tuple) and id(node) not in seen and not is_optimizer(node):
             seen.add(id(node))
             waiting += node.values() if isinstance(node, Mapping) else node
-    return False

@@ -67,8 +67,10 @@ VALUES = {
 }  # fmt: skip
 
 
-def test_a_file_with_numbers_of_numpy_is_opened_and_comes_back_whole(tmp_path: Path) -> None:
-    torch.save({"network": {"w": torch.ones(3, 4)}, "best": VALUES, "log": [np.float64(0.5)]}, tmp_path / "x.pt")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_with_numbers_of_numpy_is_opened_and_comes_back_whole(zipped: bool, tmp_path: Path) -> None:
+    content: Any = {"network": {"w": torch.ones(3, 4)}, "best": VALUES, "log": [np.float64(0.5)]}
+    torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     content = read_object(tmp_path / "x.pt")
     assert read_weights(tmp_path / "x.pt").dropped.keys() == {"best", "log"}
     birdie.save_object(content, tmp_path / "x.birdie")
