@@ -2,14 +2,16 @@
 
     files of weights ──► tensors; names of those in a folder of their own follow its name
     small files      ──► kept as they are, with the index of shards
-    metadata         ──► weights, shards, trees, keys, headers, from which `birdie.artifact.folders` writes the folder
+    metadata         ──► weights, shards, trees, keys, beside, headers, from which the folder is written again
 
 Shards of safetensors come back as shards. What torch.save wrote comes back under its name, with all that it holds, if
-the copy is complete; else its weights do, of the files that libraries know as safetensors.
+the copy is complete; else its weights do, with plain values beside them, and of the files that libraries know as
+safetensors.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from birdie.artifact import pytree
 from birdie.artifact.checkpoints import format_of, headers_of, read_object, read_shard
-from birdie.artifact.folder_scan import TORCH, Group, component_of, group_of, left_for_size, scan
+from birdie.artifact.folder_scan import SMALL, TORCH, Group, component_of, group_of, left_for_size, scan
 from birdie.artifact.layouts import Choice
 from birdie.artifact.shards import join, own_file
 from birdie.compress.state import problem_of
@@ -59,6 +61,7 @@ class _Part:
         file_of: name → file that it was read from, in the folder of the component.
         trees: of each file that torch.save wrote, for a complete copy: its object without the tensors.
         choices: what was taken of each file.
+        beside: tree of the plain values beside the weights in a file that torch.save wrote.
         left_out, notes: as of `FolderContent`.
     """
 
@@ -66,6 +69,7 @@ class _Part:
     file_of: dict[str, str] = field(default_factory=dict)
     trees: list[Any] = field(default_factory=list)
     choices: dict[str, Choice] = field(default_factory=dict)
+    beside: Any = None
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -135,8 +139,15 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
     else:
         joined = join(group.index, read)
         left_out = {f"{group.folder}/{name}".lstrip("/"): about for name, about in joined.left.items()}
-        part = _Part(joined.state, joined.shards, [], choices, left_out, joined.notes)
-    if complete and not any(choice.taken for choice in choices.values()):
+        part = _Part(joined.state, joined.shards, [], choices, None, left_out, joined.notes)
+    taken = [choice for choice in choices.values() if choice.taken]
+    if taken and taken[0].at and len(choices) == 1 and group.stem.lower().endswith(TORCH) and not skip_objects:
+        part.beside, kept = _beside(read_object(group.files[0], skip_objects=True), taken[0].at)
+        (name,) = choices
+        choices[name] = replace(
+            taken[0], dropped={key: size for key, size in taken[0].dropped.items() if key not in kept}
+        )
+    if complete and not taken:
         part.trees = _trees(part, _files(group, root))
     if len(group.files) == 1 and group.index is None and not part.trees and not group.folder:
         plain = without_prefixes(part.tensors)
@@ -144,6 +155,33 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
             part.notes = (f"comes back without the prefix of its wrapper: {next(iter(part.tensors))}, …",)
         part.tensors, part.file_of = plain, dict.fromkeys(plain, group.files[0].name)
     return part
+
+
+def _beside(content: Any, at: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the tree of the plain values in the dicts on the way to the weights, and their key paths.
+
+    None stands where the weights are.
+    """
+    top: dict[str, Any] = {}
+    node, kept = top, []
+    for depth, key in enumerate(at):
+        for other, item in content.items():
+            if other == key:
+                node[key] = None if depth + 1 == len(at) else {}
+            elif _is_plain(other) and _is_plain(item):
+                node[other] = item
+                kept.append("/".join(map(str, (*at[:depth], other))))
+        node, content = node[key], content[key]
+    return pytree.flatten(top)[1], kept
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value has no tensors, and is not large."""
+    try:
+        tensors, tree = pytree.flatten({"": value})
+    except WeightsError:
+        return False
+    return not tensors and len(json.dumps(tree)) <= SMALL
 
 
 def _trees(part: _Part, files: Sequence[str]) -> list[Any]:
@@ -195,6 +233,7 @@ def _add(content: FolderContent, part: str, group: Group, read: _Part, root: Pat
     choices = list(read.choices.values())
     about["keys"] = list(choices[0].at) if len(choices) == 1 else []
     about["trees"] = read.trees
+    about["beside"] = read.beside
     files, of_torch = _files(group, root), format_of(group.files[0]) != "safetensors"
     is_several = len(files) > 1 or group.index is not None
     if read.trees or (is_several and not of_torch):

@@ -125,6 +125,7 @@ class _Component:
         stem: name of the file, without number and, for safetensors, without suffix.
         header: metadata in its header.
         nest: keys of the dict that holds the tensors, in a file of torch.
+        beside: tree of the plain values in the dicts on the way there.
         keys: name in the .birdie file → name on disk.
         files: names of the files that the folder had, if the tensors go into the same ones.
         trees: of each of these, if torch.save wrote it: its object without the tensors.
@@ -136,6 +137,7 @@ class _Component:
     stem: str
     header: dict[str, str]
     nest: list[str]
+    beside: Any
     keys: dict[str, str]
     files: list[str]
     trees: list[Any]
@@ -170,6 +172,9 @@ def _components(
         for nest in nests.values()
     ):
         raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
+    beside = about.get("beside", {})
+    if not isinstance(beside, dict):
+        raise ArtifactError(f"the values beside the weights in {where} are none; the file is damaged")
     keys: dict[str, dict[str, str]] = {part: {} for part in paths}
     for name in names:
         part = component_of(name, paths)
@@ -179,7 +184,15 @@ def _components(
             )
         keys[part][name] = name[len(part) + 1 :] if part else name
     components = [
-        _Component(path[0], path[1], dict([MARK]) | headers.get(part, {}), nests.get(part, []), keys[part], *files)
+        _Component(
+            path[0],
+            path[1],
+            dict([MARK]) | headers.get(part, {}),
+            nests.get(part, []),
+            beside.get(part),
+            keys[part],
+            *files,
+        )
         for part, path in paths.items()
         for files in [_files_of(about, part, len(keys[part]), where)]
     ]
@@ -228,10 +241,7 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int | 
         shards[-1][name] = keys[name]
         filled, total = filled + size, total + size
     if stem.lower().endswith(TORCH):
-        content: dict[str, Any] = _decoded(reader, keys, workers)
-        for key in reversed(component.nest):
-            content = {key: content}
-        torch.save(content, folder / stem)
+        torch.save(_nested(_decoded(reader, keys, workers), component, reader.where), folder / stem)
         return
     if len(shards) == 1:
         write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
@@ -246,6 +256,25 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int | 
     (folder / f"{base}.safetensors.index{dot}{variant}.json").write_text(
         json.dumps(index, indent=2) + "\n", encoding="utf-8"
     )
+
+
+def _nested(state: dict[str, Tensor], component: _Component, where: str) -> dict[str, Any]:
+    """Return the dict that held the dict with these tensors, and the plain values beside it."""
+    content: dict[str, Any] = state
+    if component.beside is None or not component.nest:
+        for key in reversed(component.nest):
+            content = {key: content}
+        return content
+    content = node = pytree.rebuild(component.beside, {})
+    try:
+        for key in component.nest[:-1]:
+            node = node[key]
+        if node[component.nest[-1]] is not None:
+            raise KeyError(component.nest[-1])
+        node[component.nest[-1]] = state
+    except (KeyError, TypeError, IndexError) as error:
+        raise ArtifactError(f"the values beside the weights in {where} have no room for them; it is damaged") from error
+    return content
 
 
 def _write_files(reader: File, folder: Path, component: _Component, workers: int | None) -> None:

@@ -377,19 +377,27 @@ def test_a_folder_whose_weights_are_in_parts_says_what_to_do(kind: str, tmp_path
 def test_weights_in_a_dict_of_a_file_come_back_in_it_and_are_named(keys: tuple[str, ...], tmp_path: Path) -> None:
     content: Any = A
     for key in reversed(keys):
-        content = {key: content, "epoch": 3}
+        content = {"step": torch.tensor(5), key: content, "epoch": 3}
     torch.save(content, tmp_path / "head.ckpt")
     save(B, tmp_path / "model.safetensors")
     folder = open_checkpoint(tmp_path)
     assert folder.taken == ((f"head.ckpt: {'.'.join(keys)}",) if keys else ())
-    assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'epoch'))}" for depth in range(len(keys))}
+    assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'step'))}" for depth in range(len(keys))}
     write_checkpoint(folder, tmp_path / "x.birdie", lossless=True)
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
-    state = functools.reduce(operator.getitem, keys, torch.load(tmp_path / "target" / "head.ckpt"))
+    back = torch.load(tmp_path / "target" / "head.ckpt")
+    for depth in range(len(keys)):
+        around: Any = functools.reduce(operator.getitem, keys[:depth], back)
+        assert list(around) == [keys[depth], "epoch"]
+    state = functools.reduce(operator.getitem, keys, back)
     assert state.keys() == A.keys()
     birdie.save(A, tmp_path / "y.birdie", metadata={"weights": {"": "x.pt"}, "keys": {"": [3]}})
     with pytest.raises(ArtifactError, match="keys in the metadata"):
         write_folder(tmp_path / "y.birdie", tmp_path / "other")
+    for beside in (3, {"": 3}, {"": ["dict", ["a"], [1]]}, {"": ["dict", ["b"], [None]]}, {"": ["tensors", []]}):
+        birdie.save(A, tmp_path / "z.birdie", metadata={"weights": {"": "x.pt"}, "keys": {"": ["a"]}, "beside": beside})
+        with pytest.raises(ArtifactError, match="damaged"):
+            write_folder(tmp_path / "z.birdie", tmp_path / "other")
 
 
 def test_the_command_names_what_becomes_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

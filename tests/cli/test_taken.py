@@ -121,7 +121,7 @@ def pickled_shards(folder: Path) -> Path:
 
 FOLDERS: dict[str, tuple[Write, tuple[str, ...]]] = {
     "state of a trainer": (training_state, ()),
-    "folds": (folds, ("fold_1/checkpoint_final.pth: trainer_name: beside",)),
+    "folds": (folds, ("fold_1/checkpoint_final.pth: optimizer_state: beside",)),
     "edited shards": (edited_shards, ("not taken, since", "names tensors that none of its shards holds: gone")),
     "index of edited shards": (index_of_shards, ("not taken, since",)),
     "shards of pickles": (pickled_shards, ("comes back as model.safetensors: pytorch_model-00001",)),
@@ -359,6 +359,20 @@ def test_part_of_a_state_dict_loads_into_the_module(tmp_path: Path, capsys: pyte
     assert birdie.load(tmp_path / "y.birdie").keys() == module.state_dict().keys()
     ask(capsys, "compress", tmp_path / "x.ckpt", "-o", tmp_path / "z.birdie", *flags, "--base", tmp_path / "y.birdie")
     assert all(tensor.scheme == "difference" for tensor in birdie.inspect(tmp_path / "z.birdie").tensors)
+
+
+def test_a_fold_has_the_settings_without_which_its_program_opens_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    ask(capsys, "compress", folds(tmp_path / "in"), "-o", tmp_path / "x.birdie", "--scheme", "int8")
+    ask(capsys, "decompress", tmp_path / "x.birdie", "-o", tmp_path / "out")
+    was, has = (
+        torch.load(tmp_path / name / "fold_1" / "checkpoint_final.pth", weights_only=False) for name in ("in", "out")
+    )
+    assert has["network_weights"].keys() == was["network_weights"].keys()
+    kept = ("logging", "_best_ema", "init_args", "trainer_name")
+    assert equal({name: was[name] for name in kept}, {name: has[name] for name in kept})
 
 
 def test_only_weights_of_a_folder_keep_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
