@@ -112,7 +112,7 @@ def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip
         joined = _joined(path)
         choice, left, notes = Choice(joined.state), joined.left, joined.notes
     else:
-        content, left, notes = read_by_index(_read(path, skip_objects), path)
+        content, left, notes = read_by_index(read_object_or_tensors(path, skip_objects), path)
         choice = choose(content, path, keys)
     return replace(
         choice,
@@ -120,11 +120,6 @@ def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip
         dropped=choice.dropped | {name: size for name, (size, _) in left.items()},
         notes=(*choice.notes, *notes),
     )
-
-
-def read_shard(path: Path, *, skip_objects: bool = False) -> Choice:
-    """Read the tensors of one file of several, with the prefixes that wrappers add to all names."""
-    return choose(_read(path, skip_objects), path)
 
 
 class Complete(NamedTuple):
@@ -148,7 +143,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Complete:
     replaced by stand-ins, which cannot be stored.
     """
     path = Path(path)
-    content, left, notes = read_by_index(_read(path, skip_objects=True), path)
+    content, left, notes = read_by_index(read_object_or_tensors(path, skip_objects=True), path)
     if format_of(path) == "safetensors":
         content = dict(sorted(content.items()))
     return Complete(content, {name: size for name, (size, _) in left.items()}, notes)
@@ -165,7 +160,7 @@ def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> 
     path = Path(path)
     if (form := format_of(path)) not in ("torch", "packed"):
         raise WeightsError(f"{path} is not a file that torch.save writes, but of the format {form}; give such a file")
-    return _read(path, skip_objects)
+    return read_object_or_tensors(path, skip_objects)
 
 
 def format_of(path: Path) -> Format:
@@ -232,8 +227,8 @@ def _joined(path: Path) -> Joined:
     if path.is_dir():
         path = _main_file(path)
     if format_of(path) == "index":
-        return join(path, lambda shard: read_shard(shard).state)
-    return Joined(read_shard(path).state, {}, {}, ())
+        return join(path, lambda shard: choose(read_object_or_tensors(shard), shard).state)
+    return Joined(choose(read_object_or_tensors(path), path).state, {}, {}, ())
 
 
 def headers_of(files: Sequence[Path]) -> dict[str, str]:
@@ -272,8 +267,13 @@ def _require_content(path: Path) -> None:
         raise WeightsError(f"{path} is empty; copy it again")
 
 
-def _read(path: Path, skip_objects: bool = False) -> Any:
-    """Return the object that torch.save wrote, or the tensors of a safetensors file by name."""
+def read_object_or_tensors(path: Path, skip_objects: bool = False) -> Any:
+    """Read the object that torch.save wrote, or the tensors of a safetensors file by name.
+
+    Args:
+        path: of the file.
+        skip_objects: as for `read_object`.
+    """
     form = format_of(path)
     if form == "index":
         raise WeightsError(f"{path} holds JSON, and no tensors; give the file of the checkpoint")

@@ -18,9 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from birdie.artifact import pytree
-from birdie.artifact.checkpoints import format_of, headers_of, read_object, read_shard
+from birdie.artifact.checkpoints import format_of, headers_of, read_object, read_object_or_tensors
 from birdie.artifact.folder_scan import SMALL, TORCH, Group, component_of, group_of, left_for_size, scan
-from birdie.artifact.layouts import Choice
+from birdie.artifact.layouts import Choice, choose
 from birdie.artifact.shards import join, own_file
 from birdie.compress.state import problem_of
 from birdie.compress.wrappers import without_prefixes
@@ -124,9 +124,12 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
         return part
     folder = root / group.folder
     choices: dict[str, Choice] = {}
+    content: Any = None
 
     def read(path: Path) -> Mapping[str, Tensor]:
-        choice = choices[path.relative_to(root).as_posix()] = read_shard(path, skip_objects=skip_objects)
+        nonlocal content
+        content = read_object_or_tensors(path, skip_objects)
+        choice = choices[path.relative_to(root).as_posix()] = choose(content, path)
         return choice.state
 
     if group.index is None:
@@ -142,7 +145,7 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
         part = _Part(joined.state, joined.shards, [], choices, None, left_out, joined.notes)
     taken = [choice for choice in choices.values() if choice.taken]
     if taken and taken[0].at and len(choices) == 1 and group.stem.lower().endswith(TORCH) and not skip_objects:
-        part.beside, kept = _beside(read_object(group.files[0], skip_objects=True), taken[0].at)
+        part.beside, kept = _beside(content, taken[0].at)
         (name,) = choices
         choices[name] = replace(
             taken[0], dropped={key: size for key, size in taken[0].dropped.items() if key not in kept}
