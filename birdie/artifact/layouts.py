@@ -85,14 +85,15 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
                 named_tensors(content[group])
         return Choice(int8_export.dequantize(content))
     leaves = dict(_leaves(content))
-    named = {keys: tensors for keys, tensors in _leaves(content, numbered=True) if _rank(tensors) > 1} | leaves
+    numbered = dict(_leaves(content, numbered=True))
+    named = {keys: tensors for keys, tensors in numbered.items() if _rank(tensors) > 1} | leaves
     if not named:
         keys = ", ".join(repr(key) for key, _ in list(items(content))[:_LISTED])
         where = f" under its keys {keys}" if keys else f": it is a {type(content).__name__}"
         kept = ", or keep all of it with birdie compress --lossless" if tensor_bytes(content) else ""
         raise WeightsError(f"{path} holds no dict of tensors{where}; save torch.save(model.state_dict(), …){kept}")
     if wanted or max(map(_rank, leaves.values()), default=-1) < min(2, max(map(_rank, named.values()))):
-        leaves = named
+        leaves = named if wanted else numbered | leaves
     picks = [_resolve(content, key, leaves, path) for key in wanted] if wanted else _usual(leaves, path)
     picks = list(dict.fromkeys(picks))
     state = _joined(content, leaves, picks, path)
@@ -365,8 +366,7 @@ def _beside(
         at, node, inside = waiting.popleft()
         for key, item in items(node):
             keys = (*at, key)
-            is_taken = id(item) in stored or (isinstance(key, str) and at not in parts)
-            if inside and isinstance(item, Tensor) and is_taken:
+            if inside and isinstance(item, Tensor) and id(item) in stored:
                 continue
             if keys in on_the_way or (inside and keys in named):
                 waiting.append((keys, item, inside or keys in taken))

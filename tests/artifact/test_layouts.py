@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.checkpoints import read_weights
+from birdie.artifact.layouts import choose
+from birdie.artifact.nested import holds_matrices, tensor_bytes
 from birdie.cli import main
 from birdie.errors import WeightsError
 
@@ -261,6 +265,34 @@ def test_hostile_nesting_ends(tmp_path: Path) -> None:
     torch.save({"a": {"b.c": ONE["0.weight"]}, "a.b": {"c": ONE["0.bias"], "d.e": ONE["0.weight"]}}, tmp_path / "x")
     with pytest.raises(WeightsError, match=r"two tensors named 'a\.b\.c'"):
         read_weights(tmp_path / "x")
+
+
+def objects(keys: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Nested dicts and lists of tensors of few shapes, so that some are alike."""
+    shapes = st.tuples(st.sampled_from([(), (3,), (3, 4), (4, 4)]), st.integers(0, 3))
+    tensors = shapes.map(lambda one: torch.randn(one[0], generator=torch.Generator().manual_seed(one[1])))
+    leaves = st.one_of(tensors, st.sampled_from([3, None, "x"]))
+    return st.recursive(
+        st.dictionaries(keys, leaves, min_size=1, max_size=3),
+        lambda inner: st.one_of(
+            st.dictionaries(keys, st.one_of(inner, leaves), max_size=4), st.lists(inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(objects(st.one_of(st.sampled_from(["model", "ema", "net", "net.w", "net.b", "ema.w", "x"]), st.integers(0, 3))))
+def test_every_byte_is_taken_or_named_and_every_other_dict_can_be_named(content: Any) -> None:
+    try:
+        choice = choose(content, Path("x.pt"))
+    except WeightsError:  # in a sentence
+        return
+    assert tensor_bytes(choice.state) + sum(choice.dropped.values()) == tensor_bytes(content)
+    assert max(tensor.ndim for tensor in choice.state.values()) > 1 or not holds_matrices(content)
+    for key in choice.others:
+        other = choose(content, Path("x.pt"), [key])
+        assert tensor_bytes(other.state) + sum(other.dropped.values()) == tensor_bytes(content)
 
 
 def run(*tokens: object) -> int:
