@@ -202,10 +202,10 @@ def _is_equal(one: Network, other: Network) -> bool:
     )
 
 
-def copies(networks: Mapping[Path, Network]) -> tuple[Path, Path] | None:
+def copies(networks: Mapping[Path, Network], root: Path) -> tuple[Path, Path] | None:
     """Return two files of a folder that hold one network twice, as best.pt and last.pt do; None if there are none.
 
-    Files in folders of their own may be parts of a pipeline. Files that differ in a number may be parts of a network,
+    Files in folders below may be parts of a pipeline, or of trainings beside one another. Files that differ in a number may be parts of a network,
     unless their weights are nearly equal, as those of two steps are.
     """
     groups: dict[Any, list[Path]] = {}
@@ -217,7 +217,7 @@ def copies(networks: Mapping[Path, Network]) -> tuple[Path, Path] | None:
             if _without_numbers(one) == _without_numbers(two):
                 if _is_near(networks[one], networks[two]):
                     return one, two
-            elif one.parent == two.parent:
+            elif one.parent == two.parent == root:
                 return one, two
     return None
 

@@ -11,19 +11,19 @@ The first bytes of a file tell its format, whatever its name. Which dict of nest
 """
 
 import io
-import json
 import os
 import pickle
+import pickletools
 import re
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,11 +32,11 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.artifact.layouts import Choice, choose
+from birdie.artifact.numpy_values import opener_of
+from birdie.artifact.shards import INDEX, Joined, join, own_file, read_by_index, shard_files
 from birdie.artifact.unpacking import COMPRESSORS
-from birdie.compress.state import is_text
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import BirdieError, WeightsError
-from birdie.runtime.names import is_name
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import regular_file
 
@@ -52,7 +52,6 @@ FOLDER_NAMES = (
     "adapter_model.safetensors",
     "adapter_model.bin",
 )
-MAX_INDEX_BYTES = 1 << 26
 MARK = ("writer", "birdie")  # in the headers of .safetensors files of a folder that birdie wrote
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
@@ -79,13 +78,17 @@ _FOREIGN = {  # position, first bytes
     (0, b"\x89BRD\r\n"): "a .birdie file",
     (4, b"TFL3"): "a TensorFlow Lite file",
     (0, b"version https://git-lfs"): "a pointer of Git LFS and not the file itself; run git lfs pull",
-    (257, b"ustar"): "a tar archive; unpack it, and compress the files in it",
+    (
+        257,
+        b"ustar",
+    ): "a tar archive; unpack it and compress the files in it, or, if torch before 0.2 wrote it, save it again",
 }
 _DISTRIBUTED = (
     "a part of a distributed checkpoint; make one file of its folder with "
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE"
 )
 _LEGACY = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # the number that begins older files of torch.save
+_PICKLES = 4  # of the older format: that number, the version, the system, the content
 _HEAD = 264  # bytes
 _SAFE: list[Any] = [io.BytesIO]  # holds bytes and a position; extra states of modules are in it
 _READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
@@ -96,36 +99,54 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return read_weights(path).state
 
 
-def read_weights(
-    path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False, with_prefixes: bool = False
-) -> Choice:
+def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip_objects: bool = False) -> Choice:
     """Read the tensors of a checkpoint, by name, and list what else it holds.
 
     Args:
         path: of the checkpoint.
         keys: key paths of the dicts of tensors that are meant, "model.ema", as in `birdie.artifact.layouts.choose`.
         skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
-        with_prefixes: leave the prefixes that wrappers add to all names, as for a shard.
     """
     path = Path(path)
     if path.is_dir() or format_of(path) == "index":
         if keys:
             raise WeightsError(f"{path} is no single checkpoint, so it has no key {keys[0]!r}; give one of its files")
-        return Choice(without_prefixes(read_files(path)))
-    choice = choose(_read(path, skip_objects), path, keys)
-    return choice if with_prefixes else replace(choice, state=without_prefixes(choice.state))
+        joined = _joined(path)
+        choice, left, notes = Choice(joined.state), joined.left, joined.notes
+    else:
+        content, left, notes = read_by_index(read_object_or_tensors(path, skip_objects), path)
+        choice = choose(content, path, keys)
+    return replace(
+        choice,
+        state=without_prefixes(choice.state),
+        dropped=choice.dropped | {name: size for name, (size, _) in left.items()},
+        notes=(*choice.notes, *notes),
+    )
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> Any:
-    """Read all of a checkpoint, for a lossless copy: the object that torch.save wrote, or else the tensors by name.
+class Complete(NamedTuple):
+    """All of a file.
+
+    Attributes:
+        content: the object that torch.save wrote, or else the tensors by name.
+        left: name of each tensor that the index of shards does not read → its bytes.
+        notes: sentences on them.
+    """
+
+    content: Any
+    left: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Complete:
+    """Read all of one file, for a lossless copy.
 
     Names keep their prefixes. Objects of classes that `weights_only=True` refuses are replaced by stand-ins, which
     cannot be stored.
     """
     path = Path(path)
-    if path.is_dir() or format_of(path) in ("index", "safetensors"):
-        return read_files(path)
-    return _read(path, skip_objects=True)
+    content, left, notes = read_by_index(read_object_or_tensors(path, skip_objects=True), path)
+    return Complete(content, {name: size for name, (size, _) in left.items()}, notes)
 
 
 def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> Any:
@@ -139,12 +160,12 @@ def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> 
     path = Path(path)
     if (form := format_of(path)) not in ("torch", "packed"):
         raise WeightsError(f"{path} is not a file that torch.save writes, but of the format {form}; give such a file")
-    return _read(path, skip_objects)
+    return read_object_or_tensors(path, skip_objects)
 
 
 def format_of(path: Path) -> Format:
     """Return the format of a file, which its first bytes tell."""
-    if path.name.endswith(".index.json"):
+    if path.name.endswith(INDEX):
         return "index"
     _require_content(path)
     foreign = foreign_format(path)
@@ -159,7 +180,10 @@ def foreign_format(path: Path) -> str | None:
     """Return the name of a format that birdie knows and does not read, or None."""
     if path.suffix == ".distcp":
         return _DISTRIBUTED
-    head = _head(path)
+    return _foreign(_head(path))
+
+
+def _foreign(head: bytes) -> str | None:
     if _is_safetensors(head):  # whose header has any length and any names
         return None
     return next((name for (start, magic), name in _FOREIGN.items() if head[start:].startswith(magic)), None)
@@ -189,16 +213,22 @@ def _format_of(head: bytes) -> Format | None:
         return "safetensors"
     if head.startswith(b"PK\x03\x04") or _begins_a_pickle(head):
         return "torch"
-    if head.startswith(tuple(_MAGIC)) or _looks_like_zlib(head):
+    if _is_packed(head):
         return "packed"
     return "index" if head.lstrip().startswith(b"{") else None
 
 
-def read_files(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder, an index or a file, under the names they have there."""
+def _is_packed(head: bytes) -> bool:
+    return head.startswith(tuple(_MAGIC)) or _looks_like_zlib(head)
+
+
+def _joined(path: Path) -> Joined:
+    """Return the tensors of a folder or an index, or of the one file of a folder, under the names they have there."""
     if path.is_dir():
         path = _main_file(path)
-    return _read_shards(path) if format_of(path) == "index" else read_file(path)
+    if format_of(path) == "index":
+        return join(path, lambda shard: choose(read_object_or_tensors(shard), shard).state)
+    return Joined(choose(read_object_or_tensors(path), path).state, {}, {}, ())
 
 
 def headers_of(files: Sequence[Path]) -> dict[str, str]:
@@ -237,12 +267,13 @@ def _require_content(path: Path) -> None:
         raise WeightsError(f"{path} is empty; copy it again")
 
 
-def read_file(path: Path) -> dict[str, Tensor]:
-    return choose(_read(path), path).state
+def read_object_or_tensors(path: Path, skip_objects: bool = False) -> Any:
+    """Read the object that torch.save wrote, or the tensors of a safetensors file by name.
 
-
-def _read(path: Path, skip_objects: bool = False) -> Any:
-    """Return the object that torch.save wrote, or the tensors of a safetensors file by name."""
+    Args:
+        path: of the file.
+        skip_objects: as for `read_object`.
+    """
     form = format_of(path)
     if form == "index":
         raise WeightsError(f"{path} holds JSON, and no tensors; give the file of the checkpoint")
@@ -252,6 +283,8 @@ def _read(path: Path, skip_objects: bool = False) -> Any:
     if form == "torch":
         return _unpickle(path, path, skip_objects)
     data = _unpacked(path)
+    if foreign := _foreign(data[:_HEAD]) or ("packed as well; unpack it once" if _is_packed(data[:_HEAD]) else None):
+        raise WeightsError(f"{path} is packed, and what is inside is {foreign}; birdie reads {_READ}")
     if _format_of(data[:_HEAD]) == "safetensors":
         return _read_safetensors(path, io.BytesIO(data), lambda: load(data))
     return _unpickle(io.BytesIO(data), path, skip_objects)
@@ -290,15 +323,36 @@ class _StandIn(list[Any]):
         return f"<{type(self).__name__}>"
 
 
-def _stand_ins(source: Path | io.BytesIO) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return (a stand-in class, name) for every class or function that `source` names and `weights_only` refuses."""
-    if not zipfile.is_zipfile(source):
-        return []
-    if isinstance(source, io.BytesIO):
-        source.seek(0)
-    with safe_globals(_SAFE):
-        names = get_unsafe_globals_in_checkpoint(source)
-    return [(type(ascii(name)[1:-1][:80], (_StandIn,), {}), name) for name in names]
+def _openers(
+    source: Path | io.BytesIO, skip_objects: bool
+) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    """Return (what opens it, name) for classes and functions that `source` names and `weights_only` refuses.
+
+    Numbers of NumPy are opened always, and its arrays and generators never keep a file from being opened; of other
+    libraries there are stand-ins by request.
+    """
+    with ExitStack() as stack:
+        is_zip = zipfile.is_zipfile(source)
+        file = source if isinstance(source, io.BytesIO) else stack.enter_context(source.open("rb"))
+        file.seek(0)
+        stack.enter_context(safe_globals(_SAFE))
+        names = get_unsafe_globals_in_checkpoint(file) if is_zip else _numpy_in_older_format(file)
+    openers = {name: opener_of(name) for name in names}
+    return [
+        (opener or type(ascii(name)[1:-1][:80], (_StandIn,), {}), name)
+        for name, opener in openers.items()
+        if opener or skip_objects or name.startswith("numpy.")
+    ]
+
+
+def _numpy_in_older_format(file: BinaryIO) -> list[str]:
+    """Return the classes and functions of NumPy that a file in the older format of torch.save names."""
+    names: set[str] = set()
+    with suppress(ValueError, EOFError, IndexError, AttributeError):  # what is damaged, torch.load says
+        for _ in range(_PICKLES):
+            operations = pickletools.genops(file)
+            names |= {str(name).replace(" ", ".") for code, name, _ in operations if code.name == "GLOBAL"}
+    return sorted(name for name in names if name.startswith("numpy."))
 
 
 def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False) -> Any:
@@ -306,16 +360,16 @@ def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False)
     _require_torch_save(source, path)
     mapped = _can_be_mapped(source, path)
     try:
-        return _load(source, mapped, _stand_ins(source) if skip_objects else [])
+        return _load(source, mapped, _openers(source, skip_objects))
     except MemoryError:
         raise
     except Exception as error:  # damaged files make torch.load raise nearly anything
         raise WeightsError(f"{path} {_reason(error, source, mapped, skip_objects)}") from error
 
 
-def _load(source: Path | io.BytesIO, mapped: bool, stand_ins: list[Any]) -> Any:
+def _load(source: Path | io.BytesIO, mapped: bool, openers: list[Any]) -> Any:
     with ExitStack() as stack:
-        stack.enter_context(safe_globals([*_SAFE, *stand_ins]))
+        stack.enter_context(safe_globals([*_SAFE, *openers]))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error says more
         file: Path | BinaryIO = source
@@ -344,11 +398,9 @@ def _require_torch_save(source: Path | io.BytesIO, path: Path) -> None:
             "torch.save(torch.export.load(…).state_dict, …), if you trust it"
         )
     if "data.pkl" not in entries:
-        what = f"; birdie reads {_READ}"
+        what = f"; birdie reads {_READ}: unpack it, if such files are in it"
         if any(name.endswith(".npy") for name in entries):
             what = ", but NumPy; save its arrays with safetensors.numpy.save_file(dict(numpy.load(…)), …)"
-        elif any(name.endswith((".safetensors", *_PICKLED)) for name in entries):
-            what = "; unpack it, and compress its folder"
         raise WeightsError(f"{path} is a zip file that torch.save did not write{what}")
 
 
@@ -362,7 +414,7 @@ def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_obje
         )
     if not isinstance(error, pickle.UnpicklingError):
         return f"is damaged or not what torch.save wrote ({_first_line(error)}); copy it again"
-    if "global" in text.lower() or (skip_objects and _stand_ins(source)):
+    if "global" in text.lower() or (skip_objects and _openers(source, skip_objects)):
         name = re.search(r"GLOBAL (\S{1,80})", text)
         what = "a pickled object" if name is None else f"a pickled object ({ascii(name[1])[1:-1]})"
         skipped = "; take its tensors alone with birdie compress --weights-only" if not skip_objects else ""
@@ -382,7 +434,7 @@ def _reason(error: Exception, source: Path | io.BytesIO, mapped: bool, skip_obje
 
 def _has_weights_beside_objects(source: Path | io.BytesIO, mapped: bool) -> bool:
     try:
-        state = choose(_load(source, mapped, _stand_ins(source)), Path()).state
+        state = choose(_load(source, mapped, _openers(source, skip_objects=True)), Path()).state
     except Exception:  # whatever torch.load raises
         return False
     return any(isinstance(tensor, Tensor) and tensor.ndim > 1 for tensor in state.values())
@@ -458,7 +510,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     path = Path(path)
     if path.is_dir():
         path = _main_file(path)
-    return [path, *sorted(_shards(path))] if format_of(path) == "index" else [path]
+    return [path, *sorted(shard_files(path).values())] if format_of(path) == "index" else [path]
 
 
 def _main_file(folder: Path) -> Path:
@@ -467,65 +519,3 @@ def _main_file(folder: Path) -> Path:
         if os.path.lexists(folder / name):
             return own_file(folder / name, folder)
     raise WeightsError(f"folder {folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
-
-
-def own_file(path: Path, folder: Path) -> Path:
-    """Return `path`, found in `folder`, if its links stay there or lead to the blobs of the same Hugging Face cache."""
-    try:
-        file, folder = path.resolve(strict=True), folder.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise WeightsError(f"cannot open {path}: {reason}; check the links, or copy it again") from error
-    caches = [parent.parents[1] for parent in (folder, *folder.parents) if parent.parent.name == "snapshots"]
-    if not file.is_relative_to(folder) and file.parent not in [cache / "blobs" for cache in caches]:
-        raise WeightsError(
-            f"{path} is a link to {file}, outside its own folder; do not trust this checkpoint, or copy the file there"
-        )
-    return path
-
-
-def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Read all tensors of the shards that a Hugging Face index lists, from the folder of the index."""
-    state: dict[str, Tensor] = {}
-    for shard, names in sorted(_shards(index).items()):
-        tensors = read_file(shard)
-        absent = [name for name in names if name not in tensors]
-        if absent:
-            raise WeightsError(f"{shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again")
-        state |= tensors
-    return state
-
-
-def _shards(index: Path) -> dict[Path, list[str]]:
-    """Return the shards of an index, each with the names of its tensors."""
-    shards: dict[str, list[str]] = {}
-    for name, shard in weight_map(index).items():
-        shards.setdefault(shard, []).append(name)
-    return {own_file(index.parent / shard, index.parent): names for shard, names in shards.items()}
-
-
-def weight_map(index: Path) -> dict[str, str]:
-    """Return tensor name → shard file of an index, every shard inside the folder of the index."""
-    try:
-        if regular_file(index).stat().st_size > MAX_INDEX_BYTES:
-            raise WeightsError(
-                f"{index} has more than {MAX_INDEX_BYTES:,} bytes, too many for an index; check the file"
-            )
-        shards = json.loads(index.read_bytes())["weight_map"]
-        pairs = dict(shards.items())
-    except OSError as error:
-        raise WeightsError(f"cannot open {index}: {(error.strerror or str(error)).lower()}; check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, WeightsError):
-            raise
-        raise WeightsError(f"{index} is not an index with a weight_map; copy it again") from error
-    if not pairs:
-        raise WeightsError(f"{index} has an empty weight_map; copy it again")
-    for name, shard in pairs.items():
-        if not is_text(name) or (isinstance(shard, str) and not is_text(shard)):
-            raise WeightsError(f"{index} lists {name!r} in shard {shard!r}, which are not both text; copy it again")
-        if not is_name(shard):
-            raise WeightsError(
-                f"{index} lists {name!r} in shard {shard!r}, outside its own folder; do not trust this checkpoint"
-            )
-    return pairs

@@ -14,6 +14,7 @@ from torch import Tensor, UntypedStorage
 from torch.nn import Parameter
 from torch.storage import TypedStorage
 
+from birdie.artifact import numpy_values
 from birdie.artifact.leaves import damaged
 
 _MOST = 1 << 48  # elements that a shape may have without memory for them
@@ -182,6 +183,11 @@ def _meta(dtype: torch.dtype, size: torch.Size, stride: Sequence[int]) -> Tensor
 
 
 KINDS = {
+    "array": Kind(
+        lambda value: numpy_values.tensor_of(value) is not None,
+        lambda value: [numpy_values.tensor_of(value)],
+        lambda tensor: tensor.numpy(),
+    ),
     "storage": Kind(lambda value: isinstance(value, UntypedStorage | TypedStorage), _of_storage, _storage),
     "jagged": Kind(_is_jagged, _of_jagged, _jagged),
     "sparse": Kind(_layout(torch.sparse_coo), _of_sparse, _sparse),

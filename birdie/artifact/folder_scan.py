@@ -14,9 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from birdie.artifact.checkpoints import foreign_format, format_of, is_foreign_pickle, own_file, read_object, weight_map
+from birdie.artifact.checkpoints import foreign_format, format_of, is_foreign_pickle, read_object
 from birdie.artifact.layouts import choose
-from birdie.artifact.pytree import tensors_in
+from birdie.artifact.nested import holds_matrices
+from birdie.artifact.shards import own_file, shard_files, weight_map
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.names import is_name
 
@@ -27,7 +28,6 @@ TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt", ".tar", ".pkl", ".ptz")
 _LARGEST = 1 << 26  # bytes of a file that is kept for its name
 _MOST_KEPT = 1 << 28  # bytes of all
 _KEPT = {".json", ".txt", ".model", ".jinja", ".py", ".spm", ".vocab", ".tiktoken", ".bpe", ".yaml", ".yml"}
-_LEGAL = ("license", "licence", "notice", "copying", "use_policy", "copyright")
 _FOREIGN = {"onnx", "openvino", "coreml", "original", "metal", "runs", "logs", "gguf", "flax", "tf"}
 _UNREAD = (".h5", ".hdf5", ".keras", ".msgpack", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".npz", ".ot")
 _SAME = {  # names of one network in several libraries
@@ -65,11 +65,13 @@ class Account:
         groups: the files whose tensors are compressed, by component: a folder, or the path of one of several in it.
         kept: files that are kept as they are.
         left_out: name of each other file → why.
+        objects: what torch.save wrote, without weights, and too large to be kept.
     """
 
     groups: dict[str, Group]
     kept: tuple[Path, ...]
     left_out: dict[str, str]
+    objects: tuple[Path, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,13 +106,15 @@ def is_of_others(name: str) -> bool:
     return name.lower().endswith((*_UNREAD, *_KEPT))
 
 
-def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Account:
+def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = (), *, with_objects: bool = False) -> Account:
     """Return what becomes of each file of a folder.
 
     Args:
         folder: of a model.
         keep: patterns of names, "*.fp16.safetensors", of files to keep as they are.
         skip: patterns of names of files to leave out.
+        with_objects: list large files of torch.save without weights, optimizers for example, instead of leaving them
+            out.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
     for pattern in (*keep, *skip):
@@ -150,17 +154,23 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = ()) -> Ac
         else:
             _keep_or_leave(name, paths[name], kept, left_out)
     for name in indices:
-        if (problem := _use_index(forms, name, paths[name])) is not None:
-            left_out[name] = problem
+        left_out |= _use_index(forms, folder, paths[name], {*left_out, *kept})
     groups, rest = _chosen({key: several for key, several in forms.items() if several}, folder, left_out)
+    objects = [name for name in rest if with_objects and is_name(name) and paths[name].stat().st_size > SMALL]
     for name in rest:
-        _keep_or_leave(name, paths[name], kept, left_out)
+        if name not in objects:
+            _keep_or_leave(name, paths[name], kept, left_out)
     if (total := sum(paths[name].stat().st_size for name in kept)) > _MOST_KEPT:
         raise WeightsError(
             f"the files of {folder} beside its weights have {total:,} bytes, more than the {_MOST_KEPT:,} that are "
             "kept; leave some out with --skip PATTERN"
         )
-    return Account(_components(groups, folder, left_out), tuple(paths[name] for name in kept), left_out)
+    return Account(
+        _components(groups, folder, left_out),
+        tuple(paths[name] for name in kept),
+        left_out,
+        tuple(paths[name] for name in objects),
+    )
 
 
 def _walk(folder: Path) -> Iterable[Path]:
@@ -201,13 +211,21 @@ def _kind(path: Path) -> str:
 
 
 def _keep_or_leave(name: str, path: Path, kept: list[str], left_out: dict[str, str]) -> None:
-    known = path.suffix in _KEPT or path.name.lower().startswith(_LEGAL)
     if not is_name(name):
         left_out[name] = "a name that not every system has"
-    elif path.stat().st_size > (most := _LARGEST if known else SMALL):
-        left_out[name] = f"more than {most:,} bytes; --keep keeps it"
+    elif path.stat().st_size > _most_kept(path):
+        left_out[name] = left_for_size(path)
     else:
         kept.append(name)
+
+
+def _most_kept(path: Path) -> int:
+    return _LARGEST if path.suffix in _KEPT else SMALL
+
+
+def left_for_size(path: Path) -> str:
+    """Return why a file that is no weights is left out, if it is too large to be kept."""
+    return f"more than {_most_kept(path):,} bytes; --keep keeps it"
 
 
 def _split(name: str) -> tuple[str, str, str, int, int]:
@@ -234,28 +252,50 @@ def _add(forms: dict[tuple[str, str], list[_Form]], name: str, path: Path, kind:
     form.files[number] = path
 
 
-def _use_index(forms: dict[tuple[str, str], list[_Form]], name: str, index: Path) -> str | None:
-    """Make one form of the shards that an index lists; return why not, if it is not used."""
-    match = _INDEX.fullmatch(index.name)
-    assert match is not None
-    base, suffix, variant = match.groups()
-    kind = "safetensors" if suffix == "safetensors" else "torch"
-    group = forms.setdefault((name.rpartition("/")[0], _SAME.get(base, base)), [])
-    shards = sorted(set(weight_map(index).values()))
-    missing = [shard for shard in shards if not os.path.lexists(index.parent / shard)]
-    if missing:
-        if any(not form.total or len(form.files) == form.total for form in group):
-            return f"stale: it lists {missing[0]}, which is not there"
-        raise WeightsError(f"{index.parent / missing[0]} is missing, a shard that {index.name} lists; copy it again")
-    listed = [own_file(index.parent / shard, index.parent) for shard in shards]
-    numbered = next((form for form in group if form.total and set(listed) & set(form.files.values())), None)
-    files = [*listed, *([] if numbered is None else sorted(set(numbered.files.values()) - set(listed)))]
+def _use_index(
+    forms: dict[tuple[str, str], list[_Form]], root: Path, index: Path, others: Collection[str]
+) -> dict[str, str]:
+    """Make one form of the shards that an index lists; return the files that are not used for it → why.
+
+    Args:
+        forms: by folder and name of the network.
+        root: the model folder.
+        index: the file.
+        others: files that are kept as they are or left out.
+    """
+    base, kind, variant = _parts_of(index)
+    folder = index.parent.relative_to(root).as_posix()
+    group = forms.setdefault(("" if folder == "." else folder, _SAME.get(base, base)), [])
+    missing = [shard for shard in {*weight_map(index).values()} if not os.path.lexists(index.parent / shard)]
+    if missing and any(not form.total or len(form.files) == form.total for form in group):
+        return {index.relative_to(root).as_posix(): f"stale: it lists {min(missing)}, which is not there"}
+    listed = list(shard_files(index).values())
+    if named := [path.name for path in listed if path.relative_to(root).as_posix() in others]:
+        return {index.relative_to(root).as_posix(): f"it lists {named[0]}, which --skip or --keep names"}
+    beside = [
+        form for several in forms.values() for form in several if form.total and {*listed} & {*form.files.values()}
+    ]
+    unnamed = {path for form in beside for path in form.files.values()} - {*listed}
     for several in forms.values():
         for form in several:
-            form.files = {number: path for number, path in form.files.items() if path not in files}
+            form.files = {number: path for number, path in form.files.items() if path not in (*listed, *unnamed)}
         several[:] = [form for form in several if form.files]
-    group.append(_Form(variant or "", kind, len(files), dict(enumerate(files, start=1)), index))
-    return None
+    group.append(_Form(variant, kind, len(listed), dict(enumerate(listed, start=1)), index))
+    return {path.relative_to(root).as_posix(): f"{index.name} does not name it" for path in sorted(unnamed)}
+
+
+def _parts_of(index: Path) -> tuple[str, str, str]:
+    """Return the name of the network, the format and the variant from the name of an index."""
+    match = _INDEX.fullmatch(index.name)
+    base, suffix, variant = match.groups() if match else (index.name.partition(".")[0], "safetensors", "")
+    return base, "safetensors" if suffix == "safetensors" else "torch", variant or ""
+
+
+def group_of(index: Path) -> Group:
+    """Return the shards that an index lists, and what they are called on the way back."""
+    base, kind, variant = _parts_of(index)
+    files = dict(enumerate(shard_files(index).values(), start=1))
+    return _group(_Form(variant, kind, len(files), files, index), "", _SAME.get(base, base), index.parent)
 
 
 def _chosen(
@@ -275,7 +315,7 @@ def _chosen(
             continue
         taken, *others = sorted(several, key=lambda form: form.order)
         first = taken.files[min(taken.files)]
-        reason = f"{{}}; {first.name} is taken"
+        reason = f"{{}}; {first.name if taken.index is None else taken.index.name} is taken"
         if base == "open_clip_model" and (folder, "model") in forms:
             others, reason = several, "the same model for open_clip"
         elif taken.kind == "unread" and first.suffix.lower() == ".gguf" and readable:
@@ -331,7 +371,7 @@ def _holds_weights(form: _Form, root: Path) -> bool:
     except WeightsError as error:
         if isinstance(content, Mapping) and ("param_groups" in content or "state" in content):
             return False
-        if not any(tensor.ndim > 1 for tensor in tensors_in(content)):
+        if not holds_matrices(content):
             return False
         raise _not_understood(path, f"not understood ({str(error).removeprefix(f'{path} ')})", root) from error
     large = path.stat().st_size > SMALL

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from torch import Tensor
 
-from birdie.artifact import kept_files
+from birdie.artifact import kept_files, pytree
 from birdie.artifact.base import BaseOption
-from birdie.artifact.checkpoints import MARK, read_header, weight_map
+from birdie.artifact.checkpoints import MARK, read_header
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.folder_scan import TORCH, component_of
 from birdie.artifact.links import Limits, opened
 from birdie.artifact.rebuild import has_views
+from birdie.artifact.shards import weight_map
 from birdie.artifact.summary import Summary
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress import registry
@@ -50,7 +51,7 @@ def write_folder(
     target: Path,
     *,
     overwrite: bool = False,
-    max_shard_bytes: int = SHARD,
+    max_shard_bytes: int | None = None,
     base: BaseOption | None = None,
     max_bytes: int | None = None,
     max_operations: int | None = None,
@@ -64,10 +65,11 @@ def write_folder(
         target: a folder that does not exist, is empty, or holds nothing but what an earlier decompression wrote; it
             appears complete or not at all. A link to a folder stands for it.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
-        max_shard_bytes: most bytes of a file of weights; one tensor may be larger.
+        max_shard_bytes: most bytes of a file of weights, where one tensor may be larger; all weights are then
+            safetensors. None: the files are those that the folder had, or have at most 5 GB.
         base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
     """
-    if max_shard_bytes < 1:
+    if max_shard_bytes is not None and max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
     registry.import_schemes(schemes)
     limits: Limits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
@@ -75,11 +77,14 @@ def write_folder(
         kept = kept_files.read(reader, max_bytes)
         if has_views(reader.fields.get("tree")):
             raise ConfigError(f"{file} holds tensors that are views of others; write a .pt file instead of a folder")
+        components = _components(reader.ordered, reader.fields, reader.where, kept)
+        if max_shard_bytes is not None:  # other shards get an index of their own
+            indices = {f"{one.folder}/{one.index}".lstrip("/") for one in components if one.index}
+            kept = {name: data for name, data in kept.items() if name not in indices}
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
         reader.require(left, max_operations, shared=False)
-        components = _components(reader.ordered, reader.fields, reader.where)
         with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file]) as folder:
             kept_files.write(kept, folder)
             for component in components:
@@ -129,18 +134,39 @@ class _Component:
         stem: name of the file, without number and, for safetensors, without suffix.
         header: metadata in its header.
         nest: keys of the dict that holds the tensors, in a file of torch.
+        beside: tree of the plain values in the dicts on the way there.
         keys: name in the .birdie file → name on disk.
+        files: names of the files that the folder had, if the tensors go into the same ones.
+        trees: of each of these, if torch.save wrote it: its object without the tensors.
+        of: number of the file of each tensor, in the order of their names.
+        index: of these files, in the same folder; "" without one.
     """
 
     folder: str
     stem: str
     header: dict[str, str]
     nest: list[str]
+    beside: Any
     keys: dict[str, str]
+    files: list[str]
+    trees: list[Any]
+    of: list[int]
+    index: str
+
+    def shards(self) -> list[dict[str, str]]:
+        """Return name → name on disk of the tensors of each of the files."""
+        names = sorted(self.keys.values())
+        file_of = dict(zip(names, self.of or [0] * len(names), strict=True))
+        return [
+            {name: key for name, key in self.keys.items() if file_of[key] == number}
+            for number in range(len(self.files))
+        ]
 
 
-def _components(names: Collection[str], fields: Mapping[str, Any], where: str) -> Collection[_Component]:
-    """Return the components of a folder, from the names of tensors and the metadata of a .birdie file."""
+def _components(
+    names: Collection[str], fields: Mapping[str, Any], where: str, kept: Collection[str]
+) -> Collection[_Component]:
+    """Return the components of a folder, from the names of tensors and files, and the metadata of a .birdie file."""
     about = fields.get("metadata", {})
     weights, nests, headers = about.get("weights", {"": "model"}), about.get("keys", {}), headers_in(fields, where)
     parts = weights if isinstance(weights, dict) else {}
@@ -155,42 +181,79 @@ def _components(names: Collection[str], fields: Mapping[str, Any], where: str) -
         for nest in nests.values()
     ):
         raise ArtifactError(f"the keys in the metadata of {where} are no texts; the file is damaged")
-    components = {
-        part: _Component(path[0], path[1], dict([MARK]) | headers.get(part, {}), nests.get(part, []), {})
-        for part, path in paths.items()
-    }
+    beside = about.get("beside", {})
+    if not isinstance(beside, dict):
+        raise ArtifactError(f"the values beside the weights in {where} are none; the file is damaged")
+    keys: dict[str, dict[str, str]] = {part: {} for part in paths}
     for name in names:
-        part = component_of(name, components)
-        if part not in components:
+        part = component_of(name, paths)
+        if part not in paths:
             raise ArtifactError(
                 f"tensor {name!r} of {where} belongs to no component of its folder; the file is damaged"
             )
-        components[part].keys[name] = name[len(part) + 1 :] if part else name
-    return components.values()
+        keys[part][name] = name[len(part) + 1 :] if part else name
+    components = [
+        _Component(
+            path[0],
+            path[1],
+            dict([MARK]) | headers.get(part, {}),
+            nests.get(part, []),
+            beside.get(part),
+            keys[part],
+            *files,
+        )
+        for part, path in paths.items()
+        for files in [_files_of(about, part, len(keys[part]), where)]
+    ]
+    written = [f"{one.folder}/{file}".lstrip("/") for one in components for file in one.files]
+    if len({*written, *kept}) < len(written) + len(kept) or not all(
+        kept_files.is_file(name, (*written, *kept)) for name in written
+    ):
+        raise ArtifactError(f"two files in the metadata of {where} have one name; the file is damaged")
+    return components
 
 
-def _write_weights(reader: File, root: Path, component: _Component, most: int, workers: int | None) -> None:
-    """Write tensors as one file, or as shards of at most so many bytes."""
+def _files_of(
+    about: Mapping[str, Any], part: str, count: int, where: str
+) -> tuple[list[str], list[Any], list[int], str]:
+    """Return files, trees, numbers and index of a component with so many tensors, from the metadata of a file."""
+    shards, trees = about.get("shards", {}), about.get("trees", {})
+    listed = shards.get(part, {}) if isinstance(shards, dict) and isinstance(trees, dict) else None
+    if isinstance(listed, dict):
+        files, of, index = listed.get("files", []), listed.get("of", []), listed.get("index", "")
+        objects = trees.get(part, [])
+        if (
+            all(isinstance(value, list) for value in (files, of, objects))
+            and all(is_name(name) for name in (*files, *([index] if index else [])))
+            and all(type(number) is int and 0 <= number < len(files) for number in of)
+            and len(of) == (count if len(files) > 1 else 0)
+            and len(objects) in (0, len(files))
+        ):
+            return files, objects, of, index
+    raise ArtifactError(f"the files of weights in the metadata of {where} are not those of a folder; it is damaged")
+
+
+def _write_weights(reader: File, root: Path, component: _Component, most: int | None, workers: int | None) -> None:
+    """Write tensors as the files that the folder had, as one file, or as shards of at most so many bytes."""
     folder, stem, keys, header = root / component.folder, component.stem, component.keys, component.header
     folder.mkdir(parents=True, exist_ok=True)
+    if component.files and (most is None or not all(map(_is_flat, component.trees))):
+        _write_files(reader, folder, component, workers)
+        return
     shards: list[dict[str, str]] = [{}]
     total = filled = 0
     for name in keys:
         size = decoded_bytes(reader.entry(name))
-        if shards[-1] and filled + size > most:
+        if shards[-1] and filled + size > (most or SHARD):
             shards.append({})
             filled = 0
         shards[-1][name] = keys[name]
         filled, total = filled + size, total + size
-    if len(shards) == 1 or stem.lower().endswith(TORCH):
-        path = folder / f"{stem}.safetensors"
-        write_tensors(reader, path, keys, header, workers)
-        if stem.lower().endswith(TORCH):
-            content: dict[str, Any] = load_file(path)
-            for key in reversed(component.nest):
-                content = {key: content}
-            torch.save(content, folder / stem)
-            path.unlink()
+    if stem.lower().endswith(TORCH):
+        torch.save(_nested(_decoded(reader, keys, workers), component, reader.where), folder / stem)
+        return
+    if len(shards) == 1:
+        write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
         return
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
@@ -202,3 +265,49 @@ def _write_weights(reader: File, root: Path, component: _Component, most: int, w
     (folder / f"{base}.safetensors.index{dot}{variant}.json").write_text(
         json.dumps(index, indent=2) + "\n", encoding="utf-8"
     )
+
+
+def _nested(state: dict[str, Tensor], component: _Component, where: str) -> dict[str, Any]:
+    """Return the dict that held the dict with these tensors, and the plain values beside it."""
+    content: dict[str, Any] = state
+    if component.beside is None or not component.nest:
+        for key in reversed(component.nest):
+            content = {key: content}
+        return content
+    content = node = pytree.rebuild(component.beside, {})
+    try:
+        for key in component.nest[:-1]:
+            node = node[key]
+        if node[component.nest[-1]] is not None:
+            raise KeyError(component.nest[-1])
+        node[component.nest[-1]] = state
+    except (KeyError, TypeError, IndexError) as error:
+        raise ArtifactError(f"the values beside the weights in {where} have no room for them; it is damaged") from error
+    return content
+
+
+def _write_files(reader: File, folder: Path, component: _Component, workers: int | None) -> None:
+    """Write tensors into the files that they were read from."""
+    for number, (name, keys) in enumerate(zip(component.files, component.shards(), strict=True)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if component.trees:
+            torch.save(pytree.rebuild(component.trees[number], _decoded(reader, keys, workers)), folder / name)
+        else:
+            write_tensors(reader, folder / name, keys, _header_of(name, component.header), workers)
+
+
+def _is_flat(tree: Any) -> bool:
+    """Return whether an object is a dict of tensors, which a safetensors file can hold."""
+    return isinstance(tree, list) and (tree[:1] == ["tensors"] or (tree[:1] == ["ordered"] and _is_flat(tree[1])))
+
+
+def _decoded(reader: File, keys: Mapping[str, str], workers: int | None) -> dict[str, Tensor]:
+    """Return name on disk → tensor of some tensors; tied ones share their memory."""
+    return {keys[name]: tensor for name, tensor in reader.decode_all(list(keys), workers).items()}
+
+
+def _header_of(file: str, header: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of one of several files, from those that `headers_of` joined."""
+    end = f" ({Path(file).name})"
+    values = {key.removesuffix(end): value for key, value in header.items() if key.endswith(end)}
+    return {key: value for key, value in header.items() if not key.endswith(".safetensors)")} | values

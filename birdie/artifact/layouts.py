@@ -3,31 +3,29 @@
     {"model": {…}, "ema": {…}, "optimizer": {…}, "step": 3} ──► model; others: ema; beside: optimizer, step
 
 Names are read last: an optimizer is known by its groups of parameters, a network by its matrices, two copies of one
-network by their shapes. A dict of several different networks gives all of them, with their keys as prefixes.
+network by their shapes and values. A dict of several different networks gives all of them, with their keys as prefixes.
+A key path that ends in a dot, "state_dict.model.", stands for the names of a dict that begin so.
 """
 
-import re
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from birdie.artifact import int8_export
+from birdie.artifact.copies import are_copies, copies_inside, is_average, pairs
+from birdie.artifact.nested import has_stand_ins, is_optimizer, items, memories, tensor_bytes
 from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import WeightsError
 
 Keys: TypeAlias = tuple[Any, ...]
-_USUAL = ("state_dict", "model_state_dict", "model", "params_ema", "params")
-_AVERAGES = {"ema", "avg", "average", "averages", "averaged", "shadow", "swa", "target"}
-_PARTS = {"generator", "discriminator", "gen", "disc", "g", "d", "netg", "netd"}
-_PARTS |= {"encoder", "decoder", "enc", "dec", "actor", "critic"}
+_USUAL = ("state_dict", "model", "params_ema", "params")  # also before "_state_dict"
 _DEEPEST, _LISTED = 16, 20
 
 
@@ -41,6 +39,7 @@ class Choice:
         at: keys of the dict that was taken, if it is one and all of them are texts.
         others: key path of each other dict of tensors, which could be taken instead → bytes.
         dropped: key path of everything beside the weights → bytes of the tensors there that `state` lacks.
+        notes: sentences on what was taken.
     """
 
     state: dict[str, Tensor]
@@ -48,6 +47,26 @@ class Choice:
     others: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     at: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """Weights that are meant.
+
+    Attributes:
+        start: keys that name them.
+        at: keys to the weights there.
+        beginning: of their names in that dict; "" for all of it.
+    """
+
+    start: Keys
+    at: Keys
+    beginning: str = ""
+
+    @property
+    def name(self) -> str:
+        return _dotted((*self.at, self.beginning) if self.beginning else self.at)
 
 
 def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
@@ -56,8 +75,9 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
     Args:
         content: the object.
         path: its file, for error messages.
-        wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. None: the usual
-            layouts are understood.
+        wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. A path that ends
+            in a dot, "model.ema.", stands for the names that begin so; alone, it gives the rest of the names. None: the
+            usual layouts are understood.
     """
     if isinstance(content, Mapping) and content.get("__quant_format__") == int8_export.FORMAT:
         for group in ("quantized", "scales", "passthrough"):
@@ -65,49 +85,88 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
                 named_tensors(content[group])
         return Choice(int8_export.dequantize(content))
     leaves = dict(_leaves(content))
-    named = {keys: tensors for keys, tensors in _leaves(content, numbered=True) if _rank(tensors) > 1} | leaves
+    numbered = dict(_leaves(content, numbered=True))
+    named = {keys: tensors for keys, tensors in numbered.items() if _rank(tensors) > 1} | leaves
     if not named:
-        keys = ", ".join(repr(key) for key, _ in list(_items(content))[:_LISTED])
+        keys = ", ".join(repr(key) for key, _ in list(items(content))[:_LISTED])
         where = f" under its keys {keys}" if keys else f": it is a {type(content).__name__}"
         kept = ", or keep all of it with birdie compress --lossless" if tensor_bytes(content) else ""
         raise WeightsError(f"{path} holds no dict of tensors{where}; save torch.save(model.state_dict(), …){kept}")
-    if wanted or not leaves:
-        leaves = named
-    if wanted:
-        starts = [_resolve(content, key, leaves, path) for key in wanted]
-        picked = {start: _inside(leaves, start) for start in starts}
-    else:
-        picked = _usual(leaves, path)
+    if wanted or max(map(_rank, leaves.values()), default=-1) < min(2, max(map(_rank, named.values()))):
+        leaves = named if wanted else numbered | leaves
+    picks = [_resolve(content, key, leaves, path) for key in wanted] if wanted else _usual(leaves, path)
+    picks = list(dict.fromkeys(picks))
+    state = _joined(content, leaves, picks, path)
+    dropped, others, matrices = _beside(content, state, leaves, named, picks)
+    taken = tuple(pick.name for pick in picks if pick.name)
+    if not wanted and matrices and _rank(state) < 2:
+        keyed = next((key for key in others if key in matrices), None)
+        raise WeightsError(
+            f"{path} has its matrices in {', '.join(matrices[:_LISTED])}, and {' and '.join(taken) or 'the dict'} that "
+            "would be taken has none; "
+            + ("" if keyed is None else f"name the dict that is meant with --key {keyed}, or ")
+            + "save torch.save(model.state_dict(), …)"
+            + ("" if has_stand_ins(content) else ", or keep all of it with --lossless")
+        )
+    at = picks[0].at if len(picks) == 1 and not picks[0].beginning else ()
+    at = at if all(isinstance(key, str) for key in at) else ()
+    return Choice(state, taken, others, dropped, at, tuple(_notes(state, picks, others)))
+
+
+def _joined(
+    content: Any, leaves: Mapping[Keys, dict[str, Tensor]], picks: Sequence[_Pick], path: Path
+) -> dict[str, Tensor]:
+    """Return the tensors of all picks: those of one under their names, those of several with their keys as prefixes."""
+    if len(picks) == 1:
+        (pick,) = picks
+        part = _named(leaves, pick.at, path)
+        if pick.beginning:
+            return _below(part, pick.beginning)
+        part |= _extra_of(content, pick.at)
+        return part
+    common = len(list(takewhile(lambda keys: len(set(keys)) == 1, zip(*(pick.start for pick in picks), strict=False))))
     state: dict[str, Tensor] = {}
-    common = len(list(takewhile(lambda keys: len(set(keys)) == 1, zip(*picked, strict=False))))
-    for start, at in picked.items():
-        prefix, part = "", _named(leaves, at, path)
-        if len(picked) > 1:
-            prefix, part = "".join(f"{key}." for key in start[common:]), without_prefixes(part)
-        if len(picked) == 1:
-            state = part
-            state |= _extra_of(content, at)
-            continue
+    for pick in picks:
+        prefix, part = "", _named(leaves, pick.at, path)
+        if pick.beginning:
+            part = {name: tensor for name, tensor in part.items() if name.startswith(pick.beginning)}
+        else:
+            prefix, part = "".join(f"{key}." for key in pick.start[common:]), without_prefixes(part)
         for name, tensor in part.items():
             if state.setdefault(prefix + name, tensor) is not tensor:
                 raise WeightsError(f"{path} has two tensors named {prefix + name!r}; name one dict with --key")
-    dropped, others = _beside(content, state, leaves, named, set(picked.values()))
-    taken = tuple(_dotted(keys) for keys in picked.values() if keys)
-    at = next(iter(picked.values())) if len(picked) == 1 else ()
-    return Choice(state, taken, others, dropped, at if all(isinstance(key, str) for key in at) else ())
+    return state
 
 
-def tensor_bytes(content: Any) -> int:
-    """Return the bytes of all tensors in nested dicts, lists and tuples; tied tensors are counted once."""
-    return sum(size for _, size in _memories(content))
+def _notes(state: Mapping[str, Tensor], picks: Sequence[_Pick], others: Mapping[str, int]) -> Iterator[str]:
+    """Yield sentences on the tensors that were taken; `others` has the key path of each other dict → bytes."""
+    if len(picks) == 1 and picks[0].beginning:
+        yield f"names are without the prefix {picks[0].beginning}"
+    elif len(picks) == 1:
+        at = _dotted(picks[0].at)
+        for pair in copies_inside(state):
+            keys = [f"{at}.{prefix}" if at else prefix for prefix in pair]
+            both = [f"{key} {_bytes_below(state, prefix):,} B" for key, prefix in zip(keys, pair, strict=True)]
+            yield f"two copies of one network: {' and '.join(both)}; --key {keys[0]} takes one alone"
+    size = tensor_bytes(state)
+    if larger := [key for key in others if others[key] > size and not is_average(key)]:
+        yield f"larger than what was taken: {', '.join(larger[:_LISTED])}; --key takes it, --lossless keeps all"
 
 
-def _items(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the keys and values of a dict, or the positions and items of a list; stand-ins have none."""
-    if isinstance(node, Mapping):
-        yield from node.items()
-    elif type(node) in (list, tuple):
-        yield from enumerate(node)
+def _bytes_below(state: Mapping[str, Tensor], prefix: str) -> int:
+    return tensor_bytes([tensor for name, tensor in state.items() if name.startswith(prefix)])
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, under the rest of their names, with the versions there."""
+    part = OrderedDict((name.removeprefix(prefix), tensor) for name, tensor in state.items() if name.startswith(prefix))
+    if hasattr(state, "_metadata"):
+        vars(part)["_metadata"] = OrderedDict(
+            (f"{path}.".removeprefix(prefix).rstrip("."), about)
+            for path, about in state._metadata.items()
+            if f"{path}.".startswith(prefix)
+        )
+    return part
 
 
 def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dict[str, Tensor]]]:
@@ -121,7 +180,7 @@ def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dic
     seen: set[int] = set()
     while waiting:
         keys, node = waiting.popleft()
-        if id(node) in seen or len(keys) > _DEEPEST or (isinstance(node, Mapping) and "param_groups" in node):
+        if id(node) in seen or len(keys) > _DEEPEST or is_optimizer(node):
             continue
         seen.add(id(node))
         if (isinstance(node, Mapping) or numbered) and (tensors := _named_tensors(node, numbered)):
@@ -129,7 +188,7 @@ def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dic
         kinds: tuple[type, ...] = (str, int) if numbered or not isinstance(node, Mapping) else (str,)
         waiting += [
             ((*keys, key), item)
-            for key, item in _items(node)
+            for key, item in items(node)
             if isinstance(item, Mapping | list | tuple) and type(key) in kinds
         ]
 
@@ -139,9 +198,9 @@ def _named_tensors(node: Any, numbered: bool) -> dict[str, Tensor]:
 
     Numbers become names of equal lengths, so that the order of the names is theirs.
     """
-    tensors = {name: item for name, item in _items(node) if isinstance(item, Tensor) and isinstance(name, str)}
+    tensors = {name: item for name, item in items(node) if isinstance(item, Tensor) and isinstance(name, str)}
     if numbered:
-        numbers = {key: item for key, item in _items(node) if isinstance(item, Tensor) and type(key) is int}
+        numbers = {key: item for key, item in items(node) if isinstance(item, Tensor) and type(key) is int}
         width = len(str(max(numbers, default=0)))
         tensors |= {f"{key:0{width}}": item for key, item in numbers.items()}
     if not hasattr(node, "_metadata"):
@@ -164,8 +223,8 @@ def _extra_of(content: Any, at: Keys) -> dict[str, Any]:
     }
 
 
-def _usual(leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> dict[Keys, Keys]:
-    """Return the keys to each dict that is taken → the keys to the weights in it."""
+def _usual(leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> list[_Pick]:
+    """Return the dicts that are taken if none is named."""
     at: Keys = ()
     while True:
         groups = _groups(leaves, at)
@@ -173,36 +232,37 @@ def _usual(leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> dict[Keys, K
         rank = _rank(leaves[at]) if at in leaves else -1
         best = max([rank, *ranks.values()])
         networks = [key for key in ranks if ranks[key] == best]
-        if usual := next((key for key in _USUAL if key in networks), None):
-            return {(*at, usual): _inside(leaves, (*at, usual))}
+        if usual := next((key for name in _USUAL for key in networks if _stem(key) == name), None):
+            return [_Pick((*at, usual), _inside(leaves, (*at, usual)))]
         if rank == best:
-            return {at: at}
-        networks = [key for key in networks if not _is_average(key)] or networks
+            return [_Pick(at, at)]
+        networks = [key for key in networks if not is_average(key)] or networks
         if len(networks) > 1:
             break
         if len(groups) > 1 and _is_layer(groups[networks[0]]):
-            return {at: at}
+            return [_Pick(at, at)]
         at = (*at, networks[0])
-    shapes = {key: _shapes(leaves, (*at, key)) for key in networks}
-    copies = {key for pair in combinations(networks, 2) if _are_copies(*(shapes[key] for key in pair)) for key in pair}
-    if any(not _words(key) & _PARTS for key in copies):
+    states = {key: _plain(leaves, (*at, key)) for key in networks}
+    if any(are_copies(states[one], states[other]) for one, other in pairs(networks)):
         raise WeightsError(
             f"{path} holds several dicts of tensors, and nothing tells which one is meant: {_sizes(leaves)}; name it "
             f"with --key {_dotted((*at, networks[0]))} (several become one file)"
         )
-    return {(*at, key): _inside(leaves, (*at, key)) for key in networks}
+    if all(_is_layer(groups[key]) for key in networks):
+        return [_Pick(at, at)]
+    return [_Pick((*at, key), _inside(leaves, (*at, key))) for key in networks]
 
 
 def _inside(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys) -> Keys:
     """Return the keys to the weights in a dict that is meant: the only dict in it, or all of it."""
     while at not in leaves:
         groups = _groups(leaves, at)
-        networks = [key for key in groups if not _is_average(key)]
-        usual = [key for key in networks if key in _USUAL]
+        networks = [key for key in groups if not is_average(key)]
+        usual = [key for key in networks if _stem(key) in _USUAL]
         if len(groups) == 1:
             at = (*at, *groups)
         elif usual and len(usual) == len(networks):
-            at = (*at, min(usual, key=_USUAL.index))
+            at = (*at, min(usual, key=lambda key: _USUAL.index(_stem(key))))
         else:
             break
     return at
@@ -227,26 +287,18 @@ def _is_layer(group: list[dict[str, Tensor]]) -> bool:
     return len(group) == 1 and not any("." in name for name in group[0])
 
 
-def _is_average(key: Any) -> bool:
-    return bool(_words(key) & _AVERAGES)
+def _stem(key: Any) -> str:
+    return str(key).removesuffix("_state_dict")
 
 
-def _words(key: Any) -> set[str]:
-    return set(re.split(r"[^a-z]+", str(key).lower()))
-
-
-def _shapes(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys) -> frozenset[Any]:
-    return frozenset(
-        (keys[len(at) :], name, tensor.shape)
+def _plain(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys) -> dict[Any, Tensor]:
+    """Return the tensors of a network by the keys to their dicts and their names without wrappers."""
+    return {
+        (keys[len(at) :], name): tensor
         for keys, tensors in leaves.items()
         if keys[: len(at)] == at
         for name, tensor in without_prefixes(tensors).items()
-    )
-
-
-def _are_copies(one: frozenset[Any], other: frozenset[Any]) -> bool:
-    """Return whether two dicts are one network twice; an average often lacks the buffers."""
-    return (one <= other or other <= one) and 2 * min(len(one), len(other)) > max(len(one), len(other))
+    }
 
 
 def _named(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys, path: Path) -> dict[str, Tensor]:
@@ -264,19 +316,24 @@ def _named(leaves: Mapping[Keys, dict[str, Tensor]], at: Keys, path: Path) -> di
     return state
 
 
-def _resolve(content: Any, wanted: str, leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> Keys:
-    """Return the keys that a text stands for, "model.ema" or "model/ema"; a key may have dots itself."""
+def _resolve(content: Any, wanted: str, leaves: Mapping[Keys, dict[str, Tensor]], path: Path) -> _Pick:
+    """Return what a text stands for, "model.ema", "model/ema" or "model.ema."; a key may have dots itself."""
     waiting: list[tuple[Keys, Any, str]] = [((), content, wanted)]
+    hint = ""
     while waiting:
         keys, node, rest = waiting.pop()
-        for key, item in _items(node):
+        if any(name.startswith(f"{rest}.") for name in leaves.get(keys, ())):
+            hint = f", and names that begin so: --key {wanted}."
+        if rest.endswith(".") and any(name.startswith(rest) for name in leaves.get(keys, ())):
+            return _Pick(keys, keys, rest)
+        for key, item in items(node):
             text = str(key)
             if rest == text:
                 if any(leaf[: len(keys) + 1] == (*keys, key) for leaf in leaves):
-                    return (*keys, key)
+                    return _Pick((*keys, key), _inside(leaves, (*keys, key)))
             elif rest.startswith((f"{text}.", f"{text}/")):
                 waiting.append(((*keys, key), item, rest[len(text) + 1 :]))
-    raise WeightsError(f"{path} has no dict of tensors under the key {wanted!r}; it has {_sizes(leaves)}")
+    raise WeightsError(f"{path} has no dict of tensors under the key {wanted!r}; it has {_sizes(leaves)}{hint}")
 
 
 def _beside(
@@ -284,45 +341,54 @@ def _beside(
     state: Mapping[str, Tensor],
     leaves: Mapping[Keys, object],
     keyed: Iterable[Keys],
-    taken: Collection[Keys],
-) -> tuple[dict[str, int], dict[str, int]]:
+    picks: Sequence[_Pick],
+) -> tuple[dict[str, int], dict[str, int], list[str]]:
     """Return the path of everything beside the weights → bytes of its tensors, and of those that a key can name.
 
-    Memory that several tensors share counts where it occurs first.
+    Memory that several tensors share counts where it occurs first. Also returns the key paths of what holds matrices.
+
+    Args:
+        content: the object.
+        state: the tensors that were taken.
+        leaves: keys to each dict of tensors.
+        keyed: keys that can be named.
+        picks: what was taken.
     """
-    seen, stored = _memories(state), set(map(id, state.values()))
+    taken = {pick.at for pick in picks}
+    parts = {pick.at for pick in picks if pick.beginning}
+    seen, stored = memories(state), set(map(id, state.values()))
     dropped: dict[str, int] = {}
     others: dict[str, int] = {}
+    matrices: list[str] = []
     named, on_the_way, others_of = _beginnings(leaves), _beginnings(taken), _beginnings(keyed)
     waiting: deque[tuple[Keys, Any, bool]] = deque([((), content, () in taken)])
     while waiting:
         at, node, inside = waiting.popleft()
-        for key, item in _items(node):
+        for key, item in items(node):
             keys = (*at, key)
-            if inside and isinstance(item, Tensor) and (isinstance(key, str) or id(item) in stored):
+            if inside and isinstance(item, Tensor) and id(item) in stored:
                 continue
             if keys in on_the_way or (inside and keys in named):
                 waiting.append((keys, item, inside or keys in taken))
                 continue
-            memories = _memories(item) - seen
-            dropped["/".join(map(str, keys))] = sum(size for _, size in memories)
+            if (
+                at in parts and isinstance(item, Tensor) and isinstance(key, str) and "." in key
+            ):  # one of the names that a prefix leaves out
+                keys = (*at, f"{key.partition('.')[0]}.")
+                others[_dotted(keys)] = others.get(_dotted(keys), 0) + tensor_bytes(item)
+            arrays = memories(item) - seen
+            path = "/".join(map(str, keys))
+            dropped[path] = dropped.get(path, 0) + sum(size for _, size in arrays)
             if keys in others_of:
                 others[_dotted(keys)] = tensor_bytes(item)
-            seen |= memories
-    return dropped, others
+            if any(tensor.ndim > 1 for tensor in tensors_in(item)):
+                matrices.append(_dotted(keys))
+            seen |= arrays
+    return dropped, others, matrices
 
 
 def _beginnings(paths: Iterable[Keys]) -> set[Keys]:
     return {keys[:length] for keys in paths for length in range(1, len(keys) + 1)}
-
-
-def _memories(content: Any) -> set[tuple[int, int]]:
-    """Return the address and the bytes of all tensors in `content` that are one array in memory."""
-    memories = set()
-    for tensor in tensors_in(content):
-        with suppress(RuntimeError, NotImplementedError):  # sparse tensors and subclasses that wrap other tensors
-            memories.add((tensor.data_ptr(), tensor.nbytes))
-    return memories
 
 
 def _dotted(keys: Keys) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from birdie.artifact import numpy_values
 from birdie.errors import ArtifactError, WeightsError
 
 Json = Any
@@ -58,6 +59,8 @@ def put(value: Any, where: str) -> Json:
         return ["device", str(value)]
     if kind is tuple:
         return ["tuple", *(put(item, where) for item in value)]
+    if (number := numpy_values.put(value)) is not None:
+        return ["numpy", *number]
     problem = f"{'an' if kind.__name__[0] in 'aeiouAEIOU' else 'a'} {kind.__name__}"
     raise refusal(where, problem + (" that is no text or too long" if kind in (str, int) else ""))
 
@@ -108,6 +111,7 @@ _LEAVES: dict[str, Callable[..., Any]] = {
     "buffer": lambda text, position: _buffer(base64.b64decode(text, validate=True), position),
     "size": lambda *sizes: torch.Size(sizes),
     "device": torch.device,
+    "numpy": lambda code, text: numpy_values.number(code, bytes.fromhex(text)),
     "tuple": lambda *items: tuple(take(item) for item in items),
     **{kind: names.__getitem__ for kind, names in _CONSTANTS.items()},
 }

@@ -1,14 +1,13 @@
 """`birdie compress`: compress a checkpoint (safetensors, torch.save, Hugging Face folder) into a .birdie file."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.table import Table
 
+from birdie.cli.account import listed, show_left_out, show_taken
 from birdie.cli.chain import compress_checkpoints, is_chain
 from birdie.cli.console import (
     FLAT,
@@ -44,7 +43,6 @@ SPECS = (
     "tucker:energy=0.99",
 )
 """Specs that the help names: `examples_of_words()` of the registry, which needs torch."""
-_MAX_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,14 +196,18 @@ def command(
     ] = None,
     weights_only: Annotated[
         bool,
-        Parameter(negative=(), help="Take the state dict alone, also with --lossless; skip objects of other programs."),
+        Parameter(
+            negative=(),
+            help="Take the state dict alone, also with --lossless; skip objects of other programs.",
+        ),
     ] = False,
     key: Annotated[
         list[str] | None,
         Parameter(
             negative=(),
-            help="The dict of tensors that is meant, for example model.ema; repeatable: several become one file, with "
-            "their keys as prefixes. Default: the usual layouts are understood.",
+            help="The dict of tensors that is meant, for example model.ema, or the names in it that begin so, as in "
+            "state_dict.model.; repeatable: several become one file, with their keys as prefixes. Default: the usual "
+            "layouts are understood.",
         ),
     ] = None,
     keep: Annotated[
@@ -289,8 +291,15 @@ def command(
     from birdie.artifact.checkpoint import open_checkpoint
 
     source = open_checkpoint(
-        checkpoint, keys=key or (), keep=keep or (), skip=skip or (), complete=lossless, weights_only=weights_only
+        checkpoint,
+        keys=key or (),
+        keep=keep or (),
+        skip=skip or (),
+        complete=lossless,
+        or_complete=not others,
+        weights_only=weights_only,
     )
+    lossless = lossless or source.is_object
     if file is None or dry_run:
         for flag, value in {"quality": target.quality, "tune": calibration.tune, "base": base}.items():
             if value is not None:
@@ -363,10 +372,11 @@ def command(
             return
     if json:
         control = None if summary.control is None else asdict(summary.control)
+        saved = {"saved_bytes": source.input_bytes - summary.bytes}
         measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
         measured |= {"nothing_to_tune": summary.nothing_to_tune}
         measured |= {"control": control, "otherwise": summary.otherwise, "rounded": summary.rounded}
-        print_json(summary.to_json() | source.to_json(summary) | measured)
+        print_json(summary.to_json() | source.to_json() | saved | measured)
     else:
         _show(source, summary, note, lossless)
 
@@ -384,10 +394,7 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
         print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
-    if source.path.is_dir():
-        print_table(_account(source))
-    elif source.dropped:
-        print_line(f"dropped: {_listed(source.dropped)}")
+    show_left_out(source)
     if note is not None:
         print_line(note)
     if summary.untuned is not None and summary.error is not None:
@@ -399,10 +406,10 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     if summary.control is not None:
         print_line(str(summary.control))
     if summary.uncalibrated:
-        print_line(f"no data reached: {_listed(dict.fromkeys(summary.uncalibrated, 0))}")
+        print_line(f"no data reached: {listed(dict.fromkeys(summary.uncalibrated, 0))}")
     if summary.otherwise:
         otherwise = {row.name: row.bytes for row in summary.tensors if row.name in summary.otherwise}
-        print_line(f"lossless or in 16 bits, not quantized: {_listed(otherwise)}")
+        print_line(f"lossless or in 16 bits, not quantized: {listed(otherwise)}")
     if summary.not_kept:
         print_line(f"not kept with weights alone: {', '.join(summary.not_kept)}")
     if summary.rounded:
@@ -417,9 +424,7 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
             f"left out are checkpoints, which a chain keeps: birdie compress {source.path} --full-every 10 -o CHAIN"
         )
     print_line(f"list its tensors: birdie inspect {summary.path}")
-    if source.taken or source.others:
-        names = ", ".join(plain(name).plain[:80] for name in source.taken) or "the tensors beside them"
-        print_line(f"taken: {names}" + (f"; others, for --key: {_listed(source.others)}" if source.others else ""))
+    show_taken(source)
 
 
 def _loading(summary: "Summary") -> str:
@@ -445,36 +450,6 @@ def _differences(summary: "Summary") -> str:
         f"{len(differences):,} tensors are differences to {base}, {same:,} of them unchanged; {alone:,} are stored "
         "alone. To read the file: birdie decompress --base"
     )
-
-
-def _account(source: "Checkpoint") -> Table:
-    """Return the table of what became of each file of a folder; small files that are kept share a row."""
-    from birdie.artifact.folder_scan import SMALL
-
-    table = Table(title=f"files of {plain(str(source.path)).plain}", title_justify="left")
-    table.add_column("")
-    table.add_column("bytes", justify="right")
-    table.add_column("file", overflow="fold")
-    rows = [("compressed", path.stat().st_size, path.relative_to(source.path).as_posix()) for path in source.sources]
-    if source.files:
-        total = sum(map(len, source.files.values()))
-        rows.append(
-            ("kept", total, f"{len(source.files):,} in all: any of up to {SMALL:,} bytes, configuration, --keep")
-        )
-    dropped = sorted(source.left_out.items(), key=lambda item: -item[1][0])
-    rows += [("left out", count, f"{name}: {reason}") for name, (count, reason) in dropped[:_MAX_LISTED]]
-    if rest := dropped[_MAX_LISTED:]:
-        rows.append(("left out", sum(count for _, (count, _) in rest), f"{len(rest):,} more, which --json names"))
-    for what, count, text in rows:
-        table.add_row(what, f"{count:,}", plain(text))
-    return table
-
-
-def _listed(dropped: Mapping[str, int]) -> str:
-    """Return the names of what is dropped, largest first, with the bytes of the tensors there."""
-    names = sorted(dropped, key=lambda name: -dropped[name])
-    texts = [plain(name).plain[:80] + (f" {size(dropped[name])}" if dropped[name] else "") for name in names]
-    return ", ".join(texts[:_MAX_LISTED]) + (f" and {len(texts) - _MAX_LISTED:,} more" * (len(texts) > _MAX_LISTED))
 
 
 def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:

@@ -51,8 +51,12 @@ def command(
     overwrite: Overwrite = False,
     step: Annotated[int | None, Parameter(help="Of the folder of a chain: step of the checkpoint to restore.")] = None,
     max_shard_size: Annotated[
-        str, Parameter(help="Of a folder: most bytes of a file of weights; larger models are cut into several.")
-    ] = "5GB",
+        str | None,
+        Parameter(
+            help="Of a folder: most bytes of a file of weights, all of them safetensors. Default: the files that the "
+            "folder had; else 5GB."
+        ),
+    ] = None,
     base: Annotated[
         Path | None,
         Parameter(
@@ -115,7 +119,8 @@ def command(
     if form == "folder":
         target = require_output_folder(target, overwrite=True)  # write_folder looks at what is there
         with compiling_notice(), into_folder(target) as left:
-            write_folder(file, target, overwrite=overwrite, max_shard_bytes=parse_size(max_shard_size), **limits)
+            most = None if max_shard_size is None else parse_size(max_shard_size)
+            write_folder(file, target, overwrite=overwrite, max_shard_bytes=most, **limits)
         files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
         written = [path.stat().st_size for name, path in files.items() if name not in left]
         total, what = sum(written), f"a folder, {len(written):,} files"

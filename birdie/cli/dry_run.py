@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from birdie.cli.account import show_left_out, show_taken
 from birdie.cli.console import plain, print_json, print_line, print_table, seconds, size
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool,
         rows.setdefault("--lossless" if other == LOSSLESS else f"--bits {other.bits:g}", expected)
     load_s = load_seconds(effort_for(flags.coder, meant.weights), meant.weights)
     if as_json:
-        about = {"path": str(source.path), "input_bytes": source.input_bytes, "weights": meant.weights}
+        about = {"path": str(source.path), "weights": meant.weights, **source.to_json()}
         print_json(
             about
             | {"load_seconds": round(load_s, 3)}
@@ -43,6 +44,7 @@ def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool,
         bits = f"{expected.bits_per_weight:.2f}"
         table.add_row(plain(name), f"{expected.bytes:,}", bits, shown, seconds(expected.seconds))
     print_table(table)
+    show_left_out(source)
     print_line(f"input: {size(source.input_bytes)}, {meant.weights:,} weights: {source.path}")
     if not all(expected.fits for expected in rows.values()):
         print_line("a budget that cannot be met has the bytes of the smallest file")
@@ -51,3 +53,4 @@ def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool,
         "forecast by some rows of each matrix; error: squares of the weights' errors over those of the weights, which "
         "calibration distributes better; nothing was written"
     )
+    show_taken(source)

@@ -25,7 +25,7 @@ from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import DIFFERENCE, Reader
 from birdie.artifact.folder_scan import PIPELINE
-from birdie.artifact.folders import write_folder
+from birdie.artifact.folders import SHARD, write_folder
 from birdie.artifact.load import load
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.untrusted import SECONDS, bounded, clean_folder, harmless
@@ -91,7 +91,9 @@ def from_pretrained(
         return _lazy(file, config, device, dtype, max_bytes, schemes)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="birdie-"))) / "model"
-        write_folder(file, folder, base=base if differs else None, max_bytes=max_bytes, schemes=schemes)
+        write_folder(
+            file, folder, max_shard_bytes=SHARD, base=base if differs else None, max_bytes=max_bytes, schemes=schemes
+        )
         clean_folder(folder)
         try:
             model = _LOADERS[library](folder, config, None if differs else base, options)

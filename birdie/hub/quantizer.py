@@ -14,7 +14,7 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from birdie.artifact.folders import write_folder
+from birdie.artifact.folders import SHARD, write_folder
 from birdie.errors import ConfigError
 from birdie.hub.pretrained import WEIGHTS
 from birdie.runtime.names import is_name
@@ -58,7 +58,7 @@ class BirdieQuantizer(HfQuantizer):  # type: ignore[misc]
             file = Path(hf_hub_download(model.config._name_or_path, self.quantization_config.file, revision=revision))
         self._decoded = tempfile.TemporaryDirectory(prefix="birdie-")
         decoded = Path(self._decoded.name) / "model"
-        write_folder(file, decoded)
+        write_folder(file, decoded, max_shard_bytes=SHARD)
         checkpoint_files[:] = sorted(map(str, decoded.glob("*.safetensors")))
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:

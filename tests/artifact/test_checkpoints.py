@@ -114,10 +114,10 @@ def test_a_lossless_copy_keeps_everything(tmp_path: Path) -> None:
         (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(nested)))
         torch.save(nested, tmp_path / "x.pt")
         for name in "x.pt", "x.ptz":
-            content = read_checkpoint(tmp_path / name)
+            content = read_checkpoint(tmp_path / name).content
             assert saved(content) == saved(nested)
     save_file(prefixed, tmp_path / "x.safetensors")
-    assert equal(read_checkpoint(tmp_path / "x.safetensors"), prefixed)
+    assert equal(read_checkpoint(tmp_path / "x.safetensors").content, prefixed)
     assert equal(read_state_dict(tmp_path / "x.safetensors"), state())
     with pytest.raises(WeightsError, match=r"not a file that torch\.save writes"):
         read_object(tmp_path / "x.safetensors")
@@ -172,7 +172,7 @@ def test_objects_of_other_classes_are_skipped_by_request_and_none_of_their_code_
     weights, dropped = choice.state, choice.dropped
     assert equal(weights, state())
     assert dropped == {"args": 0, f"<{__name__}.Loud>": 0, "loud": 24, "best": 0}
-    content = read_checkpoint(path)
+    content = read_checkpoint(path).content
     assert type(content["args"]).__name__ == "argparse.Namespace"
     assert not Loud.calls
     with pytest.raises(WeightsError, match="may run code"):  # the stand-ins are gone
@@ -375,7 +375,7 @@ def programs(tmp_path: Path) -> None:
         ("export", r"is a program of torch\.export.*torch\.export\.load"),
         ("other", r"zip file that torch\.save did not write; birdie reads"),
         ("npz", r"zip file that torch\.save did not write, but NumPy; .*save_file\(dict\(numpy\.load"),
-        ("agent", r"zip file that torch\.save did not write; unpack it"),
+        ("agent", r"zip file that torch\.save did not write; .* unpack it"),
         *((f"pickle {protocol}", r"may run code when opened.*in the program that wrote it") for protocol in (3, 4, 5)),
         ("__0_0.distcp", r"a distributed checkpoint.*dcp_to_torch"),
         ("parameters", r"weights_only=False"),
@@ -390,12 +390,6 @@ def test_what_holds_code_is_refused_with_advice_that_works(tmp_path: Path, name:
     if name != "parameters":  # which has a number beside them
         with pytest.raises(WeightsError):
             read_weights(tmp_path / name, skip_objects=True)
-
-
-def test_an_index_that_lists_too_little_loses_no_tensor(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"a.weight": "model-1.safetensors"})
-    save_file(state(), tmp_path / "model-1.safetensors")
-    assert equal(read_state_dict(tmp_path / "model.safetensors.index.json"), state())
 
 
 def test_missing_and_unknown_files(tmp_path: Path) -> None:

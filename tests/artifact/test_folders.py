@@ -17,7 +17,7 @@ from torch import Tensor
 
 import birdie
 from birdie.artifact.checkpoint import open_checkpoint
-from birdie.artifact.checkpoints import is_foreign_pickle, read_files
+from birdie.artifact.checkpoints import is_foreign_pickle, read_state_dict
 from birdie.artifact.folders import write_folder
 from birdie.artifact.repack import write_checkpoint
 from birdie.artifact.save import write_model
@@ -116,7 +116,7 @@ def test_weights_are_cut_into_shards_of_at_most_so_many_bytes(tmp_path: Path) ->
             index = json.loads((target / "model.safetensors.index.json").read_text())
             assert index["metadata"]["total_size"] == 3 * size
             assert set(index["weight_map"].values()) == set(files)
-        state = read_files(target)
+        state = read_state_dict(target)
         assert all(torch.equal(state[name], tensor) for name, tensor in tensors().items())
 
 
@@ -142,8 +142,8 @@ def test_every_file_is_compressed_or_kept_or_left_out_for_a_reason(tmp_path: Pat
             file.truncate(size)
     folder = open_checkpoint(tmp_path)
     assert set(folder.files) == {
-        "1_Pooling/config.json", "LICENSE", "README.md", "config.json", "modeling_x.py", "optimizer.pt", "run.log",
-        "small", "spiece.model", "tokenizer.json", "training_args.bin",
+        "1_Pooling/config.json", "LICENSE", "README.md", "config.json", "model.safetensors.index.json",
+        "modeling_x.py", "optimizer.pt", "run.log", "small", "spiece.model", "tokenizer.json", "training_args.bin",
     }  # fmt: skip
     assert {name: count for name, (count, _) in folder.left_out.items()} == {
         ".env": 6, "checkpoint-100/config.json": 2, "large.json": (1 << 26) + 1, "notes": 1_000_001,
@@ -265,13 +265,9 @@ def test_a_variant_alone_keeps_its_name_in_shards_too(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "target").metadata["weights"] == {"": "model.fp16"}
 
 
-def test_an_index_that_lists_too_little_loses_nothing(tmp_path: Path) -> None:
+def test_an_index_without_its_shards_is_left_out_beside_other_weights(tmp_path: Path) -> None:
     sharded(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
-    where = json.loads(index.read_text())["weight_map"]
-    for incomplete in (dict(list(where.items())[:2]), {"a.weight": where["a.weight"]}):
-        index.write_text(json.dumps({"weight_map": incomplete}))
-        assert open_checkpoint(tmp_path).content.keys() == tensors().keys()
     for path in tmp_path.glob("model-*"):
         path.unlink()
     save(A, tmp_path / "model.safetensors")
@@ -381,19 +377,27 @@ def test_a_folder_whose_weights_are_in_parts_says_what_to_do(kind: str, tmp_path
 def test_weights_in_a_dict_of_a_file_come_back_in_it_and_are_named(keys: tuple[str, ...], tmp_path: Path) -> None:
     content: Any = A
     for key in reversed(keys):
-        content = {key: content, "epoch": 3}
+        content = {"step": torch.tensor(5), key: content, "epoch": 3}
     torch.save(content, tmp_path / "head.ckpt")
     save(B, tmp_path / "model.safetensors")
     folder = open_checkpoint(tmp_path)
     assert folder.taken == ((f"head.ckpt: {'.'.join(keys)}",) if keys else ())
-    assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'epoch'))}" for depth in range(len(keys))}
+    assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'step'))}" for depth in range(len(keys))}
     write_checkpoint(folder, tmp_path / "x.birdie", lossless=True)
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
-    state = functools.reduce(operator.getitem, keys, torch.load(tmp_path / "target" / "head.ckpt"))
+    back = torch.load(tmp_path / "target" / "head.ckpt")
+    for depth in range(len(keys)):
+        around: Any = functools.reduce(operator.getitem, keys[:depth], back)
+        assert list(around) == [keys[depth], "epoch"]
+    state = functools.reduce(operator.getitem, keys, back)
     assert state.keys() == A.keys()
     birdie.save(A, tmp_path / "y.birdie", metadata={"weights": {"": "x.pt"}, "keys": {"": [3]}})
     with pytest.raises(ArtifactError, match="keys in the metadata"):
         write_folder(tmp_path / "y.birdie", tmp_path / "other")
+    for beside in (3, {"": 3}, {"": ["dict", ["a"], [1]]}, {"": ["dict", ["b"], [None]]}, {"": ["tensors", []]}):
+        birdie.save(A, tmp_path / "z.birdie", metadata={"weights": {"": "x.pt"}, "keys": {"": ["a"]}, "beside": beside})
+        with pytest.raises(ArtifactError, match="damaged"):
+            write_folder(tmp_path / "z.birdie", tmp_path / "other")
 
 
 def test_the_command_names_what_becomes_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -515,8 +519,10 @@ def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
         file = tmp_path / f"{number}.birdie"
         write_model(tensors(number), file, lossless=True, files={"config.json": b"{}", "a/b.txt": b"c"})
         write_folder(file, tmp_path / "target", max_shard_bytes=most)
-        assert all(torch.equal(read_files(tmp_path / "target")[name], one) for name, one in tensors(number).items())
-        assert open_checkpoint(tmp_path / "target").metadata.keys() == {"weights"}
+        assert all(
+            torch.equal(read_state_dict(tmp_path / "target")[name], one) for name, one in tensors(number).items()
+        )
+        assert open_checkpoint(tmp_path / "target").metadata.keys() - {"shards"} == {"weights"}
     for change in (edited, noted, trained, linked, other_index):
         shutil.copytree(tmp_path / "target", tmp_path / "copy")
         change(tmp_path / "copy")
@@ -544,4 +550,4 @@ def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
     write_folder(tmp_path / "x.birdie", tmp_path / "target", overwrite=True)
     assert sorted(path.name for path in (tmp_path / "target").iterdir()) == sorted({*names, "model.safetensors"})
     (tmp_path / "target" / "model.safetensors.index.json").unlink()
-    assert all(torch.equal(read_files(tmp_path / "target")[name], tensor) for name, tensor in tensors(5).items())
+    assert all(torch.equal(read_state_dict(tmp_path / "target")[name], tensor) for name, tensor in tensors(5).items())

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.checkpoints import read_weights
+from birdie.artifact.layouts import choose
+from birdie.artifact.nested import holds_matrices, tensor_bytes
 from birdie.cli import main
 from birdie.errors import WeightsError
 
@@ -26,6 +30,12 @@ def optimizer() -> dict[str, Any]:
     parameter.sum().backward()
     step.step()
     return step.state_dict()
+
+
+def copied(state: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """A copy of a network, some steps of training apart."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()}
 
 
 def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -124,15 +134,37 @@ def test_each_dict_that_is_not_taken_can_be_named(layout: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("names", [("student", "teacher"), ("a.b", "c"), ("first", "second", "third")])
 def test_a_real_choice_is_an_error_that_lists_the_keys_with_their_sizes(names: tuple[str, ...], tmp_path: Path) -> None:
-    torch.save({"epoch": 2, **{name: network(seed) for seed, name in enumerate(names)}}, tmp_path / "x")
+    copies = {name: copied(ONE, seed) for seed, name in enumerate(names)}
+    torch.save({"epoch": 2, **copies}, tmp_path / "x")
     with pytest.raises(WeightsError, match="several dicts of tensors") as refused:
         read_weights(tmp_path / "x")
-    for seed, name in enumerate(names):
+    for name in names:
         assert f"{name} 92 B" in str(refused.value)
         choice = read_weights(tmp_path / "x", keys=[name])
-        assert same(choice.state, network(seed))
+        assert same(choice.state, copies[name])
         assert choice.taken == (name,)
         assert choice.others == dict.fromkeys(set(names) - {name}, 92)
+
+
+@pytest.mark.parametrize("names", [("left", "right"), ("a.b", "c"), ("q1", "q2", "q3"), ("encoder", "decoder")])
+def test_networks_of_the_same_shapes_that_have_nothing_in_common_are_parts_of_one(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    parts = {name: network(seed) for seed, name in enumerate(names)}
+    torch.save({"epoch": 2, **parts}, tmp_path / "x")
+    choice = read_weights(tmp_path / "x")
+    assert choice.taken == names
+    assert same(choice.state, {f"{name}.{key}": part[key] for name, part in parts.items() for key in part})
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int8, torch.float8_e5m2, torch.float64])
+def test_copies_are_told_whatever_the_kind_of_numbers(kind: torch.dtype, tmp_path: Path) -> None:
+    one, other = ((torch.randn(40, 40, generator=torch.Generator().manual_seed(seed)) * 20).to(kind) for seed in (0, 1))
+    torch.save({"x": {"w": one}, "y": {"w": one.clone()}}, tmp_path / "x")
+    with pytest.raises(WeightsError, match="several dicts of tensors"):
+        read_weights(tmp_path / "x")
+    torch.save({"x": {"w.a": one}, "y": {"w.a": other}}, tmp_path / "x")
+    assert read_weights(tmp_path / "x").taken == ("x", "y")
 
 
 def without_buffers() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -142,7 +174,12 @@ def without_buffers() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(ONE, TWO), (prefixed("module", ONE), TWO), (prefixed("module._orig_mod", ONE), TWO), without_buffers()],
+    [
+        (ONE, copied(ONE)),
+        (prefixed("module", ONE), copied(ONE)),
+        (prefixed("module._orig_mod", ONE), copied(ONE)),
+        without_buffers(),
+    ],
     ids=["plain", "wrapped", "compiled and wrapped", "without buffers"],
 )
 @pytest.mark.parametrize("in_list", [False, True])
@@ -179,6 +216,21 @@ def test_a_key_without_tensors_is_an_error_that_lists_those_with_some(key: str, 
         read_weights(tmp_path / "x", keys=[key])
 
 
+def test_a_key_of_names_without_its_dot_is_an_error_that_has_it(tmp_path: Path) -> None:
+    torch.save({"state_dict": prefixed("net", ONE) | prefixed("ema", copied(ONE))}, tmp_path / "x")
+    with pytest.raises(WeightsError, match=r"names that begin so: --key state_dict\.ema\.$"):
+        read_weights(tmp_path / "x", keys=["state_dict.ema"])
+    assert same(read_weights(tmp_path / "x", keys=["state_dict/ema."]).state, copied(ONE))
+
+
+def test_a_part_of_a_state_dict_has_the_versions_of_its_modules(tmp_path: Path) -> None:
+    module = nn.Module()
+    module.net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    torch.save(module.state_dict(), tmp_path / "x")
+    part = read_weights(tmp_path / "x", keys=["net."]).state
+    assert vars(part)["_metadata"] == vars(module.net.state_dict())["_metadata"]
+
+
 def test_what_is_no_network_can_be_kept_whole(tmp_path: Path) -> None:
     for content in (optimizer(), [torch.ones(9)], torch.ones(3, 3)):
         torch.save(content, tmp_path / "x")
@@ -213,6 +265,34 @@ def test_hostile_nesting_ends(tmp_path: Path) -> None:
     torch.save({"a": {"b.c": ONE["0.weight"]}, "a.b": {"c": ONE["0.bias"], "d.e": ONE["0.weight"]}}, tmp_path / "x")
     with pytest.raises(WeightsError, match=r"two tensors named 'a\.b\.c'"):
         read_weights(tmp_path / "x")
+
+
+def objects(keys: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Nested dicts and lists of tensors of few shapes, so that some are alike."""
+    shapes = st.tuples(st.sampled_from([(), (3,), (3, 4), (4, 4)]), st.integers(0, 3))
+    tensors = shapes.map(lambda one: torch.randn(one[0], generator=torch.Generator().manual_seed(one[1])))
+    leaves = st.one_of(tensors, st.sampled_from([3, None, "x"]))
+    return st.recursive(
+        st.dictionaries(keys, leaves, min_size=1, max_size=3),
+        lambda inner: st.one_of(
+            st.dictionaries(keys, st.one_of(inner, leaves), max_size=4), st.lists(inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(objects(st.one_of(st.sampled_from(["model", "ema", "net", "net.w", "net.b", "ema.w", "x"]), st.integers(0, 3))))
+def test_every_byte_is_taken_or_named_and_every_other_dict_can_be_named(content: Any) -> None:
+    try:
+        choice = choose(content, Path("x.pt"))
+    except WeightsError:  # in a sentence
+        return
+    assert tensor_bytes(choice.state) + sum(choice.dropped.values()) == tensor_bytes(content)
+    assert max(tensor.ndim for tensor in choice.state.values()) > 1 or not holds_matrices(content)
+    for key in choice.others:
+        other = choose(content, Path("x.pt"), [key])
+        assert tensor_bytes(other.state) + sum(other.dropped.values()) == tensor_bytes(content)
 
 
 def run(*tokens: object) -> int:
