@@ -205,8 +205,8 @@ def _is_equal(one: Network, other: Network) -> bool:
 def copies(networks: Mapping[Path, Network], root: Path) -> tuple[Path, Path] | None:
     """Return two files of a folder that hold one network twice, as best.pt and last.pt do; None if there are none.
 
-    Files in folders below may be parts of a pipeline, or of trainings beside one another. Files that differ in a number may be parts of a network,
-    unless their weights are nearly equal, as those of two steps are.
+    Files in folders below may be parts of a pipeline, or of trainings beside one another. Files that differ in a number
+    may be parts of a network, unless their weights are nearly equal, as those of two steps are.
     """
     groups: dict[Any, list[Path]] = {}
     for path, network in networks.items():
