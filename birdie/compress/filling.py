@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from birdie.compress.state import folded, plain_state, problem_of
+from birdie.compress.tensors import repeats_memory
 from birdie.compress.wrappers import COUNTER, own_names, without_wrappers
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.device import dtype_name
@@ -150,6 +151,8 @@ class Loading(TorchFunctionMode):
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         for tensor, original in self.originals.values():
             value = tensor.data
+            if kind is None and repeats_memory(original):
+                continue  # it keeps the new memory
             tensor.data = original
             if kind is None:
                 with torch.no_grad():

@@ -250,3 +250,9 @@ def tensor_of_blocks(
     for block in blocks(rows, columns, size):
         out[block] = torch.from_numpy(np.clip(values(block), -limit, limit).astype(np.float32))
     return out.reshape(shape)
+
+
+def repeats_memory(tensor: Tensor) -> bool:
+    """Return whether several elements are one in memory, as of an expanded tensor, to which torch does not write."""
+    strided = tensor.layout is torch.strided
+    return strided and any(step == 0 and side > 1 for step, side in zip(tensor.stride(), tensor.shape, strict=True))

@@ -237,3 +237,13 @@ def test_an_error_about_a_file_in_memory_does_not_print_its_bytes() -> None:
     with pytest.raises(WeightsError) as caught:
         birdie.load(file.getvalue(), into=nn.Linear(8, 9))
     assert len(str(caught.value)) < 500
+
+
+def test_an_expanded_buffer_gets_memory_of_its_own(tmp_path: Path) -> None:
+    module, other = plain(), plain()
+    for number, one in enumerate((module, other)):
+        one.register_buffer("expanded", torch.full((1,), float(number)).expand(5))
+    birdie.save(module, tmp_path / "m.birdie")
+    birdie.load(tmp_path / "m.birdie", into=other)
+    assert torch.equal(other.get_buffer("expanded"), module.get_buffer("expanded"))
+    birdie.quantize_(module)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from birdie.compress.tensors import repeats_memory
 from birdie.errors import ConfigError
 
 
@@ -47,6 +48,10 @@ def evaluation_copy(module: nn.Module, copies: Mapping[int, Any] | None = None) 
             twin = copy.deepcopy(module, {**memo})
         except Exception:  # any object may raise any
             twin = copy.deepcopy(module, memo | _shared(module, memo))
+        for part in twin.modules():
+            for name, buffer in [*part._buffers.items()]:
+                if buffer is not None and repeats_memory(buffer):  # values are written to the copy
+                    setattr(part, name, buffer.clone(memory_format=torch.contiguous_format))
     set_evaluation(twin)
     return twin
 

@@ -124,6 +124,27 @@ class NewShape(Base):
         return hidden + self.grown.mean(0)
 
 
+class OddBuffers(Base):
+    """Changes buffers of all kinds of numbers, a view of another, and has one that is expanded."""
+
+    view: Tensor
+    number: Tensor
+
+    def build(self) -> None:
+        self.register_buffer("view", torch.zeros(4, 24)[1:3])
+        self.register_buffer("number", torch.zeros((), dtype=torch.long))
+        self.register_buffer("short", torch.zeros(8, dtype=torch.bfloat16))
+        self.register_buffer("complex", torch.zeros(3, dtype=torch.complex64))
+        self.register_buffer("masked", torch.tensor([0.0, -0.0, -torch.inf]))
+        self.register_buffer("expanded", torch.ones(1).expand(24))
+
+    def effect(self, hidden: Tensor) -> Tensor:
+        self.number += 1
+        for name in ("short", "complex", "view"):
+            self.get_buffer(name).add_(1)
+        return (hidden + self.view[0] / self.number) * self.get_buffer("expanded")
+
+
 class NewAttribute(Base):
     """Assigns a tensor that is no buffer."""
 
@@ -497,7 +518,8 @@ def _seen(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
     seen[id(value)] = value
     if isinstance(value, Tensor):
         yield id(value) if isinstance(value, nn.Parameter) or value.is_leaf else 0
-        yield value.detach().numpy().tobytes(), value.shape, value.requires_grad
+        plain = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        yield plain.numpy().tobytes(), value.shape, value.stride(), value.requires_grad
         yield None if not value.is_leaf or value.grad is None else (id(value.grad), value.grad.numpy().tobytes())
         yield len(value._backward_hooks or {})
     elif isinstance(value, torch.Generator):
