@@ -186,7 +186,6 @@ def load_entries(
     workers: int | None = None,
 ) -> dict[str, Tensor]:
     """Return the tensors that a file has entries of, by name; arguments as for `load`."""
-    _require_arguments(path)
     max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
     max_operations = whole_number("max_operations", max_operations, 0)
     registry.import_schemes(schemes)
@@ -333,7 +332,7 @@ def _attach(
     return attach(into, state, decode, file.close, device=device, **settings)
 
 
-def _require_arguments(into: Any = None, device: Any = None, dtype: Any = None) -> None:
+def _require_arguments(into: Any, device: Any, dtype: Any) -> None:
     """Check the arguments of `load` before the file is opened."""
     if into is not None and not isinstance(into, nn.Module):
         raise ConfigError(f"into is a {type(into).__name__}, not a module; leave it out to get a dict of tensors")

@@ -71,7 +71,7 @@ class Roles:
             ties.get(name, name)
             for prefix, owner in module.named_modules(remove_duplicate=False)
             if _is_torch_layer(owner)
-            for name in (f"{prefix}.{last}".lstrip(".") for last in owner._parameters)
+            for name in (f"{prefix}.{last}".lstrip(".") for last, _ in owner.named_parameters(recurse=False))
             if "weight" in name.rpartition(".")[2] or "bias" in name.rpartition(".")[2]
         }
         return cls(frozenset(buffers), frozenset(factors), frozenset(trained), frozenset(layers))
