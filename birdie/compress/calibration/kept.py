@@ -102,7 +102,7 @@ class Snapshot:
         self.parameters: dict[int, Memory] = {}
         self._seen: dict[int, Any] = {}  # holds the objects, so that no other gets the address of one
         self._mappings: list[tuple[Any, dict[Any, Any]]] = []
-        self._others: list[Callable[[], None]] = []
+        self._others: list[Callable[[], Any]] = []
         self._tensors: dict[int, Tensor] = {}
         self._registered: set[int] = set()
         self._is_parameter: set[int] = set()
@@ -307,11 +307,11 @@ def _address(tensor: Tensor) -> int | None:
         return None
 
 
-def _restored_state(value: Any) -> Callable[[], None] | None:
+def _restored_state(value: Any) -> Callable[[], Any] | None:
     """Return what brings back the state of a random generator or an array; None for other objects."""
     if isinstance(value, torch.Generator):
         state = value.get_state()
-        return lambda: None if torch.equal(value.get_state(), state) else void(value.set_state(state))
+        return lambda: value.set_state(state)
     if isinstance(value, np.random.Generator):
         return _restored_state(value.bit_generator)
     if isinstance(value, np.random.BitGenerator):
@@ -327,7 +327,3 @@ def _restored_state(value: Any) -> Callable[[], None] | None:
         array = value.copy()
         return lambda: None if value.tobytes() == array.tobytes() else np.copyto(value, array)
     return None
-
-
-def void(_: Any) -> None:
-    """Return nothing, whatever a call returned."""
