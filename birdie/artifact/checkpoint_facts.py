@@ -47,6 +47,12 @@ class Facts:
     networks: tuple[Network, ...] = ()
     problem: str = ""
 
+    @property
+    def has_copies(self) -> bool:
+        """Fact that one network is in two of its files."""
+        shapes = [shapes_of(network) for network in self.networks]
+        return any(one == other for one, other in combinations(shapes, 2))
+
     def is_same_network(self, other: "Facts") -> bool:
         """Return whether both hold a network with the same names and shapes."""
         shapes = [shapes_of(network) for network in self.networks]
@@ -214,10 +220,12 @@ def copies(networks: Mapping[Path, Network], root: Path) -> tuple[Path, Path] | 
             groups.setdefault(frozenset(shapes_of(network).items()), []).append(path)
     for paths in groups.values():
         for one, two in combinations(paths, 2):
+            if one.parent != two.parent:
+                continue
             if _without_numbers(one) == _without_numbers(two):
                 if _is_near(networks[one], networks[two]):
                     return one, two
-            elif one.parent == two.parent == root:
+            elif one.parent == root:
                 return one, two
     return None
 

@@ -62,6 +62,8 @@ def is_series(folder: Path, least: int = 2) -> bool:
         steps = _numbers(weights)
         if not steps or step_key({step: facts(path).numbers for path, step in steps.items()}) is None:
             return False
+        if any(facts(path).has_copies for path in steps):  # fold_0/best.pth and final.pth: of trainings, no steps
+            return False
     first, *numbered = steps
     return any(facts(first).is_same_network(facts(path)) for path in (*numbered, *weights) if path != first)
 
