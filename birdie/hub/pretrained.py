@@ -56,7 +56,7 @@ def from_pretrained(
         lazy: decode each weight when it is used (docs/huggingface.md); for transformers, where the names of the
             weights in the file are those of the module.
         base: of a file of differences, the checkpoint that it was made with, as in `birdie.load`. For an adapter of
-            peft, the model that it adapts; default: the one that its configuration names.
+            peft, the model that it adapts, or its name on the Hub; default: the folder that its configuration names.
         device, dtype: of the model; default: the CPU, and the dtypes of the file.
         revision: of the repository.
         max_bytes, schemes: as in `birdie.load`.
