@@ -194,7 +194,7 @@ def _has_few_values(weight: Tensor, *, masked: bool) -> bool:
     sample = set(weight.reshape(-1)[: 2 * few].tolist()) if weight.is_contiguous() else set()
     if len(sample) > few and not all(value.is_integer() for value in sample):  # most weights, without a sort
         return False
-    integers, seen = True, torch.empty(0, dtype=torch.float64)
+    integers, seen = True, torch.empty(0, dtype=torch.float64, device="cpu")
     for part in parts(weight):
         flat = part.reshape(-1)
         steps = {max(1, flat.numel() // sample) for sample in _SAMPLES} | {1}

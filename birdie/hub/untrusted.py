@@ -8,7 +8,6 @@ its default: weights and outputs are the same. How many layers there are, a conf
 building stops as soon as there are more parameters than the tensors of the file explain, or it takes too long.
 """
 
-import ctypes
 import json
 import logging
 import re
@@ -25,6 +24,7 @@ from torch.nn.modules.module import (
 )
 
 from birdie.errors import ConfigError
+from birdie.runtime.platform import interrupt_thread
 
 SECONDS = 60.0  # for a module to be built on the meta device; a usual one takes less than one
 _IMPLEMENTATIONS = {"eager", "sdpa"}  # of attention and experts that torch has itself
@@ -125,7 +125,7 @@ def _deadline(seconds: float) -> Iterator[None]:
     def interrupt() -> None:
         with lock:
             if running:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooLongError))
+                interrupt_thread(thread, _TooLongError)
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True

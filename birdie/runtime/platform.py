@@ -163,3 +163,8 @@ def release_pages(start: int, stop: int) -> None:
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
+
+def interrupt_thread(thread: int, error: type[Exception]) -> None:
+    """Raise an exception in another thread of Python, between two of its instructions."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

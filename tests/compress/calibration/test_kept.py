@@ -141,7 +141,7 @@ def test_made_up_inputs_leave_a_module_as_it_was(
     torch.manual_seed(0)
     module = kind()
     earlier = picture(module)
-    birdie.save(module, io.BytesIO(), coder="fast", bits=7, calibration="synthetic", **options)  # type: ignore[arg-type]
+    birdie.save(module, io.BytesIO(), coder="fast", bits=12, calibration="synthetic", **options)  # type: ignore[arg-type]
     assert picture(module) == earlier
 
 
@@ -197,7 +197,7 @@ def test_a_loader_that_shuffles_leaves_the_random_generators_as_they_were(worker
     module = nn.Linear(INPUTS, CLASSES)
     earlier = picture(module)
     birdie.calibrate(module, loader, loss)
-    birdie.save(module, io.BytesIO(), bits=8, calibration=(module, loader, loss))
+    birdie.save(module, io.BytesIO(), bits=12, calibration=(module, loader, loss))
     birdie.sensitivity(module, loader, loss, at=(4.0,))
     assert picture(module) == earlier
 
