@@ -11,6 +11,7 @@ from rich.text import Text
 
 from birdie.cli.console import (
     compiling_notice,
+    folder_of,
     into_folder,
     listed,
     log,
@@ -138,7 +139,7 @@ def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **l
         count = restore(link, target, overwrite=overwrite, **limits)
     kind = "folder" if facts.is_folder else "file"
     written = {"bytes": count, "step": facts.step, "files": len(facts.files), "written": kind}
-    what = f"a folder, {len(facts.files):,} files" if facts.is_folder else "a file"
+    what = folder_of(len(facts.files)) if facts.is_folder else "a file"
     text = f"{facts.name}, checkpoint of step {facts.step}, {size(count)}, as {what}, bit for bit"
     print_written(target, text, written, left, as_json=json)
     return True

@@ -291,6 +291,11 @@ def plain(name: str) -> Text:
     return Text(shown(name))
 
 
+def folder_of(files: int) -> str:
+    """Return what an output is that is a folder of so many files."""
+    return f"a folder of {files:,} file{'' if files == 1 else 's'}"
+
+
 def size(value: int) -> str:
     """Return a number of bytes with thousands separators and unit."""
     return f"{value:,} B"

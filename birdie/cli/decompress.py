@@ -13,6 +13,7 @@ from birdie.cli.console import (
     Json,
     Overwrite,
     compiling_notice,
+    folder_of,
     into_folder,
     listed,
     print_line,
@@ -123,7 +124,7 @@ def command(
             write_folder(file, target, overwrite=overwrite, max_shard_bytes=most, **limits)
         files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
         written = [path.stat().st_size for name, path in files.items() if name not in left]
-        total, what = sum(written), f"a folder, {len(written):,} files"
+        total, what = sum(written), folder_of(len(written))
     else:
         target = require_output(target, [file], kind=_KINDS[form], overwrite=overwrite)
         with compiling_notice(), atomic_path(target) as path:

@@ -8,7 +8,7 @@ positions or a graph beside weights; neither names nor dtypes tell, but
 - codes are noise: their order matters little to a compressor, that of a mask or a table much;
 - codes use the bits of their dtype, or most values of a codebook; indices of rows, edges and nodes do not;
 - of scales there are few: no more than half as many as the bytes of information in the codes;
-- a codebook has as many entries as there are codes;
+- a codebook has as many entries as there are different codes;
 - an ordinary layer below the module, a matrix with a bias, makes the module a network and the integers its table.
 
     q_proj.qweight   int32   ─► codes of q_proj      encoder.mask    uint8  ─► a table

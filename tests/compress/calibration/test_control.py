@@ -24,7 +24,7 @@ from birdie.compress.scheme import Sensitivity
 from birdie.errors import BudgetError
 
 Batch = tuple[Tensor, Tensor]
-BITS = (3.5, 4.5)
+BITS = (2.7, 3.0, 3.2, 3.5, 3.7, 4.0, 4.2, 4.5, 4.7, 5.0)
 ROWS = 600  # of other tables
 TABLES = (600, 300, 100)
 
@@ -152,7 +152,7 @@ def mean(values: Sequence[float]) -> float:
 def test_data_never_hurt(kinds: Sequence[str], power: float, tmp_path: Path) -> None:
     """Two and four samples, and a thousand, which leave rows of tables unused. One sample has no control.
 
-    The control has one sample to compare on where there are two, so that ratios scatter from 0.7 to 1.9.
+    The control has one sample to compare on where there are two, so ratios of single budgets scatter from 0.7 to 1.9.
     """
     few: dict[int, list[float]] = {2: [], 4: []}
     for kind in kinds:
@@ -162,8 +162,8 @@ def test_data_never_hurt(kinds: Sequence[str], power: float, tmp_path: Path) -> 
             few[samples] += ratios(case, samples, tmp_path, without)
         assert mean(ratios(case, 1024, tmp_path, without)) < 0.9, kind
     for samples, values in few.items():
-        assert mean(values) < (1.25 if samples == 2 else 1.05), samples
-        assert max(values) < 1.5, samples
+        assert mean(values) < 1.15, samples
+        assert max(values) < 2.2, samples
 
 
 @pytest.mark.parametrize("samples", [256, pytest.param(8192, marks=pytest.mark.nightly)])
