@@ -1,4 +1,4 @@
-"""What two processes, a checkpoint that changes, and names that lie can do to a chain: nothing."""
+"""Two processes, a checkpoint that changes and names that lie do nothing to a chain."""
 
 import os
 import shutil
@@ -205,11 +205,11 @@ def test_a_file_of_the_user_under_the_name_of_a_link_is_never_overwritten(run: P
     (tmp_path / "c").mkdir()
     birdie.save({"w": torch.randn(64, 64)}, tmp_path / "c" / "ckpt_20.birdie", scheme="int8")
     (tmp_path / "c" / "ckpt_30.birdie").write_text("notes")
-    before = {path: path.read_bytes() for path in (tmp_path / "c").iterdir()}
+    original = {path: path.read_bytes() for path in (tmp_path / "c").iterdir()}
     with pytest.raises(OutputError, match="no link of a chain"):
         Chain(tmp_path / "c").require_writable()
     [*Chain(tmp_path / "c").extend(series(run), replace_others=True)]
-    assert {path: path.read_bytes() for path in before} == before
+    assert {path: path.read_bytes() for path in original} == original
     for step in (20, 30):
         restore(tmp_path / "c" / f"ckpt_{step}.pt.birdie", tmp_path / "x.pt")
         assert (tmp_path / "x.pt").read_bytes() == (run / f"ckpt_{step}.pt").read_bytes()
@@ -258,7 +258,7 @@ def test_a_chain_goes_on_after_a_drop(chain: Path, run: Path) -> None:
 
 
 def test_wrong_retention_ends_with_one_sentence_and_changes_nothing(chain: Path) -> None:
-    before = {path: path.read_bytes() for path in link_paths(chain)}
+    original = {path: path.read_bytes() for path in link_paths(chain)}
     steps = [str(step) for step in range(10, 70, 10)]
     for options, problem in (
         ({"drop": ["15"]}, "no checkpoint '15'"),
@@ -270,7 +270,7 @@ def test_wrong_retention_ends_with_one_sentence_and_changes_nothing(chain: Path)
     ):
         with pytest.raises(ConfigError, match=problem):
             retain(Chain(chain), **options)
-    assert {path: path.read_bytes() for path in link_paths(chain)} == before
+    assert {path: path.read_bytes() for path in link_paths(chain)} == original
 
 
 def drop_some(chain: Path) -> None:

@@ -26,15 +26,15 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
-def test_a_file_without_its_end_is_not_complete_wherever_it_is_cut(tmp_path: Path, name: str) -> None:
-    whole = tmp_path / name
+def test_a_cut_file_is_not_complete(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
     state = {"a": torch.randn(30, 30), "b": torch.randn(7)}
-    save_file(state, whole) if name.endswith("safetensors") else torch.save(state, whole)
-    data = whole.read_bytes()
-    assert not missing_end(whole)
+    save_file(state, file) if name.endswith("safetensors") else torch.save(state, file)
+    data = file.read_bytes()
+    assert not missing_end(file)
     for length in (0, 1, 9, 100, len(data) // 2, len(data) - 1):
-        whole.write_bytes(data[:length])
-        assert missing_end(whole) or (0 < length < 4 and name == "x.pt"), length
+        file.write_bytes(data[:length])
+        assert missing_end(file) or (0 < length < 4 and name == "x.pt"), length
     for other in (b"log of a run\n", b"{", b""):
         (tmp_path / "trainer_state.json").write_bytes(other)
         assert not missing_end(tmp_path / "trainer_state.json")
