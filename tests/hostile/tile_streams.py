@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from birdie.artifact import container
 from birdie.entropy import coder, tiles
@@ -46,32 +47,33 @@ def decode(data: bytes, _: Path) -> Any:
     return out
 
 
-def _weights(payload: bytes, numbers: np.ndarray[Any, Any], states: int, noise: np.random.Generator) -> list[bytes]:
-    """Return the bits of weights in each dtype, after a comparison of those of float32 with `numbers`."""
-    stream, out = tiles.open_stream(payload, *numbers.shape, states), []
+def _weights(payload: bytes, numbers: NDArray[np.integer], states: int, noise: np.random.Generator) -> list[bytes]:
+    """Return the bits of weights in each dtype, which are `numbers` times their factors."""
+    rows, columns = numbers.shape
+    stream, out = tiles.open_stream(payload, rows, columns, states), []
     if not stream.exact:
         return []
     scanned = numbers.T if stream.columns_first else numbers
     for kind in _KINDS:
-        group = int(noise.choice([stream.columns, stream.columns, 32, 7, 1]))
-        groups = -(-stream.columns // group)
-        columns = noise.choice([0, stream.columns])
-        halves = states != 1
-        factors = Factors(
-            *(noise.uniform(0.001, 3, (stream.rows, groups)).astype(np.float32), np.empty(0, np.float32)),
-            *(group, halves, float(noise.choice([1.0, 300.0, 60_000.0]))),
-        )
-        if columns and groups == 1:
-            factors = Factors(factors.rows, noise.uniform(0.1, 2, columns).astype(np.float32), group, halves, 60_000.0)
+        factors = _factors(stream, states, noise)
         dtype: torch.dtype = getattr(torch, kind)
         filled = torch.zeros(stream.rows, stream.columns, dtype=dtype)
         words = filled.view(getattr(torch, f"uint{8 * dtype.itemsize}")).numpy()
         tiles.decode_weights(stream, factors, words, kind, 1)
-        if not halves:
-            by_row = np.repeat(factors.rows, group, 1)[:, : stream.columns]
+        if not factors.halves:
+            by_row = np.repeat(factors.rows, factors.group_size, 1)[:, : stream.columns]
             product = scanned.astype(np.float32) * by_row * (factors.columns if factors.columns.size else np.float32(1))
             expected = torch.from_numpy(np.clip(product, -factors.limit, factors.limit)).to(dtype)
             if not torch.equal(filled, expected):
                 raise AssertionError(f"weights in {kind} are not the numbers times their factors")
         out.append(words.tobytes())
     return out
+
+
+def _factors(stream: tiles.Opened, states: int, noise: np.random.Generator) -> Factors:
+    """Return factors of groups, or of rows and columns."""
+    group = int(noise.choice([stream.columns, stream.columns, 32, 7, 1]))
+    rows = noise.uniform(0.001, 3, (stream.rows, -(-stream.columns // group))).astype(np.float32)
+    count = stream.columns if group == stream.columns and noise.integers(2) else 0
+    columns = noise.uniform(0.1, 2, count).astype(np.float32)
+    return Factors(rows, columns, group, states != 1, float(noise.choice([1.0, 300.0, 60_000.0])))
