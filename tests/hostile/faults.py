@@ -113,12 +113,12 @@ def _problems(
     folder: Path, command: str, at: int, error: str, sound: State, inputs: State, weights: State
 ) -> Iterator[str]:
     """Run a command whose operation `at` fails, then once more undisturbed; yield the laws that were broken."""
-    before = COMMANDS[command].begin(folder)
+    earlier = COMMANDS[command].begin(folder)
     first = _disturbed(folder, COMMANDS[command].tokens(folder), at, ERRORS[error])
     left = contents(folder / "out")
     if error != "kill":
-        yield from _problems_of_failure(first, left, before | sound)
-    yield from _problems_of_files(left, before, sound)
+        yield from _problems_of_failure(first, left, earlier | sound)
+    yield from _problems_of_files(left, earlier, sound)
     yield from problems_of_run(weights_of_run(folder), weights, complete=False)
     if first.code == 0 and left.keys() != sound.keys():
         yield f"success without {sorted(sound.keys() - left.keys())}"
@@ -136,7 +136,7 @@ def _problems(
 def _problems_on_disk(folder: Path, command: str, pages: int, sound: State, weights: State) -> Iterator[str]:
     """Run a command that writes to a disk with so many free pages; yield the laws that were broken."""
     out, kept = folder / "out", folder / "kept"
-    before = COMMANDS[command].begin(folder)
+    earlier = COMMANDS[command].begin(folder)
     out.rename(kept)
     out.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM * PAGE}", "none", out], check=True)
@@ -147,8 +147,8 @@ def _problems_on_disk(folder: Path, command: str, pages: int, sound: State, weig
         subprocess.run(["mount", "-o", f"remount,size={(used + pages) * PAGE}", out], check=True)
         first = forked(COMMANDS[command].tokens(folder))
         left = contents(out)
-        yield from _problems_of_failure(first, left, before | sound)
-        yield from _problems_of_files(left, before, sound)
+        yield from _problems_of_failure(first, left, earlier | sound)
+        yield from _problems_of_files(left, earlier, sound)
         yield from problems_of_run(weights_of_run(folder), weights, complete=False)
         subprocess.run(["mount", "-o", f"remount,size={ROOM * PAGE}", out], check=True)
         again = forked(COMMANDS[command].again(folder))
@@ -160,12 +160,12 @@ def _problems_on_disk(folder: Path, command: str, pages: int, sound: State, weig
         shutil.rmtree(kept)
 
 
-def _problems_of_files(left: State, before: State, sound: State) -> Iterator[str]:
+def _problems_of_files(left: State, earlier: State, sound: State) -> Iterator[str]:
     """Yield the files that are neither old nor complete and new, or that are lost."""
     for name, digest in left.items():
-        if digest and name in sound and digest not in (sound[name], before.get(name)):
+        if digest and name in sound and digest not in (sound[name], earlier.get(name)):
             yield f"{name} is not complete"
-    yield from (f"{name} is lost" for name in before.keys() - left.keys())
+    yield from (f"{name} is lost" for name in earlier.keys() - left.keys())
 
 
 def _problems_of_failure(end: End, left: State, known: State) -> Iterator[str]:

@@ -80,11 +80,11 @@ def _attack(report: Losses, folder: Path, target: str, count: int, rng: random.R
     weights = weights_of_run(folder) if target == DELTAS else {}
     for name, number in SIGNALS.items():
         for index in range(count):
-            before = command.begin(folder)
+            earlier = command.begin(folder)
             moment = rng.uniform(0, seconds)
             _, code, log = _run(command.tokens(folder), moment, number)
             report.counts[f"{target}, {name}, exit code {code}"] += 1
-            problems = [*_problems_of_death(folder, target, name, log, before, sound)]
+            problems = [*_problems_of_death(folder, target, name, log, earlier, sound)]
             if target == DELTAS:
                 problems += problems_of_run(weights_of_run(folder), weights, complete=False)
             _, again, second = _run(command.again(folder))
@@ -101,18 +101,18 @@ def _attack(report: Losses, folder: Path, target: str, count: int, rng: random.R
             report.failures += [f"{target}, {name} {index} after {moment:.2f} s: {problem}" for problem in problems]
 
 
-def _problems_of_death(folder: Path, target: str, name: str, log: str, before: State, sound: State) -> Iterator[str]:
+def _problems_of_death(folder: Path, target: str, name: str, log: str, earlier: State, sound: State) -> Iterator[str]:
     """Yield what is wrong after a death: files that are neither old nor new, that are lost, or that are left."""
     left = contents(folder / "out")
     for path, digest in left.items():
-        if digest and path in sound and digest not in (sound[path], before.get(path)):
+        if digest and path in sound and digest not in (sound[path], earlier.get(path)):
             yield f"{path} is not complete"
-    if lost := sorted(before.keys() - left.keys()):
+    if lost := sorted(earlier.keys() - left.keys()):
         yield f"lost {lost}"
     if "Traceback" in log:
         yield f"a traceback: {log[-600:]}"
     if name == "SIGTERM":
-        strays = left.keys() - sound.keys() - before.keys() if not target.startswith("train") else set()
+        strays = left.keys() - sound.keys() - earlier.keys() if not target.startswith("train") else set()
         if strays := strays | {str(path) for path in (folder / "out").rglob(".birdie-*")}:
             yield f"left {sorted(strays)}"
 
