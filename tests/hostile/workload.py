@@ -245,25 +245,35 @@ def call(tokens: list[str]) -> End:
     return End(code, errors.getvalue(), answer.getvalue())
 
 
+class Fork:
+    """A command in a fork of this process, which runs from `arm` to `measure`; several can run at once."""
+
+    def __init__(self, tokens: list[str], arm: Callable[[], object] = int, measure: Callable[[], int] = int) -> None:
+        self._source, sink = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            end = End(1, "the process ended")
+            try:
+                torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a child that waits for them hangs
+                arm()
+                end = call(tokens)
+            finally:
+                fields = [end.code, end.message[-4000:], end.answer[-40000:], measure()]
+                os.write(sink, json.dumps(fields).encode())
+                os._exit(0)
+        os.close(sink)
+
+    def end(self) -> End:
+        """Wait for the end of the command, and return it."""
+        with os.fdopen(self._source) as answers:
+            text = answers.read()
+        _, status = os.waitpid(self.pid, 0)
+        return End(*json.loads(text)) if text else End(os.waitstatus_to_exitcode(status), "the process was killed")
+
+
 def forked(tokens: list[str], arm: Callable[[], object] = int, measure: Callable[[], int] = int) -> End:
     """Run a command in a fork of this process, between `arm` and `measure`."""
-    source, sink = os.pipe()
-    child = os.fork()
-    if not child:
-        end = End(1, "the process ended")
-        try:
-            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a child that waits for them hangs
-            arm()
-            end = call(tokens)
-        finally:
-            fields = [end.code, end.message[-4000:], end.answer[-40000:], measure()]
-            os.write(sink, json.dumps(fields).encode())
-            os._exit(0)
-    os.close(sink)
-    with os.fdopen(source) as answers:
-        text = answers.read()
-    _, status = os.waitpid(child, 0)
-    return End(*json.loads(text)) if text else End(os.waitstatus_to_exitcode(status), "the process was killed")
+    return Fork(tokens, arm, measure).end()
 
 
 def started(tokens: list[str], script: tuple[str, ...] = ("-m", "birdie"), **variables: str) -> "subprocess.Popen[str]":
