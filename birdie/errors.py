@@ -4,6 +4,7 @@ BirdieError
 ├── ConfigError        a setting is unknown, out of range, or contradicts another
 ├── DataError          text, a shard, a tokenizer, or how they fit together
 ├── WeightsError       a checkpoint we were given: unreadable, unsafe, NaN, an unsupported dtype
+│   └── ChangedError   another process wrote to one while it was read
 ├── ArtifactError      a .birdie file: truncated, corrupt, or over a limit
 ├── BudgetError        the byte budget cannot be met
 ├── RuleError          scoring would break a rule: a token scored twice, or learned from before it was scored
@@ -28,6 +29,10 @@ class DataError(BirdieError, ValueError):
 
 class WeightsError(BirdieError, ValueError):
     """A checkpoint cannot be used: unreadable, unsafe to open, not finite, or of an unsupported kind."""
+
+
+class ChangedError(WeightsError):
+    """Another process wrote to a checkpoint while it was read."""
 
 
 class ArtifactError(BirdieError, ValueError):

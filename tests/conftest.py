@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from birdie.artifact import settled
 from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
 from birdie.run.recipe import Recipe
 
@@ -57,6 +58,15 @@ def _clean_environment() -> Iterator[None]:
     later = {name for entry in UNAVAILABLE for name in (*entry.variables, *entry.details)}
     for name in {*challenge_variables(Recipe), *joint, *later, *CHOICES, *IGNORED, *TORCHRUN_VARIABLES}:
         patch.delenv(name, raising=False)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _at_once() -> Iterator[None]:
+    """Take a checkpoint that a test has just written for one that nobody writes to."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(settled, "QUIET", 0.0)
     yield
     patch.undo()
 

@@ -5,75 +5,39 @@
 
 Every few links one stands alone, so a damaged link costs those that follow it up to the next such one. A tensor is a
 difference to the link before where that takes fewer bytes than the tensor by itself; of the moments of an optimizer it
-hardly ever does, which a sample shows. A link appears under its name when it is complete, and what is in a chain is not
-encoded again. `birdie.artifact.links` reads them.
+hardly ever does, which a sample shows. A link appears under its name when it is complete and what it decodes to has the
+digests of its checkpoint; what is in a chain is not encoded again. One process at a time writes into a chain.
+`birdie.artifact.links` reads links, `birdie.artifact.chain_rows` lists them.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
 
 from torch import Tensor
 
 from birdie.artifact.base import Base
+from birdie.artifact.chain_rows import Row
 from birdie.artifact.checkpoint_series import CheckpointParts, name_of_link, split_checkpoint
-from birdie.artifact.file import File
-from birdie.artifact.file_parts import join
-from birdie.artifact.links import (
-    MOST,
-    SUFFIX,
-    FileTable,
-    Limits,
-    Link,
-    damage_of,
-    decoded,
-    is_link,
-    other_bytes,
-    read_link,
-    stages_of,
-    tensors_of,
-)
+from birdie.artifact.container import MAGIC
+from birdie.artifact.link_content import LinkContent, content_after, read_content, require_digests
+from birdie.artifact.links import MOST, SUFFIX, FileTable, Link, damage_of, is_link, link_paths, read_link
 from birdie.artifact.save import write_model
-from birdie.compress import registry
 from birdie.compress.difference import digest
 from birdie.compress.rate.based import pays
 from birdie.entropy.hints import EffortOption
-from birdie.errors import ArtifactError, ConfigError, OutputError
+from birdie.errors import ArtifactError, ChangedError, ConfigError, OutputError
 from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import atomic_folder, atomic_path
-from birdie.runtime.mapped import complete, releasing
-from birdie.runtime.outputs import TEMPORARY, require_folder, require_output_folder, require_writable
+from birdie.runtime.locks import locked_folder
+from birdie.runtime.mapped import complete, releasing, require_complete
+from birdie.runtime.outputs import TEMPORARY, require_folder, require_writable
 
 FULL_EVERY = 10
 """Links of which one stands alone, by default."""
-_GIVE = "; give a .birdie file, or the folder of a chain that birdie compress wrote"
+_PIECE = 1 << 22  # bytes that are read at a time
 _LEAST_BYTES = 1 << 10  # of a tensor that may be a difference; smaller ones are coded together
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A link of a chain.
-
-    Attributes:
-        name: of its file.
-        step: of its checkpoint; None if the file cannot be read.
-        checkpoint: name of its checkpoint, by which it is known if no step is in it; "" for others.
-        bytes: of the file.
-        checkpoint_bytes: of the files of its checkpoint; None if the file cannot be read.
-        base: file name of the link to which it is a difference; "" if it stands alone.
-        damage: why the checkpoint cannot be restored; "" if it can.
-        added: whether the link was written just now.
-    """
-
-    name: str
-    step: int | None
-    bytes: int
-    checkpoint_bytes: int | None
-    base: str = ""
-    damage: str = ""
-    added: bool = False
-    checkpoint: str = ""
 
 
 class Chain:
@@ -85,6 +49,9 @@ class Chain:
         coder: of tensors that are stored alone.
         follows_run: a checkpoint that is added says that the run went back to it, so links of later steps are removed.
         notify: called with a line for each thing that the user should know.
+
+    Attributes:
+        waiting: checkpoint that changed while it was read, and is not in the chain → why.
 
     Raises:
         ConfigError: `full_every` is no number of links.
@@ -105,10 +72,11 @@ class Chain:
         self.folder, self._full_every, self._coder, self._notify = folder, full_every, coder, notify
         self._follows_run = follows_run
         self._damage: dict[str, Mapping[str, str]] = {}  # of links that were read, by name
+        self.waiting: dict[Path, str] = {}
 
     @property
     def paths(self) -> list[Path]:
-        """The files of the links, sorted by name."""
+        """The files of the links, in the order of the numbers in their names."""
         return link_paths(self.folder)
 
     def require_writable(self, *, overwrite: bool = False) -> None:
@@ -126,6 +94,18 @@ class Chain:
             )
         require_writable(self.folder)
 
+    @contextmanager
+    def _locked(self) -> Iterator[dict[str, Link]]:
+        """Keep the chain for this process, and yield name → facts of its links; a folder that stays empty goes."""
+        is_new = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked_folder(self.folder, self._notify):
+                yield self._links()
+        finally:
+            if is_new and self.folder.is_dir() and not any(self.folder.iterdir()):
+                self.folder.rmdir()
+
     def extend(
         self,
         checkpoints: Mapping[int, Path],
@@ -136,6 +116,9 @@ class Chain:
     ) -> Iterator[Row]:
         """Add checkpoints that are not in the chain, in the order of their steps; yield a row for each.
 
+        One that another process writes to meanwhile is left for later (`waiting`). The link of one that was read before
+        it was complete is replaced, if no other link needs it.
+
         Args:
             checkpoints: step → path.
             named: path → step of checkpoints that are known by their names, as last.ckpt; one that is in the chain
@@ -145,65 +128,167 @@ class Chain:
                 an error.
 
         Raises:
-            OutputError: the chain has another checkpoint of a step, or a link cannot be written.
+            ConfigError: another process writes into the chain.
+            OutputError: the chain has another checkpoint of a step, or is of another run, or a link cannot be written.
             WeightsError: a checkpoint cannot be read.
         """
-        links, on_disk = self._links(), {**(on_disk or {}), **checkpoints}
-        latest: CheckpointParts | None = None
-        for step, path in sorted(checkpoints.items()):
-            parts = split_checkpoint(path)
-            same_step = {name: link for name, link in links.items() if link.step == step and not link.is_named}
-            known = {link.digest for link in same_step.values()}
-            if known - {parts.digest} and not (replace_others or self._follows_run):
-                raise OutputError(
-                    f"{self.folder} holds another checkpoint of step {step} than {path}; choose another -o, or add "
-                    "--overwrite (overwrite=True), which removes that and all later ones"
-                )
-            if known != {parts.digest} and (known or self._follows_run):
-                self._remove([name for name, link in links.items() if link.step >= step], links)
-            name = next((name for name in same_step if name in links), "")
-            if not (is_known := bool(name) and self._is_sound(name, links)):
-                if name or (self.folder / name_of_link(path.name)).exists():
-                    self._notify(f"{self.folder / (name or name_of_link(path.name))} is damaged; it is written again")
-                name = name or name_of_link(path.name)
-                links.pop(name, None)
-                base = self._base(step, links)
-                state = self._state(base, links, on_disk, latest) if base else _State()
-                links[name] = self._write(name, Link(step, path.name, parts.is_folder, {}), parts, base, links, state)
-                self._damage = {other: damage for other, damage in self._damage.items() if not damage}  # may be sound
-                self._damage[name] = {}
-            link, latest = links[name], parts
-            yield _row_of(self.folder / name, link, added=not is_known)
-        for path, step in sorted((named or {}).items(), key=lambda item: (item[1], item[0].name)):
-            name, is_known = self._extend_by(path, step, links, on_disk)
-            yield _row_of(self.folder / name, links[name], added=not is_known)
+        with self._locked() as links:
+            on_disk = {**(on_disk or {}), **checkpoints}
+            if not (replace_others or self._follows_run):
+                self._require_same_run(checkpoints, links)
+            latest: CheckpointParts | None = None
+            confirmed = False  # a checkpoint of the run is known to be in the chain
+            for step, path in sorted(checkpoints.items()):
+                try:
+                    parts = split_checkpoint(path)
+                    self._make_room(step, parts, links, confirmed=confirmed, replace_others=replace_others)
+                    row = self._add(step, parts, links, on_disk, latest)
+                except ChangedError as error:
+                    self.waiting[path] = str(error)
+                    continue
+                latest, confirmed = parts, confirmed or not row.added
+                yield row
+            for path, step in sorted((named or {}).items(), key=lambda item: (item[1], item[0].name)):
+                try:
+                    yield self._add_named(step, split_checkpoint(path), links, on_disk)
+                except ChangedError as error:
+                    self.waiting[path] = str(error)
 
-    def _extend_by(
-        self, path: Path, step: int, links: dict[str, Link], on_disk: Mapping[int, Path]
-    ) -> tuple[str, bool]:
-        """Write the link of a checkpoint that is known by its name; return its file's name, and whether it was there.
+    def others(self, rows: Iterable[Row]) -> list[Row]:
+        """Return the rows of links that are not among `rows`: of checkpoints that the chain alone still has."""
+        known = {row.name for row in rows}
+        links = [(name, link) for name, link in self._links().items() if name not in known]
+        return [Row.of(self.folder / name, link, kept=True) for name, link in links]
 
-        It may be a difference to a link that no other could be one to: nothing ever depends on it.
+    def drop(self, names: Collection[str]) -> list[Row]:
+        """Remove links; those that are differences to them are written anew before. Return rows of what is removed.
+
+        Args:
+            names: of files of links.
+
+        Raises:
+            ConfigError: another process writes into the chain, or nothing would remain of it.
+            ArtifactError: a link that stays needs one that is damaged.
         """
-        parts = split_checkpoint(path)
-        name = next((name for name, link in links.items() if link.is_named and link.name == path.name), "")
-        if name and (links[name].step, links[name].digest) == (step, parts.digest) and self._is_sound(name, links):
-            return name, True
-        if name and links[name].digest != parts.digest:
-            self._notify(f"{path.name} was of step {links[name].step} in {self.folder}; it is replaced")
-        name = name or next(one for one in (name_of_link(path.name), path.name + SUFFIX) if one not in links)
-        links.pop(name, None)
-        base = self._latest(step + 1, links)
-        state = self._state(base, links, on_disk, None) if base else _State()
-        link = Link(step, path.name, parts.is_folder, {}, is_named=True)
-        links[name] = self._write(name, link, parts, base, links, state)
+        with self._locked() as links:
+            if not links.keys() - {*names}:
+                raise ConfigError(f"no checkpoint of {self.folder} would remain; remove the folder instead")
+            removed = [Row.of(self.folder / name, links[name]) for name in names]
+            kept = {name: link for name, link in links.items() if name not in names}
+            for name in sorted(kept, key=lambda name: kept[name].order):
+                if kept[name].base in names:
+                    self._rebase(name, kept)
+            self._remove(names, links)
+            return removed
+
+    def _rebase(self, name: str, kept: dict[str, Link]) -> None:
+        """Write a link anew, as a difference to the last one before it that stays."""
+        path = self.folder / name
+        link, content = read_content(path)
+        require_digests(link, content, path)
+        earlier = {other: one for other, one in kept.items() if one.order < link.order and other != name}
+        base = self._latest(link.step + 1, earlier) if link.is_named else self._base(link.step, earlier)
+        before = read_content(self.folder / base)[1] if base else LinkContent()
+        kept[name] = self._write(name, replace(link, base="", base_digest=""), content, base, kept, before)
         self._damage[name] = {}
-        return name, False
 
     def remove_all(self) -> None:
         """Remove all links; the folder stays."""
-        for path in self.paths:
-            path.unlink()
+        if self.paths:
+            with locked_folder(self.folder, self._notify):
+                for path in self.paths:
+                    path.unlink()
+
+    def _require_same_run(self, checkpoints: Mapping[int, Path], links: Mapping[str, Link]) -> None:
+        """Check that checkpoints may be of the run of the chain, if none of their steps is in it: all are later."""
+        steps = {link.step for link in links.values() if not link.is_named}
+        if steps and checkpoints and not steps & checkpoints.keys() and min(checkpoints) < max(steps):
+            first = checkpoints[min(checkpoints)]
+            raise OutputError(
+                f"{self.folder} holds checkpoints of steps {min(steps)} to {max(steps)}, and neither {first} nor one "
+                "after it; choose another -o, or add --overwrite (overwrite=True) if all are of one run"
+            )
+
+    def _make_room(
+        self, step: int, parts: CheckpointParts, links: dict[str, Link], *, confirmed: bool, replace_others: bool
+    ) -> None:
+        """Remove what the link of a checkpoint replaces: others of its step, if that was asked for or was too early."""
+        same_step = {name: link for name, link in links.items() if link.step == step and not link.is_named}
+        others = [name for name, link in same_step.items() if link.digest != parts.digest]
+        if others and not (replace_others or self._follows_run):
+            if not all(self._is_early(name, parts, links, confirmed=confirmed) for name in others):
+                raise OutputError(
+                    f"{self.folder} holds another checkpoint of step {step} than {parts.path}; choose another -o, or "
+                    "add --overwrite (overwrite=True), which removes that and all later ones"
+                )
+            self._notify(f"{parts.path.name} has changed since it was added to {self.folder}; it is added again")
+            self._remove(others, links)
+        elif others or (self._follows_run and not same_step):
+            self._remove([name for name, link in links.items() if link.step >= step], links)
+
+    def _is_early(self, name: str, parts: CheckpointParts, links: Mapping[str, Link], *, confirmed: bool) -> bool:
+        """Return whether a link was written before its checkpoint was complete, and nothing depends on it.
+
+        The checkpoint has changed since, and either begins as the link's does or is known to be of the same run.
+        """
+        written = (self.folder / name).stat().st_mtime_ns
+        is_needed = any(link.base == name for link in links.values())
+        changed = max(file.status.st_mtime_ns for file in parts.files.values())
+        return not is_needed and changed > written and (confirmed or _begins(parts, links[name]))
+
+    def _add(
+        self,
+        step: int,
+        parts: CheckpointParts,
+        links: dict[str, Link],
+        on_disk: Mapping[int, Path],
+        latest: CheckpointParts | None,
+    ) -> Row:
+        """Return the row of a checkpoint with a number, after writing its link if there is none that is sound."""
+        same = [
+            name
+            for name, link in links.items()
+            if (link.step, link.digest, link.is_named) == (step, parts.digest, False)
+        ]
+        for name in same:
+            if self._is_sound(name, links):
+                return Row.of(self.folder / name, links[name])
+        name = self._name(parts.path.name, same, links)
+        base = self._base(step, links)
+        self._encode(name, Link(step, parts.path.name, parts.is_folder, {}), parts, base, links, on_disk, latest)
+        return Row.of(self.folder / name, links[name], added=True)
+
+    def _add_named(self, step: int, parts: CheckpointParts, links: dict[str, Link], on_disk: Mapping[int, Path]) -> Row:
+        """Return the row of a checkpoint that is known by its name, after writing its link if it is another.
+
+        It may be a difference to a link that no other could be one to: nothing ever depends on it.
+        """
+        path = parts.path
+        name = next((name for name, link in links.items() if link.is_named and link.name == path.name), "")
+        if name and (links[name].step, links[name].digest) == (step, parts.digest) and self._is_sound(name, links):
+            return Row.of(self.folder / name, links[name])
+        if name and links[name].digest != parts.digest:
+            self._notify(f"{path.name} was of step {links[name].step} in {self.folder}; it is replaced")
+        name = name or self._name(path.name, [], links)
+        base, link = self._latest(step + 1, links), Link(step, path.name, parts.is_folder, {}, is_named=True)
+        self._encode(name, link, parts, base, links, on_disk, None)
+        return Row.of(self.folder / name, links[name], added=True)
+
+    def _name(self, checkpoint: str, damaged: Collection[str], links: Mapping[str, Link]) -> str:
+        """Return the name of the file of a new link: one that is free, or that of its link which is damaged."""
+        first = name_of_link(checkpoint)
+        stem = first.removesuffix(SUFFIX)
+        names = [*damaged, first, checkpoint + SUFFIX, *(f"{stem}-{number}{SUFFIX}" for number in range(2, MOST))]
+        for name in names:
+            path = self.folder / name
+            if name in damaged or (name not in links and _is_broken(path)):
+                self._notify(f"{path} is damaged; it is written again")
+                return name
+            if not path.exists() and not path.is_symlink():
+                if name != first:
+                    self._notify(f"{self.folder / first} is of another checkpoint; {checkpoint} is in {name}")
+                return name
+        raise OutputError(f"{self.folder} has other files of all names for {checkpoint}; choose another folder")
 
     def _links(self) -> dict[str, Link]:
         """Return name → facts of the links that can be read."""
@@ -212,7 +297,8 @@ class Chain:
             try:
                 links[path.name] = read_link(path)
             except ArtifactError as error:
-                self._notify(f"warning: {error}; what follows it up to the next full link cannot be restored")
+                if not _is_other_file(path):
+                    self._notify(f"warning: {error}; what follows it up to the next full link cannot be restored")
         return links
 
     def _remove(self, names: Collection[str], links: dict[str, Link]) -> None:
@@ -224,7 +310,8 @@ class Chain:
             (self.folder / name).unlink()
             links.pop(name)
             self._damage.pop(name, None)
-        self._notify(f"removed {len(names)} links of steps {min(steps)} to {max(steps)} from {self.folder}")
+        count = f"{len(names)} links of steps {min(steps)} to {max(steps)}"
+        self._notify(f"removed {count if len(names) > 1 else f'the link of step {steps[0]}'} from {self.folder}")
 
     def _is_sound(self, name: str, links: Mapping[str, Link]) -> bool:
         """Return whether a link, and all before it to which it is a difference, can be restored; each is read once."""
@@ -232,10 +319,13 @@ class Chain:
         while name and name not in self._damage:
             unknown.append(name)
             name = links[name].base if name in links else ""
+        causes = {reason for known in self._damage.values() for reason in known.values()}
         for name in reversed(unknown):
             self._damage[name] = damage_of(self.folder / name, self._damage)
-            if self._damage[name]:
-                self._notify(f"warning: {next(iter(self._damage[name].values()))}")
+            reason = next(iter(self._damage[name].values()), "")
+            if reason and reason not in causes:
+                self._notify(f"warning: {reason}")
+                causes.add(reason)
         return not self._damage[unknown[0] if unknown else name]
 
     def _base(self, step: int, links: Mapping[str, Link]) -> str:
@@ -254,60 +344,101 @@ class Chain:
         name = max(earlier, key=lambda name: earlier[name].step, default="")
         return name if name and self._is_sound(name, links) else ""
 
-    def _state(
+    def _encode(
+        self,
+        name: str,
+        link: Link,
+        parts: CheckpointParts,
+        base: str,
+        links: dict[str, Link],
+        on_disk: Mapping[int, Path],
+        latest: CheckpointParts | None,
+    ) -> None:
+        """Write the link of a checkpoint and note it in `links`; arguments as of `_write`."""
+        files = {
+            file: FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps)
+            for file, one in parts.files.items()
+        }
+        others = {other: one for other, one in links.items() if other != name}
+        link, content = replace(link, files=files), _content_of(parts)
+        before = self._before(base, links, on_disk, latest) if base else LinkContent()
+        try:
+            links[name] = self._write(name, link, content, base, others, before)
+        except ChangedError:
+            with complete((), content.since):
+                require_complete()
+            if not before.paths:
+                raise
+            before = read_content(self.folder / base)[1]  # it was the checkpoint before that changed
+            links[name] = self._write(name, link, content, base, others, before)
+        self._damage = {other: damage for other, damage in self._damage.items() if not damage}  # may be sound
+        self._damage[name] = {}
+
+    def _before(
         self, name: str, links: Mapping[str, Link], on_disk: Mapping[int, Path], latest: CheckpointParts | None
-    ) -> "_State":
+    ) -> LinkContent:
         """Return the content of a link: that of its checkpoint, if it is still on disk, else decoded."""
         link = links[name]
         if latest is None or latest.digest != link.digest:
             path = on_disk.get(link.step)
-            latest = None if path is None else split_checkpoint(path)
+            try:
+                latest = None if path is None else split_checkpoint(path)
+            except ChangedError:
+                latest = None
         if latest is not None and latest.digest == link.digest:
-            other = {file: parts.other for file, parts in latest.files.items()}
-            return _State(latest.tensors, other, latest.paths)
-        path, stages = self.folder / name, stages_of(self.folder / name)
-        with File(path, registry.decoder, decoded(stages)) as file:
-            file.require()
-            return _State(file.decode_all(), other_bytes(file, stages), [])
+            return _content_of(latest)
+        return read_content(self.folder / name)[1]
 
     def _write(
-        self, name: str, link: Link, parts: CheckpointParts, base: str, links: Mapping[str, Link], earlier: "_State"
+        self, name: str, link: Link, content: LinkContent, base: str, links: Mapping[str, Link], earlier: LinkContent
     ) -> Link:
         """Write the link of a checkpoint, as a difference where that is smaller, and return its facts.
 
+        It has its name when what it decodes to has the digests of the checkpoint.
+
         Args:
             name: of its file.
-            link: its facts, without files and base.
-            parts: of the checkpoint.
+            link: its facts, without base.
+            content: of the checkpoint.
             base: name of the link that it may be a difference to; "" if there is none.
             links: name → facts of the links of the chain.
             earlier: content of the base.
         """
+        is_one = bool(base) and not (link.is_folder or links[base].is_folder)  # which may have another name each time
         files, other = {}, {}
-        is_one = bool(base) and not (parts.is_folder or links[base].is_folder)  # which may have another name each time
-        for file, one in parts.files.items():
+        for file, table in link.files.items():
             known = earlier.other.values() if is_one else [earlier.other.get(file)]
-            same = one.other in known
-            files[file] = FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps, same)
-            if not same:
-                other[file] = one.other
+            around = content.other.get(file, b"")
+            files[file] = replace(table, same=around in known)
+            if not files[file].same:
+                other[file] = around
         link = replace(link, files=files)
-        with complete([*parts.paths, *earlier.paths]), releasing(parts.paths):
+        with complete((), {**earlier.since, **content.since}), releasing(content.paths):
             counterparts = {
                 other: earlier.tensors[other]
-                for tensor, other in self._pairs(parts.tensors, earlier.tensors, by_content=link.is_named).items()
-                if pays(parts.tensors[tensor], earlier.tensors[other])
+                for tensor, other in self._pairs(content.tensors, earlier.tensors, by_content=link.is_named).items()
+                if pays(content.tensors[tensor], earlier.tensors[other])
             }
             if counterparts or len(other) < len(files):
                 link = replace(link, base=base, base_digest=links[base].digest)
+            base_link = links[base] if link.base else None
+
+            def check(path: Path) -> None:
+                try:
+                    require_digests(link, content_after(path, earlier, base_link), self.folder / name)
+                except ArtifactError:
+                    _require_unchanged(link, content)
+                    raise
+
             write_model(
-                parts.tensors,
+                content.tensors,
                 self.folder / name,
                 lossless=True,
                 base=Base.of(base, counterparts, earlier.paths) if counterparts else None,
                 coder=self._coder,
                 files=other,
                 link=link.to_json(),
+                check=check,
             )
         return link
 
@@ -325,140 +456,55 @@ class Chain:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Content of the checkpoint before, to which differences are stored; empty if a link stands alone.
-
-    Attributes:
-        tensors: name → tensor.
-        other: name → bytes around the tensors of a file.
-        paths: files that are mapped.
-    """
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    other: Mapping[str, bytes] = field(default_factory=dict)
-    paths: Collection[Path] = ()
+def _content_of(parts: CheckpointParts) -> LinkContent:
+    """Return the content of a checkpoint on disk."""
+    since = {parts.path / name if parts.is_folder else parts.path: file.status for name, file in parts.files.items()}
+    return LinkContent(parts.tensors, {name: file.other for name, file in parts.files.items()}, since)
 
 
-def link_paths(folder: Path) -> list[Path]:
-    """Return the links in a folder, unread, sorted by name; none if it is none."""
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+def _require_unchanged(link: Link, content: LinkContent) -> None:
+    """Check that the files of a checkpoint, read again, are those that were read; their times may not tell."""
+    for path, table in zip(content.since, link.files.values(), strict=False):
+        if path.is_file() and _digest_of(path, table.bytes) != table.sha256:
+            raise ChangedError(f"another process wrote to {path} while it was read; run this again when it is done")
 
 
-def _is_other_file(path: Path) -> bool:
-    """Return whether a .birdie file is sound and no link."""
-    try:
-        return not is_link(path)
-    except ArtifactError:
-        return False
-
-
-def _row_of(path: Path, link: Link, *, added: bool = False) -> Row:
-    checkpoint = link.name if link.is_named else ""
-    return Row(path.name, link.step, path.stat().st_size, link.bytes, link.base, added=added, checkpoint=checkpoint)
-
-
-def find_link(folder: Path, step: int) -> Path:
-    """Return the link of a step: that of the checkpoint with the number, or else of the one known by its name.
-
-    Raises:
-        ArtifactError: there is none that can be read, or several are known by their names.
-    """
-    steps, problem, named = [], "", []
-    for path in link_paths(folder):
-        try:
-            link = read_link(path)
-        except ArtifactError as error:
-            problem = f"; {error}"
-            continue
-        steps.append(link.step)
-        if link.step == step and not link.is_named:
-            return path
-        named += [path] if link.step == step else []
-    if len(named) == 1:
-        return named[0]
-    if named:
-        raise ArtifactError(
-            f"{named[0].name} and {named[1].name} of {folder} are both of step {step}; give one of them"
-        )
-    if not steps:
-        raise ArtifactError(f"{folder} holds no link of a chain{problem or _GIVE}")
-    raise ArtifactError(
-        f"{folder} has no checkpoint of step {step}, but {len(steps)} of steps {min(steps)} to {max(steps)}{problem}"
+def _begins(parts: CheckpointParts, link: Link) -> bool:
+    """Return whether every file of a link is, in a checkpoint, one that begins with the same bytes."""
+    paths = {name: parts.path / name if parts.is_folder else parts.path for name in link.files}
+    return all(
+        path.is_file() and _digest_of(path, link.files[name].bytes) == link.files[name].sha256
+        for name, path in paths.items()
     )
 
 
-def survey(folder: Path) -> list[Row]:
-    """Return a row for each link of a chain, in the order of steps, after reading all of every file.
-
-    Raises:
-        ArtifactError: the folder has no link.
-    """
-    rows: dict[str, Row] = {}
-    orders: dict[str, tuple[int, bool, str]] = {}
-    for path in link_paths(folder):
-        row = Row(path.name, None, path.stat().st_size, None)
-        try:
-            row = _row_of(path, link := read_link(path))
-            orders[path.name] = link.order
-        except ArtifactError as error:
-            row = replace(row, damage=str(error))
-        rows[path.name] = row
-    if not rows:
-        raise ArtifactError(f"{folder} holds no link of a chain{_GIVE}")
-    ordered = sorted(rows.values(), key=lambda row: orders.get(row.name, (-1, False, row.name)))
-    damage: dict[str, Mapping[str, str]] = {}  # a base precedes what depends on it
-    for index, row in enumerate(ordered):
-        if row.step is not None:
-            damage[row.name] = damage_of(folder / row.name, damage)
-            ordered[index] = replace(row, damage=next(iter(damage[row.name].values()), ""))
-    return ordered
+def _digest_of(path: Path, count: int) -> str:
+    """Return the SHA-256 of the first `count` bytes of a file, hexadecimal."""
+    start = hashlib.sha256()
+    with path.open("rb") as file:
+        while count and (piece := file.read(min(count, _PIECE))):
+            start.update(piece)
+            count -= len(piece)
+    return start.hexdigest()
 
 
-def restore(path: Path, target: Path, *, overwrite: bool = False, **limits: Unpack[Limits]) -> int:
-    """Write the checkpoint of a link as it was, bit for bit, and return its bytes.
+def _is_broken(path: Path) -> bool:
+    """Return whether a file that birdie wrote is damaged, by its own checksum."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        if not MAGIC.startswith(file.read(len(MAGIC))):  # an empty one may be the rest of its own
+            return False
+    try:
+        is_link(path)
+    except ArtifactError:
+        return True
+    return False
 
-    Args:
-        path: of the link; its chain is beside it.
-        target: the folder of the checkpoint; of a checkpoint that is a file, that file, or a folder for it.
-        overwrite: let a folder have content: files of the same names are replaced, and all others stay.
-        limits: of each link of the chain.
 
-    Raises:
-        ArtifactError: a link is damaged or missing, or what it decodes to does not have the digests of the checkpoint.
-        OutputError: the target cannot be written.
-    """
-    link, stages = read_link(path), stages_of(path)
-    inputs = [path, *(stage.path for stage in stages)]
-    with File(path, registry.decoder, decoded(stages, **limits)) as file:
-        file.require(limits.get("max_bytes"), limits.get("max_operations"))
-        other = other_bytes(file, stages, limits.get("max_bytes"))
-        tensors = file.decode_all(workers=limits.get("workers"))
-    parts = {name: (tensors_of(link, name, tensors), other.get(name, b"")) for name in link.files}
-    for name, (some, rest) in parts.items():
-        table = link.files[name]
-        if sum(table.gaps) > len(rest) or sum(tensor.nbytes for tensor in some) + len(rest) != table.bytes:
-            raise ArtifactError(
-                f"the parts of {name} in {path} do not add up to its {table.bytes:,} bytes; it is damaged"
-            )
-
-    def write(folder: Path) -> None:
-        for name, (some, rest) in parts.items():
-            file = folder / name if link.is_folder else folder
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as out:
-                digest = join(out, some, link.files[name].gaps, rest)
-            if digest != link.files[name].sha256:
-                raise ArtifactError(
-                    f"{name} of {path} does not come back with the digest that it had; the chain was changed, so take "
-                    "another copy"
-                )
-
-    if link.is_folder:
-        target = require_output_folder(target, overwrite=overwrite)
-        with atomic_folder(target, overwrite=overwrite, inputs=inputs) as new:
-            write(new)
-    else:
-        with atomic_path(target) as new:
-            write(new)
-    return link.bytes
+def _is_other_file(path: Path) -> bool:
+    """Return whether a file of a link's name is none: another's, or a sound .birdie file of another kind."""
+    try:
+        return not is_link(path)
+    except ArtifactError:
+        return not _is_broken(path)

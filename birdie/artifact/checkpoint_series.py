@@ -22,6 +22,7 @@ from birdie.artifact.file_parts import FileParts, split
 from birdie.artifact.folder_scan import TORCH, foreign_folder
 from birdie.artifact.kept_files import MOST_FILES
 from birdie.artifact.links import SUFFIX, digest_of
+from birdie.artifact.settled import is_twin
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.names import is_name
 
@@ -84,7 +85,7 @@ def series(folder: Path, skip: Sequence[str] = ()) -> dict[int, Path]:
             raise ConfigError(
                 f"no checkpoint in {folder} matches {pattern!r}; give a pattern of names, for example '*.pt'"
             )
-    entries = [path for path in entries if not _is_skipped(path, skip)]
+    entries = [path for path in entries if not _is_skipped(path, skip) and not _is_second_name(path)]
     steps = {path: step for path in entries if (step := step_of(path.name)) is not None} or _numbers(entries)
     if not steps:
         raise ConfigError(
@@ -93,17 +94,47 @@ def series(folder: Path, skip: Sequence[str] = ()) -> dict[int, Path]:
         )
     checkpoints: dict[int, Path] = {}
     for path in sorted(steps, key=lambda path: (steps[path], path.name)):
-        if steps[path] in checkpoints:
+        if (other := checkpoints.get(steps[path])) and is_twin(path.name, other.name):
+            continue
+        if other and not is_twin(other.name, path.name):
             raise ConfigError(
-                f"{checkpoints[steps[path]]} and {path.name} are both of step {steps[path]}; move one of them, "
+                f"{other} and {path.name} are both of step {steps[path]}; move one of them, "
                 f"or leave it out with --skip {path.name}"
             )
         checkpoints[steps[path]] = path
     return checkpoints
 
 
+def unnumbered(folder: Path, numbered: Collection[Path], skip: Sequence[str] = ()) -> list[Path]:
+    """Return what may be checkpoints of the run in a folder, and has no number in its name, as last.ckpt and best.pt.
+
+    Args:
+        folder: of the run.
+        numbered: checkpoints with a number, as `series` returned them.
+        skip: patterns of names to leave out.
+
+    Raises:
+        ConfigError: one is a link to something elsewhere.
+    """
+    names = {path.name for path in numbered}
+    return [
+        path
+        for path in _entries(folder)
+        if _is_candidate(path)
+        and path.name not in names | _LOGS
+        and not _is_skipped(path, skip)
+        and not _is_second_name(path)
+        and not any(is_twin(path.name, name) for name in names)
+    ]
+
+
 def without_number(
-    folder: Path, checkpoints: Mapping[int, Path], skip: Sequence[str] = (), *, strict: bool = True
+    folder: Path,
+    checkpoints: Mapping[int, Path],
+    skip: Sequence[str] = (),
+    *,
+    strict: bool = True,
+    waiting: Collection[Path] = (),
 ) -> dict[Path, int]:
     """Return checkpoint → step of those of the run that have no number in their names, as last.ckpt and best.pt.
 
@@ -112,15 +143,14 @@ def without_number(
         checkpoints: those with a number, as `series` returned them.
         skip: patterns of names to leave out.
         strict: refuse a folder with other weights as well.
+        waiting: those that are not complete (birdie.artifact.settled).
 
     Raises:
         ConfigError: one does not tell its step, or holds another network.
     """
     facts = functools.cache(facts_of)
     steps: dict[Path, int] = {}
-    for path in _entries(folder):
-        if path in checkpoints.values() or not _is_candidate(path) or _is_skipped(path, skip) or path.name in _LOGS:
-            continue
+    for path in unnumbered(folder, [*checkpoints.values(), *waiting], skip):
         known = next(iter(checkpoints.values()))
         advice = f"leave it out with --skip {path.name}, or move it elsewhere"
         if facts(path).problem:
@@ -224,6 +254,23 @@ def _numbers(paths: Sequence[Path]) -> dict[Path, int]:
 def _is_left_out(path: Path) -> bool:
     """Return whether the folder of a model leaves a folder out."""
     return path.is_dir() and foreign_folder(f"{path.name}/") is not None
+
+
+def _is_second_name(path: Path) -> bool:
+    """Return whether an entry of a folder is a link to another one in it, as last.ckpt may be.
+
+    Raises:
+        ConfigError: it leads elsewhere.
+    """
+    if not path.is_symlink():
+        return False
+    target = path.resolve()
+    if target.parent == path.parent.resolve():
+        return True
+    raise ConfigError(
+        f"{path} is a link to {target}, and a chain keeps what is in {path.parent}; put a copy there, or leave it out "
+        f"with --skip {path.name}"
+    )
 
 
 def _is_skipped(path: Path, skip: Sequence[str]) -> bool:

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import accumulate, count, pairwise, takewhile
+from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -134,10 +135,22 @@ def file_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> int:
     return len(head) + sum(stream.length for stream in streams)
 
 
-def write(target: str | os.PathLike[str] | BytesIO, entries: Iterable[Entry], metadata: bytes = b"") -> int:
-    """Write that file to `target`, completely or not at all, and return the number of bytes written."""
+def write(
+    target: str | os.PathLike[str] | BytesIO,
+    entries: Iterable[Entry],
+    metadata: bytes = b"",
+    check: Callable[[Path], None] | None = None,
+) -> int:
+    """Write that file to `target`, completely or not at all, and return the number of bytes written.
+
+    Args:
+        target: a path, or memory.
+        entries: of the file.
+        metadata: of the file.
+        check: called with the path of the complete file before it has its name; its error keeps it from that.
+    """
     head, streams = _head(entries, metadata)
-    with _opened(target) as file:
+    with _opened(target, check) as file:
         file.write(head)
         for stream in streams:
             file.writelines(stream.pieces())
@@ -145,12 +158,17 @@ def write(target: str | os.PathLike[str] | BytesIO, entries: Iterable[Entry], me
 
 
 @contextmanager
-def _opened(target: str | os.PathLike[str] | BytesIO) -> Iterator[BinaryIO]:
+def _opened(
+    target: str | os.PathLike[str] | BytesIO, check: Callable[[Path], None] | None = None
+) -> Iterator[BinaryIO]:
     if isinstance(target, BytesIO):
         yield target
     else:
-        with files.atomic_path(target) as path, path.open("wb") as file:
-            yield file
+        with files.atomic_path(target) as path:
+            with path.open("wb") as file:
+                yield file
+            if check is not None:
+                check(path)
 
 
 def _head(entries: Iterable[Entry], metadata: bytes) -> tuple[bytes, list[Stream]]:

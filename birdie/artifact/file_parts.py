@@ -10,6 +10,7 @@ Tensors are mapped. A file that is not understood is no error: its bytes are kep
 """
 
 import hashlib
+import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -26,7 +27,8 @@ from birdie.artifact.container import MAX_DIMS, MAX_NAME_BYTES
 from birdie.artifact.to_safetensors import DTYPES, bytes_of
 from birdie.compress.state import is_text
 from birdie.compress.tensors import FORMATS
-from birdie.errors import WeightsError
+from birdie.errors import ChangedError, WeightsError
+from birdie.runtime.mapped import require_unchanged
 from birdie.runtime.parsing import parse_object
 from birdie.runtime.regular import open_regular
 
@@ -59,6 +61,7 @@ class FileParts:
         ties: second name of a tensor → its name.
         gaps: the number of other bytes before each tensor.
         other: all bytes that are in no tensor, in their order.
+        status: of the file when it was read.
     """
 
     size: int
@@ -67,6 +70,7 @@ class FileParts:
     ties: dict[str, str]
     gaps: tuple[int, ...]
     other: bytes
+    status: os.stat_result
 
 
 def split(path: Path) -> FileParts:
@@ -74,16 +78,20 @@ def split(path: Path) -> FileParts:
 
     Raises:
         WeightsError: the file cannot be read.
+        ChangedError: another process replaces it, or writes to it.
         DataError: it is no regular file.
     """
     try:
         with open_regular(path) as file:
+            status = os.fstat(file.fileno())
             digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
-    except OSError as error:
-        raise WeightsError(f"cannot read {path}: {(error.strerror or str(error)).lower()}; check the file") from error
+        data = torch.from_file(str(path), size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        _require_same(path, status, size)
+    except (OSError, RuntimeError) as error:  # torch raises the latter where it cannot map a file
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise WeightsError(f"cannot read {path}: {reason}; check the file") from error
     if not size:
-        return FileParts(0, digest, {}, {}, (), b"")
-    data = torch.from_file(str(path), size=size, dtype=torch.uint8)
+        return FileParts(0, digest, {}, {}, (), b"", status)
     pieces = _pieces(path, data)
     if size - sum(piece.bytes for piece in pieces) > _MOST_OTHER:
         pieces = [_Piece(0, size, _CONTENT, (size,), torch.uint8)]
@@ -97,14 +105,15 @@ def split(path: Path) -> FileParts:
         {name: piece.name for piece in pieces for name in piece.others},
         tuple(gaps),
         b"".join(bytes_of(part) for part in others),
+        status,
     )
 
 
-def join(out: BinaryIO, tensors: Sequence[Tensor], gaps: Sequence[int], other: bytes) -> str:
+def join(out: BinaryIO | None, tensors: Sequence[Tensor], gaps: Sequence[int], other: bytes) -> str:
     """Write a file from its parts and return its SHA-256, hexadecimal; the inverse of `split`.
 
     Args:
-        out: open for writing.
+        out: open for writing; None: the digest alone.
         tensors: in their order.
         gaps: as many, which add up to at most the length of `other`.
         other: the bytes around them.
@@ -114,11 +123,21 @@ def join(out: BinaryIO, tensors: Sequence[Tensor], gaps: Sequence[int], other: b
     for tensor, gap in zip(tensors, gaps, strict=True):
         for part in (rest[position : position + gap], bytes_of(tensor)):
             digest.update(part)
-            out.write(part)
+            if out is not None:
+                out.write(part)
         position += gap
     digest.update(rest[position:])
-    out.write(rest[position:])
+    if out is not None:
+        out.write(rest[position:])
     return digest.hexdigest()
+
+
+def _require_same(path: Path, status: os.stat_result, size: int) -> None:
+    """Check that what was mapped is what was read before: the same file, as it was."""
+    require_unchanged(path, status)
+    now = path.stat()
+    if (now.st_dev, now.st_ino, now.st_size) != (status.st_dev, status.st_ino, size):
+        raise ChangedError(f"another process replaced {path} while it was read; run this again when it is done")
 
 
 def _mapped(data: Tensor, piece: _Piece) -> Tensor:

@@ -36,6 +36,7 @@ SUFFIX = ".birdie"
 MOST = 1000
 """Links, at most, of which each is a difference to the one before."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NUMBERED = re.compile(r"([^0-9]*)([0-9]{0,20})")
 _WRONG = "is not what birdie writes; the file is damaged"
 _MOST_STEP = 10**20
 
@@ -157,6 +158,16 @@ def digest_of(files: Mapping[str, tuple[int, str]]) -> str:
     return hashlib.sha256(json.dumps(sorted(files.items()), separators=(",", ":")).encode()).hexdigest()
 
 
+def link_paths(folder: Path) -> list[Path]:
+    """Return the links in a folder, unread, in the order of the numbers in their names; none if it is none."""
+    return sorted((path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith(".")), key=_order_of)
+
+
+def _order_of(path: Path) -> tuple[list[tuple[str, int]], str]:
+    """Return what brings names into order, step-9 before step-10: their texts and the numbers after them."""
+    return [(text, int(number or -1)) for text, number in _NUMBERED.findall(path.name)], path.name
+
+
 def read_link(path: Path) -> Link:
     """Return the facts about a link, from its header.
 
@@ -164,7 +175,7 @@ def read_link(path: Path) -> Link:
         ArtifactError: the file is damaged, or no link.
     """
     with Reader(path) as reader:
-        return _link_in(reader)
+        return link_in(reader)
 
 
 def is_link(source: Data) -> bool:
@@ -261,7 +272,7 @@ def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = Non
         stages: of the link.
         limit: most bytes of the files of one link, as of `birdie.artifact.kept_files.read`.
     """
-    content, link = kept_files.read(reader, limit), _link_in(reader)
+    content, link = kept_files.read(reader, limit), link_in(reader)
     for stage in stages:
         if stage.files:
             with Reader(stage.path) as earlier:
@@ -274,7 +285,8 @@ def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = Non
 def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Return part → reason of all parts of a link's checkpoint that cannot be restored, after reading all of the file.
 
-    A part is the name of a tensor, or NUL and the name of a file for the bytes around its tensors.
+    A part is the name of a tensor, or NUL and the name of a file for the bytes around its tensors. The reason of a part
+    that needs another link is that of the other one.
 
     Args:
         path: of the link.
@@ -292,7 +304,7 @@ def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dic
 def _damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     with Reader(path) as reader:
-        link = _link_in(reader)
+        link = link_in(reader)
         for entry in reader.entries:
             try:
                 reader.read(entry)
@@ -314,9 +326,8 @@ def _damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> di
         theirs = sorted(needed) + [f"\0{name}" for name in sorted(_names_in(base, link, same))]
         ours = sorted(needed) + [f"\0{name}" for name in sorted(same)]
         for part, name in zip(theirs, ours, strict=True):
-            if part not in broken and "" not in broken:
-                continue
-            reasons[name] = f"{path} needs {part.lstrip(chr(0))!r} of {link.base}, which is damaged"
+            if cause := broken.get(part, broken.get("", "")):
+                reasons[name] = cause
     return reasons
 
 
@@ -328,7 +339,7 @@ def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> li
         names: its tensors that will be decoded; None: all.
         files: whether the bytes around them are needed as well.
     """
-    link, where = _link_in(reader), Path(reader.where)
+    link, where = link_in(reader), Path(reader.where)
     wanted, others = _differences(reader, names), {name for name, file in link.files.items() if files and file.same}
     stages: list[Stage] = []
     while wanted or others:
@@ -344,7 +355,7 @@ def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> li
     return stages[::-1]
 
 
-def _link_in(reader: Reader) -> Link:
+def link_in(reader: Reader) -> Link:
     link = Link.of(reader.fields, reader.where)
     if link is None:
         raise ArtifactError(f"{reader.where} is no link of a chain; give a file of a folder that birdie compress wrote")
@@ -360,7 +371,7 @@ def _base_in(where: Path, link: Link, tensors: Collection[str] = (), files: Coll
         raise ArtifactError(f"{where} is a difference to {link.base}, which is missing; copy it into {where.parent}")
     try:
         with Reader(path) as other:
-            base = _link_in(other)
+            base = link_in(other)
             lacking = sorted({*tensors} - {*other.names})
     except ArtifactError as error:
         raise ArtifactError(f"{where} is a difference to a link that is damaged: {error}") from error

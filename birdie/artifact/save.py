@@ -9,7 +9,7 @@ metadata. The format is in docs/format.md.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from io import BytesIO
@@ -141,6 +141,7 @@ def write_model(
     files: Mapping[str, bytes] | None = None,
     tree: Any = None,
     link: Mapping[str, Any] | None = None,
+    check: Callable[[Path], None] | None = None,
     world: World | None = None,
     **options: Unpack[SaveOptions],
 ) -> Summary:
@@ -153,6 +154,7 @@ def write_model(
         files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
         tree: how the tensors nest (birdie.artifact.pytree).
         link: facts about a link of a chain (birdie.artifact.links).
+        check: called with the path of the complete file before it has its name; its error keeps it from that.
         world: ranks that share the tensors out, if there is no calibration or one in blocks. All call this with the
             same arguments; rank 0 writes the file, and its bytes are those of one process.
     """
@@ -218,7 +220,7 @@ def write_model(
             if large and resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
             require_complete()
-            run_on_main(world, torch.device("cpu"), lambda: beside.write(destination, encoded))
+            run_on_main(world, torch.device("cpu"), lambda: beside.write(destination, encoded, check))
             coder.meter.finish()
         file = destination.getvalue() if isinstance(destination, BytesIO) else destination
         summary = world.broadcast(inspect(file) if world.is_main else Summary(str(path), 0, None, 0, (), {}))

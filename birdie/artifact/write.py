@@ -1,8 +1,9 @@
 """Coded tensors and what a file has beside them: entries of the container."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -57,9 +58,9 @@ class Beside:
         """Return the bytes of that file."""
         return container.file_bytes(*self.content(state))
 
-    def write(self, path: Source | BytesIO, state: EncodedState) -> None:
-        """Write that file, completely or not at all."""
-        container.write(path, *self.content(state))
+    def write(self, path: Source | BytesIO, state: EncodedState, check: Callable[[Path], None] | None = None) -> None:
+        """Write that file, completely or not at all; `check` as of `birdie.artifact.container.write`."""
+        container.write(path, *self.content(state), check)
 
 
 def lossless_entries(tensors: Mapping[str, Tensor], effort: Effort) -> list[Entry]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from birdie.cli.account import listed, show_left_out, show_taken
-from birdie.cli.chain import compress_checkpoints, is_chain
+from birdie.cli.chains import compress_checkpoints, is_chain
 from birdie.cli.console import (
     FLAT,
     Json,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from birdie.cli.chain import decompress_link, link_of
+from birdie.cli.chains import decompress_link, link_of
 from birdie.cli.console import (
     Json,
     Overwrite,

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.chain import Chain, link_paths
+from birdie.artifact.chain import Chain
+from birdie.artifact.links import link_paths
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.qat.fake_quantization import FakeQuantization, storage_rules
@@ -153,6 +154,7 @@ class Run:
         self.not_begun: list[str] = []
         self._metrics: Metrics | None = None
         self._chain: Chain | None = None
+        self._unlinked: dict[int, Path] = {}  # checkpoints that the chain lacks, as another process had it
 
     @property
     def checkpoints(self) -> Path:
@@ -390,14 +392,15 @@ class Run:
         began = time.perf_counter()
         self._chain.require_writable()
         on_disk = {step_of(other): other for other in checkpoint_paths(self.checkpoints)}
-        for row in self._chain.extend({step: path}, on_disk=on_disk):
+        self._unlinked = {number: on_disk[number] for number in self._unlinked if number in on_disk} | {step: path}
+        for row in self._chain.extend(self._unlinked, on_disk=on_disk):
+            if row.step is not None:
+                self._unlinked.pop(row.step, None)
             if row.added:
                 kind = f"difference to {Path(row.base).stem}" if row.base else "full"
-                seconds = time.perf_counter() - began
-                self.notify(
-                    f"step {step}  {row.bytes:,} of {row.checkpoint_bytes:,} bytes in {self.chain / row.name}, {kind}, "
-                    f"{seconds:.1f} s"
-                )
+                took = f"{time.perf_counter() - began:.1f} s"
+                share, file = f"{row.bytes:,} of {row.checkpoint_bytes:,} bytes", self.chain / row.name
+                self.notify(f"step {row.step}  {share} in {file}, {kind}, {took}")
 
     def _checked(self) -> Checked:
         """Run the preflight checks before the clock starts; a failure on any rank ends the run on all ranks."""

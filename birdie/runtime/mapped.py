@@ -9,13 +9,13 @@ with the tensors that it mapped itself.
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch import Tensor
 
-from birdie.errors import WeightsError
+from birdie.errors import ChangedError, WeightsError
 from birdie.runtime.platform import mapped_ranges, release_pages
 
 _sizes: dict[Path, os.stat_result] = {}  # of mapped files, as they were at first
@@ -34,14 +34,23 @@ def releasing(files: Iterable[Path]) -> Iterator[None]:
 
 
 @contextmanager
-def complete(files: Iterable[Path]) -> Iterator[None]:
+def complete(files: Iterable[Path], since: Mapping[Path, os.stat_result] | None = None) -> Iterator[None]:
     """Let `require_complete` tell whether one of these files, mapped by this process, was written to in the meantime.
 
     Without it the process would die of SIGBUS where a file is cut, or read zeros, or a mixture of two contents.
+
+    Args:
+        files: that are mapped.
+        since: file → its status when it was first read; that of others is taken now.
     """
     from birdie.runtime.bus_error import guarded  # late, because it needs numba
 
-    _sizes.update((file, file.stat()) for file in files if mapped_ranges([file]))
+    outer = dict(_sizes)
+    for file, status in (since or {}).items():
+        _sizes.setdefault(file, status)
+    for file in files:
+        if file not in _sizes and mapped_ranges([file]):
+            _sizes[file] = file.stat()
     try:
         with guarded():
             yield
@@ -50,6 +59,7 @@ def complete(files: Iterable[Path]) -> Iterator[None]:
         raise
     finally:
         _sizes.clear()
+        _sizes.update(outer)
 
 
 def require_complete() -> None:
@@ -59,19 +69,24 @@ def require_complete() -> None:
     from birdie.runtime.bus_error import faults
 
     for file, first in _sizes.items():
-        with suppress(OSError):  # one that was removed or replaced stays mapped as it was
-            now = file.stat()
-            if (now.st_dev, now.st_ino) != (first.st_dev, first.st_ino):
-                continue
-            if now.st_size != first.st_size:
-                raise WeightsError(
-                    f"{file} had {first.st_size:,} bytes and has {now.st_size:,} now: another process changed it while "
-                    "it was read; copy it again, then run this again"
-                )
-            if now.st_mtime_ns != first.st_mtime_ns:
-                raise WeightsError(f"another process wrote to {file} while it was read; run this again when it is done")
+        with suppress(FileNotFoundError):  # what was removed or replaced stays mapped as it was
+            require_unchanged(file, first)
     if faults:
         raise WeightsError(f"{next(iter(_sizes))} or a file beside it cannot be read as a whole; check the disk")
+
+
+def require_unchanged(file: Path, first: os.stat_result) -> None:
+    """Check that nobody wrote to a file since it had some status; one that was replaced by another is as it was."""
+    now = file.stat()
+    if (now.st_dev, now.st_ino) != (first.st_dev, first.st_ino):
+        return
+    if now.st_size != first.st_size:
+        raise ChangedError(
+            f"{file} had {first.st_size:,} bytes and has {now.st_size:,} now: another process changed it while it was "
+            "read; copy it again, then run this again"
+        )
+    if now.st_mtime_ns != first.st_mtime_ns:
+        raise ChangedError(f"another process wrote to {file} while it was read; run this again when it is done")
 
 
 def release(tensor: Tensor) -> None:

@@ -5,6 +5,7 @@ The rest of birdie uses none of them (tests/runtime/test_platform.py), except wh
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import signal
@@ -21,6 +22,7 @@ READ_FLAGS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_
 """Flags of `os.open` that do not wait for the writer of a pipe, and change no byte."""
 NO_LINK = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 """Flags that open no link either, where the system can refuse it."""
+_SIGNAL_OF_LEASE = 10  # F_SETSIG of fcntl(2), which Python does not name
 END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals by which a user or the system ends a process."""
 OWN_GROUP: dict[str, Any] = (
@@ -60,6 +62,27 @@ def write_at(file: BinaryIO, lock: Lock, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(file.fileno(), data, offset)
         data, offset = data[written:], offset + written
+
+
+def is_open_for_writing(path: Path) -> bool:
+    """Return whether a process has a file open for writing; False on systems that do not tell.
+
+    Linux gives a read lease on a file of this user only if nobody has it open for writing.
+    """
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | NO_LINK)
+        try:
+            fcntl.fcntl(file, _SIGNAL_OF_LEASE, signal.SIGURG)  # who opens it meanwhile must not end this process
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as error:  # others: no lease on this file system, or the file is another user's
+            return error.errno == errno.EAGAIN
+        finally:
+            os.close(file)
+    return False
 
 
 def user_id() -> int | None:

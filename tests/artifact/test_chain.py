@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import birdie
-from birdie.artifact.chain import Chain, Row, find_link, restore, survey
+from birdie.artifact.chain import Chain
+from birdie.artifact.chain_rows import Row, find_link, survey
 from birdie.artifact.checkpoint_series import series, without_number
 from birdie.artifact.container import Reader
 from birdie.artifact.file import File
+from birdie.artifact.link_content import restore
 from birdie.artifact.links import read_link
 from birdie.cli import build_app
 from birdie.cli.console import run

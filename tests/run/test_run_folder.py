@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.artifact.chain import Chain, find_link, restore, survey
+from birdie.artifact.chain import Chain
+from birdie.artifact.chain_rows import find_link, survey
+from birdie.artifact.link_content import restore
 from birdie.cli import build_app
 from birdie.cli.console import run as run_command
 from birdie.data.corpus import file_corpus

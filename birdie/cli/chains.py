@@ -1,0 +1,246 @@
+"""Chains of checkpoints for the commands `compress`, `decompress`, `inspect` and `chain`."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from birdie.cli.console import (
+    compiling_notice,
+    folder_of,
+    into_folder,
+    listed,
+    log,
+    plain,
+    print_json,
+    print_line,
+    print_table,
+    print_written,
+    size,
+)
+from birdie.errors import ConfigError
+from birdie.runtime.outputs import require_output, require_output_folder
+
+if TYPE_CHECKING:
+    from birdie.artifact.chain_rows import Row
+    from birdie.entropy.hints import EffortOption
+
+_MOST_NAMES = 2  # of links that are named one by one
+
+
+def is_chain(folder: Path) -> bool:
+    """Return whether a folder has links of a chain."""
+    return folder.is_dir() and next(folder.glob("*.birdie"), None) is not None  # without torch
+
+
+def compress_checkpoints(
+    folder: Path,
+    output: Path,
+    *,
+    full_every: int | None,
+    skip: Sequence[str],
+    coder: "EffortOption",
+    overwrite: bool,
+    json: bool,
+) -> None:
+    """Add the checkpoints of a run in a folder to a chain, and print a row for each.
+
+    Args:
+        folder: of the checkpoints.
+        output: the folder of the chain.
+        full_every: links of which one stands alone; None: the default, of a folder of nothing but checkpoints.
+        skip: patterns of names of checkpoints to leave out.
+        coder: "auto" is "fast": floats of full precision hardly gain from "max".
+        overwrite: replace links of other checkpoints.
+        json: print one object.
+    """
+    from birdie.artifact.chain import FULL_EVERY, Chain
+    from birdie.artifact.checkpoint_series import beside, series, unnumbered, without_number
+    from birdie.artifact.settled import unfinished
+    from birdie.runtime.distributed import world_from_environment
+
+    if world_from_environment().size > 1:
+        raise ConfigError("a chain is written by one process; start it without torchrun")
+    numbered = series(folder, skip)
+    waiting = unfinished([*numbered.values(), *unnumbered(folder, [*numbered.values()], skip)])
+    checkpoints = {step: path for step, path in numbered.items() if path not in waiting}
+    if not checkpoints:
+        raise ConfigError(f"no checkpoint in {folder} is complete ({next(iter(waiting.values()))}); run this again")
+    named = without_number(folder, checkpoints, skip, strict=full_every is None, waiting=waiting)
+    if output.resolve() in [path.resolve() for path in (folder, *checkpoints.values(), *named)]:
+        raise ConfigError(f"{output} is read; choose another output")
+    chain = Chain(
+        output,
+        full_every=FULL_EVERY if full_every is None else full_every,
+        coder="fast" if coder == "auto" else coder,
+        notify=log,
+    )
+    chain.require_writable(overwrite=overwrite)
+    rows = []
+    with compiling_notice():
+        for row in chain.extend(checkpoints, named=named, replace_others=overwrite):
+            rows.append(row)
+            if row.added:
+                title, original_size = _title(row).plain, size(row.checkpoint_bytes or 0)
+                log(f"step {title}: {original_size} → {size(row.bytes)}, {_kind(row).plain}")
+    waiting |= chain.waiting
+    rows = sorted([*rows, *chain.others(rows)], key=lambda row: (row.step or 0, row.checkpoint))
+    original, stored = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
+    added, left_out = sum(row.added for row in rows), beside(folder, numbered, [*named, *waiting])
+    if json:
+        facts = {"path": str(output), "input_bytes": original, "bytes": stored, "added": added, "left_out": left_out}
+        print_json({**facts, "waiting": {path.name: why for path, why in waiting.items()}, **_listed(rows)})
+        return
+    print_table(_table(rows, "", _state))
+    print_line(f"{size(original)} → {size(stored)} ({stored / max(original, 1):.1%}): {output}")
+    if any(row.kept for row in rows):
+        print_line(f"kept: of checkpoints that are no longer in {folder}")
+    for path, why in sorted(waiting.items()):
+        print_line(
+            f"{path.name} waits: {why}; run this again when it is complete, or leave it out with --skip {path.name}"
+        )
+    if left_out:
+        print_line(f"left out, as they are no checkpoints: {listed(left_out)}")
+    for row in rows:
+        if row.checkpoint:
+            print_line(f"restore {row.checkpoint}: birdie decompress {output / row.name} -o {row.checkpoint}")
+    print_line(f"restore one: birdie decompress {output} --step {max(row.step or 0 for row in rows)} -o FOLDER")
+
+
+def link_of(chain: Path, step: int | None) -> Path:
+    """Return the link of a step in a chain."""
+    from birdie.artifact.chain_rows import find_link
+    from birdie.artifact.links import link_paths
+
+    if step is None:
+        paths = link_paths(chain)
+        names = f" of {len(paths)} checkpoints, {paths[0].stem} to {paths[-1].stem}" if paths else ""
+        such = f", such as {paths[-1]}" if paths else ""
+        raise ConfigError(f"{chain} is a folder{names}; name one by --step, or give a .birdie file{such}")
+    return find_link(chain, step)
+
+
+def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **limits: Any) -> bool:
+    """Restore the checkpoint of a link bit for bit; return False if the output asks for its tensors in another format.
+
+    Args:
+        link: its file.
+        output: name of a folder; of a checkpoint that is a file, of a file of its format as well.
+        overwrite: replace files that are there.
+        json: print one object.
+        limits: those of `birdie.artifact.link_content.restore`.
+    """
+    from birdie.artifact.link_content import restore
+    from birdie.artifact.links import read_link
+    from birdie.artifact.output_form import form_of, form_of_weights
+
+    facts = read_link(link)
+    form, target = form_of(output, from_folder=facts.is_folder), Path(output)
+    if facts.is_folder and form != "folder":
+        raise ConfigError(f"{link} holds the folder of a checkpoint; give the name of a folder, {output}/")
+    if form not in ("folder", form_of_weights(facts.name)):
+        if "safetensors" not in (form, form_of_weights(facts.name)) or form == "ptz":
+            raise ConfigError(f"{link} holds {facts.name}, bit for bit; give -o a name that ends as that does")
+        return False
+    left: list[str] = []
+    if facts.is_folder:
+        target = require_output_folder(target, overwrite=overwrite)
+    else:
+        target = require_output(target / facts.name if form == "folder" else target, [link], overwrite=overwrite)
+    with compiling_notice(), into_folder(target) if facts.is_folder else nullcontext(left) as left:
+        count = restore(link, target, overwrite=overwrite, **limits)
+    kind = "folder" if facts.is_folder else "file"
+    written = {"bytes": count, "step": facts.step, "files": len(facts.files), "written": kind}
+    what = folder_of(len(facts.files)) if facts.is_folder else "a file"
+    text = f"{facts.name}, checkpoint of step {facts.step}, {size(count)}, as {what}, bit for bit"
+    print_written(target, text, written, left, as_json=json)
+    return True
+
+
+def show_chain(folder: Path, *, verified: bool, json: bool) -> None:
+    """Print a row for each link of a chain; the exit code is 1 if a checkpoint cannot be restored.
+
+    Args:
+        folder: of the chain.
+        verified: decode every link.
+        json: print one object.
+    """
+    from birdie.artifact.chain_rows import survey, verify
+
+    with compiling_notice():
+        rows = verify(folder) if verified else survey(folder)
+    damaged = [row for row in rows if row.damage]
+    stored, original = sum(row.bytes for row in rows), sum(row.checkpoint_bytes or 0 for row in rows)
+    if json:
+        listed = _listed(rows)
+        facts = {"path": str(folder), "bytes": stored, "input_bytes": original, "damaged": len(damaged)}
+        print_json({**facts, "verified": verified, **listed})
+    else:
+        table = _table(
+            rows, "verified" if verified else "intact", lambda row: "no" if row.damage else "yes", needed=True
+        )
+        print_table(table)
+        print_line(f"{len(rows)} checkpoints of {size(original)} in {size(stored)}: {folder}")
+        for cause in dict.fromkeys(row.damage for row in damaged):
+            print_line(f"{_names([row.name for row in damaged if row.damage == cause])} cannot be restored: {cause}")
+    if damaged:
+        raise SystemExit(1)
+
+
+def _state(row: "Row") -> str:
+    return "added" if row.added else "kept" if row.kept else "unchanged"
+
+
+def _names(names: Sequence[str]) -> str:
+    """Return the names of links, of many the first and the last."""
+    stems = [Path(name).stem for name in names]
+    return ", ".join(stems) if len(stems) <= _MOST_NAMES else f"{stems[0]} to {stems[-1]} ({len(stems)} checkpoints)"
+
+
+def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str], *, needed: bool = False) -> Table:
+    """Return the table of links.
+
+    Args:
+        rows: of the links.
+        name: of the last column.
+        value: row → its text in that.
+        needed: also say who depends on a link.
+    """
+    table = Table()
+    for column in ("step", "bytes", "before", "share"):
+        table.add_column(column, justify="right")
+    table.add_column("stored as", overflow="fold")
+    if needed:
+        table.add_column("needed by", overflow="fold")
+    table.add_column(name)
+    for row in rows:
+        original = row.checkpoint_bytes
+        share = f"{row.bytes / original:.1%}" if original else ""
+        cells: list[str | Text] = [
+            _title(row),
+            f"{row.bytes:,}",
+            "" if original is None else f"{original:,}",
+            share,
+            _kind(row),
+        ]
+        table.add_row(*cells, *([plain(_names(row.needed_by))] if needed else []), value(row))
+    return table
+
+
+def _title(row: "Row") -> Text:
+    """Return the step of a row, with the name of a checkpoint that is known by its name."""
+    return plain(row.name if row.step is None else f"{row.step} {row.checkpoint}".strip())
+
+
+def _kind(row: "Row") -> Text:
+    if row.step is None:
+        return Text("unknown")
+    return plain(f"difference to {Path(row.base).stem}" if row.base else "full")
+
+
+def _listed(rows: Sequence["Row"]) -> dict[str, Any]:
+    return {"checkpoints": [asdict(row) for row in rows]}
