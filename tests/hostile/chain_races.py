@@ -112,6 +112,11 @@ def _problems_of_list(chain: Path) -> Iterator[str]:
         yield f"inspect: {end.message or [row['damage'] for row in rows if row['damage']]}"
 
 
+def keep(chain: Path) -> None:
+    """Remove the links of all steps but every 30th; the process exits if that fails."""
+    _require(call(["chain", str(chain), "--keep-every", "30"]))
+
+
 def _compress(folder: Path, run: str) -> list[str]:
     return ["compress", str(folder / run), "-o", str(folder / "run.birdie")]
 

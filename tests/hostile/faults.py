@@ -121,7 +121,7 @@ def _problems(
     yield from _problems_of_files(left, earlier, sound)
     yield from problems_of_run(weights_of_run(folder), weights, complete=False)
     if first.code == 0 and left.keys() != sound.keys():
-        yield f"success without {sorted(sound.keys() - left.keys())}"
+        yield f"success with other files: {sorted(sound.keys() ^ left.keys())}"
     again = _disturbed(folder, COMMANDS[command].again(folder), NEVER, KILL)
     if again.code:
         yield f"started again, exit code {again.code}: {again.message[-300:]}"
@@ -165,7 +165,7 @@ def _problems_of_files(left: State, earlier: State, sound: State) -> Iterator[st
     for name, digest in left.items():
         if digest and name in sound and digest not in (sound[name], earlier.get(name)):
             yield f"{name} is not complete"
-    yield from (f"{name} is lost" for name in earlier.keys() - left.keys())
+    yield from (f"{name} is lost" for name in (earlier.keys() & sound.keys()) - left.keys())
 
 
 def _problems_of_failure(end: End, left: State, known: State) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.forked import Program
-from tests.hostile.chain_laws import problems_of_run, weights_of_run
+from tests.hostile.chain_laws import problems_of_run, states_of, weights_of_run
 from tests.hostile.workload import (
     COMMANDS,
     EVERY,
@@ -39,7 +39,7 @@ TARGETS = {
     **{
         name: COMMANDS[name]
         for name in (
-            *("compress chain", "decompress .pt", "decompress folder", "decompress --overwrite"),
+            *("compress chain", "chain --keep-every", "decompress .pt", "decompress folder", "decompress --overwrite"),
             *("decompress --step", "page", "report"),
         )
     },
@@ -78,15 +78,20 @@ def _attack(report: Losses, folder: Path, target: str, count: int, rng: random.R
         raise RuntimeError(log)
     sound, inputs = contents(folder / "out"), contents(folder / "in")
     weights = weights_of_run(folder) if target == DELTAS else {}
+    links = states_of(folder / "out" / "run.birdie")
     for name, number in SIGNALS.items():
         for index in range(count):
             earlier = command.begin(folder)
+            known = states_of(folder / "out" / "run.birdie")
             moment = rng.uniform(0, seconds)
             _, code, log = _run(command.tokens(folder), moment, number)
             report.counts[f"{target}, {name}, exit code {code}"] += 1
             problems = [*_problems_of_death(folder, target, name, log, earlier, sound)]
             if target == DELTAS:
                 problems += problems_of_run(weights_of_run(folder), weights, complete=False)
+            for link, state in states_of(folder / "out" / "run.birdie").items():
+                if link in links and state not in (links[link], known.get(link)):
+                    problems.append(f"{link} is not restored: {state}")
             _, again, second = _run(command.again(folder))
             if again:
                 problems.append(f"started again, exit code {again}: {second[-300:]}")
@@ -107,7 +112,7 @@ def _problems_of_death(folder: Path, target: str, name: str, log: str, earlier: 
     for path, digest in left.items():
         if digest and path in sound and digest not in (sound[path], earlier.get(path)):
             yield f"{path} is not complete"
-    if lost := sorted(earlier.keys() - left.keys()):
+    if lost := sorted((earlier.keys() & sound.keys()) - left.keys()):
         yield f"lost {lost}"
     if "Traceback" in log:
         yield f"a traceback: {log[-600:]}"

@@ -133,6 +133,7 @@ COMMANDS = {
     "compress chain": _same(
         lambda at: ["compress", f"{at}/in/checkpoints", "-o", f"{at}/out/run.birdie"], "checkpoints", state="half"
     ),
+    "chain --keep-every": _same(lambda at: ["chain", f"{at}/out/run.birdie", "--keep-every", "30"], state="six"),
     "decompress --step": Command(
         lambda at: ["decompress", f"{at}/in/run.birdie", "--step", "30", "-o", f"{at}/out/step"],
         lambda at: ["decompress", f"{at}/in/run.birdie", "--step", "30", "-o", f"{at}/out/step", "--overwrite"],
@@ -230,6 +231,7 @@ def _make_run(source: Path) -> None:
 _INPUTS: dict[str, Callable[[Path], object]] = {
     "checkpoints": lambda source: write_checkpoints(source / "checkpoints", 4),
     "half": lambda source: _compress_checkpoints(2, source / "half" / "run.birdie"),
+    "six": lambda source: _compress_checkpoints(6, source / "six" / "run.birdie"),
     "run.birdie": lambda source: _compress_checkpoints(4, source / "run.birdie"),
     "folder": _make_folder,
     "older": lambda source: _write_folder(source / "older" / "model", seed=1),
