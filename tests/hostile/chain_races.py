@@ -22,7 +22,7 @@ STEPS = 4
 DELAY = 0.3
 """Seconds, at most, by which the second writer starts later."""
 CHECKPOINTS = 20
-"""That a slow trainer writes, by default."""
+"""Checkpoints of a slow trainer, by default."""
 
 
 def prepare(folder: Path) -> dict[str, dict[str, State]]:
@@ -81,10 +81,10 @@ def slow_training(folder: Path, rng: random.Random, way: str, form: str, count: 
     yield from _problems_of_parts(chain, folder)
     yield from _problems_of_list(chain)
     expected = [states[-1] for states in slow_trainer.written(folder).values()]
-    found = [*_in_run(chain).values()]
-    if lost := [state for state in expected if state not in found]:
+    links = [*_in_run(chain).values()]
+    if lost := [state for state in expected if state not in links]:
         yield f"no link of {lost}"
-    if others := [state for state in found if state not in expected]:
+    if others := [state for state in links if state not in expected]:
         yield f"links of {others}"
 
 
