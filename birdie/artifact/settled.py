@@ -31,12 +31,12 @@ def unfinished(checkpoints: Collection[Path]) -> dict[Path, str]:
     Args:
         checkpoints: files and folders in one folder.
     """
-    before = {path: _status(path, checkpoints) for path in checkpoints}
-    youngest = max((changed for status in before.values() for _, changed, _ in status.values()), default=0)
+    seen = {path: _status(path, checkpoints) for path in checkpoints}
+    youngest = max((changed for status in seen.values() for _, changed, _ in status.values()), default=0)
     if time.time() - youngest / 1e9 < QUIET:
         time.sleep(QUIET)
     problems = {}
-    for path, status in before.items():
+    for path, status in seen.items():
         if _status(path, checkpoints) != status:
             problems[path] = f"{path.name} is still being written"
         elif problem := _problem(path, status):

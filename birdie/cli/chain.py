@@ -45,15 +45,15 @@ def command(
     from birdie.artifact.links import link_paths
     from birdie.artifact.retention import retain
 
-    before = sum(path.stat().st_size for path in link_paths(chain))
+    original = sum(path.stat().st_size for path in link_paths(chain))
     with compiling_notice():
         removed = retain(Chain(chain, notify=log), drop=drop or (), keep_last=keep_last, keep_every=keep_every)
     paths = link_paths(chain)
     after = sum(path.stat().st_size for path in paths)
     if json:
-        facts = {"path": str(chain), "input_bytes": before, "bytes": after, "checkpoints": len(paths)}
+        facts = {"path": str(chain), "input_bytes": original, "bytes": after, "checkpoints": len(paths)}
         print_json({**facts, "removed": [asdict(row) for row in removed]})
         return
     names = listed([f"{row.step} {row.checkpoint}".strip() for row in removed]) if removed else "nothing"
     print_line(f"removed {names}")
-    print_line(f"{size(before)} → {size(after)}, {len(paths)} checkpoints: {chain}")
+    print_line(f"{size(original)} → {size(after)}, {len(paths)} checkpoints: {chain}")

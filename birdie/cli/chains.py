@@ -99,10 +99,10 @@ def compress_checkpoints(
     print_line(f"{size(original)} → {size(stored)} ({stored / max(original, 1):.1%}): {output}")
     if any(row.kept for row in rows):
         print_line(f"kept: of checkpoints that are no longer in {folder}")
+    steps = {path: f"step {step}" for step, path in numbered.items()}
     for path, why in sorted(waiting.items()):
-        print_line(
-            f"{path.name} waits: {why}; run this again when it is complete, or leave it out with --skip {path.name}"
-        )
+        advice = f"run this again when it is complete, or leave it out with --skip {path.name}"
+        print_line(f"{steps.get(path, path.name)} waits: {why}; {advice}")
     if left_out:
         print_line(f"left out, as they are no checkpoints: {listed(left_out)}")
     for row in rows:
@@ -186,7 +186,7 @@ def show_chain(folder: Path, *, verified: bool, json: bool) -> None:
         print_table(table)
         print_line(f"{len(rows)} checkpoints of {size(original)} in {size(stored)}: {folder}")
         for cause in dict.fromkeys(row.damage for row in damaged):
-            print_line(f"{_names([row.name for row in damaged if row.damage == cause])} cannot be restored: {cause}")
+            print_line(f"{_titles([row for row in damaged if row.damage == cause])} cannot be restored: {cause}")
     if damaged:
         raise SystemExit(1)
 
@@ -195,10 +195,10 @@ def _state(row: "Row") -> str:
     return "added" if row.added else "kept" if row.kept else "unchanged"
 
 
-def _names(names: Sequence[str]) -> str:
-    """Return the names of links, of many the first and the last."""
-    stems = [Path(name).stem for name in names]
-    return ", ".join(stems) if len(stems) <= _MOST_NAMES else f"{stems[0]} to {stems[-1]} ({len(stems)} checkpoints)"
+def _titles(rows: Sequence["Row"]) -> str:
+    """Return the steps of rows, of many the first and the last."""
+    titles = [_title(row).plain for row in rows]
+    return ", ".join(titles) if len(titles) <= _MOST_NAMES else f"{titles[0]} to {titles[-1]} ({len(titles)})"
 
 
 def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str], *, needed: bool = False) -> Table:
@@ -217,6 +217,7 @@ def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str], *, n
     if needed:
         table.add_column("needed by", overflow="fold")
     table.add_column(name)
+    by_name = {row.name: row for row in rows}
     for row in rows:
         original = row.checkpoint_bytes
         share = f"{row.bytes / original:.1%}" if original else ""
@@ -227,7 +228,9 @@ def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str], *, n
             share,
             _kind(row),
         ]
-        table.add_row(*cells, *([plain(_names(row.needed_by))] if needed else []), value(row))
+        table.add_row(
+            *cells, *([plain(_titles([by_name[name] for name in row.needed_by]))] if needed else []), value(row)
+        )
     return table
 
 
