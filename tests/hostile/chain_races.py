@@ -1,9 +1,10 @@
 """Processes that disturb each other at a chain: `python -m tests.hostile chain_races --count 20`.
 
-Two writers of one chain, of one run or of two, with and without --overwrite; and `birdie compress` again and again
-while a trainer writes its checkpoints slowly (tests/hostile/slow_trainer.py). Laws: each command ends with success or
-in one sentence; every step that a successful writer announced comes back bit for bit, unless a later one replaced it; a
-chain is of one run; in the end each checkpoint has a link, and each link is that of a complete checkpoint.
+Two writers of one chain, of one run or of two, with and without --overwrite; `birdie chain` twice at once, beside a
+reader and a writer; and `birdie compress` again and again while a trainer writes its checkpoints slowly
+(tests/hostile/slow_trainer.py). Laws: each command ends with success or in one sentence; every step that a successful
+writer announced comes back bit for bit, unless a later one replaced or removed it; a chain is of one run; in the end
+each checkpoint has a link, and each link is that of a complete checkpoint.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from tests.hostile import slow_trainer
 from tests.hostile.chain_laws import rows_of, states_of
-from tests.hostile.workload import End, Fork, Report, State, call, forked, problem_of, write_checkpoints
+from tests.hostile.workload import End, Fork, Report, State, call, contents, forked, problem_of, write_checkpoints
 
 STEPS = 4
 DELAY = 0.3
@@ -60,6 +61,33 @@ def two_writers(
     if states not in allowed:
         of = {name: [run for run in sound if sound[run].get(name) == state] for name, state in states.items()}
         yield f"the chain has {of}; {[end.message + end.answer[-300:] for end in ends]}"
+    yield from _problems_of_list(chain)
+
+
+def two_retentions(folder: Path, sound: dict[str, dict[str, State]], rng: random.Random) -> Iterator[str]:
+    """Remove links of a chain twice at the same time, while one reads it and one adds to it."""
+    chain, target = folder / "run.birdie", folder / "restored"
+    shutil.rmtree(chain, ignore_errors=True)
+    _require(call(_compress(folder, "one")))
+    commands = [
+        ["chain", str(chain), "--drop", str(rng.choice((10, 20)))],
+        ["chain", str(chain), "--drop", str(rng.choice((10, 20, 30)))],
+        ["chain", str(chain), "--keep-every", "20"],
+        _compress(folder, "one"),
+    ]
+    shutil.rmtree(target, ignore_errors=True)
+    forks = [Fork(["decompress", str(chain), "--step", "40", "-o", str(target)])]
+    for tokens in rng.sample(commands, 3):
+        time.sleep(rng.choice((0, rng.uniform(0, DELAY / 6))))
+        forks.append(Fork(tokens))
+    yield from (problem for fork in forks if (problem := problem_of(fork.end())))
+    state = contents(target)
+    if state and state != sound["one"]["step-40.birdie"]:
+        yield f"a reader got {state}"
+    states = states_of(chain)
+    if not {"step-40.birdie", "last.birdie"} <= states.keys():
+        yield f"a step is lost that nobody dropped: {sorted(states)}"
+    yield from (f"{name} is not restored" for name in states if states[name] != sound["one"][name])
     yield from _problems_of_list(chain)
 
 
@@ -132,7 +160,8 @@ WRITERS = {
     for overwrite in (False, True)
 }
 TRAINERS = {f"{way}, {form}": (way, form) for way in slow_trainer.WAYS for form in slow_trainer.FORMATS}
-RACES: tuple[str, ...] = (*WRITERS, *TRAINERS)
+RETENTIONS = "two retentions, a reader and a writer"
+RACES: tuple[str, ...] = (*WRITERS, RETENTIONS, *TRAINERS)
 
 
 def campaign(count: int = 20, seed: int = 0, only: Sequence[str] = RACES) -> Report:
@@ -141,10 +170,10 @@ def campaign(count: int = 20, seed: int = 0, only: Sequence[str] = RACES) -> Rep
     with tempfile.TemporaryDirectory() as name:
         sound = prepare(Path(name).resolve())
         for race in only:
-            for index in range(count if race in WRITERS else 1):
+            for index in range(1 if race in TRAINERS else count):
                 problems = _race(race, Path(name).resolve(), sound, rng, count)
                 report.failures += [f"{race}, {index}: {problem}" for problem in problems]
-                report.counts[race] += 1 if race in WRITERS else count
+                report.counts[race] += count if race in TRAINERS else 1
     return report
 
 
@@ -152,6 +181,9 @@ def _race(race: str, folder: Path, sound: dict[str, dict[str, State]], rng: rand
     if race in WRITERS:
         runs, overwrite = WRITERS[race]
         yield from two_writers(folder, sound, rng, runs, overwrite=overwrite)
+        return
+    if race == RETENTIONS:
+        yield from two_retentions(folder, sound, rng)
         return
     with tempfile.TemporaryDirectory() as name:
         yield from slow_training(Path(name).resolve(), rng, *TRAINERS[race], count=count)

@@ -17,15 +17,16 @@ SHORT: list[tuple[str, dict[str, Any], int]] = [
     # campaign, settings, least number of attacks
     ("chain_flips", {"count": 1, "only": ["step-20*"]}, 3),
     ("chain_races", {"count": 2, "only": ["two writers of two runs", "pieces, folder"]}, 4),
-    ("faults", {"count": 1, "seed": 1, "only": ["compress"], "errors": ERRORS}, 2),
-    ("faults", {"count": 1, "seed": 9, "only": ["compress chain"], "errors": ERRORS}, 2),
-    ("faults", {"count": 1, "seed": 9, "only": ["chain --keep-every"], "errors": ERRORS}, 2),
-    ("kills", {"count": 1, "only": ["chain --keep-every"]}, 2),
+    (
+        "faults",
+        {"count": 1, "seed": 9, "only": ["compress", "compress chain", "chain --keep-every"], "errors": ERRORS},
+        6,
+    ),
     ("prepared", {"count": 5, "only": ["compress"]}, 3),
 ]
 LONG = [
     ("chain_flips", {"count": 20}, 300),
-    *(("chain_races", {"count": 20, "only": [race]}, 20) for race in chain_races.WRITERS),
+    *(("chain_races", {"count": 20, "only": [race]}, 20) for race in (*chain_races.WRITERS, chain_races.RETENTIONS)),
     *(("chain_races", {"count": 56, "only": [race]}, 56) for race in chain_races.TRAINERS),
     *(("faults", {"only": [command]}, 20) for command in COMMANDS),
     ("flips", {"count": 20}, 700),
