@@ -29,7 +29,7 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import open_append
 from birdie.runtime.names import shown
 from birdie.runtime.outputs import require_file_name
-from birdie.runtime.platform import END_SIGNALS
+from birdie.runtime.platform import END_SIGNALS, end_this_process
 from birdie.runtime.provenance import VERSION
 
 FLAT = Parameter(name="*")
@@ -157,7 +157,7 @@ def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
     as_json = as_json and os.environ.get("RANK", "0") == "0"
     _received[:] = [signal.SIGINT]
     try:
-        with _on_signals(_end):
+        with _on_signals(_end), _repeated_interrupts():
             command()
     except KeyboardInterrupt:
         number = _received[-1]
@@ -309,6 +309,7 @@ def size(value: int) -> str:
 
 _received: list[int] = []
 """Signals that the command received; each becomes a KeyboardInterrupt, and the last one decides the exit code."""
+_REPEAT_AFTER = 0.01  # seconds: when the code that cannot be interrupted has ended
 
 
 def seconds(value: float) -> str:
@@ -348,6 +349,29 @@ def _end(number: int, _frame: FrameType | None) -> None:
         if signal.getsignal(name) is not signal.SIG_IGN:
             signal.signal(name, signal.SIG_DFL)
     raise KeyboardInterrupt
+
+
+@contextmanager
+def _repeated_interrupts() -> Iterator[None]:
+    """Repeat a signal whose KeyboardInterrupt Python drops, as it does in `__del__` and below a callback of C code."""
+    previous, repeats = sys.unraisablehook, list[threading.Timer]()
+
+    def hook(dropped: "sys.UnraisableHookArgs") -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            previous(dropped)
+            return
+        signal.signal(_received[-1], _end)
+        repeats.append(threading.Timer(_REPEAT_AFTER, end_this_process, [_received[-1]]))
+        repeats[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
+        for repeat in repeats:
+            repeat.cancel()
+            repeat.join()
 
 
 def _receive(number: int) -> None:

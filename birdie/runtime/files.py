@@ -19,10 +19,10 @@ import errno
 import logging
 import os
 import re
+import secrets
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -151,23 +151,38 @@ def _merge(new: Path, target: Path, inputs: Iterable[Source]) -> None:
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a folder in `parent` that only this process uses; it is removed at the end, or after the process died."""
+    """Yield a folder in `parent` that only this process uses; it is removed at the end, or after the process died.
+
+    Whenever Ctrl-C comes, nothing is left: what is removed is known by a token, before the folder is there.
+    """
     remove_abandoned(parent)
-    folder, lock = _new_folder(parent)
+    token, lock = secrets.token_hex(8), None
     try:
+        folder, lock = _new_folder(parent, token)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _new_folder(parent: Path) -> tuple[Path, int | None]:
-    """Return a temporary folder named by its inode, and its lock; None where the system has no locks."""
-    while True:
-        created = Path(tempfile.mkdtemp(prefix=TEMPORARY, suffix=_SUFFIX, dir=parent))
         try:
-            folder = created.with_name(f"{TEMPORARY}{created.lstat().st_ino}-{created.name.removeprefix(TEMPORARY)}")
+            _remove_folders(parent, token)
+        except (KeyboardInterrupt, OSError) as error:  # rmtree that is interrupted may close a descriptor twice
+            _remove_folders(parent, token)
+            raise KeyboardInterrupt from error
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def _remove_folders(parent: Path, token: str) -> None:
+    for folder in parent.glob(f"{TEMPORARY}*{token}{_SUFFIX}"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new_folder(parent: Path, token: str) -> tuple[Path, int | None]:
+    """Return a temporary folder named by its inode and a token, and its lock; None where the system has no locks."""
+    while True:
+        created = parent / f"{TEMPORARY}{token}{_SUFFIX}"
+        created.mkdir(mode=0o700)
+        try:
+            folder = created.with_name(f"{TEMPORARY}{created.lstat().st_ino}-{token}{_SUFFIX}")
             created.replace(folder)
             return folder, open_locked(folder, os.O_RDONLY)
         except (FileNotFoundError, BlockingIOError):  # removed, before it was locked, by one who took it for abandoned

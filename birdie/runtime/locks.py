@@ -86,14 +86,14 @@ def locked_folder(folder: Path, notify: Notify) -> Iterator[None]:
     try:
         since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         with suppress(OSError):  # a full disk, or something else of that name: the lock holds all the same
-            if _read(holder).startswith(_START):  # of a process that was killed
+            if _names_holder(holder):  # of a process that was killed
                 holder.unlink()
             with holder.open("xb") as file:
                 file.write(_START + f"{os.getpid()} on {socket.gethostname()} since {since}".encode())
         yield
     finally:
         with suppress(OSError):
-            if _read(holder).startswith(_START):
+            if _names_holder(holder):
                 holder.unlink()
         with suppress(OSError):  # while it is held: afterwards it may be another's
             path.unlink()
@@ -108,6 +108,15 @@ def _require_lock(path: Path) -> None:
             raise ConfigError(f"{path} is not a file but has the name of a lock; remove it")
         if status.st_nlink > 1 or (status.st_size and not _read(path).startswith(_START)):
             raise ConfigError(f"{path} has the name of a lock, and something else is in it; move it elsewhere")
+
+
+def _names_holder(path: Path) -> bool:
+    """Return whether a file names a holder, or is the beginning of one, whose process died as it wrote it."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        is_small = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_HOLDER
+        return is_small and _START.startswith(_read(path)[: len(_START)])
+    return False
 
 
 def _read(path: Path) -> bytes:

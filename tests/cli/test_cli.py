@@ -641,6 +641,28 @@ def test_the_first_signal_asks_the_second_ends_and_the_third_kills(capfd: pytest
     assert "SIGTERM again stops at once" in capfd.readouterr().err
 
 
+class Stubborn:
+    """An object that gets a signal while Python removes it, where no exception leaves."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_that_python_would_drop_ends_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    ended = []
+
+    def command() -> None:
+        Stubborn()
+        time.sleep(30)
+        ended.append(True)
+
+    handlers, hook = [signal.getsignal(number) for number in signal.Signals], sys.unraisablehook
+    assert exit_code_of(command) == 143
+    assert not ended
+    assert "Traceback" not in capfd.readouterr().err
+    assert ([signal.getsignal(number) for number in signal.Signals], sys.unraisablehook) == (handlers, hook)
+
+
 def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

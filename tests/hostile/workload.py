@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -37,7 +38,10 @@ PASSING = {
 """Files with times in them, or that are written more than once: their bytes are not compared, nor checkpoints'."""
 
 State = dict[str, str]
-_STEP = re.compile(r"step-\d{8}")
+_STEP = re.compile(r"step-\d{8}(?=/|$)")
+_DATE = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d UTC")  # in the page of `birdie report`
+CHAIN = "checkpoints.birdie"
+"""Chain of a training run, whose links have times in them."""
 
 
 @dataclass
@@ -74,14 +78,23 @@ class Command:
     Attributes:
         tokens: folder → its command line; everything it writes is below FOLDER/out.
         again: folder → the command line that goes on after a crash.
+        inputs: names of what it needs below FOLDER/in, beside what is always there.
+        state: name of the input of which FOLDER/out is a copy when it starts; "": it is empty.
     """
 
     tokens: Callable[[Path], list[str]]
     again: Callable[[Path], list[str]]
+    inputs: tuple[str, ...] = ()
+    state: str = ""
+
+    def begin(self, folder: Path) -> State:
+        """Let FOLDER/out be as it is before the command, and return its content."""
+        reset(folder, folder / "in" / self.state if self.state else None)
+        return contents(folder / "out")
 
 
-def _same(tokens: Callable[[Path], list[str]]) -> Command:
-    return Command(tokens, tokens)
+def _same(tokens: Callable[[Path], list[str]], *inputs: str, state: str = "") -> Command:
+    return Command(tokens, tokens, (*inputs, state) if state else inputs, state)
 
 
 def train_tokens(folder: Path, steps: int, *, cap: int = 0) -> list[str]:
@@ -92,6 +105,13 @@ def train_tokens(folder: Path, steps: int, *, cap: int = 0) -> list[str]:
         *("train", "--folder", str(folder / "out" / "run"), *TINY, *length),
         *("--data.path", str(data), "--data.tokenizer", "bytes", "--train.max-wallclock-seconds", str(cap)),
     ]
+
+
+def training(steps: int, *options: str) -> Command:
+    """Return the command of a training run in FOLDER/out/run, which is resumed after a crash."""
+    return Command(
+        lambda at: [*train_tokens(at, steps), *options], lambda at: [*train_tokens(at, steps), *options, "--resume"]
+    )
 
 
 COMMANDS = {
@@ -108,13 +128,34 @@ COMMANDS = {
     "decompress .pt": _same(lambda at: ["decompress", f"{at}/in/m.birdie", "-o", f"{at}/out/m.pt"]),
     "decoder": _same(lambda at: ["script", "--kind", "decoder", "-o", f"{at}/out/decode.py"]),
     "prepare": _same(lambda at: ["prepare", f"{at}/in/*.txt", "--tokenizer", "bytes", "-o", f"{at}/out/data"]),
-    "train": Command(lambda at: train_tokens(at, 2 * EVERY), lambda at: [*train_tokens(at, 2 * EVERY), "--resume"]),
+    "train": training(2 * EVERY),
+    "train --checkpoint-deltas": training(2 * EVERY, "--checkpoint-deltas"),
+    "compress chain": _same(
+        lambda at: ["compress", f"{at}/in/checkpoints", "-o", f"{at}/out/run.birdie"], "checkpoints", state="half"
+    ),
+    "chain --keep-every": _same(lambda at: ["chain", f"{at}/out/run.birdie", "--keep-every", "30"], state="six"),
+    "decompress --step": Command(
+        lambda at: ["decompress", f"{at}/in/run.birdie", "--step", "30", "-o", f"{at}/out/step"],
+        lambda at: ["decompress", f"{at}/in/run.birdie", "--step", "30", "-o", f"{at}/out/step", "--overwrite"],
+        ("run.birdie",),
+    ),
+    "decompress folder": _same(lambda at: ["decompress", f"{at}/in/folder.birdie", "-o", f"{at}/out/model"], "folder"),
+    "decompress --overwrite": _same(
+        lambda at: ["decompress", f"{at}/in/folder.birdie", "-o", f"{at}/out/model", "--overwrite"],
+        "folder",
+        state="older",
+    ),
+    "page": _same(lambda at: ["page", f"{at}/in/run", "-o", f"{at}/out/page.html"], "run"),
+    "report": _same(lambda at: ["report", f"{at}/in/run", "-o", f"{at}/out/report.html", "--no-samples"], "run"),
 }
 
 
 @contextlib.contextmanager
-def workplace() -> Iterator[Path]:
+def workplace(inputs: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a temporary folder with FOLDER/in, which no command may change, and an empty FOLDER/out.
+
+    Args:
+        inputs: names of what is in FOLDER/in beside what is always there.
 
     Raises:
         RuntimeError: a command that nobody disturbs fails.
@@ -123,7 +164,14 @@ def workplace() -> Iterator[Path]:
         folder = Path(name).resolve()
         (folder / "out").mkdir()
         _make_inputs(folder / "in")
+        for name in dict.fromkeys(inputs):
+            _INPUTS[name](folder / "in")
         yield folder
+
+
+def inputs_of(commands: Iterable[Command]) -> list[str]:
+    """Return the inputs of commands, each once."""
+    return list(dict.fromkeys(name for command in commands for name in command.inputs))
 
 
 def _make_inputs(source: Path) -> None:
@@ -137,8 +185,58 @@ def _make_inputs(source: Path) -> None:
         ["compress", str(source / "w.pt"), "-o", str(source / "m.birdie"), "--coder", "fast"],
         ["prepare", str(source / "*.txt"), "--tokenizer", "bytes", "-o", str(source / "data")],
     ):
-        if (end := call(tokens)).code:
-            raise RuntimeError(end.message)
+        _require(call(tokens))
+
+
+def _require(end: End) -> None:
+    if end.code:
+        raise RuntimeError(end.message)
+
+
+def write_checkpoints(folder: Path, count: int, *, seed: int = 0) -> None:
+    """Write `count` checkpoints of a run that differ a little, the folders step-10, … and the file last.ckpt."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {"a": torch.randn(64, 48, generator=generator), "b": torch.randn(700, generator=generator).half()}
+    for step in range(10, 10 * count + 1, 10):
+        state["a"] = state["a"] + 1e-4 * torch.randn(64, 48, generator=generator)
+        path = folder / f"step-{step}"
+        path.mkdir(parents=True)
+        save_file(state, path / "model.safetensors")
+        (path / "state.json").write_text(json.dumps({"step": step}), encoding="utf-8")
+    torch.save({"step": 10 * count, "model": state}, folder / "last.ckpt")
+
+
+def _compress_checkpoints(count: int, chain: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        write_checkpoints(Path(name), count)
+        _require(call(["compress", name, "-o", str(chain)]))
+
+
+def _write_folder(folder: Path, *, seed: int) -> None:
+    folder.mkdir(parents=True)
+    save_file({"a": torch.randn(64, 48, generator=torch.Generator().manual_seed(seed))}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"seed": seed}), encoding="utf-8")
+
+
+def _make_folder(source: Path) -> None:
+    _write_folder(source / "folder", seed=0)
+    _require(call(["compress", str(source / "folder"), "-o", str(source / "folder.birdie"), "--coder", "fast"]))
+
+
+def _make_run(source: Path) -> None:
+    _require(forked(train_tokens(source.parent, EVERY)))
+    shutil.move(source.parent / "out" / "run", source / "run")
+
+
+_INPUTS: dict[str, Callable[[Path], object]] = {
+    "checkpoints": lambda source: write_checkpoints(source / "checkpoints", 4),
+    "half": lambda source: _compress_checkpoints(2, source / "half" / "run.birdie"),
+    "six": lambda source: _compress_checkpoints(6, source / "six" / "run.birdie"),
+    "run.birdie": lambda source: _compress_checkpoints(4, source / "run.birdie"),
+    "folder": _make_folder,
+    "older": lambda source: _write_folder(source / "older" / "model", seed=1),
+    "run": _make_run,
+}
 
 
 def call(tokens: list[str]) -> End:
@@ -149,25 +247,35 @@ def call(tokens: list[str]) -> End:
     return End(code, errors.getvalue(), answer.getvalue())
 
 
+class Fork:
+    """A command in a fork of this process, which runs from `arm` to `measure`; several can run at once."""
+
+    def __init__(self, tokens: list[str], arm: Callable[[], object] = int, measure: Callable[[], int] = int) -> None:
+        self._source, sink = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            end = End(1, "the process ended")
+            try:
+                torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a child that waits for them hangs
+                arm()
+                end = call(tokens)
+            finally:
+                fields = [end.code, end.message[-4000:], end.answer[-40000:], measure()]
+                os.write(sink, json.dumps(fields).encode())
+                os._exit(0)
+        os.close(sink)
+
+    def end(self) -> End:
+        """Wait for the end of the command, and return it."""
+        with os.fdopen(self._source) as answers:
+            text = answers.read()
+        _, status = os.waitpid(self.pid, 0)
+        return End(*json.loads(text)) if text else End(os.waitstatus_to_exitcode(status), "the process was killed")
+
+
 def forked(tokens: list[str], arm: Callable[[], object] = int, measure: Callable[[], int] = int) -> End:
     """Run a command in a fork of this process, between `arm` and `measure`."""
-    source, sink = os.pipe()
-    child = os.fork()
-    if not child:
-        end = End(1, "the process ended")
-        try:
-            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a child that waits for them hangs
-            arm()
-            end = call(tokens)
-        finally:
-            fields = [end.code, end.message[-4000:], end.answer[-40000:], measure()]
-            os.write(sink, json.dumps(fields).encode())
-            os._exit(0)
-    os.close(sink)
-    with os.fdopen(source) as answers:
-        text = answers.read()
-    _, status = os.waitpid(child, 0)
-    return End(*json.loads(text)) if text else End(os.waitstatus_to_exitcode(status), "the process was killed")
+    return Fork(tokens, arm, measure).end()
 
 
 def started(tokens: list[str], script: tuple[str, ...] = ("-m", "birdie"), **variables: str) -> "subprocess.Popen[str]":
@@ -190,15 +298,18 @@ def ended(process: "subprocess.Popen[str]", seconds: float = 300) -> End:
 def contents(folder: Path) -> State:
     """Return the digest of every file below `folder`, by name; "" for files whose bytes differ from run to run.
 
-    Checkpoints have one name for all, as a run that was stopped has other ones. More than are kept are strays.
+    Checkpoints of a training run have one name for all, and so have the links of its chain, as a run that was stopped
+    has other ones. More checkpoints than are kept are strays.
     """
     digests = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            step = _STEP.search(str(path.parent))
-            passing = step or path.name in PASSING
+            is_link = path.parent.name == CHAIN and path.suffix == ".birdie"
+            passing = is_link or _STEP.search(str(path.parent)) or path.name in PASSING
             name = _STEP.sub("step-N", str(path.relative_to(folder)))
-            digests[name] = "" if passing else hashlib.sha256(path.read_bytes()).hexdigest()
+            name = str(Path(name).with_name("step-N.birdie")) if is_link else name
+            data = _DATE.sub(b"", path.read_bytes()) if path.suffix == ".html" else path.read_bytes()
+            digests[name] = "" if passing else hashlib.sha256(data).hexdigest()
     checkpoints = [path for path in folder.rglob("step-*") if _STEP.fullmatch(path.name)]
     return digests | {
         str(path.relative_to(folder)): "" for path in sorted(checkpoints)[: -RunSettings().keep_checkpoints]

@@ -1,10 +1,13 @@
 """Atomic writes: a target has its old or its new content, and only regular files are replaced."""
 
+import gc
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,43 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         path.write_bytes(b"new"[: 1 // 0])
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def interrupted_at(number: int, work: Callable[[], object]) -> bool:
+    """Call `work` with a Ctrl-C before or after one call of a function in C; return whether there were that many."""
+    events = itertools.count()
+
+    def interrupt(_: object, event: str, __: object) -> None:
+        if event.startswith("c_") and next(events) == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        work()
+        sys.setprofile(None)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_ctrl_c_leaves_the_old_file_or_the_new_one_whenever_it_comes(tmp_path: Path) -> None:
+    target, number = tmp_path / "file", 0
+
+    def write() -> None:
+        with files.atomic_path(target, flush=False) as path:
+            path.write_bytes(b"new")
+
+    files.write_bytes(target, b"old")
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # files that were opened as it came
+        while interrupted_at(number, write):
+            assert list(tmp_path.iterdir()) == [target], number
+            assert target.read_bytes() in (b"old", b"new")
+            number += 1
+        gc.collect()
+    assert number > 100
 
 
 def contents(folder: Path) -> dict[str, str]:

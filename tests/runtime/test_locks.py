@@ -47,6 +47,14 @@ def test_a_lock_that_an_earlier_version_left_does_not_count(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("length", [0, 4, 20])
+def test_the_name_of_a_holder_that_died_as_it_wrote_it_does_not_stay(length: int, tmp_path: Path) -> None:
+    (tmp_path / ".lock.holder").write_text("process 1 on a machine"[:length])
+    with locked_folder(tmp_path, print), pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on"):
+        locked_folder(tmp_path, print).__enter__()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("thing", ["link", "chain", "pipe", "folder", "text", "hard"])
 @pytest.mark.parametrize("name", [".lock", ".lock.holder"])
 def test_what_has_the_name_of_a_lock_is_not_touched(name: str, thing: str, tmp_path: Path) -> None:
