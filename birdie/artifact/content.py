@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.container import require_names
+from birdie.artifact.container import require_count, require_names
 from birdie.artifact.order_field import order_field
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
@@ -84,8 +84,9 @@ class Content:
             base: field of the metadata.
 
         Raises:
-            ConfigError: the metadata is no JSON.
+            ConfigError: the metadata is no JSON, or a file has no room for so many tensors and groups of them.
         """
+        require_count(len(self.state.by_name) + len(assignment.groups))
         copies = file_metadata.copies_of(assignment.ties, assignment.copies)
         about = {**self.about, "budget": budget, "copies": copies, "base": base}
         file_metadata.to_bytes(**about)  # what is no JSON raises here, before long work

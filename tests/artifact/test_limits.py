@@ -140,6 +140,17 @@ def test_a_model_that_no_file_has_room_for_is_refused_before_anything_is_read_or
         assert run(build_app, ["compress", str(tmp_path / file), "-o", str(tmp_path / "x.birdie"), "--lossless"]) == 1
 
 
+def test_groups_of_tiny_tensors_count_before_anything_is_coded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"w{index}": torch.randn(4, 4, generator=torch.Generator().manual_seed(index)) for index in range(64)}
+    birdie.save(state, tmp_path / "x.birdie", lossless=True)
+    with container.Reader(tmp_path / "x.birdie") as reader:
+        assert sum(name.startswith("\0") for name in reader._index) == 1
+    monkeypatch.setattr(container, "MAX_ENTRIES", 64)
+    monkeypatch.setattr("birdie.entropy.coder.encode", None)
+    with pytest.raises(ConfigError, match="64 tensors, not 65"):
+        birdie.save(state, tmp_path / "x.birdie", lossless=True)
+
+
 @pytest.mark.parametrize("size", [1 << 60, (1 << 64) - 1, 100_000_001, 1 << 62])
 def test_a_header_that_says_it_is_huge_is_not_read(size: int, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
