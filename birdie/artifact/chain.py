@@ -10,34 +10,26 @@ digests of its checkpoint; what is in a chain is not encoded again. One process 
 `birdie.artifact.links` reads links, `birdie.artifact.chain_rows` lists them.
 """
 
-import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
-from birdie.artifact.base import Base
 from birdie.artifact.chain_rows import Row
 from birdie.artifact.checkpoint_series import CheckpointParts, name_of_link, split_checkpoint
 from birdie.artifact.container import MAGIC
-from birdie.artifact.link_content import LinkContent, content_after, read_content, require_digests
+from birdie.artifact.link_content import LinkContent, read_content, require_digests
+from birdie.artifact.link_encoding import begins, content_of, write_link
 from birdie.artifact.links import MOST, SUFFIX, FileTable, Link, damage_of, is_link, link_paths, read_link
-from birdie.artifact.save import write_model
-from birdie.compress.difference import digest
-from birdie.compress.rate.based import pays
 from birdie.entropy.hints import EffortOption
 from birdie.errors import ArtifactError, ChangedError, ConfigError, OutputError
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.locks import locked_folder
-from birdie.runtime.mapped import complete, releasing, require_complete
+from birdie.runtime.mapped import complete, require_complete
 from birdie.runtime.outputs import TEMPORARY, require_folder, require_writable
 
 FULL_EVERY = 10
 """Links of which one stands alone, by default."""
-_PIECE = 1 << 22  # bytes that are read at a time
-_LEAST_BYTES = 1 << 10  # of a tensor that may be a difference; smaller ones are coded together
 
 
 class Chain:
@@ -160,18 +152,19 @@ class Chain:
         links = [(name, link) for name, link in self._links().items() if name not in known]
         return [Row.of(self.folder / name, link, kept=True) for name, link in links]
 
-    def drop(self, names: Collection[str]) -> list[Row]:
-        """Remove links; those that are differences to them are written anew before. Return rows of what is removed.
+    def drop(self, choose: Callable[[Mapping[str, Link]], Collection[str]]) -> list[Row]:
+        """Remove links; those that are differences to them are written anew first. Return rows of what is removed.
 
         Args:
-            names: of files of links.
+            choose: name → facts of the links that can be read → the names of those that go.
 
         Raises:
             ConfigError: another process writes into the chain, or nothing would remain of it.
             ArtifactError: a link that stays needs one that is damaged.
         """
         with self._locked() as links:
-            if not links.keys() - {*names}:
+            names = sorted(choose(links), key=lambda name: links[name].order)
+            if links and not links.keys() - {*names}:
                 raise ConfigError(f"no checkpoint of {self.folder} would remain; remove the folder instead")
             removed = [Row.of(self.folder / name, links[name]) for name in names]
             kept = {name: link for name, link in links.items() if name not in names}
@@ -186,10 +179,12 @@ class Chain:
         path = self.folder / name
         link, content = read_content(path)
         require_digests(link, content, path)
-        earlier = {other: one for other, one in kept.items() if one.order < link.order and other != name}
-        base = self._latest(link.step + 1, earlier) if link.is_named else self._base(link.step, earlier)
-        before = read_content(self.folder / base)[1] if base else LinkContent()
-        kept[name] = self._write(name, replace(link, base="", base_digest=""), content, base, kept, before)
+        preceding = {other: one for other, one in kept.items() if one.order < link.order and other != name}
+        base = self._latest(link.step + 1, preceding) if link.is_named else self._base(link.step, preceding)
+        earlier = read_content(self.folder / base)[1] if base else LinkContent()
+        known = (base, kept[base]) if base else None
+        bare = replace(link, base="", base_digest="")
+        kept[name] = write_link(path, bare, content, known, earlier, self._coder)
         self._damage[name] = {}
 
     def remove_all(self) -> None:
@@ -234,7 +229,7 @@ class Chain:
         written = (self.folder / name).stat().st_mtime_ns
         is_needed = any(link.base == name for link in links.values())
         changed = max(file.status.st_mtime_ns for file in parts.files.values())
-        return not is_needed and changed > written and (confirmed or _begins(parts, links[name]))
+        return not is_needed and changed > written and (confirmed or begins(parts, links[name]))
 
     def _add(
         self,
@@ -354,27 +349,27 @@ class Chain:
         on_disk: Mapping[int, Path],
         latest: CheckpointParts | None,
     ) -> None:
-        """Write the link of a checkpoint and note it in `links`; arguments as of `_write`."""
+        """Write the link of a checkpoint and note it in `links`; `base` may be the name of its base."""
         files = {
             file: FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps)
             for file, one in parts.files.items()
         }
-        others = {other: one for other, one in links.items() if other != name}
-        link, content = replace(link, files=files), _content_of(parts)
-        before = self._before(base, links, on_disk, latest) if base else LinkContent()
+        known = (base, links[base]) if base else None
+        link, content = replace(link, files=files), content_of(parts)
+        earlier = self._earlier(base, links, on_disk, latest) if base else LinkContent()
         try:
-            links[name] = self._write(name, link, content, base, others, before)
+            links[name] = write_link(self.folder / name, link, content, known, earlier, self._coder)
         except ChangedError:
             with complete((), content.since):
                 require_complete()
-            if not before.paths:
+            if not earlier.paths:
                 raise
-            before = read_content(self.folder / base)[1]  # it was the checkpoint before that changed
-            links[name] = self._write(name, link, content, base, others, before)
+            earlier = read_content(self.folder / base)[1]  # it was the checkpoint before that changed
+            links[name] = write_link(self.folder / name, link, content, known, earlier, self._coder)
         self._damage = {other: damage for other, damage in self._damage.items() if not damage}  # may be sound
         self._damage[name] = {}
 
-    def _before(
+    def _earlier(
         self, name: str, links: Mapping[str, Link], on_disk: Mapping[int, Path], latest: CheckpointParts | None
     ) -> LinkContent:
         """Return the content of a link: that of its checkpoint, if it is still on disk, else decoded."""
@@ -386,106 +381,8 @@ class Chain:
             except ChangedError:
                 latest = None
         if latest is not None and latest.digest == link.digest:
-            return _content_of(latest)
+            return content_of(latest)
         return read_content(self.folder / name)[1]
-
-    def _write(
-        self, name: str, link: Link, content: LinkContent, base: str, links: Mapping[str, Link], earlier: LinkContent
-    ) -> Link:
-        """Write the link of a checkpoint, as a difference where that is smaller, and return its facts.
-
-        It has its name when what it decodes to has the digests of the checkpoint.
-
-        Args:
-            name: of its file.
-            link: its facts, without base.
-            content: of the checkpoint.
-            base: name of the link that it may be a difference to; "" if there is none.
-            links: name → facts of the links of the chain.
-            earlier: content of the base.
-        """
-        is_one = bool(base) and not (link.is_folder or links[base].is_folder)  # which may have another name each time
-        files, other = {}, {}
-        for file, table in link.files.items():
-            known = earlier.other.values() if is_one else [earlier.other.get(file)]
-            around = content.other.get(file, b"")
-            files[file] = replace(table, same=around in known)
-            if not files[file].same:
-                other[file] = around
-        link = replace(link, files=files)
-        with complete((), {**earlier.since, **content.since}), releasing(content.paths):
-            counterparts = {
-                other: earlier.tensors[other]
-                for tensor, other in self._pairs(content.tensors, earlier.tensors, by_content=link.is_named).items()
-                if pays(content.tensors[tensor], earlier.tensors[other])
-            }
-            if counterparts or len(other) < len(files):
-                link = replace(link, base=base, base_digest=links[base].digest)
-            base_link = links[base] if link.base else None
-
-            def check(path: Path) -> None:
-                try:
-                    require_digests(link, content_after(path, earlier, base_link), self.folder / name)
-                except ArtifactError:
-                    _require_unchanged(link, content)
-                    raise
-
-            write_model(
-                content.tensors,
-                self.folder / name,
-                lossless=True,
-                base=Base.of(base, counterparts, earlier.paths) if counterparts else None,
-                coder=self._coder,
-                files=other,
-                link=link.to_json(),
-                check=check,
-            )
-        return link
-
-    @staticmethod
-    def _pairs(tensors: Mapping[str, Tensor], earlier: Mapping[str, Tensor], *, by_content: bool) -> Mapping[str, str]:
-        """Return tensor → the one before that it may be a difference to: of its name, or also of other names."""
-        if not by_content:
-            return {name: name for name, one in tensors.items() if name in earlier and one.nbytes >= _LEAST_BYTES}
-        parts, renamed = Base.of("", earlier).matching(tensors)  # a state dict alone, or in another file
-        pairs = {name: renamed.get(name, name) for name in parts}
-        return {
-            name: other
-            for name, other in pairs.items()
-            if tensors[name].nbytes >= _LEAST_BYTES or digest(tensors[name]) == digest(earlier[other])
-        }
-
-
-def _content_of(parts: CheckpointParts) -> LinkContent:
-    """Return the content of a checkpoint on disk."""
-    since = {parts.path / name if parts.is_folder else parts.path: file.status for name, file in parts.files.items()}
-    return LinkContent(parts.tensors, {name: file.other for name, file in parts.files.items()}, since)
-
-
-def _require_unchanged(link: Link, content: LinkContent) -> None:
-    """Check that the files of a checkpoint, read again, are those that were read; their times may not tell."""
-    for path, table in zip(content.since, link.files.values(), strict=False):
-        if path.is_file() and _digest_of(path, table.bytes) != table.sha256:
-            raise ChangedError(f"another process wrote to {path} while it was read; run this again when it is done")
-
-
-def _begins(parts: CheckpointParts, link: Link) -> bool:
-    """Return whether every file of a link is, in a checkpoint, one that begins with the same bytes."""
-    paths = {name: parts.path / name if parts.is_folder else parts.path for name in link.files}
-    return all(
-        path.is_file() and _digest_of(path, link.files[name].bytes) == link.files[name].sha256
-        for name, path in paths.items()
-    )
-
-
-def _digest_of(path: Path, count: int) -> str:
-    """Return the SHA-256 of the first `count` bytes of a file, hexadecimal."""
-    start = hashlib.sha256()
-    with path.open("rb") as file:
-        while count and (piece := file.read(min(count, _PIECE))):
-            start.update(piece)
-            count -= len(piece)
-    return start.hexdigest()
 
 
 def _is_broken(path: Path) -> bool:

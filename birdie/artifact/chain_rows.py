@@ -154,9 +154,9 @@ class _Decoded:
             with suppress(ArtifactError):  # the survey says so
                 self._bases[path.name] = read_link(path).base
 
-    def __call__(self, path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    def __call__(self, path: Path, damage_of_bases: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
         """Return what `damage_of` returns, or also that the digests are others."""
-        damage = damage_of(path, damage_before)
+        damage = damage_of(path, damage_of_bases)
         base = self._bases.pop(path.name, "")
         if not damage:
             try:
@@ -171,8 +171,8 @@ class _Decoded:
         if base and base not in self._contents:  # which is damaged where this link does not need it
             link, content = read_content(path)
         else:
-            base_link, before = self._contents.get(base, (None, LinkContent()))
-            link, content = read_link(path), content_after(path, before, base_link)
+            base_link, earlier = self._contents.get(base, (None, LinkContent()))
+            link, content = read_link(path), content_after(path, earlier, base_link)
         require_digests(link, content, path)
         if path.name in self._bases.values():
             self._contents[path.name] = link, content

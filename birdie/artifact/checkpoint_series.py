@@ -85,7 +85,8 @@ def series(folder: Path, skip: Sequence[str] = ()) -> dict[int, Path]:
             raise ConfigError(
                 f"no checkpoint in {folder} matches {pattern!r}; give a pattern of names, for example '*.pt'"
             )
-    entries = [path for path in entries if not _is_skipped(path, skip) and not _is_second_name(path)]
+    entries = [path for path in entries if not _is_skipped(path, skip)]
+    _require_here(entries)
     steps = {path: step for path in entries if (step := step_of(path.name)) is not None} or _numbers(entries)
     if not steps:
         raise ConfigError(
@@ -117,15 +118,16 @@ def unnumbered(folder: Path, numbered: Collection[Path], skip: Sequence[str] = (
         ConfigError: one is a link to something elsewhere.
     """
     names = {path.name for path in numbered}
-    return [
+    paths = [
         path
         for path in _entries(folder)
         if _is_candidate(path)
         and path.name not in names | _LOGS
         and not _is_skipped(path, skip)
-        and not _is_second_name(path)
         and not any(is_twin(path.name, name) for name in names)
     ]
+    _require_here(paths)
+    return paths
 
 
 def without_number(
@@ -256,21 +258,18 @@ def _is_left_out(path: Path) -> bool:
     return path.is_dir() and foreign_folder(f"{path.name}/") is not None
 
 
-def _is_second_name(path: Path) -> bool:
-    """Return whether an entry of a folder is a link to another one in it, as last.ckpt may be.
+def _require_here(paths: Collection[Path]) -> None:
+    """Check that none of some entries of a folder is a link to something elsewhere; best.pt may be one to step_10.pt.
 
     Raises:
-        ConfigError: it leads elsewhere.
+        ConfigError: one is.
     """
-    if not path.is_symlink():
-        return False
-    target = path.resolve()
-    if target.parent == path.parent.resolve():
-        return True
-    raise ConfigError(
-        f"{path} is a link to {target}, and a chain keeps what is in {path.parent}; put a copy there, or leave it out "
-        f"with --skip {path.name}"
-    )
+    for path in paths:
+        if path.is_symlink() and path.resolve().parent != path.parent.resolve():
+            raise ConfigError(
+                f"{path} is a link to {path.resolve()}, and a chain keeps what is in {path.parent}; put a copy there, "
+                f"or leave it out with --skip {path.name}"
+            )
 
 
 def _is_skipped(path: Path, skip: Sequence[str]) -> bool:

@@ -31,6 +31,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from birdie.artifact.container import require_names
 from birdie.artifact.layouts import Choice, choose
 from birdie.artifact.numpy_values import opener_of
 from birdie.artifact.shards import INDEX, Joined, join, own_file, read_by_index, shard_files
@@ -293,14 +294,26 @@ def read_object_or_tensors(path: Path, skip_objects: bool = False) -> Any:
 def _read_safetensors(path: Path, file: BinaryIO, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors in the order in which they lie in the file."""
     try:
-        tensors = read()
-        header = parse_object(file.read(int.from_bytes(file.read(8), "little")))
+        header = parse_object(_header_bytes(file))
         header.pop("__metadata__", None)
+    except ValueError as error:
+        raise WeightsError(f"{path} is not a complete safetensors file ({error}); copy it again") from error
+    require_names(header)
+    try:
+        tensors = read()
         return {name: tensors[name] for name in sorted(header, key=lambda name: header[name]["data_offsets"])}
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
             f"{path} is not a complete safetensors file ({_first_line(error)}); copy it again"
         ) from error
+
+
+def _header_bytes(file: BinaryIO) -> bytes:
+    """Return the header at the beginning of a safetensors file."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > _MOST_HEADER:
+        raise ValueError(f"it says that its header has {size:,} bytes, and at most {_MOST_HEADER:,} can be")
+    return file.read(size)
 
 
 class _StandIn(list[Any]):

@@ -20,7 +20,7 @@ import struct
 import threading
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -419,16 +419,26 @@ def _name_bytes(name: str) -> bytes:
         raise ConfigError(f"tensor name {name!r} is not valid text; rename it") from None
 
 
+def require_names(names: Collection[str]) -> None:
+    """Check that a file has room for tensors of these names; call it before long work."""
+    require_count(len(names))
+    if sum(len(_name_bytes(name)) for name in names) > MAX_NAMES_BYTES:
+        raise ConfigError(f"the names of all tensors have more than {MAX_NAMES_BYTES:,} bytes; shorten them")
+
+
+def require_count(count: int) -> None:
+    """Check that a file has room for so many tensors."""
+    if count > MAX_ENTRIES:
+        raise ConfigError(f"a .birdie file holds at most {MAX_ENTRIES:,} tensors, not {count:,}; split the model")
+
+
 def _resolved(ordered: list[Entry]) -> list[Entry]:
     """Return the entries with the indices of aliases filled in, everything checked against the limits."""
     index = {entry.name: position for position, entry in enumerate(ordered)}
     if len(index) != len(ordered):
         twice = next(a.name for a, b in pairwise(ordered) if a.name == b.name)
         raise ConfigError(f"two tensors are named {twice!r}; names must differ")
-    if len(ordered) > MAX_ENTRIES:
-        raise ConfigError(f"a file holds at most {MAX_ENTRIES:,} tensors, not {len(ordered):,}; split the model")
-    if sum(len(entry.name.encode()) for entry in ordered) > MAX_NAMES_BYTES:
-        raise ConfigError(f"the names of all tensors have more than {MAX_NAMES_BYTES:,} bytes; shorten them")
+    require_names([entry.name for entry in ordered])
     resolved = []
     for entry in ordered:
         if entry.scheme in (ALIAS, MEMBER):

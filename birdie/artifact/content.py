@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact.container import require_names
 from birdie.artifact.order_field import order_field
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
@@ -54,8 +55,10 @@ class Content:
 
         Raises:
             WeightsError: two tensors have one name, or an extra state cannot be stored.
+            ConfigError: a file has no room for so many tensors.
         """
         state = ModelState.of(model, rebase=rebase)
+        require_names(state.by_name)
         extra, about_state = kept_beside(model)
         parts = {
             key: [name for name in extra if name.startswith(f"{key}/")] for key in (about_state or {}).get("extra", ())

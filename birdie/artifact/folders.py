@@ -33,7 +33,7 @@ from birdie.artifact.summary import Summary
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from birdie.runtime.files import atomic_folder
+from birdie.runtime.files import Hidden, atomic_folder, log_hidden
 from birdie.runtime.names import is_name, is_part
 from birdie.runtime.outputs import require_output_folder
 
@@ -57,6 +57,7 @@ def write_folder(
     max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
+    hidden: Hidden = log_hidden,
 ) -> None:
     """Decode a .birdie file into a folder that `from_pretrained` of its library loads.
 
@@ -68,6 +69,7 @@ def write_folder(
         max_shard_bytes: most bytes of a file of weights, where one tensor may be larger; all weights are then
             safetensors. None: the files are those that the folder had, or have at most 5 GB.
         base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
+        hidden: called with the names of hidden files, which are not written into a folder that has content.
     """
     if max_shard_bytes is not None and max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
@@ -85,7 +87,7 @@ def write_folder(
         target = require_output_folder(target, overwrite=overwrite or is_own)
         left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
         reader.require(left, max_operations, shared=False)
-        with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file]) as folder:
+        with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file], hidden=hidden) as folder:
             kept_files.write(kept, folder)
             for component in components:
                 _write_weights(reader, folder, component, max_shard_bytes, workers)

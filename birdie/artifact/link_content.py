@@ -136,14 +136,14 @@ def steadily(
         is_whole: tells whether nothing of a result is missing.
     """
     for attempt in range(_ATTEMPTS):
-        before = _links_of(folder)
+        seen = _links_of(folder)
         try:
             result = read()
         except ArtifactError:
-            if attempt == _ATTEMPTS - 1 or _links_of(folder) == before:
+            if attempt == _ATTEMPTS - 1 or _links_of(folder) == seen:
                 raise
         else:
-            if attempt == _ATTEMPTS - 1 or is_whole(result) or _links_of(folder) == before:
+            if attempt == _ATTEMPTS - 1 or is_whole(result) or _links_of(folder) == seen:
                 return result
     raise AssertionError("the last attempt returns or raises")
 

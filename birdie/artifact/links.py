@@ -282,7 +282,7 @@ def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = Non
     return content
 
 
-def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def damage_of(path: Path, damage_of_bases: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Return part → reason of all parts of a link's checkpoint that cannot be restored, after reading all of the file.
 
     A part is the name of a tensor, or NUL and the name of a file for the bytes around its tensors. The reason of a part
@@ -290,18 +290,18 @@ def damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dic
 
     Args:
         path: of the link.
-        damage_before: name of each link of an earlier step → what this function returned of it.
+        damage_of_bases: name of each link of an earlier step → what this function returned of it.
 
     Returns:
         that; {"": reason} if nothing can be, because the header is damaged or the file is no link.
     """
     try:
-        return _damage_of(path, damage_before)
+        return _damage_of(path, damage_of_bases)
     except ArtifactError as error:
         return {"": str(error)}
 
 
-def _damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def _damage_of(path: Path, damage_of_bases: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     with Reader(path) as reader:
         link = link_in(reader)
@@ -322,7 +322,7 @@ def _damage_of(path: Path, damage_before: Mapping[str, Mapping[str, str]]) -> di
             _, base = _base_in(path, link, needed, same)
         except ArtifactError as error:
             return reasons | dict.fromkeys(parts, str(error))
-        broken = damage_before.get(link.base, {})
+        broken = damage_of_bases.get(link.base, {})
         theirs = sorted(needed) + [f"\0{name}" for name in sorted(_names_in(base, link, same))]
         ours = sorted(needed) + [f"\0{name}" for name in sorted(same)]
         for part, name in zip(theirs, ours, strict=True):

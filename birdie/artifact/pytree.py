@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from birdie.artifact.compound import KINDS, kind_of
+from birdie.artifact.container import require_count, require_names
 from birdie.artifact.leaves import cost, put, refusal
 from birdie.artifact.order_field import order_of
 from birdie.artifact.rebuild import (
@@ -52,6 +53,10 @@ _MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
 
 def flatten(content: Any) -> tuple[dict[str, Tensor], Json]:
     """Return (tensors by path, skeleton) of `content`, which is not changed; equal contents give equal results."""
+    tensors = list(tensors_in(content))
+    require_count(len({id(tensor) for tensor in tensors}))
+    if isinstance(content, Mapping) and len(content) == len(tensors):
+        require_names([key for key in content if isinstance(key, str)])
     writer = _Writer(content)
     try:
         skeleton = writer.node(content, ())

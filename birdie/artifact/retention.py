@@ -11,7 +11,7 @@ from pathlib import Path
 
 from birdie.artifact.chain import Chain
 from birdie.artifact.chain_rows import Row
-from birdie.artifact.links import Link, link_paths, read_link
+from birdie.artifact.links import Link
 from birdie.errors import ConfigError
 
 
@@ -29,15 +29,18 @@ def retain(
     Raises:
         ConfigError: a number is below 1, there is no such checkpoint, none would remain, or another process writes
             into the chain.
-        ArtifactError: a link cannot be read, or one that stays needs one that is damaged.
+        ArtifactError: a link that stays needs one that is damaged.
     """
-    links = {path.name: read_link(path) for path in link_paths(chain.folder)}
-    if not links:
-        raise ConfigError(f"{chain.folder} holds no link of a chain; give the folder that birdie compress wrote")
-    names = {name for one in drop for name in _named(one, links, chain.folder)}
-    if keep_last is not None or keep_every is not None:
-        names |= {*links} - _kept(links, keep_last, keep_every)
-    return chain.drop(sorted(names, key=lambda name: links[name].order)) if names else []
+
+    def choose(links: Mapping[str, Link]) -> set[str]:
+        if not links:
+            raise ConfigError(f"{chain.folder} holds no link of a chain; give the folder that birdie compress wrote")
+        names = {name for one in drop for name in _named(one, links, chain.folder)}
+        if keep_last is not None or keep_every is not None:
+            names |= {*links} - _kept(links, keep_last, keep_every)
+        return names
+
+    return chain.drop(choose)
 
 
 def _named(text: str, links: Mapping[str, Link], folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from birdie.cli.console import (
     print_written,
     size,
 )
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, OutputError
 from birdie.runtime.outputs import require_output, require_output_folder
 
 if TYPE_CHECKING:
@@ -73,6 +73,11 @@ def compress_checkpoints(
     named = without_number(folder, checkpoints, skip, strict=full_every is None, waiting=waiting)
     if output.resolve() in [path.resolve() for path in (folder, *checkpoints.values(), *named)]:
         raise ConfigError(f"{output} is read; choose another output")
+    if output.is_file():
+        raise OutputError(
+            f"cannot write {output}: it is a file, and a chain is a folder; remove it, or choose another -o "
+            "(--full-every 10 makes a chain of the first checkpoint, too)"
+        )
     chain = Chain(
         output,
         full_every=FULL_EVERY if full_every is None else full_every,
@@ -88,7 +93,7 @@ def compress_checkpoints(
                 title, original_size = _title(row).plain, size(row.checkpoint_bytes or 0)
                 log(f"step {title}: {original_size} → {size(row.bytes)}, {_kind(row).plain}")
     waiting |= chain.waiting
-    rows = sorted([*rows, *chain.others(rows)], key=lambda row: (row.step or 0, row.checkpoint))
+    rows = sorted([*rows, *chain.others(rows)], key=lambda row: (bool(row.checkpoint), row.step or 0, row.checkpoint))
     original, stored = sum(row.checkpoint_bytes or 0 for row in rows), sum(row.bytes for row in rows)
     added, left_out = sum(row.added for row in rows), beside(folder, numbered, [*named, *waiting])
     if json:
@@ -186,7 +191,7 @@ def show_chain(folder: Path, *, verified: bool, json: bool) -> None:
         print_table(table)
         print_line(f"{len(rows)} checkpoints of {size(original)} in {size(stored)}: {folder}")
         for cause in dict.fromkeys(row.damage for row in damaged):
-            print_line(f"{_titles([row for row in damaged if row.damage == cause])} cannot be restored: {cause}")
+            print_line(f"{_few([row.name for row in damaged if row.damage == cause])} cannot be restored: {cause}")
     if damaged:
         raise SystemExit(1)
 
@@ -195,10 +200,9 @@ def _state(row: "Row") -> str:
     return "added" if row.added else "kept" if row.kept else "unchanged"
 
 
-def _titles(rows: Sequence["Row"]) -> str:
-    """Return the steps of rows, of many the first and the last."""
-    titles = [_title(row).plain for row in rows]
-    return ", ".join(titles) if len(titles) <= _MOST_NAMES else f"{titles[0]} to {titles[-1]} ({len(titles)})"
+def _few(names: Sequence[str]) -> str:
+    """Return names as a list, of many the first, the last and their number."""
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{names[0]} to {names[-1]} ({len(names)})"
 
 
 def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str], *, needed: bool = False) -> Table:
@@ -228,9 +232,9 @@ def _table(rows: Sequence["Row"], name: str, value: Callable[["Row"], str], *, n
             share,
             _kind(row),
         ]
-        table.add_row(
-            *cells, *([plain(_titles([by_name[name] for name in row.needed_by]))] if needed else []), value(row)
-        )
+        if needed:
+            cells.append(plain(_few([_title(by_name[name]).plain for name in row.needed_by])))
+        table.add_row(*cells, value(row))
     return table
 
 

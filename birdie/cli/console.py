@@ -70,6 +70,12 @@ def print_left(folder: Path, left: Sequence[str]) -> None:
         print_line(f"other files stay in {folder}: {listed(left)}")
 
 
+def print_hidden(names: Sequence[str], *, as_json: bool) -> None:
+    """Print the names of hidden files that were left out of a folder with content, if there are any."""
+    if names and not as_json:
+        print_line(f"left out: {listed(names)}; hidden files are written only into a new folder: -o NEW/")
+
+
 def listed(names: Sequence[str]) -> str:
     """Return the first few of some names, and how many more there are."""
     text = ", ".join(plain(name).plain for name in names[:_MOST_LISTED])

@@ -16,6 +16,7 @@ from birdie.cli.console import (
     folder_of,
     into_folder,
     listed,
+    print_hidden,
     print_line,
     print_written,
     size,
@@ -117,11 +118,12 @@ def command(
         form, target = "torch", target / "model.pt"
     limits = {"base": base, "max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     left: list[str] = []
+    hidden: list[str] = []
     if form == "folder":
         target = require_output_folder(target, overwrite=True)  # write_folder looks at what is there
         with compiling_notice(), into_folder(target) as left:
             most = None if max_shard_size is None else parse_size(max_shard_size)
-            write_folder(file, target, overwrite=overwrite, max_shard_bytes=most, **limits)
+            write_folder(file, target, overwrite=overwrite, max_shard_bytes=most, hidden=hidden.extend, **limits)
         files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
         written = [path.stat().st_size for name, path in files.items() if name not in left]
         total, what = sum(written), folder_of(len(written))
@@ -139,9 +141,10 @@ def command(
     left_out, remedy = _left_out(file, summary, form, link)
     if left_out and not json:
         print_line(f"left out: {listed(left_out)}; {remedy}")
+    print_hidden(hidden, as_json=json)
     tensors = len(summary.tensors)
     facts: dict[str, Any] = {"bytes": total, "tensors": tensors, "written": "folder" if form == "folder" else "file"}
-    facts |= {"left_out": left_out}
+    facts |= {"left_out": [*left_out, *hidden]}
     print_written(target, f"{tensors} tensors, {size(total)}, as {what}", facts, left, as_json=json)
 
 

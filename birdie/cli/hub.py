@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, Overwrite, into_folder, print_json, print_line, print_written, size
+from birdie.cli.console import Json, Overwrite, into_folder, print_hidden, print_json, print_line, print_written, size
 from birdie.errors import ConfigError
 from birdie.runtime.files import atomic_folder
 from birdie.runtime.outputs import require_output_folder
@@ -59,9 +59,12 @@ def command(
 def _folder(file: Path, output: Path, base_model: str | None, *, overwrite: bool, json: bool) -> None:
     from birdie.hub.folder import write_birdie_folder
 
+    hidden: list[str] = []
     with into_folder(output) as left:
-        summary = write_birdie_folder(file, output, overwrite=overwrite, base_model=base_model)
-    print_written(output, f"model of {size(summary.bytes)}", {"bytes": summary.bytes}, left, as_json=json)
+        summary = write_birdie_folder(file, output, overwrite=overwrite, base_model=base_model, hidden=hidden.extend)
+    facts = {"bytes": summary.bytes, "left_out": hidden}
+    print_hidden(hidden, as_json=json)
+    print_written(output, f"model of {size(summary.bytes)}", facts, left, as_json=json)
 
 
 def _push(source: Path, repository: str, base_model: str | None, *, public: bool, json: bool) -> None:
@@ -85,8 +88,11 @@ def _pull(repository: str, output: Path, revision: str | None, *, overwrite: boo
 
     cached = download(repository, revision)
     files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file())
-    with into_folder(output) as left, atomic_folder(output, overwrite=overwrite) as folder:
+    hidden: list[str] = []
+    with into_folder(output) as left, atomic_folder(output, overwrite=overwrite, hidden=hidden.extend) as folder:
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(cached / name, folder / name)
-    print_written(output, f"{len(files)} files", {"files": files}, left, as_json=json)
+    files = [name for name in files if name not in hidden]
+    print_hidden(hidden, as_json=json)
+    print_written(output, f"{len(files)} files", {"files": files, "left_out": hidden}, left, as_json=json)

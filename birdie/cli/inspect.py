@@ -16,6 +16,7 @@ from birdie.errors import ConfigError
 
 GROUP = "Compress"
 _MOST_NAMES = 6  # of files that the table names
+_MOST_ROWS = 4096  # a row takes about a millisecond, and nobody reads more
 
 
 def command(
@@ -31,6 +32,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read.
+
+    Of more than 4,096 tensors a row has all that are stored in the same way; --json lists each.
 
     Of the folder of a chain of checkpoints every link is read: a table has the bytes of each, and says whether it is
     intact, by its checksums or with --verify by decoding it, and which others need it. The exit code is 1 if one is
@@ -50,7 +53,10 @@ def command(
         answer = summary.to_json()
         print_json({**answer, "metadata": dict(summary.metadata)} if metadata else answer)
         return
-    print_table(summary_table(summary))
+    is_long = len(summary.tensors) > _MOST_ROWS
+    print_table(grouped_table(summary) if is_long else summary_table(summary))
+    if is_long:
+        print_line(f"each of the {len(summary.tensors):,} tensors: birdie inspect {file} --json")
     print_line(f"coder {summary.coder}: loads in about {seconds(summary.load_seconds)} on one core")
     if metadata:
         from rich.pretty import pretty_repr

@@ -6,7 +6,6 @@ Whatever torch loads, is loaded: modules rename, convert and add tensors of olde
 would be lost (complex to real, floating to whole ones) are refused, which torch does not.
 """
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from birdie.compress.state import folded, plain_state, problem_of
 from birdie.compress.tensors import repeats_memory
+from birdie.compress.undo import Undo, tensors_of
 from birdie.compress.wrappers import COUNTER, own_names, without_wrappers
 from birdie.errors import BirdieError, WeightsError
 from birdie.runtime.device import dtype_name
@@ -126,22 +126,13 @@ class Loading(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.module, self.source, self.remedy, self.current, self.state = module, source, remedy, current, state
-        self.names = {id(tensor): (name, tensor) for name, tensor in _tensors_of(module)}
+        self.names = {id(tensor): (name, tensor) for name, tensor in tensors_of(module)}
+        self.undo = Undo(module)
         self.lossy: list[str] = []
         self.originals: dict[int, tuple[Tensor, Tensor]] = {}
         self.taken: set[int] = set()
 
     def __enter__(self) -> Self:
-        self.attributes = [(part, _attributes(part)) for part in self.module.modules()]
-        self.lazy: list[tuple[Any, type, Tensor]] = [
-            (tensor, type(tensor), tensor.data) for _, tensor in _tensors_of(self.module) if is_lazy(tensor)
-        ]
-        self.extra = [
-            (part, copy.deepcopy(part.get_extra_state()))
-            for part in self.module.modules()
-            if type(part).set_extra_state is not nn.Module.set_extra_state
-            and type(part).get_extra_state is not nn.Module.get_extra_state
-        ]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -149,21 +140,18 @@ class Loading(TorchFunctionMode):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if kind is not None:
+            for tensor, original in self.originals.values():
+                tensor.data = original
+            self.undo.restore()
+            return
         for tensor, original in self.originals.values():
             value = tensor.data
-            if kind is None and repeats_memory(original):
+            if repeats_memory(original):
                 continue  # it keeps the new memory
             tensor.data = original
-            if kind is None:
-                with torch.no_grad():
-                    tensor.copy_(value)
-        if kind is not None:
-            for part, attributes in self.attributes:
-                _restore(part, attributes)
-            for tensor, lazy_kind, data in self.lazy:  # torch gave it a shape
-                tensor.data, tensor.__class__ = data, lazy_kind
-            for part, extra in self.extra:
-                part.set_extra_state(extra)
+            with torch.no_grad():
+                tensor.copy_(value)
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -171,7 +159,10 @@ class Loading(TorchFunctionMode):
         if func is Tensor.copy_ and len(args) > 1 and id(args[0]) in self.names:
             self.copy(args[0], args[1])
             return args[0]
-        return func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "__get__":  # of a property, as a shape: the most frequent by far
+            return func(*args, **(kwargs or {}))
+        with self.undo:
+            return func(*args, **(kwargs or {}))
 
     def copy(self, tensor: Tensor, value: Tensor) -> None:
         """Give `tensor` of the module the values of another one, in new memory."""
@@ -242,27 +233,3 @@ class Loading(TorchFunctionMode):
 def _is_counter(name: str) -> bool:
     """Return whether a name is that of the counter of an AveragedModel, of which one of the two sides has none."""
     return name.rpartition(".")[2] == COUNTER
-
-
-def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    for prefix, part in module.named_modules():
-        for kind in (part._parameters, part._buffers):
-            for key, tensor in kind.items():
-                if tensor is not None:
-                    yield f"{prefix}.{key}" if prefix else key, tensor
-
-
-def _attributes(part: nn.Module) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the attributes of a module and what its containers hold; those of a scripted module are no dicts."""
-    containers = {kind: vars(part).get(kind) for kind in ("_parameters", "_buffers", "_modules")}
-    return dict(vars(part)), {kind: dict(items) for kind, items in containers.items() if isinstance(items, dict)}
-
-
-def _restore(part: nn.Module, attributes: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> None:
-    values, containers = attributes
-    vars(part).clear()
-    vars(part).update(values)
-    for kind, items in containers.items():
-        container = vars(part)[kind]
-        container.clear()
-        container.update(items)

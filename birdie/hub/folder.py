@@ -22,7 +22,7 @@ from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary
 from birdie.errors import ArtifactError, ConfigError
 from birdie.hub.pretrained import WEIGHTS
-from birdie.runtime.files import atomic_folder
+from birdie.runtime.files import Hidden, atomic_folder, log_hidden
 from birdie.runtime.names import in_markdown
 from birdie.runtime.outputs import Source
 from birdie.runtime.parsing import parse_object
@@ -33,7 +33,12 @@ _EMPTY = b'{"__metadata__":{"format":"pt"}}'
 
 
 def write_birdie_folder(
-    file: Source, target: Source, *, overwrite: bool = False, base_model: str | None = None
+    file: Source,
+    target: Source,
+    *,
+    overwrite: bool = False,
+    base_model: str | None = None,
+    hidden: Hidden = log_hidden,
 ) -> Summary:
     """Write the birdie folder of a .birdie file, and return the summary of the file.
 
@@ -42,6 +47,7 @@ def write_birdie_folder(
         target: a folder that does not exist or is empty; it appears complete or not at all.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         base_model: repository, "USER/NAME", of the model to which a file of differences is one; for the card.
+        hidden: called with the names of hidden files, which are not written into a folder that has content.
 
     Raises:
         ArtifactError: the file is missing or damaged.
@@ -60,7 +66,7 @@ def write_birdie_folder(
             f"{file} keeps no configuration, which a folder needs; compress the model's Hugging Face folder instead of "
             "its weights alone"
         )
-    with atomic_folder(target, overwrite=overwrite, inputs=[file]) as folder:
+    with atomic_folder(target, overwrite=overwrite, inputs=[file], hidden=hidden) as folder:
         kept_files.write(files, folder)
         shutil.copyfile(file, folder / WEIGHTS)
         if "config.json" in files and PIPELINE not in files and summary.base is None:

@@ -16,23 +16,27 @@ Files that are executed when they are loaded, such as compiled code, are read wi
 """
 
 import errno
+import logging
 import os
 import re
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from birdie.errors import OutputError
 from birdie.runtime.locks import open_locked
+from birdie.runtime.names import is_hidden, shown
 from birdie.runtime.outputs import TEMPORARY, Source, reason_of, require_file, require_folder, require_no_input
 from birdie.runtime.platform import NO_LINK, copy_owner, user_id
 
 _SUFFIX = ".part"
+Hidden = Callable[[Collection[str]], object]
+"""Called with names of hidden files that are not written."""
 _OWN_NAME = re.compile(r"\.birdie-(\d+)-\w+\.part")
 
 
@@ -59,7 +63,12 @@ def atomic_path(target: Source, *, flush: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(
-    target: Source, *, overwrite: bool = False, replace: bool = False, inputs: Iterable[Source] = ()
+    target: Source,
+    *,
+    overwrite: bool = False,
+    replace: bool = False,
+    inputs: Iterable[Source] = (),
+    hidden: Hidden | None = None,
 ) -> Iterator[Path]:
     """Yield a temporary folder, which becomes `target` on success and is removed on any error.
 
@@ -69,6 +78,8 @@ def atomic_folder(
             all others stay.
         replace: let it have content, all of which is replaced: the caller knows that birdie wrote it.
         inputs: files that were read, which are not replaced.
+        hidden: for names that a file from somebody chose: called with the hidden ones if `target` has content, which
+            are then left out. None: the names are the caller's.
     """
     target = require_folder(target, overwrite=overwrite or replace)
     with _beside(target) as temporary:
@@ -77,6 +88,8 @@ def atomic_folder(
         for path in (*temporary.rglob("*"), temporary):
             _flush(path)
         if overwrite and target.is_dir():
+            if hidden is not None and any(target.iterdir()):
+                _leave_out_hidden(temporary, hidden)
             _merge(temporary, target, inputs)
             return
         if target.is_dir():
@@ -103,6 +116,22 @@ def _beside(target: Path, *, flush: bool = True) -> Iterator[Path]:
         raise
     except OSError as error:
         raise OutputError(f"cannot write {target}: {reason_of(error)}; {advice}") from error
+
+
+def log_hidden(names: Collection[str]) -> None:
+    """Log that hidden files were left out."""
+    logging.getLogger("birdie").warning(
+        "left out %s: hidden files are written only into a new folder", ", ".join(map(shown, names))
+    )
+
+
+def _leave_out_hidden(new: Path, hidden: Hidden) -> None:
+    """Remove the hidden files of `new`, and call `hidden` with their names if there are any."""
+    paths = {path.relative_to(new).as_posix(): path for path in sorted(new.rglob("*")) if not path.is_dir()}
+    if names := [name for name in paths if is_hidden(name)]:
+        for name in names:
+            paths[name].unlink()
+        hidden(names)
 
 
 def _merge(new: Path, target: Path, inputs: Iterable[Source]) -> None:

@@ -33,6 +33,15 @@ def is_part(name: object) -> bool:
     return is_name(name) and "/" not in str(name)
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a relative name is that of a hidden file, or of a file in a hidden folder.
+
+    Programs read such files unasked, and people do not see them: no file of somebody else's choice gets such a name in
+    a folder that has content.
+    """
+    return any(part.startswith(".") for part in name.split("/"))
+
+
 def shown(text: object, *, keep: str = "") -> str:
     r"""Return text as it may be shown on a terminal: what is not printable, control characters above all, is escaped.
 

@@ -321,7 +321,7 @@ def test_the_commands(
     code, answer = ask("inspect", chain)
     assert (code, answer["damaged"]) == (1, 2)
     assert run(build_app, ["inspect", str(chain)]) == 1
-    assert "step-10.birdie cannot be restored" in capsys.readouterr().out
+    assert "step-10.birdie, step-11.birdie cannot be restored: " in capsys.readouterr().out
 
 
 def test_checkpoints_that_are_files(
@@ -457,7 +457,7 @@ def test_two_names_of_one_step_are_both_kept(tmp_path: Path) -> None:
         (("compress", "{run}", "-o", "{run}"), "is read"),
         (("compress", "{run}/step-8/optimizer.pt", "-o", "{new}", "--full-every", "3"), "--full-every is for a folder"),
         (("compress", "{run}", "-o", "{new}", "--full-every", "0"), "full_every is 0"),
-        (("decompress", "{chain}", "-o", "{new}"), "4 checkpoints, step-10 to step-9; name one by --step"),
+        (("decompress", "{chain}", "-o", "{new}"), "4 checkpoints, step-8 to step-11; name one by --step"),
         (("decompress", "{chain}", "--step", "4", "-o", "{new}"), "no checkpoint of step 4"),
         (("decompress", "{chain}/step-9.birdie", "--step", "9", "-o", "{new}"), "--step is for the folder"),
         (("decompress", "{chain}/step-9.birdie", "-o", "{new}.pt"), "holds the folder of a checkpoint"),

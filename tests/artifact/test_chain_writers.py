@@ -14,7 +14,7 @@ import birdie
 from birdie.artifact import checkpoint_series, save
 from birdie.artifact.chain import Chain
 from birdie.artifact.chain_rows import survey, verify
-from birdie.artifact.checkpoint_series import series
+from birdie.artifact.checkpoint_series import series, unnumbered
 from birdie.artifact.link_content import restore, steadily
 from birdie.artifact.links import link_paths, read_link
 from birdie.artifact.retention import retain
@@ -72,7 +72,7 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(run: Path, tmp_path: P
         with pytest.raises(ConfigError, match="is in use by process"):
             [*Chain(tmp_path / "c").extend(series(other), replace_others=replaces)]
     with pytest.raises(ConfigError, match="is in use by process"):
-        Chain(tmp_path / "c").drop(["ckpt_10.birdie"])
+        retain(Chain(tmp_path / "c"), drop=["10"])
     assert [row.step for row in rows] == [20, 30, 40, 50, 60]
     require_restored(tmp_path / "c", contents(run))
     assert not [path for path in (tmp_path / "c").iterdir() if path.suffix != ".birdie"]
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_changes_while_it_is_coded_waits(
                 file.write(os.urandom(200))
         return write(*args, **options)
 
-    monkeypatch.setattr("birdie.artifact.chain.write_model", disturbed)
+    monkeypatch.setattr("birdie.artifact.link_encoding.write_model", disturbed)
     writer = Chain(tmp_path / "c")
     assert [row.step for row in writer.extend(series(run))] == [10, 20, 40, 50, 60]
     assert "wrote to" in writer.waiting[victim]
@@ -152,7 +152,7 @@ def test_a_base_that_changes_on_disk_is_decoded_instead(
             (run / "ckpt_20.pt").write_bytes(b"\0" * (run / "ckpt_20.pt").stat().st_size)
         return write(*args, **options)
 
-    monkeypatch.setattr("birdie.artifact.chain.write_model", disturbed)
+    monkeypatch.setattr("birdie.artifact.link_encoding.write_model", disturbed)
     [*Chain(tmp_path / "c").extend(series(run))]
     assert read_link(tmp_path / "c" / "ckpt_30.birdie").base == "ckpt_20.birdie"
     require_restored(tmp_path / "c", expected)
@@ -215,9 +215,9 @@ def test_a_file_of_the_user_under_the_name_of_a_link_is_never_overwritten(run: P
         assert (tmp_path / "x.pt").read_bytes() == (run / f"ckpt_{step}.pt").read_bytes()
 
 
-def test_links_to_other_folders_are_refused_and_second_names_left_out(run: Path, tmp_path: Path) -> None:
+def test_links_to_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
     (run / "last.pt").symlink_to("ckpt_60.pt")
-    assert [*series(run)] == [10, 20, 30, 40, 50, 60]
+    assert unnumbered(run, [*series(run).values()]) == [run / "last.pt"]
     write_run(tmp_path / "secret", steps=1)
     for name, target in (("ckpt_70.pt", "../secret/ckpt_10.pt"), ("step-80", "../secret")):
         (run / name).symlink_to(target)
@@ -225,6 +225,9 @@ def test_links_to_other_folders_are_refused_and_second_names_left_out(run: Path,
             series(run)
         assert [*series(run, [name])][-1] == 60
         (run / name).unlink()
+    (run / "best.pt").symlink_to("../secret/ckpt_10.pt")
+    with pytest.raises(ConfigError, match=r"best.pt is a link to"):
+        unnumbered(run, [*series(run).values()])
 
 
 def test_a_temporary_twin_is_no_checkpoint(run: Path) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import birdie
 from birdie.artifact import container
+from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Stream
 from birdie.artifact.file import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
@@ -17,7 +19,7 @@ from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.errors import ArtifactError
+from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.golf import decoder
 from tests.artifact.states import decode_tensor
 
@@ -110,6 +112,40 @@ def test_impossible_parameters_are_refused_with_the_name_of_the_tensor() -> None
     data = container.to_bytes([Entry("w", 2, FLOAT, (4, 4), (5,), (ZERO, ZERO))])
     with pytest.raises(ArtifactError, match=r"'w'.*a group of 5 columns"):
         decoder.load(data)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("MAX_ENTRIES", 5), ("MAX_NAMES_BYTES", 11)], ids=["tensors", "bytes of names"]
+)
+def test_a_model_that_no_file_has_room_for_is_refused_before_anything_is_read_or_coded(
+    limit: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {f"w{index}": torch.full((2, 2), index) for index in range(6)}
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save(state, tmp_path / "w.pt")
+    monkeypatch.setattr(container, limit, most)
+    monkeypatch.setattr("birdie.entropy.coder.encode", None)
+    monkeypatch.setattr("birdie.artifact.checkpoints.load_file", None)
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: birdie.save(state, tmp_path / "x.birdie", lossless=True),
+        lambda: birdie.save(state, tmp_path / "x.birdie", scheme="int4"),
+        lambda: birdie.save_object({"model": state, "step": 3}, tmp_path / "x.birdie"),
+        lambda: birdie.save_object(state, tmp_path / "x.birdie"),
+        lambda: read_state_dict(tmp_path / "w.safetensors"),
+    )
+    for attempt in attempts[: 2 if limit == "MAX_NAMES_BYTES" else None]:
+        with pytest.raises(ConfigError, match=rf"{most} tensors, not 6|names of all tensors"):
+            attempt()
+    for file in ("w.safetensors", "w.pt"):
+        assert run(build_app, ["compress", str(tmp_path / file), "-o", str(tmp_path / "x.birdie"), "--lossless"]) == 1
+
+
+@pytest.mark.parametrize("size", [1 << 60, (1 << 64) - 1, 100_000_001, 1 << 62])
+def test_a_header_that_says_it_is_huge_is_not_read(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(size.to_bytes(8, "little") + b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}' + bytes(4))
+    with pytest.raises(WeightsError, match="at most 100,000,000"):
+        read_state_dict(path)
 
 
 def aliases(path: Path, count: int) -> int:

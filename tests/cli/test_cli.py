@@ -225,6 +225,11 @@ def test_compress_prints_a_row_per_scheme_and_inspect_a_row_per_tensor(
     assert run(build_app, ["inspect", file]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in (*layers, *norms, "tied"))
+    with mock.patch("birdie.cli.inspect._MOST_ROWS", 100):  # a table of more rows takes minutes
+        assert run(build_app, ["inspect", file]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 16
+    assert f"each of the 101 tensors: birdie inspect {file} --json" in out
 
 
 def test_train_leaves_a_run_folder(trained: Path) -> None:

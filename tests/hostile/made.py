@@ -20,6 +20,7 @@ from tests.hostile.seeds import CHUNK, Seed
 from tests.reference import lanes as reference_lanes
 
 _SIDES = (1, 1, 2, 3, 4, 7, 8, 9, 16, 33)
+_WIDE = (31, 32, 32, 33, 33, 40, 70, 70)  # columns of tiles
 
 
 def stream(seed: Seed, rng: random.Random) -> bytes:  # noqa: ARG001 (one of the interchangeable mutations)
@@ -31,7 +32,7 @@ def stream(seed: Seed, rng: random.Random) -> bytes:  # noqa: ARG001 (one of the
         if code == coder.MIXED:
             data = _mixed(rows, columns, swapped, rng)
         elif code == coder.TILES:
-            columns = rng.choice([31, 32, 32, 33, 33, 40, 70, 70])
+            columns = rng.choice(_WIDE)
             data = _tiles(rows, columns, swapped, rng)
         else:
             data = _static(rows, columns, swapped, lanes, rng)
@@ -40,6 +41,19 @@ def stream(seed: Seed, rng: random.Random) -> bytes:  # noqa: ARG001 (one of the
         code = coder.MIXED
     shape = (columns, rows) if swapped else (rows, columns)
     return container.to_bytes([Entry("made", 1, 2, shape, (), (Stream(code, data),))])
+
+
+def tiles(seed: Seed, rng: random.Random) -> bytes:
+    """A file of one stream of tiles, for values on a grid or on the paths of a trellis."""
+    rows, columns, swapped, states = rng.choice((*_SIDES, 70)), rng.choice(_WIDE), rng.randrange(2), 1
+    if not swapped:
+        states = rng.choice([1, 4, 8, 32, 256])
+    try:
+        data = _tiles(rows, columns, swapped, rng)
+    except ArtifactError:  # no such tables
+        return tiles(seed, rng)
+    shape = (columns, rows) if swapped else (rows, columns)
+    return container.to_bytes([Entry("made", 1, 2, shape, (states,), (Stream(coder.TILES, data),))])
 
 
 def _alphabet(rng: random.Random) -> Alphabet:

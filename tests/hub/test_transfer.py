@@ -53,6 +53,11 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, tmp_path: Path) -> Non
     assert run("hub", "pull", "user/small", "-o", tmp_path / "back") == 0
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
     assert torch.equal(birdie.load(tmp_path / "back" / "model.birdie")["w"], birdie.load(file)["w"])
+    hub.repositories["user/small"] = {**files, ".gitattributes": b"theirs", ".ssh/config": b"theirs"}
+    for target in ("back", "new"):
+        assert run("hub", "pull", "user/small", "-o", tmp_path / target, "--overwrite") == 0
+        hidden = {path.name for path in (tmp_path / target).rglob("*") if path.is_file()} - files.keys()
+        assert hidden == ({".gitattributes", "config"} if target == "new" else set())
 
 
 @pytest.mark.filterwarnings("ignore:Use .content:DeprecationWarning")

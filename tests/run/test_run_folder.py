@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.artifact.chain import Chain
 from birdie.artifact.chain_rows import find_link, survey
 from birdie.artifact.link_content import restore
 from birdie.cli import build_app
@@ -182,7 +181,7 @@ def test_a_chain_that_cannot_be_written_does_not_end_the_run(
     def fail(*_: Any, **__: Any) -> None:
         raise OutputError("no space left on device")
 
-    monkeypatch.setattr(Chain, "_write", fail)
+    monkeypatch.setattr("birdie.artifact.chain.write_link", fail)
     log: list[str] = []
     saved = [event.step for event in train(with_chain(recipe), tmp_path, log) if isinstance(event, Saved)]
     assert saved == [2, 4, 6, 8, 9]

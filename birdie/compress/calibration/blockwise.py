@@ -23,7 +23,6 @@ shrunk sensitivities, sorted tensors, factors of error feedback, and the weights
 tried in. Each rank shrinks the sensitivities of its own matrices, and all read them.
 """
 
-import functools
 import itertools
 import json
 import math
@@ -42,6 +41,7 @@ from torch.autograd.graph import GradientEdge
 from birdie.compress.calibration.block_runs import BlockRuns
 from birdie.compress.calibration.checks import checked_loss, naming_bad_weights, require_finite
 from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.identity import digest_of, digest_of_loss, digest_of_module
 from birdie.compress.calibration.modes import evaluation_mode, measuring_mode
 from birdie.compress.calibration.result import (
     CalibrationResult,
@@ -66,8 +66,6 @@ from birdie.compress.calibration.stored import (
     StoredFactors,
     StoredSensitivities,
     WorkFolder,
-    digest_of,
-    digest_of_module,
     read_tensors,
     write_sensitivity,
 )
@@ -131,7 +129,7 @@ def calibrate_blockwise(
     identity = {
         "another module": digest_of_module(module),
         "other batches": digest_of(list(batches)),
-        "another loss": _name_of(loss),
+        "another loss": digest_of_loss(loss),
         "other settings": json.dumps(settings),
     }
     with WorkFolder.opened(folder, identity, world) as work, evaluation_mode(module):
@@ -146,14 +144,6 @@ def calibrate_blockwise(
             work.save_progress({"sensitivities": files})
         _keep(work.rank, {folder / file for file in files.values()})
     return StoredSensitivities({name: folder / file for name, file in files.items()})
-
-
-def _name_of(loss: Any) -> str:
-    """Return a name of a loss function that another process gives it as well."""
-    while isinstance(loss, functools.partial):
-        loss = loss.func
-    kind = loss if hasattr(loss, "__qualname__") else type(loss)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _keep(rank: Path, kept: Collection[Path]) -> None:

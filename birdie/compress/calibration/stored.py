@@ -12,19 +12,16 @@ needed and do not collect the values: a dictionary of them all would fill with e
     └── rank-0/ …                    work of each rank; every folder in it appears complete or not at all
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.trellis.feedback import Block, BlockFeedback, Feedback, TapFeedback
@@ -33,7 +30,6 @@ from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World, together
 from birdie.runtime.files import atomic_path, write_bytes
 from birdie.runtime.locks import HOLDER, LOCK, locked_folder
-from birdie.runtime.mapped import release
 from birdie.runtime.outputs import require_own_folder, require_writable
 from birdie.runtime.parsing import parse_json
 from birdie.runtime.structured import read_bytes, read_json
@@ -189,8 +185,6 @@ class StoredFactors(MutableMapping[str, Feedback]):
 
 T = TypeVar("T")
 _IDENTITY, _PROGRESS = "calibration.json", "progress.json"
-_SAMPLE = 1024  # elements of each weight in a module's digest
-_DEPTH = 3  # of objects in objects whose attributes count
 
 
 class WorkFolder:
@@ -275,50 +269,3 @@ class WorkFolder:
 
 def _json(values: Any) -> bytes:
     return json.dumps(values, indent=1).encode()
-
-
-def digest_of_module(module: nn.Module) -> str:
-    """Return a digest of names, shapes and dtypes of a module's state, and of some elements of each tensor.
-
-    Training changes every weight, so a thousand of each tell models apart, and mapped weights need not be read.
-    """
-    digest = hashlib.sha256()
-    for name, weight in sorted(module.state_dict().items()):
-        if isinstance(weight, Tensor):
-            flat = weight.detach().reshape(-1)
-            sample = flat[:: max(1, len(flat) // _SAMPLE)]
-            _update(digest, (name, str(tuple(weight.shape)), sample))
-            release(weight)
-    return digest.hexdigest()
-
-
-def digest_of(values: Any) -> str:
-    """Return a digest of tensors, arrays and plain values in containers and in the attributes of objects."""
-    digest = hashlib.sha256()
-    _update(digest, values)
-    return digest.hexdigest()
-
-
-def _update(digest: "hashlib._Hash", values: Any, depth: int = 0) -> None:
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor):
-            data = leaf.detach().cpu().contiguous().reshape(-1)
-            digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-            digest.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
-        elif isinstance(leaf, np.ndarray) and leaf.dtype != object:
-            digest.update(f"{leaf.dtype} {leaf.shape}".encode())
-            digest.update(np.ascontiguousarray(leaf).tobytes())
-        elif isinstance(leaf, Mapping):
-            _update(digest, dict(leaf), depth)
-        elif leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes):
-            digest.update(f"{type(leaf).__name__} {leaf!r}\0".encode())
-        else:
-            digest.update(f"{type(leaf).__module__}.{type(leaf).__qualname__}\0".encode())
-            if depth < _DEPTH:
-                _update(digest, _attributes(leaf), depth + 1)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, with and without slots."""
-    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})

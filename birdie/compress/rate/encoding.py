@@ -100,7 +100,7 @@ class Coder:
         """Encode and code jobs."""
 
         def work(job: Job, rows: slice) -> Coded:
-            key = "" if self.records is None else f"{self.effort} {job.key(rows, exponent)}"
+            key = "" if self.records is None else f"{self.effort} {draft} {job.key(rows, exponent)}"
             coded = None if self.records is None else self.records.recall(key)
             if coded is None:
                 encoded = job.encode(rows, exponent, draft=draft)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from birdie.cli import build_app
+from birdie.cli.console import run
 from birdie.golf.audit import box
 from birdie.golf.audit.box import load
 from birdie.golf.audit.rules import RUNS, Finding, Result
@@ -91,6 +93,27 @@ def test_limits_end_a_script(tmp_path: Path, text: str, evidence: str) -> None:
     assert (finding.result, evidence in finding.evidence) == ("unknown", True), finding
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["begun\\nRuntimeError \\033]0;title\\007\\033[2J\\r", "begun\\nloaded\\033[2J", "begun\\n\\033[31m", "\\033[2J"],
+)
+def test_what_a_script_writes_for_its_answer_does_not_steer_a_terminal(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It finds the descriptor on which the loader answers, and can write there whatever it likes."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "bwrap"
+    program.write_text(f"#!/bin/sh\nprintf '{answer}'\nprintf '{answer}' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    script = tmp_path / "train_gpt.py"
+    script.write_text("x = 1\n")
+    run(build_app, ["audit", str(script), "--run"])
+    shown = capsys.readouterr()
+    assert "\033" not in shown.out + shown.err
+    assert "\r" not in shown.out
+
+
 @needs_bubblewrap
 @pytest.mark.parametrize("end", ["while True: pass\n", "pass\n"])
 def test_no_process_survives(tmp_path: Path, end: str) -> None:
@@ -129,11 +152,24 @@ ATTACKS = {
     "environment": "os.environ['BIRDIE_SECRET']",
     "shared memory": "open('/dev/shm/' + MARKER).read()",
     "files of the machine": "open('/etc/hostname').read()",
+    "root of a process": "open(f'/proc/{PID}/root{OUTSIDE}/secret').read()",
+    "folder of a process": "os.listdir(f'/proc/{PID}/cwd')",
+    "memory of a process": "open(f'/proc/{PID}/mem', 'rb')",
+    "trace": "ctypes.CDLL(None).ptrace(0x4206, PID, 0, 0) == 0",
+    "inherited file": "os.pread(DESCRIPTOR, 6, 0) == b'secret'",
+    "hard link": "os.link(__file__, os.path.dirname(__file__) + '/hard') is None",
+    "symbolic link": "os.symlink('x', os.path.dirname(__file__) + '/soft') is None",
+    "permissions": "os.chmod(__file__, 0o600) is None",
+    "setting of the kernel": "open('/proc/sys/kernel/hostname', 'a')",
+    "priority of a process": "os.setpriority(os.PRIO_PROCESS, PID, 19) is None",
 }
 """Expressions that are true, without an error, for a process that can do what they say."""
 
+OF_ROOT = {"package", "memory of a process", "trace", "setting of the kernel"}
+"""Attacks that only root can do on some machines, or only on processes of its own."""
+
 ATTACKER = """
-import os, socket
+import ctypes, os, socket
 worked = []
 for name, attack in ATTACKS.items():
     try:
@@ -166,13 +202,16 @@ def test_attacks_work_outside_of_the_sandbox_alone(
         stack.callback(shared.unlink)
         process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)", marker]))
         stack.callback(process.kill)
+        secret = stack.enter_context((tmp_path / "secret").open("rb"))
+        os.set_inheritable(secret.fileno(), True)
         names = {"OUTSIDE": str(tmp_path), "PORT": server.getsockname()[1], "MARKER": marker, "PID": process.pid}
+        names["DESCRIPTOR"] = secret.fileno()
         text = "\n".join(f"{name} = {value!r}" for name, value in {**names, "ATTACKS": ATTACKS}.items()) + ATTACKER
         if inside:
             assert loaded(folder, text).result == "pass"
             return
         (folder / "train_gpt.py").write_text(text)
         command = [sys.executable, "-I", str(folder / "train_gpt.py")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, close_fds=False)
     worked = done.stderr.rpartition("worked: ")[2].strip().split(", ")
-    assert ATTACKS.keys() - set(worked) <= {"package"}  # of a Python that this user may not change
+    assert ATTACKS.keys() - set(worked) <= OF_ROOT
