@@ -64,7 +64,7 @@ def inspect(path: Input) -> Summary:
             reader.header(kept_files.ENTRY).length if kept else 0,
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
-            base=base_in(fields, reader.where)[0] if DIFFERENCE in reader.schemes and not is_inside(fields) else None,
+            base=base_in(fields)[0] if DIFFERENCE in reader.schemes and not is_inside(fields) else None,
         )
 
 
