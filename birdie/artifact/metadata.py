@@ -26,6 +26,7 @@ from birdie.errors import ArtifactError, ConfigError
 
 MAX_VALUES = 1 << 22  # most commas and brackets in the JSON: parsed Python values take a hundred times their bytes
 MAX_DEPTH = 500  # of brackets in brackets: half of the calls that Python allows, by which its parser goes down
+MAX_BYTES = 1 << 48  # of a file that is kept: as many as an entry has elements
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
@@ -148,7 +149,7 @@ def _are_names(value: Any) -> bool:
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_natural, value.values()))
+    return isinstance(value, dict) and all(_is_natural(size) and size <= MAX_BYTES for size in value.values())
 
 
 def _are_rising(value: Any) -> bool:

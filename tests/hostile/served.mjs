@@ -13,7 +13,7 @@ const { crc32, fail } = await import(`${folder}/decoder/bytes.js`);
 const { openContainer } = await import(`${folder}/decoder/container.js`);
 const { decodeStream, streamLayout } = await import(`${folder}/decoder/streams.js`);
 
-const STATES = [4, 8, 16, 32, 64, 128, 256];
+const STATES = [1, 4, 8, 16, 32, 64, 128, 256];
 const digest = ({ buffer, byteOffset, byteLength }) =>
   createHash("sha256").update(new Uint8Array(buffer, byteOffset, byteLength)).digest("hex");
 

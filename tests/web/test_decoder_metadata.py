@@ -70,6 +70,7 @@ WRONG = (
     *('{"copies":null}', '{"copies":[0.0]}', '{"copies":[true]}', '{"copies":[1,0]}', '{"copies":[0,0]}'),
     *('{"copies":[-1]}', '{"copies":[9007199254740992]}', '{"copies":{}}', '{"copies":"0"}', '{"metadata":null}'),
     *('{"schemes":null}', '{"schemes":["x"]}', '{"schemes":{"128":5}}', '{"files":{"a":-1}}', '{"files":{"a":1.0}}'),
+    *('{"files":{"a":281474976710657}}', '{"files":{"a":' + "9" * 4300 + "}}"),
     *('{"order":null}', '{"order":[]}', '{"order":[5]}', '{"order":["123456789"]}', '{"order":[".",[1.0]]}'),
     *('{"order":[".",1]}', '{"state":null}', '{"state":{"versions":{"a":1.0}}}', '{"state":{"extra":[]}}'),
     *('{"tree":{}}', '{"link":null}', '{"base":{"inside":1}}', '{"base":{"of":null}}', '{"base":{"names":{"a":1}}}'),

@@ -5,6 +5,7 @@ import { fail } from "./bytes.js";
 const MAX_VALUES = 2 ** 22;
 const MAX_DEPTH = 500;
 const MAX_DIGITS = 4300;
+const MAX_BYTES = 2 ** 48;
 const MAX_MARKS = 8;
 
 /**
@@ -29,7 +30,7 @@ const KINDS = {
   metadata: isObject,
   tree: (value) => !isObject(value),
   schemes: areNames,
-  files: (value) => isObject(value) && Object.values(value).every(isNatural),
+  files: (value) => isObject(value) && Object.values(value).every((size) => isNatural(size) && size <= MAX_BYTES),
   copies: (value) =>
     Array.isArray(value) && value.every((index, i) => isNatural(index) && (!i || index > value[i - 1])),
   state: (value) =>
