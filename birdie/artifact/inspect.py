@@ -92,7 +92,7 @@ def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
     if entry.scheme == DIFFERENCE:
         return "difference"
     name = scheme_name(entry, foreign)
-    if name == "lossless" and _PARAMS.get(next(iter(entry.params), 0)) == len(entry.params) and math.prod(entry.shape):
+    if name == "lossless" and _PARAMS.get(next(iter(entry.params), 0)) == len(entry.params) and 0 not in entry.shape:
         return _levels(entry.shape, entry.params)
     return CASTS.get(entry.params, name) if name == "cast" else name
 
