@@ -113,7 +113,7 @@ class Base:
         """
         file = File(source, registry.decoder)
         try:
-            names = {*file.names} & {*base_in(file.fields, file.where)[1].values()}
+            names = {*file.names} & {*base_in(file.fields)[1].values()}
             stored = sorted(name for name in names if not file.is_difference(name))
             file.require(max_bytes, max_operations, stored)
         except BaseException:

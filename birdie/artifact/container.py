@@ -279,8 +279,11 @@ class Reader:
 
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
-        """The metadata, parsed (birdie.artifact.metadata)."""
-        return file_metadata.parse(bytes(self.metadata), self.where)
+        """The metadata, parsed and checked (birdie.artifact.metadata)."""
+        aliases = sum(
+            scheme == ALIAS and "\0" not in name for name, scheme in zip(self._index, self.schemes, strict=True)
+        )
+        return file_metadata.parse(bytes(self.metadata), self.where, aliases)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ class File(Reader):
         if self._base is None:
             if file_metadata.is_inside(self.fields):
                 raise ArtifactError(f"{self.where} holds differences between its tensors; decompress it with birdie")
-            of, _ = file_metadata.base_in(self.fields, self.where)
+            of, _ = file_metadata.base_in(self.fields)
             raise ArtifactError(
                 f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "
                 "cannot be decoded; give that as base=… (--base)"
@@ -356,7 +356,7 @@ class File(Reader):
 
     @functools.cached_property
     def _base_names(self) -> dict[str, str]:
-        return file_metadata.base_in(self.fields, self.where)[1]
+        return file_metadata.base_in(self.fields)[1]
 
     def _base_name(self, name: str) -> str:
         """Return the name of the base's tensor that a stored tensor is a difference to; empty if it is none."""
@@ -372,7 +372,12 @@ class File(Reader):
         if tensor is None or tensor.numel() != math.prod(owner.shape):
             raise ArtifactError(f"the base {self._base.where} has no {other!r} of {owner.shape}; give another base")
         part = next(part for block, part in self.parts(name) if block == entry.name)
-        return tensor.detach().cpu().reshape(-1)[part].to(dtype_of(entry)).reshape(entry.shape)
+        try:
+            converted = tensor.detach().cpu().reshape(-1)[part].to(dtype_of(entry))
+        except NotImplementedError as error:  # numbers of 4 bits
+            kinds = f"{tensor.dtype}, which cannot be made {dtype_of(entry)}"
+            raise ArtifactError(f"the base {self._base.where} has {other!r} of {kinds}; give another base") from error
+        return converted.reshape(entry.shape)
 
     def _members(self, group: str, decoded: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of a group, views of it."""

@@ -64,7 +64,7 @@ def inspect(path: Input) -> Summary:
             reader.header(kept_files.ENTRY).length if kept else 0,
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
-            base=base_in(fields, reader.where)[0] if DIFFERENCE in reader.schemes and not is_inside(fields) else None,
+            base=base_in(fields)[0] if DIFFERENCE in reader.schemes and not is_inside(fields) else None,
         )
 
 
@@ -82,6 +82,9 @@ def _seconds(entry: Entry) -> float:
     return 1e-6 * math.prod(entry.shape) * sum(1 / _SPEEDS.get(coder, _UNKNOWN) for coder in coders)
 
 
+_PARAMS = {_SCALED: 5, _TABLES: 2}  # number of parameters of these forms; a hostile header may have others
+
+
 def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
     """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias, difference, levels."""
     if entry.scheme == ALIAS:
@@ -89,7 +92,7 @@ def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
     if entry.scheme == DIFFERENCE:
         return "difference"
     name = scheme_name(entry, foreign)
-    if name == "lossless" and entry.params[:1] in ((_SCALED,), (_TABLES,)):
+    if name == "lossless" and _PARAMS.get(next(iter(entry.params), 0)) == len(entry.params) and 0 not in entry.shape:
         return _levels(entry.shape, entry.params)
     return CASTS.get(entry.params, name) if name == "cast" else name
 

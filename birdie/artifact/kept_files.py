@@ -12,7 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import FILES, Entry, Reader, Stream
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.names import is_name
@@ -45,13 +44,8 @@ def sizes_of(files: Mapping[str, bytes]) -> dict[str, int] | None:
 
 def listed(fields: Mapping[str, Any], where: str) -> dict[str, int]:
     """Return name → bytes of the files that a .birdie file keeps, from its metadata."""
-    sizes = fields.get("files", {})
-    if not (
-        isinstance(sizes, dict)
-        and len(sizes) <= MOST_FILES
-        and list(sizes) == sorted(sizes)
-        and all(is_file(name, sizes) and type(size) is int and size >= 0 for name, size in sizes.items())
-    ):
+    sizes: dict[str, int] = fields.get("files", {})
+    if len(sizes) > MOST_FILES or list(sizes) != sorted(sizes) or not all(is_file(name, sizes) for name in sizes):
         raise ArtifactError(f"the list of files kept in {where} is not what birdie writes; the file is damaged")
     return sizes
 
@@ -63,7 +57,7 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
         reader: of the file.
         limit: most bytes of all; None: what tensors may take.
     """
-    sizes = listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
+    sizes = listed(reader.fields, reader.where)
     if not sizes:
         return {}
     limit = max(_LEAST_LIMIT, _MOST_RATIO * reader.size) if limit is None else limit

@@ -397,7 +397,7 @@ def _names_in(base: Link, link: Link, files: Collection[str]) -> set[str]:
 
 def _differences(reader: Reader, names: Collection[str] | None) -> set[str]:
     """Return the names of the tensors of the base that some tensors are differences to."""
-    renamed = base_in(reader.fields, reader.where)[1]
+    renamed = base_in(reader.fields)[1]
     needed = set()
     for name in dict.fromkeys(reader.stored(name) for name in (reader.names if names is None else names)):
         entry = reader.entry(name)

@@ -294,10 +294,10 @@ def _saved_state(content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any] 
 
 def _copies(file: File) -> list[str]:
     """Return the aliases whose tensors are independent of their targets."""
-    if ALIAS not in file.schemes:
+    if "copies" not in file.fields:
         return []
     aliases = [name for name in file.names if file.entry(name).scheme == ALIAS]
-    return file_metadata.copies_in(file.fields, aliases, file.where)
+    return file_metadata.copies_in(file.fields, aliases)
 
 
 def _allocated(file: File, module: nn.Module) -> int:

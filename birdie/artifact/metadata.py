@@ -13,13 +13,21 @@ link       of a link of a chain: its checkpoint, and the link that it is a diffe
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
+import numpy as np
+
+from birdie.artifact.order import is_order
 from birdie.errors import ArtifactError, ConfigError
 
 MAX_VALUES = 1 << 22  # most commas and brackets in the JSON: parsed Python values take a hundred times their bytes
+MAX_DEPTH = 500  # of brackets in brackets: half of the calls that Python allows, by which its parser goes down
+MAX_BYTES = 1 << 48  # of a file that is kept: as many as an entry has elements
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def to_bytes(
@@ -58,29 +66,35 @@ def to_bytes(
         ) from error
     if _has_too_many_values(text):
         raise ConfigError("metadata holds too many values for a file's header; store them as a tensor")
+    if _is_too_deep(text):
+        raise ConfigError(f"metadata nests deeper than {MAX_DEPTH} lists and dicts; flatten it")
     return text
 
 
-def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return the arguments of `to_bytes`: a dict with some of its keys.
+def parse(data: bytes, where: str, aliases: int) -> dict[str, Any]:
+    """Return the arguments of `to_bytes`: a dict with some of its keys, each of the kind that `to_bytes` writes.
 
     Args:
         data: the container's metadata.
         where: name of the file, for error messages.
+        aliases: number of aliases in the file.
     """
     if not data:
         return {}
-    if _has_too_many_values(data):
+    if _has_too_many_values(data) or _is_too_deep(data):
         raise ArtifactError(f"the metadata of {where} holds more values than birdie writes; the file is damaged")
-    try:
-        fields = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
+    try:  # as text: of bytes, json would also take UTF-16 and what is no Unicode
+        fields = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the metadata of {where} is not JSON; the file is damaged") from error
-    valid = isinstance(fields, dict) and isinstance(fields.get("metadata", {}), dict)
-    budget = fields.get("budget", 0) if valid else None
-    if type(budget) is not int or budget < 0 or not _are_names(fields.get("schemes", {})):
+    if not isinstance(fields, dict):
         raise ArtifactError(f"the metadata of {where} is not what birdie writes; the file is damaged")
-    return dict(fields)
+    for key, is_sound in _KINDS.items():
+        if key in fields and not is_sound(fields[key]):
+            raise ArtifactError(f"{key!r} in the metadata of {where} is not what birdie writes; the file is damaged")
+    if max(fields.get("copies", []), default=-1) >= aliases:
+        raise ArtifactError(f"'copies' in the metadata of {where} are no indices of aliases; the file is damaged")
+    return fields
 
 
 def copies_of(aliases: Iterable[str], copies: Collection[str]) -> list[int]:
@@ -88,28 +102,21 @@ def copies_of(aliases: Iterable[str], copies: Collection[str]) -> list[int]:
     return [index for index, name in enumerate(sorted(aliases)) if name in copies]
 
 
-def copies_in(fields: Mapping[str, Any], aliases: Iterable[str], where: str) -> list[str]:
+def copies_in(fields: Mapping[str, Any], aliases: Iterable[str]) -> list[str]:
     """Return the names of aliases that are copies, from the fields of a file."""
-    names, indices = sorted(aliases), fields.get("copies", [])
-    valid = isinstance(indices, list) and all(type(index) is int for index in indices)
-    if not valid or any(not low < high for low, high in pairwise([-1, *indices, len(names)])):
-        raise ArtifactError(f"the copies in the metadata of {where} are no rising indices of aliases; it is damaged")
-    return [names[index] for index in indices]
+    names = sorted(aliases)
+    return [names[index] for index in fields.get("copies", [])]
 
 
-def base_in(fields: Mapping[str, Any], where: str) -> tuple[str, dict[str, str]]:
+def base_in(fields: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return the file name of the base, and name → name in the base, from the fields of a file."""
     about = fields.get("base", {})
-    file, names = (about.get("of", ""), about.get("names", {})) if isinstance(about, dict) else (None, {})
-    if not isinstance(file, str) or not _are_names(names):
-        raise ArtifactError(f"the base in the metadata of {where} is not what birdie writes; the file is damaged")
-    return file, names
+    return about.get("of", ""), about.get("names", {})
 
 
 def is_inside(fields: Mapping[str, Any]) -> bool:
     """Return whether the base of a file of differences is the file itself."""
-    about = fields.get("base")
-    return isinstance(about, dict) and about.get("inside") is True
+    return bool(fields.get("base", {}).get("inside"))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -123,9 +130,72 @@ def _refuse(what: str) -> NoReturn:
     raise ValueError(what)
 
 
-def _are_names(schemes: Any) -> bool:
-    return isinstance(schemes, dict) and all(isinstance(name, str) for name in schemes.values())
+def _finite(text: str) -> float:
+    """Return a number; refuse one that is beyond all finite ones."""
+    number = float(text)
+    return number if math.isfinite(number) else _refuse("number")
+
+
+def _is_natural(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_natural(size) and size <= MAX_BYTES for size in value.values())
+
+
+def _are_rising(value: Any) -> bool:
+    is_list = isinstance(value, list) and all(map(_is_natural, value))
+    return is_list and all(low < high for low, high in pairwise(value))
+
+
+def _is_state(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(value.get(key, {}), dict) for key in ("versions", "extra")):
+        return False
+    return all(type(version) in (int, list) for version in value.get("versions", {}).values())
+
+
+def _is_base(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("of", ""), str):
+        return False
+    return type(value.get("inside", False)) is bool and _are_names(value.get("names", {}))
+
+
+def _is_node(value: Any) -> bool:
+    return not isinstance(value, dict)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "budget": _is_natural,
+    "metadata": _is_object,
+    "tree": _is_node,
+    "schemes": _are_names,
+    "files": _are_sizes,
+    "copies": _are_rising,
+    "state": _is_state,
+    "base": _is_base,
+    "order": is_order,
+    "link": _is_object,
+}
+"""Kinds of the values of all keys that are known (docs/format.md, "Metadata"; birdie/web/decoder/metadata.js)."""
 
 
 def _has_too_many_values(text: bytes) -> bool:
     return sum(text.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES
+
+
+def _is_too_deep(text: bytes) -> bool:
+    """Return whether brackets nest too deep for the parsers of some readers."""
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return False
+    marks = np.frombuffer(_TEXT.sub(b"", text), np.uint8) | 32  # [ ] as { }
+    steps = (marks == ord("{")).astype(np.int32) - (marks == ord("}"))
+    return int(steps.cumsum().max(initial=0)) > MAX_DEPTH

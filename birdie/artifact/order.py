@@ -36,7 +36,7 @@ def in_order(names: Iterable[str], order: Json, where: str) -> list[str]:
     Raises:
         ArtifactError: the field is no order of them.
     """
-    if not _is_sound(order):
+    if not is_order(order):
         raise ArtifactError(f"the order of tensors in {where} is not what birdie writes; the file is damaged")
     cut, *waiting = order
     waiting.reverse()
@@ -57,12 +57,11 @@ def in_order(names: Iterable[str], order: Json, where: str) -> list[str]:
 
 def extra_in(fields: Mapping[str, Any]) -> list[str]:
     """Return the names of extra states in the metadata of a file, which are keys of the state dict as tensors are."""
-    about = fields.get("state")
-    extra = about.get("extra") if isinstance(about, dict) else None
-    return list(extra) if isinstance(extra, dict) else []
+    return list(fields.get("state", {}).get("extra", {}))
 
 
-def _is_sound(order: Json) -> bool:
+def is_order(order: Json) -> bool:
+    """Return whether a value looks like the field: marks, and lists of moves."""
     if not isinstance(order, list) or not order or type(order[0]) is not str or len(order[0]) > _LONGEST:
         return False
     return all(isinstance(moves, list) and all(type(move) is int for move in moves) for moves in order[1:])

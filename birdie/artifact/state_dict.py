@@ -58,7 +58,6 @@ def state_dict_of(
     """
     if about is None:
         return dict(tensors)
-    require_valid(about, where)
     state: dict[str, Any] = OrderedDict(tensors)
     for name, skeleton in about.get("extra", {}).items():
         inner = {other.removeprefix(f"{name}/"): state.pop(other) for other in tensors if other.startswith(f"{name}/")}
@@ -78,14 +77,6 @@ def state_dict_of(
                 raise ArtifactError(f"the version of module {path!r} in {where} is no dict; the file is damaged")
         vars(state)["_metadata"] = metadata
     return state
-
-
-def require_valid(about: Json, where: str) -> None:
-    """Raise ArtifactError unless `about` is an object of what is known here."""
-    if not isinstance(about, dict) or not all(isinstance(about.get(key, {}), dict) for key in ("versions", "extra")):
-        raise ArtifactError(f"what {where} keeps beside its tensors is no object; the file is damaged")
-    if not all(type(value) in (int, list) for value in about.get("versions", {}).values()):
-        raise ArtifactError(f"the versions of modules in {where} are no numbers; the file is damaged")
 
 
 def belongs_to_extra(name: str, about: Json) -> bool:

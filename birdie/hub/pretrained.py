@@ -72,7 +72,7 @@ def from_pretrained(
     file = local_file(path, revision)
     with Reader(file) as reader:
         differs = DIFFERENCE in reader.schemes and not file_metadata.is_inside(reader.fields)
-        listed = kept_files.listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
+        listed = kept_files.listed(reader.fields, reader.where)
         text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
     try:
         parsed = dict(json.loads(text))

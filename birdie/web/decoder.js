@@ -8,9 +8,11 @@
  * before anything is allocated; whatever is wrong with a file is an Error of one sentence.
  */
 
+import { bytesOf, maxBytesOf } from "./decoder/arguments.js";
 import { crc32, fail } from "./decoder/bytes.js";
 import { ALIAS, BLOCKS, MEMBER, blocksOf, openContainer, product } from "./decoder/container.js";
 import { DTYPES, emptyWords, toFloat32 } from "./decoder/floats.js";
+import { hasViews } from "./decoder/metadata.js";
 import { FOREIGN, SCHEMES } from "./decoder/schemes.js";
 import { CODERS, decodeStream, streamCost } from "./decoder/streams.js";
 
@@ -63,7 +65,7 @@ function coded(file) {
  * @returns {{ schemes: string[], coders: string[] }} sorted
  */
 export function needs(buffer) {
-  const file = openContainer(buffer);
+  const file = openContainer(bytesOf(buffer));
   const { parts } = coded(file);
   const schemes = parts.map((entry) => nameOf(file, entry.scheme));
   const coders = parts.flatMap((entry) => Array.from(entry.coders, (code) => CODERS[code] ?? `of code ${code}`));
@@ -82,7 +84,7 @@ function matrixOf(shape) {
  * @param {import("./decoder/floats.js").Dtype} dtype
  * @param {number} count elements
  */
-function bytesOf(dtype, count) {
+function sizeOf(dtype, count) {
   return (count * dtype.bits * dtype.words) / 8;
 }
 
@@ -93,12 +95,7 @@ function bytesOf(dtype, count) {
  */
 function copiesOf(file, tensors) {
   const aliases = tensors.filter((entry) => entry.scheme === ALIAS);
-  /** @type {number[]} */
-  const indices = file.metadata.copies ?? [];
-  if (indices.some((index, i) => !Number.isInteger(index) || !aliases[index] || (i && index <= indices[i - 1]))) {
-    fail("the copies in the metadata of the file are no rising indices of aliases");
-  }
-  return new Set(indices.map((index) => aliases[index]));
+  return new Set((file.metadata.copies ?? []).map((index) => aliases[index]));
 }
 
 /**
@@ -111,7 +108,7 @@ function planOf(file, entry) {
   const scheme = SCHEMES[entry.scheme] ?? fail(`scheme ${nameOf(file, entry.scheme)} is not decoded here; use birdie`);
   const [rows, columns] = matrixOf(entry.shape);
   const count = rows * columns;
-  const bytes = bytesOf(dtype, count);
+  const bytes = sizeOf(dtype, count);
   const layouts = scheme.layout(rows, columns, dtype, entry.params);
   if (layouts.length !== entry.coders.length) {
     fail(`scheme ${scheme.name} needs ${layouts.length} streams, not ${entry.coders.length}`);
@@ -164,7 +161,6 @@ function decodeEntry(file, { entry, dtype, scheme, rows, columns, layouts }) {
  */
 function requireLimits(file, plans, copied, maxBytes) {
   const limit = maxBytes ?? Math.max(MIN_LIMIT, PER_BYTE * file.data.length);
-  if (typeof limit !== "number" || !(limit >= 0)) fail(`maxBytes is ${limit}; it is a number of bytes`);
   const bytes = plans.reduce((sum, plan) => sum + plan.bytes, copied);
   if (bytes > limit) fail(`the file takes ${bytes} bytes to decode, more than the ${limit} allowed; raise maxBytes`);
   const most = Math.max(2 ** 31, 2 * limit) + OPERATIONS_PER_BYTE * (file.data.length - file.headerBytes);
@@ -219,16 +215,18 @@ function wordsOf(file, entry, plans) {
 /**
  * Decode a file.
  * @param {ArrayBuffer | Uint8Array} buffer the bytes of a .birdie file
- * @param {{ maxBytes?: number }} [options] `maxBytes`: refuse a file that decodes to more; default the larger of 1 GiB
- *     and 64 × the file
+ * @param {{ maxBytes?: number | null } | null} [options] `maxBytes`: refuse a file that decodes to more;
+ *     default the larger of 1 GiB and 64 × the file
  * @returns {Record<string, Tensor>} name → tensor; tied names share one. The object has no prototype
  */
-export function decode(buffer, { maxBytes } = {}) {
-  const file = openContainer(buffer);
+export function decode(buffer, options) {
+  const maxBytes = maxBytesOf(options);
+  const file = openContainer(bytesOf(buffer));
+  if (hasViews(file.metadata.tree)) fail("the file holds views of tensors, which are not decoded here; use birdie");
   const { tensors, parts } = coded(file);
   const plans = new Map(parts.map((entry) => [entry, naming(entry, () => planOf(file, entry))]));
   const copies = copiesOf(file, tensors);
-  const copied = [...copies].reduce((sum, { dtype, shape }) => sum + bytesOf(DTYPES[dtype], product(shape)), 0);
+  const copied = [...copies].reduce((sum, { dtype, shape }) => sum + sizeOf(DTYPES[dtype], product(shape)), 0);
   requireLimits(file, [...plans.values()], copied, maxBytes);
   /** @type {Map<Entry, Tensor>} */
   const decoded = new Map();

@@ -2,6 +2,7 @@
 
 from birdie.artifact import codes
 from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, FILES, MEMBER, Entry, Reader
+from birdie.artifact.rebuild import has_views
 from birdie.compress.schemes import NAMES
 from birdie.entropy.coder import NAMES as CODERS
 from birdie.runtime.outputs import Source
@@ -21,6 +22,8 @@ def unsupported(source: Source | bytes) -> str | None:
         ArtifactError: the file is missing, or its header is damaged.
     """
     with Reader(source) as reader:
+        if has_views(reader.fields.get("tree")):
+            return f"{reader.where} holds views of tensors, which the JavaScript decoder does not decode"
         for name in reader.entries:
             entry = reader.entry(name)
             if problem := _problem(entry, reader):

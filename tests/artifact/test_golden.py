@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import birdie
-from birdie.artifact import container, metadata, pytree
+from birdie.artifact import container, pytree
 from birdie.artifact.codes import scheme_codes
 from birdie.artifact.save import write_model
 from birdie.artifact.write import Beside
@@ -151,7 +151,7 @@ def test_the_reference_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:
 
 def test_the_golden_tree_is_the_one_that_was_saved(tmp_path: Path) -> None:
     reader, tensors = pinned(tmp_path, "artifact")
-    about = metadata.parse(reader.metadata, "the golden artifact")
+    about = reader.fields
     checkpoint, expected = pytree.rebuild(about["tree"], tensors), content()
     assert [*checkpoint["model"]] == [*expected["model"]]
     assert checkpoint["model"]["head"] is checkpoint["model"]["embedding"]

@@ -210,11 +210,8 @@ def test_hostile_orders_are_refused(order: Any, tmp_path: Path) -> None:
     with Reader(tmp_path / "x.birdie") as reader:
         content = [reader.read(name) for name in reader.names]
     container.write(tmp_path / "y.birdie", content, json.dumps({"order": order}).encode())
-    if order is None:  # as if it were not there
-        assert [*birdie.load(tmp_path / "y.birdie")] == ["a.w", "b"]
-        return
     for read in birdie.load, birdie.load_object, birdie.inspect:
-        with pytest.raises(ArtifactError, match="order of tensors"):
+        with pytest.raises(ArtifactError, match="order"):
             read(tmp_path / "y.birdie")
 
 

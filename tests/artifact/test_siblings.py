@@ -135,9 +135,10 @@ def test_a_file_whose_names_lie_is_refused(names: dict[str, str]) -> None:
         birdie.load(with_names(data, names))
 
 
-def test_a_field_that_is_no_flag_is_no_base_inside() -> None:
-    assert not file_metadata.is_inside({"base": {"inside": 1}})
-    assert not file_metadata.is_inside({"base": ["inside"]})
+def test_a_field_that_is_no_flag_is_refused() -> None:
+    for base in (b'{"inside":1}', b'["inside"]'):
+        with pytest.raises(ArtifactError, match="'base'"):
+            file_metadata.parse(b'{"base":' + base + b"}", "x.birdie", aliases=0)
 
 
 @pytest.mark.parametrize("workers", [1, 4])

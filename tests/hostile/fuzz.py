@@ -2,7 +2,8 @@
 
 A file as it is damaged on the way decodes to exactly the same or is refused with ArtifactError; one whose checksums
 were made to agree again (half of them) decodes to tensors of the shapes and dtypes that it declares, the same each
-time, or is refused. Never another exception, a crash, a hang, or memory beyond the limit.
+time, or is refused. Never another exception, a crash, a hang, or memory beyond the limit. The one-file decoder and the
+JavaScript decoder, where Node is installed, say the same of each file (`tests.hostile.targets`).
 
 Batches run in subprocesses of their own under a memory limit, and a timer kills one that spends too long on a mutant;
 whatever goes wrong is told with the number of the mutant, and `--seed NUMBER --count 1` makes it again. `--checked`
@@ -29,128 +30,18 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from birdie.artifact import container, kept_files, repack
-from birdie.artifact import pytree as tree
-from birdie.artifact.file import DTYPES
-from birdie.artifact.load import load
-from birdie.artifact.to_safetensors import to_safetensors
-from birdie.entropy import coder
-from birdie.entropy.hints import Hints
-from birdie.entropy.trellis import STATES
-from birdie.errors import ArtifactError, WeightsError
-from birdie.golf import decoder
-from tests.hostile import made, mutate, seeds, tile_streams
+from birdie.errors import ArtifactError
+from tests.hostile import mutate, seeds, targets
 from tests.hostile.seeds import Seed
+from tests.hostile.targets import BrokenError, Content
 
 ROOM = 256 << 20  # bytes a batch may take besides what it has once all is warm
-MAX_BYTES = 1 << 20  # that a mutant may decode to
 SECONDS = 60  # a mutant may take, on a loaded machine that compiles its kernels first
 BATCH = 25_000
 MAX_FAILURES = 20
-Content = Any
-
-
-class BrokenError(Exception):
-    """A decoder did what it never should."""
-
-
-def decode_streams(data: bytes, _: Path) -> Content:
-    """Every stream as the shape of its entry, and what that gives."""
-    reader, out = container.Reader(data), []
-    for name in reader.names:
-        entry = reader.read(name)
-        rows, columns = (*entry.shape, 1, 1)[:2]
-        if rows * columns > MAX_BYTES:
-            raise ArtifactError("refused by the bound of the test")
-        for stream in entry.streams:
-            hints = Hints(states=next((number for number in entry.params if abs(number) in STATES), 1))
-            values = coder.decode(stream.coder, stream.payload, rows, columns, hints, threads=1)
-            if values.shape != (rows, columns) or values.dtype not in ("i1", "i2", "i4"):
-                raise BrokenError(f"{name} decoded to {values.dtype} {values.shape}, not {(rows, columns)}")
-            out.append((name, values.shape, values.tobytes()))
-    return out
-
-
-def decode_artifact(data: bytes, path: Path) -> Content:
-    """The file as a user loads it; the one-file decoder says the same of it."""
-    path.write_bytes(data)
-    alone = _decoded_alone(data)
-    try:
-        loaded = load(path, max_bytes=MAX_BYTES, workers=1)
-    except ArtifactError:
-        if alone is not None:
-            raise BrokenError("the one-file decoder accepts what birdie refuses") from None
-        raise
-    reader = container.Reader(data)
-    if sorted(loaded) != sorted(reader.names):
-        raise BrokenError(f"loaded {list(loaded)}, not {reader.names}")
-    for name, tensor in loaded.items():
-        entry = reader.entry(name)
-        if tuple(tensor.shape) != entry.shape or tensor.dtype != DTYPES[entry.dtype]:
-            raise BrokenError(f"{name} loaded as {tensor.dtype} {tuple(tensor.shape)}, not {entry.shape}")
-    content = {name: _bits(tensor) for name, tensor in loaded.items()}
-    if content != alone:
-        raise BrokenError("the one-file decoder decodes something else")
-    converted = path.with_suffix(".safetensors")
-    with contextlib.suppress(ArtifactError, WeightsError):
-        to_safetensors(path, converted, max_bytes=MAX_BYTES, workers=1)
-        with converted.open("rb") as file:
-            header = 8 + int.from_bytes(file.read(8), "little")
-        if (written := converted.stat().st_size - header) > MAX_BYTES:
-            raise BrokenError(f"{written:,} bytes of tensors were written, more than allowed")
-    return content, kept_files.read(reader, MAX_BYTES)
-
-
-def _decoded_alone(data: bytes) -> Content:
-    """Return the tensors that the one-file decoder decodes; None where it refuses the file."""
-    try:
-        return {name: _bits(tensor) for name, tensor in decoder.load(data, max_bytes=MAX_BYTES).items()}
-    except ArtifactError:
-        return None
-
-
-def decode_tree(data: bytes, path: Path) -> Content:
-    """The file as a whole checkpoint, taken apart again."""
-    path.write_bytes(data)
-    tensors, skeleton = tree.flatten(repack.load_object(path, max_bytes=MAX_BYTES, workers=1))
-    return json.dumps(skeleton), {name: _bits(tensor) for name, tensor in tensors.items()}
-
-
-def _bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return str(tensor.dtype), tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-Mutate = Callable[[Seed, random.Random], bytes]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A decoder under test, and how its files are damaged.
-
-    Attributes:
-        decode: (file, a path it may use) → what it holds, comparable.
-        sound: the files it starts from.
-        repaired: the mutations that leave checksums right.
-        share: of all mutants, against the other targets.
-    """
-
-    decode: Callable[[bytes, Path], Content]
-    sound: Callable[[], list[Seed]]
-    repaired: dict[str, Mutate]
-    share: int
-
-
-TARGETS = {
-    "streams": Target(decode_streams, seeds.streams, {**mutate.REPAIRED, "made": made.stream}, 36),
-    "artifact": Target(decode_artifact, seeds.artifacts, mutate.REPAIRED, 3),
-    "tree": Target(decode_tree, seeds.trees, {**mutate.REPAIRED, "tree": mutate.tree}, 1),
-    "tiles": Target(tile_streams.decode, tile_streams.sound, {**mutate.REPAIRED, "made": made.tiles}, 4),
-}
 
 
 @dataclass
@@ -168,6 +59,11 @@ class Report:
     failures: list[str] = field(default_factory=list)
     peak: int = 0
     growth: int = 0
+
+    @property
+    def tried(self) -> int:
+        """Number of mutants that had an outcome."""
+        return sum(count for what, count in self.counts.items() if not what.startswith(targets.AGREEMENT))
 
     def add(self, other: "Report") -> None:
         """Take in what another batch found."""
@@ -191,13 +87,14 @@ def run(count: int, first: int, progress: Callable[[int], object] = int, only: C
     """
     torch.set_num_threads(1)
     report = Report()
-    with seeds.short_chunks(), tempfile.TemporaryDirectory(dir=_quick_folder()) as folder:
+    with seeds.short_chunks(), targets.javascript(), tempfile.TemporaryDirectory(dir=_quick_folder()) as folder:
         path = Path(folder) / "mutant.birdie"
         sound = {
-            name: [(seed, target.decode(seed.data, path)) for seed in target.sound()]
-            for name, target in TARGETS.items()
+            name: [(seed, target.decode(seed, seed.data, path)) for seed in target.sound()]
+            for name, target in targets.TARGETS.items()
             if not only or name in only
         }
+        targets.OUTCOMES.clear()
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with _limited():
             for index in range(first, first + count):
@@ -208,6 +105,7 @@ def run(count: int, first: int, progress: Callable[[int], object] = int, only: C
                     report.failures.append(f"mutant {index}: {traceback.format_exc(limit=-4)}")
                     if len(report.failures) >= MAX_FAILURES:
                         break
+        report.counts.update(targets.OUTCOMES)
         report.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         report.growth = report.peak - (start << 10)
     return report
@@ -233,22 +131,22 @@ def _limited() -> Iterator[None]:
 def _attempt(index: int, sound: dict[str, list[tuple[Seed, Content]]], path: Path) -> str:
     """Make and decode one mutant: target, mutation and outcome."""
     rng = random.Random(index)
-    name = rng.choices(list(sound), [TARGETS[name].share for name in sound])[0]
-    target = TARGETS[name]
+    name = rng.choices(list(sound), [targets.TARGETS[name].share for name in sound])[0]
+    target = targets.TARGETS[name]
     seed, content = rng.choice(sound[name])
     how = rng.choice(list(target.repaired)) if index % 2 else "bytes"
     data = mutate.data(seed, rng) if how == "bytes" else target.repaired[how](seed, rng)
     # No handler: a kernel that hangs would not let one run, so the timer kills.
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        decoded = target.decode(data, path)
+        decoded = target.decode(seed, data, path)
     except ArtifactError:
         return f"{name}, {how}: refused"
     if how == "bytes":
         if decoded != content:
             raise BrokenError(f"{name}: damage went unnoticed")
         return f"{name}, {how}: the same"
-    if index % 8 == 1 and decoded != target.decode(data, path):
+    if index % 8 == 1 and decoded != target.decode(seed, data, path):
         raise BrokenError(f"{name}, {how}: decoded to something else the second time")
     return f"{name}, {how}: accepted"
 
@@ -260,7 +158,7 @@ def campaign(count: int, first: int, jobs: int = 1, *, checked: bool = False, on
         starts = range(first, first + count, BATCH)
         for batch in pool.map(lambda at: _batch(min(BATCH, first + count - at), at, checked, only), starts):
             report.add(batch)
-            sys.stderr.write(f"{report.counts.total():,} tried, {len(report.failures):,} failures\n")
+            sys.stderr.write(f"{report.tried:,} tried, {len(report.failures):,} failures\n")
     return report
 
 
@@ -301,7 +199,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="number of the first mutant")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--checked", action="store_true", help="check every index in compiled code")
-    parser.add_argument("--only", nargs="+", choices=TARGETS, default=(), help="targets")
+    parser.add_argument("--only", nargs="+", choices=targets.TARGETS, default=(), help="targets")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -314,7 +212,7 @@ def main() -> None:
     start = time.perf_counter()
     report = campaign(options.count, options.seed, options.jobs, checked=options.checked, only=options.only)
     seconds = time.perf_counter() - start
-    tried = report.counts.total()
+    tried = report.tried
     sys.stdout.write(f"{report}\n{tried:,} mutants in {seconds:.0f} s, {tried / seconds:,.0f} a second\n")
     sys.exit(bool(report.failures))
 

@@ -167,9 +167,9 @@ def tree(seed: Seed, rng: random.Random) -> bytes:
     if len(metadata) < 3:
         return header(seed, rng)
     about = json.loads(metadata)
-    slots = list(_slots(about))
-    holder, key = rng.choice(slots)
-    other, source = rng.choice(slots)
+    inside = list(slots(about))
+    holder, key = rng.choice(inside)
+    other, source = rng.choice(inside)
     values: list[Any] = [
         None,
         True,
@@ -208,10 +208,10 @@ def tree(seed: Seed, rng: random.Random) -> bytes:
     return container.to_bytes(entries, json.dumps(about).encode())
 
 
-def _slots(node: Any) -> list[tuple[Any, Any]]:
+def slots(node: Any) -> list[tuple[Any, Any]]:
     """Return (list or dict, key) of everything inside."""
     keys = range(len(node)) if isinstance(node, list) else list(node) if isinstance(node, dict) else []
-    return [slot for key in keys for slot in ((node, key), *_slots(node[key]))]
+    return [slot for key in keys for slot in ((node, key), *slots(node[key]))]
 
 
 def _with(seed: Seed, entries: list[Entry], at: int, index: int, stream: Stream) -> bytes:

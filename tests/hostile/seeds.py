@@ -4,7 +4,7 @@ import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,21 @@ class Side:
 
 @dataclass(frozen=True)
 class Seed:
-    """A sound file: its bytes, and what the side information of its streams says, by entry and stream."""
+    """A sound file.
+
+    Attributes:
+        data: its bytes.
+        sides: what the side information of its streams says, by entry and stream.
+        base: tensors that it holds differences to, for a reader to give.
+        name: of the file, where it is a link of a chain.
+        beside: name → bytes of the other links.
+    """
 
     data: bytes
     sides: dict[tuple[int, int], Side]
+    base: dict[str, torch.Tensor] | None = None
+    name: str = "mutant.birdie"
+    beside: dict[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def reader(self) -> container.Reader:
@@ -195,7 +206,7 @@ def side_of(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64
     return Side(*known[words.astype("<u2").tobytes()], bytes(rest))
 
 
-def _written(save: Callable[[Path], object]) -> Seed:
+def written(save: Callable[[Path], object]) -> Seed:
     known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
     with tempfile.TemporaryDirectory() as folder, recorded(known):
         path = Path(folder) / "seed.birdie"
@@ -243,7 +254,7 @@ def artifacts() -> list[Seed]:
         (real, {"scheme": "bf16"}),
         *((real, {"scheme": [("[abct]*", spec), ("*", "fp16")]}) for spec in (*_SPECS, *_examples())),
     ]
-    saved = [_written(partial(save_file, some, workers=1, **how)) for some, how in options]
+    saved = [written(partial(save_file, some, workers=1, **how)) for some, how in options]
     return [*saved, *in_blocks()]
 
 
@@ -260,7 +271,7 @@ def in_blocks() -> list[Seed]:
     files = {"config.json": b'{"a": 1}', "tokenizer/vocab.txt": b"a b c " * 20}
     with mock.patch.object(row_blocks, "LARGE", 300), mock.patch.object(row_blocks, "_BLOCK", CHUNK):
         return [
-            _written(partial(write_model, tensors, workers=1, files=files, **how))
+            written(partial(write_model, tensors, workers=1, files=files, **how))
             for how in ({"lossless": True}, {"scheme": "int6", "coder": "fast"})
         ]
 
@@ -289,4 +300,4 @@ def trees() -> list[Seed]:
         "b": {"y": torch.ones(2), "x": torch.ones(3)},
     }
     contents = content, plain, torch.arange(6), [torch.ones(2), torch.ones(3)]
-    return [_written(partial(repack.save_object, held, workers=1)) for held in contents]
+    return [written(partial(repack.save_object, held, workers=1)) for held in contents]

@@ -74,7 +74,8 @@ export function joinTokens(tokens, low, center, least, most) {
   if (byte + (bit ? 1 : 0) !== low.length) fail("a stream has too many low bits");
 }
 
-const CHUNK = 1 << 20;
+/** Symbols that are coded independently of all others. */
+export const CHUNK = 1 << 20;
 
 /**
  * Return the rows of a chunk, at whose multiples paths start again.

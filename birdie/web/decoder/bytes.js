@@ -6,7 +6,7 @@
  * @returns {never}
  */
 export function fail(message) {
-  throw new Error(message);
+  throw new Error(message.replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, "?")); // names may have line breaks
 }
 
 /** Numbers of a header in order. */

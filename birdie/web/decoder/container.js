@@ -2,6 +2,7 @@
 
 import { Cursor, crc32, fail, inflate } from "./bytes.js";
 import { DTYPES } from "./floats.js";
+import { parseMetadata } from "./metadata.js";
 
 const MAGIC = [137, 66, 82, 68, 13, 10, 26, 10];
 const PREFIX = 22;
@@ -9,7 +10,6 @@ const MAX_HEADER = 2 ** 26;
 const MAX_ELEMENTS = 2 ** 48;
 const MAX_FIELDS = 2 ** 20;
 const MAX_NAMES = 2 ** 24;
-const MAX_VALUES = 2 ** 22;
 
 export const ALIAS = 0;
 export const BLOCKS = 11;
@@ -33,7 +33,7 @@ export const MEMBER = 13;
  * @typedef {object} Container
  * @property {Uint8Array} data
  * @property {number} headerBytes
- * @property {any} metadata
+ * @property {import("./metadata.js").Metadata} metadata
  * @property {Entry[]} entries
  * @property {Map<string, Entry>} byName
  * @property {Map<Entry, Entry[]>} groups members of entries that several tensors share
@@ -46,14 +46,10 @@ export function product(numbers) {
 
 /**
  * Open a file and check its header.
- * @param {ArrayBuffer | Uint8Array} buffer
+ * @param {Uint8Array} data
  * @returns {Container}
  */
-export function openContainer(buffer) {
-  if (!(Object(buffer).byteLength >= 0)) fail("what is to be decoded is no ArrayBuffer and no Uint8Array");
-  const data = ArrayBuffer.isView(buffer)
-    ? new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength)
-    : new Uint8Array(buffer);
+export function openContainer(data) {
   if (MAGIC.some((byte, i) => data[i] !== byte)) {
     const isText = MAGIC.slice(1, 4).every((byte, i) => data[i + 1] === byte);
     fail(
@@ -81,7 +77,8 @@ export function openContainer(buffer) {
     fail(`the file has ${data.length} bytes, its header describes ${header.end}; it is cut or has bytes added`);
   }
   const byName = new Map(header.entries.map((entry) => [entry.name, entry]));
-  const container = { data, headerBytes, byName, ...header };
+  const aliases = header.entries.filter((entry) => entry.scheme === ALIAS && !entry.name.includes("\0"));
+  const container = { data, headerBytes, byName, ...header, metadata: parseMetadata(header.metadata, aliases.length) };
   for (const entry of header.entries) {
     if (entry.scheme === BLOCKS && (!entry.name.includes("\0") || header.groups.has(entry)))
       requireBlocks(container, entry);
@@ -95,7 +92,7 @@ export function openContainer(buffer) {
  */
 function readHeader(header, offset) {
   const cursor = new Cursor(header, "the header of the file");
-  const metadata = parseMetadata(cursor.take(cursor.count(MAX_HEADER, "length of the metadata")));
+  const metadata = cursor.take(cursor.count(MAX_HEADER, "length of the metadata"));
   const count = cursor.count(2 ** 17, "number of entries");
   const names = readNames(cursor, count);
   const schemes = cursor.take(count);
@@ -183,7 +180,9 @@ function linked(cursor, entries) {
     const target = entry.params.length === 1 && !entry.coders.length ? entries[entry.params[0]] : undefined;
     if (entry.scheme === MEMBER) {
       if (!target) cursor.fail(`tensor '${entry.name}' is no member of a group`);
-      else groups.set(target, [...(groups.get(target) ?? []), entry]);
+      const members = groups.get(target) ?? [];
+      members.push(entry);
+      groups.set(target, members);
     } else if (!target || target.scheme === ALIAS || target.name.includes("\0") || !isAlike(entry, target)) {
       cursor.fail(`alias '${entry.name}' points to no stored tensor of its shape and dtype`);
     }
@@ -265,56 +264,4 @@ function isPart(part, complex) {
   return (
     DTYPES[part]?.name.startsWith("float") && DTYPES[complex]?.words === 2 && DTYPES[part].bits === DTYPES[complex].bits
   );
-}
-
-/**
- * Return the metadata: a JSON object without repeated keys.
- * @param {Uint8Array} data
- */
-function parseMetadata(data) {
-  if (!data.length) return {};
-  const marks = data.reduce((count, byte) => (byte === 44 || byte === 91 || byte === 123 ? count + 1 : count), 0);
-  if (marks > MAX_VALUES) fail("the metadata of the file holds more values than birdie writes");
-  /** @type {any} */
-  let fields;
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data.slice());
-    fields = JSON.parse(text);
-    requireUniqueKeys(text);
-  } catch {
-    fail("the metadata of the file is not JSON without repeated keys");
-  }
-  const { metadata = {}, budget = 0, schemes = {}, copies = [] } = isObject(fields) ? fields : { budget: -1 };
-  const isSound = isObject(metadata) && Number.isInteger(budget) && budget >= 0 && isObject(schemes);
-  if (!isSound || !Array.isArray(copies) || !Object.values(schemes).every((name) => typeof name === "string")) {
-    fail("the metadata of the file is not what birdie writes");
-  }
-  return fields;
-}
-
-/** @param {any} value */
-function isObject(value) {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
-/** Throw if an object of a JSON text has a key twice. @param {string} text */
-function requireUniqueKeys(text) {
-  /** @type {(Set<string> | null)[]} */
-  const open = [];
-  for (let at = 0; at < text.length; at++) {
-    const mark = text[at];
-    if (mark === "{" || mark === "[") open.push(mark === "{" ? new Set() : null);
-    else if (mark === "}" || mark === "]") open.pop();
-    else if (mark === '"') {
-      const start = at;
-      while (text[++at] !== '"') if (text[at] === "\\") at++;
-      const end = at + 1;
-      while (" \t\n\r".includes(text[at + 1] ?? "x")) at++;
-      if (text[at + 1] !== ":") continue;
-      const key = JSON.parse(text.slice(start, end));
-      const keys = open[open.length - 1];
-      if (keys?.has(key)) fail(`the key ${key} is repeated`);
-      keys?.add(key);
-    }
-  }
 }

@@ -1,5 +1,6 @@
 /** Dtypes, their words, and conversions between floats (docs/format.md, "File" and "Schemes"). */
 
+import { requireTensor } from "./arguments.js";
 import { fail } from "./bytes.js";
 import { SIXTEENTHS } from "./frequency.js";
 
@@ -149,10 +150,10 @@ export function widen(words, dtype) {
  * @returns {Float32Array}
  */
 export function toFloat32(tensor) {
-  if (tensor.dtype === "float32") return tensor.data;
-  if (tensor.dtype === "float64") return new Float32Array(tensor.data);
-  const dtype = [FLOAT16, BFLOAT16].find((one) => one.name === tensor.dtype);
-  return new Float32Array(widen(tensor.data, dtype ?? fail(`a tensor of ${tensor.dtype} has no real floats`)).buffer);
+  requireTensor(tensor, Object.fromEntries([...MOST.keys()].map(({ name, array }) => [name, array])));
+  if (tensor.dtype === FLOAT32.name) return tensor.data;
+  if (tensor.dtype === FLOAT64.name) return new Float32Array(tensor.data);
+  return new Float32Array(widen(tensor.data, tensor.dtype === FLOAT16.name ? FLOAT16 : BFLOAT16).buffer);
 }
 
 /**

@@ -355,7 +355,9 @@ class Scales {
     const { slow, fast, magnitudes, cap, rowSum, expectedSum, rowLevel, base } = this;
     const { log2, adaptation } = tables();
     const columns = magnitudes.length;
-    if (!(rowSum < 2 ** 52 && expectedSum < 2 ** 52)) fail("the scales of a mixed stream are beyond 52 bits");
+    if (!(rowSum < 2 ** 52 && expectedSum < 2 ** 52)) {
+      fail("a stream with scales beyond 52 bits is not decoded here; use birdie");
+    }
     const isSmall = expectedSum < EXACT && rowSum < EXACT;
     const normalize = isSmall
       ? Math.floor((65536 * (expectedSum + 64)) / (rowSum + 64))

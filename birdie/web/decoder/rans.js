@@ -1,12 +1,10 @@
 /** Coders "static" and "lanes": rANS with a table for each class of rows (docs/format.md, "Coder 4" and "Coder 6"). */
 
-import { chunkRows, joinTokens, lookUp, machine, takeAlphabet } from "./alphabet.js";
+import { CHUNK, chunkRows, joinTokens, lookUp, machine, takeAlphabet } from "./alphabet.js";
 import { fail } from "./bytes.js";
 import { takeClasses, takeTables } from "./frequency.js";
 import { opened, unzigzag, words16 } from "./numbers.js";
 import { addPrediction, takePrediction } from "./prediction.js";
-
-const CHUNK = 1 << 20;
 
 /**
  * @typedef {object} Side

@@ -6,6 +6,8 @@ import { takeClasses, takeTables } from "./frequency.js";
 import { opened, unzigzag, words16 } from "./numbers.js";
 
 const LANES = 32;
+/** Rows of a tile, about. */
+const TILE = 1024;
 
 /**
  * Return the nearest integer, the even one of two.
@@ -35,7 +37,7 @@ export function decodeTiles(payload, layout) {
   const [rows, columns] = transposed ? [layout.columns, layout.rows] : [layout.rows, layout.columns];
   if (columns < LANES) fail(`rows of ${columns} in a stream have tiles`);
   const restart = chunkRows(columns);
-  const height = restart * Math.max(1, roundEven(1024 / restart));
+  const height = restart * Math.max(1, roundEven(TILE / restart));
   const across = Math.ceil(columns / LANES);
   const tiles = Math.ceil(rows / height) * across;
   if (4 * columns * (tiles / across) > data.length) fail("a stream has too few bytes for its tiles");

@@ -1,6 +1,7 @@
 """Equal tensors are stored once, and are independent tensors again when they are loaded."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -107,7 +108,6 @@ def test_copies_count_for_the_limit_of_decoded_bytes() -> None:
 
 @pytest.mark.parametrize("wrong", [[1], [-1], [0, 0], "0", [True], [0.0], {}, 5])
 def test_a_list_of_copies_that_no_file_has_is_refused(wrong: Any) -> None:
-    fields = {"copies": wrong}
     with pytest.raises(ArtifactError, match="copies"):
-        metadata.copies_in(fields, ["head"], "x.birdie")
-    assert metadata.copies_in({"copies": [0]}, ["head"], "x.birdie") == ["head"]
+        metadata.parse(json.dumps({"copies": wrong}).encode(), "x.birdie", aliases=1)
+    assert metadata.copies_in(metadata.parse(b'{"copies":[0]}', "x.birdie", aliases=1), ["head"]) == ["head"]

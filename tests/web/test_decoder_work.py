@@ -1,0 +1,69 @@
+"""The JavaScript decoder's work grows with a file, not with its square: counted, not timed."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from birdie.artifact.container import ALIAS, BLOCKS, MEMBER, Entry, Stream, block_name, to_bytes
+
+SOURCE = Path(__file__).resolve().parents[2] / "birdie" / "web" / "decoder.js"
+UINT8, LOSSLESS = 1, 1
+ZEROS = (Stream(0, b""),)
+FEW, TIMES = 1000, 4
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+def tensors(count: int) -> list[Entry]:
+    return [Entry(f"layers.{i}.norm", LOSSLESS, UINT8, (1,), (), ZEROS) for i in range(count)]
+
+
+def members(count: int) -> list[Entry]:
+    group = Entry("\0group", LOSSLESS, UINT8, (count,), (), ZEROS)
+    return [group, *(Entry(f"m{i:06}", MEMBER, UINT8, (1,), target="\0group") for i in range(count))]
+
+
+def aliases(count: int) -> list[Entry]:
+    stored = Entry("stored", LOSSLESS, UINT8, (1,), (), ZEROS)
+    return [stored, *(Entry(f"m{i:06}", ALIAS, UINT8, (1,), target="stored") for i in range(count))]
+
+
+def blocks(count: int) -> list[Entry]:
+    cut = Entry("w", BLOCKS, UINT8, (count, 1))
+    return [cut, *(Entry(block_name("w", i), LOSSLESS, UINT8, (1, 1), (), ZEROS) for i in range(count))]
+
+
+def nothing(_: int) -> list[Entry]:
+    return tensors(1)
+
+
+FILES: dict[str, tuple[Callable[[int], list[Entry]], Callable[[int], object]]] = {
+    "tensors": (tensors, lambda _: {}),
+    "members": (members, lambda _: {}),
+    "aliases": (aliases, lambda count: {"copies": [*range(count)]}),
+    "blocks": (blocks, lambda _: {}),
+    "order": (tensors, lambda count: {"order": ["", [1] * (count - 1)]}),
+    "order of parts": (tensors, lambda count: {"order": [".", [], [1] * (count - 1)]}),
+    "metadata": (nothing, lambda count: {"metadata": {f"key {i}": [i, 0.5, "text"] for i in range(count)}}),
+    "text": (nothing, lambda count: {"metadata": {"a": "\\" * count}}),
+    "extra states": (nothing, lambda count: {"state": {"extra": {f"{i}": 1 for i in range(count)}}}),
+    "tree": (nothing, lambda count: {"tree": ["list", *[["tuple"]] * count]}),
+}
+
+
+def work(data: bytes) -> int:
+    """Return how much work decoding takes."""
+    command = ["node", str(Path(__file__).with_name("count_work.mjs")), str(SOURCE)]
+    return int(subprocess.run(command, input=data, capture_output=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_four_times_as_much_takes_about_four_times_the_work(kind: str) -> None:
+    entries, fields = FILES[kind]
+    few, many = (work(to_bytes(entries(count), json.dumps(fields(count)).encode())) for count in (FEW, TIMES * FEW))
+    assert few > FEW
+    assert many < 1.3 * TIMES * few
