@@ -20,7 +20,7 @@ from birdie.artifact.file_parts import join
 from birdie.artifact.links import Limits, Link, decoded, link_in, link_paths, other_bytes, stages_of, tensors_of
 from birdie.compress import registry
 from birdie.errors import ArtifactError
-from birdie.runtime.files import atomic_folder, atomic_path
+from birdie.runtime.files import Hidden, atomic_folder, atomic_path, log_hidden
 from birdie.runtime.outputs import require_output_folder
 
 _ATTEMPTS = 5
@@ -84,13 +84,16 @@ def require_digests(link: Link, content: LinkContent, where: Path) -> None:
         _write(None, link, name, content, where)
 
 
-def restore(path: Path, target: Path, *, overwrite: bool = False, **limits: Unpack[Limits]) -> int:
+def restore(
+    path: Path, target: Path, *, overwrite: bool = False, hidden: Hidden = log_hidden, **limits: Unpack[Limits]
+) -> int:
     """Write the checkpoint of a link as it was, bit for bit, and return its bytes.
 
     Args:
         path: of the link; its chain is beside it.
         target: the folder of the checkpoint; of a checkpoint that is a file, that file.
         overwrite: let a folder have content: files of the same names are replaced, and all others stay.
+        hidden: called with the names of hidden files of the checkpoint that such a folder does not get.
         limits: of each link of the chain.
 
     Raises:
@@ -103,7 +106,7 @@ def restore(path: Path, target: Path, *, overwrite: bool = False, **limits: Unpa
             _write(out, link, link.name, content, path)
         return link.bytes
     target = require_output_folder(target, overwrite=overwrite)
-    with atomic_folder(target, overwrite=overwrite, inputs=link_paths(path.parent)) as folder:
+    with atomic_folder(target, overwrite=overwrite, inputs=link_paths(path.parent), hidden=hidden) as folder:
         for name in link.files:
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)

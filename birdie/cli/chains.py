@@ -16,6 +16,7 @@ from birdie.cli.console import (
     listed,
     log,
     plain,
+    print_hidden,
     print_json,
     print_line,
     print_table,
@@ -23,6 +24,7 @@ from birdie.cli.console import (
     size,
 )
 from birdie.errors import ConfigError, OutputError
+from birdie.runtime.names import is_hidden
 from birdie.runtime.outputs import require_output, require_output_folder
 
 if TYPE_CHECKING:
@@ -152,16 +154,25 @@ def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **l
             raise ConfigError(f"{link} holds {facts.name}, bit for bit; give -o a name that ends as that does")
         return False
     left: list[str] = []
+    hidden: list[str] = []
     if facts.is_folder:
         target = require_output_folder(target, overwrite=overwrite)
+    elif form == "folder":
+        if is_hidden(facts.name) and target.is_dir() and any(target.iterdir()):
+            raise OutputError(
+                f"cannot write {facts.name} into {target}: hidden files are written only into a new folder; give one"
+            )
+        target = require_output(target / facts.name, [link], overwrite=overwrite)
     else:
-        target = require_output(target / facts.name if form == "folder" else target, [link], overwrite=overwrite)
+        target = require_output(target, [link], overwrite=overwrite)
     with compiling_notice(), into_folder(target) if facts.is_folder else nullcontext(left) as left:
-        count = restore(link, target, overwrite=overwrite, **limits)
+        count = restore(link, target, overwrite=overwrite, hidden=hidden.extend, **limits)
     kind = "folder" if facts.is_folder else "file"
-    written = {"bytes": count, "step": facts.step, "files": len(facts.files), "written": kind}
-    what = folder_of(len(facts.files)) if facts.is_folder else "a file"
-    text = f"{facts.name}, checkpoint of step {facts.step}, {size(count)}, as {what}, bit for bit"
+    files = len(facts.files) - len(hidden)
+    written = {"bytes": count, "step": facts.step, "files": files, "written": kind, "left_out": hidden}
+    what = folder_of(files) if facts.is_folder else "a file"
+    text = f"{facts.name}, checkpoint of step {facts.step}, {size(count)}, as {what}{'' if hidden else ', bit for bit'}"
+    print_hidden(hidden, as_json=json)
     print_written(target, text, written, left, as_json=json)
     return True
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import birdie
+from birdie.artifact.chain import Chain
 from birdie.artifact.folders import write_folder
 from birdie.artifact.save import write_model
 from birdie.cli import build_app
@@ -144,3 +145,22 @@ def test_names_of_the_caller_are_all_written(tmp_path: Path) -> None:
     with atomic_folder(tmp_path, overwrite=True) as folder:
         (folder / ".settings").write_bytes(b"new")
     assert (tmp_path / ".settings").read_bytes() == b"new"
+
+
+def test_a_checkpoint_of_a_chain_has_its_hidden_files_in_a_new_folder_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "run" / "step-1"
+    for name in (*HIDDEN, *PLAIN):
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text(name)
+    [*Chain(tmp_path / "c").extend({1: checkpoint})]
+    tokens = ["decompress", str(tmp_path / "c"), "--step", "1", "--overwrite", "--json", "-o"]
+    assert run(build_app, [*tokens, f"{tmp_path}/new/"]) == 0
+    assert contents(tmp_path / "new") == contents(checkpoint)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "mine").write_text("mine")
+    capsys.readouterr()
+    assert run(build_app, [*tokens, f"{tmp_path}/old/"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["left_out"]) == sorted(HIDDEN)
+    assert contents(tmp_path / "old") == {"mine": b"mine", **{name: name.encode() for name in PLAIN}}
