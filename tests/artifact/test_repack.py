@@ -309,7 +309,7 @@ def test_nothing_to_compress_is_said(content: Any, tmp_path: Path) -> None:
         save_object(content, tmp_path / "x.birdie")
 
 
-@pytest.mark.parametrize("tree", [3, ["tensors", [1, 0]], ["dict", ["a"], [["tensor"]]], {"a": 1}])
+@pytest.mark.parametrize("tree", [3, ["tensors", [1, 0]], ["dict", ["a"], [["tensor"]]]])
 def test_a_foreign_tree_is_refused(tree: Any, tmp_path: Path) -> None:
     save_object({"a": torch.ones(3), "b": [torch.ones(2)]}, tmp_path / "x.birdie")
     with container.Reader(tmp_path / "x.birdie") as reader:
@@ -318,6 +318,16 @@ def test_a_foreign_tree_is_refused(tree: Any, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="tree of the file"):
         load_object(tmp_path / "x.birdie")
     assert birdie.load(tmp_path / "x.birdie").keys() == {"a", "b/0"}
+
+
+def test_a_tree_of_no_kind_makes_a_file_damaged(tmp_path: Path) -> None:
+    save_object({"a": torch.ones(3)}, tmp_path / "x.birdie")
+    with container.Reader(tmp_path / "x.birdie") as reader:
+        entries = [reader.read(name) for name in reader.names]
+    container.write(tmp_path / "x.birdie", entries, json.dumps({"tree": {"a": 1}}).encode())
+    for load in (load_object, birdie.load):
+        with pytest.raises(ArtifactError, match="'tree' in the metadata"):
+            load(tmp_path / "x.birdie")
 
 
 def test_metadata_of_many_values_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
