@@ -311,7 +311,7 @@ class Chain:
     def _is_sound(self, name: str, links: Mapping[str, Link]) -> bool:
         """Return whether a link, and all before it to which it is a difference, can be restored; each is read once."""
         unknown = []
-        while name and name not in self._damage:
+        while name and name not in self._damage and (self.folder / name).exists():
             unknown.append(name)
             name = links[name].base if name in links else ""
         causes = {reason for known in self._damage.values() for reason in known.values()}

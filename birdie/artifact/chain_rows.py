@@ -136,6 +136,8 @@ def _survey(folder: Path, damage: Callable[[Path, Mapping[str, Mapping[str, str]
         if row.step is not None:
             known[row.name] = damage(folder / row.name, known)
             row = replace(row, damage=next(iter(known[row.name].values()), ""))
+        else:
+            known[row.name] = {"": row.damage}
         ordered[index] = replace(row, needed_by=needed_by[row.name])
     return ordered
 

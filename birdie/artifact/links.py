@@ -318,11 +318,11 @@ def _damage_of(path: Path, damage_of_bases: Mapping[str, Mapping[str, str]]) -> 
     same = {name for name, file in link.files.items() if file.same}
     parts = [*needed, *(f"\0{name}" for name in same)]
     if parts:
+        broken = damage_of_bases.get(link.base, {})
         try:
             _, base = _base_in(path, link, needed, same)
         except ArtifactError as error:
-            return reasons | dict.fromkeys(parts, str(error))
-        broken = damage_of_bases.get(link.base, {})
+            return reasons | dict.fromkeys(parts, broken.get("", str(error)))
         theirs = sorted(needed) + [f"\0{name}" for name in sorted(_names_in(base, link, same))]
         ours = sorted(needed) + [f"\0{name}" for name in sorted(same)]
         for part, name in zip(theirs, ours, strict=True):

@@ -31,13 +31,13 @@ def unfinished(checkpoints: Collection[Path]) -> dict[Path, str]:
     Args:
         checkpoints: files and folders in one folder.
     """
-    seen = {path: _status(path, checkpoints) for path in checkpoints}
+    seen = _statuses(checkpoints)
     youngest = max((changed for status in seen.values() for _, changed, _ in status.values()), default=0)
     if time.time() - youngest / 1e9 < QUIET:
         time.sleep(QUIET)
-    problems = {}
+    problems, now = {}, _statuses(checkpoints)
     for path, status in seen.items():
-        if _status(path, checkpoints) != status:
+        if now[path] != status:
             problems[path] = f"{path.name} is still being written"
         elif problem := _problem(path, status):
             problems[path] = problem
@@ -54,10 +54,16 @@ def is_twin(name: str, of: str) -> bool:
     return name != of and re.search(rf"(?<![^\W_]){re.escape(of)}(?![^\W_])", name) is not None
 
 
-def _status(path: Path, checkpoints: Collection[Path]) -> _Status:
+def _statuses(checkpoints: Collection[Path]) -> dict[Path, _Status]:
+    """Return checkpoint → its status; what is no checkpoint beside them may be a twin of one."""
+    known = {*checkpoints}
+    others = [other for folder in {path.parent for path in known} for other in folder.iterdir() if other not in known]
+    return {path: _status(path, [other for other in others if is_twin(other.name, path.name)]) for path in checkpoints}
+
+
+def _status(path: Path, twins: Collection[Path]) -> _Status:
     """Return file or folder → bytes, time of its last change and number, of all in a checkpoint and of its twins."""
     status: _Status = {}
-    twins = [other for other in path.parent.iterdir() if other not in checkpoints and is_twin(other.name, path.name)]
     for root in (path, *twins):
         for file in (root, *_below(root)):
             with suppress(OSError):  # gone meanwhile

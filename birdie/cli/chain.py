@@ -51,7 +51,7 @@ def command(
     paths = link_paths(chain)
     after = sum(path.stat().st_size for path in paths)
     if json:
-        facts = {"path": str(chain), "input_bytes": original, "bytes": after, "checkpoints": len(paths)}
+        facts = {"path": str(chain), "input_bytes": original, "bytes": after, "kept": len(paths)}
         print_json({**facts, "removed": [asdict(row) for row in removed]})
         return
     names = listed([f"{row.step} {row.checkpoint}".strip() for row in removed]) if removed else "nothing"

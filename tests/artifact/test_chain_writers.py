@@ -321,6 +321,9 @@ def test_one_cause_is_named_once(chain: Path) -> None:
     damage = {row.step: row.damage for row in survey(chain)}
     assert damage[20] == damage[30] != ""
     assert not damage[40]
+    (chain / "ckpt_40.birdie").write_bytes((chain / "ckpt_40.birdie").read_bytes()[:-3])
+    causes = {row.name: row.damage for row in survey(chain)}
+    assert causes["ckpt_40.birdie"] == causes["ckpt_50.birdie"] == causes["ckpt_60.birdie"] != ""
     notes: list[str] = []
     run = write_run(chain.parent / "again")
     [*Chain(chain, notify=notes.append).extend({step: path for step, path in series(run).items() if step > 10})]
