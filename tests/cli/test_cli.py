@@ -544,8 +544,13 @@ class Terminal(io.TextIOBase):
                 yield
         finally:
             os.dup2(kept, 2)
-            for descriptor in filter(None, (kept, self.line, self.screen)):
-                os.close(descriptor)
+            os.close(kept)
+            os.close(self.line)
+            if self.screen:
+                with contextlib.suppress(OSError):  # the end: nobody has the terminal open, and all of it is read
+                    while rest := os.read(self.screen, 1 << 16):  # what the system had not passed on yet
+                        self.text += rest.decode()
+                os.close(self.screen)
 
 
 NIGHTLY = pytest.mark.nightly
