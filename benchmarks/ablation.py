@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import Row, command_parser, errors_as_exit, log, mean_and_error, report, shared_data
-from birdie.data.corpus import file_corpus
-from birdie.data.prepare import Layout, prepare
-from birdie.data.tokenizer import load_tokenizer
+from birdie.gpt.data.corpus import file_corpus
+from birdie.gpt.data.prepare import Layout, prepare
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.run.recipe import Recipe
 from birdie.lab.experiment import Experiment
 from birdie.lab.step_times import measure
-from birdie.run.recipe import Recipe
-from birdie.runtime.files import write_bytes
+from birdie.system.files import write_bytes
 
 VALIDATION_BYTES = 125_000
 TOKENIZERS = {1024: "fineweb_1024_bpe.model", 4096: "fineweb_4096_bpe.coder2011.model", 8192: "fineweb_8192_bpe.model"}

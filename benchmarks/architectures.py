@@ -43,13 +43,13 @@ from torch import Tensor, nn
 import birdie
 from benchmarks.command import command_parser, log, report
 from benchmarks.shrunken import Size, distinct, variants
-from birdie.artifact.checkpoint import open_checkpoint
+from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BirdieError
 from birdie.hub.made_up import made_up_inputs
 from birdie.hub.names_on_disk import NamesOnDisk
-from birdie.runtime.files import atomic_path
+from birdie.system.files import atomic_path
 
 SECONDS, MEMORY = 120, 8 << 30  # limits of one class, in processor time and of its data
 _PATIENCE = 5  # times as long as that by the clock

@@ -19,16 +19,16 @@ from typing import Any
 from safetensors.torch import save_file
 
 from benchmarks.command import command_parser, errors_as_exit, log, shared_data
-from birdie.data.corpus import file_corpus
-from birdie.data.prepare import Layout, prepare
-from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
-from birdie.run.events import Started, Validated
-from birdie.run.loading import load_recipe
-from birdie.run.pipeline import Run
-from birdie.runtime.files import atomic_path
-from birdie.train.checkpoint import checkpoint_paths, load_checkpoint
-from birdie.train.loop import Step
+from birdie.gpt.data.corpus import file_corpus
+from birdie.gpt.data.prepare import Layout, prepare
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.run.events import Started, Validated
+from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.pipeline import Run
+from birdie.gpt.train.checkpoint import checkpoint_paths, load_checkpoint
+from birdie.gpt.train.loop import Step
+from birdie.system.files import atomic_path
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "bench.toml"
 _DIGEST_TABLES = ("model", "train", "optimizer")

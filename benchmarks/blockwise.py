@@ -27,9 +27,9 @@ from benchmarks.processes import apart, can_measure, reset_peak, resident
 from birdie.compress.calibration.blockwise import calibrate_blockwise
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.scheme import Sensitivity
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.calibration import loss
-from birdie.runtime.mapped import releasing
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.run.calibration import loss
+from birdie.system.mapped import releasing
 
 METHODS = ("complete", "blockwise")
 VOCABULARY, LENGTH, BITS = 1024, 256, 4.0

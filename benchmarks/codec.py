@@ -29,8 +29,8 @@ from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress import registry
 from birdie.entropy.hints import Effort
-from birdie.runtime.files import write_bytes
-from birdie.runtime.provenance import VERSION
+from birdie.system.files import write_bytes
+from birdie.system.provenance import VERSION
 
 Row = dict[str, Any]
 CODECS = ("max", "fast", *MEASURES)

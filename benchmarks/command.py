@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from birdie.errors import BirdieError, ConfigError
-from birdie.runtime import provenance
+from birdie.system import provenance
 
 Row = dict[str, Any]
 T = TypeVar("T")

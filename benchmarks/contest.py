@@ -27,13 +27,13 @@ from benchmarks.ablation import Texts
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, mean_and_error, report
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
-from birdie.run.evaluation import evaluate
-from birdie.run.events import Started, Validated
-from birdie.run.pipeline import Run
-from birdie.run.recipe import Recipe
-from birdie.run.registry import find
-from birdie.score.request import EvaluationRequest
-from birdie.train.loop import Step
+from birdie.gpt.run.evaluation import evaluate
+from birdie.gpt.run.events import Started, Validated
+from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import find
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.gpt.train.loop import Step
 
 VALIDATION_BYTES = 400_000
 OWN = "own"  # size of a file by the schemes of its recipe

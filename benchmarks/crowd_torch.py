@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from birdie.artifact.checkpoints import read_state_dict
+from birdie.checkpoints.checkpoints import read_state_dict
 
 State = Mapping[str, Tensor]
 Outputs = list[NDArray[Any]]

@@ -29,7 +29,7 @@ from benchmarks.spectral_tune import Text, target_loss
 from benchmarks.subjects import CHOICES, Amounts, load_subject
 from birdie.compress.tensors import FORMATS, from_bits, to_bits
 from birdie.errors import ConfigError
-from birdie.runtime.provenance import VERSION
+from birdie.system.provenance import VERSION
 
 LATER = 10  # steps after the last checkpoint, for a pair later in training
 DECAY = 0.99  # of the average

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.command import command_parser, log, report
-from birdie.model.gpt import GPTConfig
-from birdie.run.estimate import PEAK, h100, load, memory, schedule
-from birdie.run.recipe import Recipe
-from birdie.run.registry import find, shipped_recipes
-from birdie.train.settings import TrainSettings
+from birdie.gpt.model.gpt import GPTConfig
+from birdie.gpt.run.estimate import PEAK, h100, load, memory, schedule
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import find, shipped_recipes
+from birdie.gpt.train.settings import TrainSettings
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]

@@ -28,9 +28,9 @@ from rich.table import Table
 
 from benchmarks.command import comma_separated, log, one_of
 from benchmarks.gpu_checks import CHECKS, Check, Setup
-from birdie.runtime import provenance
-from birdie.runtime.device import choose_device
-from birdie.runtime.files import write_bytes
+from birdie.system import provenance
+from birdie.system.device import choose_device
+from birdie.system.files import write_bytes
 
 Row = dict[str, Any]
 NO_CUDA = "skipped: no CUDA"

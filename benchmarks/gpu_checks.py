@@ -36,26 +36,26 @@ from benchmarks.train import RepeatedTokens
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.held_out import HeldOut
-from birdie.data.batches import Batches
-from birdie.data.corpus import stdlib_corpus
-from birdie.data.dataset import open_dataset
-from birdie.data.prepare import prepare
-from birdie.model.attention_functions import softmax
-from birdie.model.attention_kernels import best_kernels
-from birdie.model.cost import training_cost
-from birdie.model.documents import Bounds, DocumentFinder
-from birdie.model.fused_loss import LossBackend, capped_loss, choose_backend
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.estimate import PEAK
-from birdie.run.registry import find
-from birdie.runtime.device import choose_dtype, synchronize
-from birdie.score import evaluator
-from birdie.score.accumulator import Text
-from birdie.score.package import Shape, load_or_compile
-from birdie.score.windows import LanguageModel, max_inputs
-from birdie.train.profile import profile
-from birdie.train.settings import TrainSettings
-from birdie.train.training import Training
+from birdie.gpt.data.batches import Batches
+from birdie.gpt.data.corpus import stdlib_corpus
+from birdie.gpt.data.dataset import open_dataset
+from birdie.gpt.data.prepare import prepare
+from birdie.gpt.model.attention_functions import softmax
+from birdie.gpt.model.attention_kernels import best_kernels
+from birdie.gpt.model.cost import training_cost
+from birdie.gpt.model.documents import Bounds, DocumentFinder
+from birdie.gpt.model.fused_loss import LossBackend, capped_loss, choose_backend
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.run.estimate import PEAK
+from birdie.gpt.run.registry import find
+from birdie.gpt.score import evaluator
+from birdie.gpt.score.accumulator import Text
+from birdie.gpt.score.package import Shape, load_or_compile
+from birdie.gpt.score.windows import LanguageModel, max_inputs
+from birdie.gpt.train.profile import profile
+from birdie.gpt.train.settings import TrainSettings
+from birdie.gpt.train.training import Training
+from birdie.system.device import choose_dtype, synchronize
 
 CAP = 30.0  # of the logits
 LOSS_STEPS = 50  # after which the loss is compared with float32's
@@ -341,7 +341,7 @@ def fused(setup: Setup) -> Iterator[Row]:
 
 
 def _fused_mlp(device: torch.device) -> Iterator[Row]:
-    from birdie.model.mlp_kernels import leaky_square_mlp
+    from birdie.gpt.model.mlp_kernels import leaky_square_mlp
 
     def inputs() -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -370,7 +370,7 @@ def _fused_mlp(device: torch.device) -> Iterator[Row]:
 
 def tests(setup: Setup) -> Iterator[Row]:
     """The laws of training and scoring, on the device."""
-    paths = ["tests/train/test_step_graph.py"] if setup.small else list(TESTS)
+    paths = ["tests/gpt/train/test_step_graph.py"] if setup.small else list(TESTS)
     workers = str(max(1, min(12, (os.cpu_count() or 1) - 2)))
     command = [sys.executable, "-m", "pytest", "-v", "-n", workers, "-m", "not slow and not nightly"]
     command += ["-p", "no:cacheprovider", "-p", "no:benchmark", *paths]  # pytest-benchmark warns under xdist

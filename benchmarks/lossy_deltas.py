@@ -32,8 +32,8 @@ from benchmarks.bench_model import Sources
 from benchmarks.command import Row, comma_separated, command_parser, errors_as_exit, log, report, shared_data
 from benchmarks.subjects import Amounts, Batch, Subject, load_subject, windows
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.data.tokenizer import load_tokenizer
-from birdie.runtime.provenance import VERSION
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.system.provenance import VERSION
 
 State = Mapping[str, Tensor]
 RATE, BATCH, WINDOW = 1e-4, 4, 512

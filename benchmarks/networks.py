@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.rivals import HERE, run_in_environment
-from birdie.artifact.checkpoints import read_state_dict
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.errors import WeightsError
-from birdie.runtime.files import atomic_path
+from birdie.system.files import atomic_path
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # used to train these networks

@@ -37,7 +37,7 @@ from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.trellis import lanes
 from birdie.entropy import coder
 from birdie.entropy.hints import Hints
-from birdie.runtime.device import synchronize
+from birdie.system.device import synchronize
 
 Row = dict[str, Any]
 

@@ -27,11 +27,11 @@ from torch import multiprocessing, nn
 
 from benchmarks.command import command_parser, report
 from benchmarks.processes import duration, take_turns
-from birdie.runtime.device import choose_device
-from birdie.runtime.distributed import World
-from birdie.train.banks import make_banks
-from birdie.train.muon import Muon
-from birdie.train.parallel_muon import ParallelMuon
+from birdie.gpt.train.banks import make_banks
+from birdie.gpt.train.muon import Muon
+from birdie.gpt.train.parallel_muon import ParallelMuon
+from birdie.system.device import choose_device
+from birdie.system.distributed import World
 
 LAYERS, DIM, KV_PART, HIDDEN_FACTOR = 11, 512, 2, 3
 RATE, MOMENTUM, DTYPE = 0.02, 0.95, torch.bfloat16

@@ -19,13 +19,13 @@ import torch
 from benchmarks.command import Row, command_parser, errors_as_exit, report
 from benchmarks.processes import take_turns
 from birdie.artifact.save import save
-from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
-from birdie.model.cache import Cache
-from birdie.model.gpt import GPT
-from birdie.run.evaluation import load_gpt
-from birdie.run.recipe import Recipe
-from birdie.run.registry import find
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.model.cache import Cache
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.run.evaluation import load_gpt
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import find
 from birdie.web.page import FOLDER, model_page, model_recipe
 from birdie.web.plan import model_plan
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from birdie.runtime.device import synchronize
+from birdie.system.device import synchronize
 
 Work = Callable[[], object]
 

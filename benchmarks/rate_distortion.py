@@ -45,8 +45,8 @@ from benchmarks.subjects import (
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.runtime.files import atomic_path, write_bytes
-from birdie.runtime.provenance import VERSION
+from birdie.system.files import atomic_path, write_bytes
+from birdie.system.provenance import VERSION
 
 Row = dict[str, Any]
 TARGETS = (0.005, 0.01, 0.02)  # KL at which the record stack is tuned

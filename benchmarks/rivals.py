@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.processes import run_command
 from benchmarks.symbols import SymbolSet
-from birdie.artifact import unpacking
+from birdie.checkpoints import unpacking
 
 HERE = Path(__file__).resolve().parent
 RIVALS = HERE.parent / ".venv-rivals" / "bin" / "python"

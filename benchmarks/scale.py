@@ -31,7 +31,7 @@ from torch import Tensor
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report, shared_data
 from benchmarks.processes import ROOT
 from benchmarks.rivals import RIVALS
-from birdie.artifact.checkpoints import read_state_dict
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.errors import ConfigError
 
 SIZES = {
@@ -68,7 +68,7 @@ def peak():  # MiB since the last call; a process inherits the ru_maxrss of its 
 
 def birdie_methods():
     import birdie
-    from birdie.runtime.mapped import releasing
+    from birdie.system.mapped import releasing
     from pathlib import Path
     _, coder = method.split()
     settings = dict(lossless=True, coder="fast") if coder == "lossless" else dict(bits=float(bits), coder=coder)

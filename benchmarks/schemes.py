@@ -29,9 +29,9 @@ from torch import Tensor
 from benchmarks.command import Row, command_parser, errors_as_exit, log, report, shared_data
 from benchmarks.curves import bytes_at
 from benchmarks.subjects import CHOICES, Amounts, Subject, load_subject
-from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.load import load
 from birdie.artifact.save import save
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.registry import parse_spec

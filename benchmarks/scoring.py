@@ -24,22 +24,22 @@ from numpy.typing import NDArray
 
 from benchmarks.command import Row, command_parser, errors_as_exit, log, report, shared_data
 from benchmarks.processes import CPU
-from birdie.artifact.checkpoints import read_state_dict
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.compress.filling import fill
-from birdie.data.shards import read_shard
-from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError
-from birdie.model.cache import Cache
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.model.infer_config import infer_config
-from birdie.run.values import parsed
-from birdie.score import evaluator
-from birdie.score.accumulator import LN2, Text
-from birdie.score.mode import Losses, Scoring, ScoringMode, TrainingReport
-from birdie.score.modes.streaming import StreamingMode
-from birdie.score.modes.windows import WindowMode
-from birdie.score.settings import EvaluationSettings, replaced
-from birdie.score.windows import windows_of
+from birdie.gpt.data.shards import read_shard
+from birdie.gpt.data.tokenizer import Tokenizer, load_tokenizer
+from birdie.gpt.model.cache import Cache
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.model.infer_config import infer_config
+from birdie.gpt.run.values import parsed
+from birdie.gpt.score import evaluator
+from birdie.gpt.score.accumulator import LN2, Text
+from birdie.gpt.score.mode import Losses, Scoring, ScoringMode, TrainingReport
+from birdie.gpt.score.modes.streaming import StreamingMode
+from birdie.gpt.score.modes.windows import WindowMode
+from birdie.gpt.score.settings import EvaluationSettings, replaced
+from birdie.gpt.score.windows import windows_of
 
 TEXTS = {
     "fineweb": "text/fineweb/fineweb_val_head_sp1024.bin",

@@ -46,11 +46,11 @@ from benchmarks.networks import Block, augmented
 from benchmarks.rate_distortion import Row, birdie_rows, row
 from benchmarks.subjects import CHOICES, Amounts, Batch, Subject, load_subject, windows
 from birdie.artifact.load import load
-from birdie.data.shards import read_shard
 from birdie.errors import ConfigError
-from birdie.run.registry import find
-from birdie.runtime.device import choose_device
-from birdie.runtime.provenance import VERSION
+from birdie.gpt.data.shards import read_shard
+from birdie.gpt.run.registry import find
+from birdie.system.device import choose_device
+from birdie.system.provenance import VERSION
 
 PROGRAM = "python -m benchmarks.spectral_tune"
 SETTINGS = ("subject", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe

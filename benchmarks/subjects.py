@@ -27,14 +27,14 @@ from benchmarks.bench_model import Sources, bench_model
 from benchmarks.command import shared_data
 from benchmarks.networks import images, load_resnet, load_speech, normalized
 from benchmarks.packages import Crepe, Pronouncer, frames, letters_of, load_crepe, load_pronouncer
-from birdie.artifact.checkpoints import read_state_dict
-from birdie.data.byte_accounting import ByteTable
-from birdie.data.shards import read_shard
-from birdie.data.tokenizer import load_tokenizer
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.model.infer_config import infer_config
-from birdie.score.accumulator import Accumulator, Text
-from birdie.score.divergence import divergence
+from birdie.checkpoints.checkpoints import read_state_dict
+from birdie.gpt.data.byte_accounting import ByteTable
+from birdie.gpt.data.shards import read_shard
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.model.infer_config import infer_config
+from birdie.gpt.score.accumulator import Accumulator, Text
+from birdie.gpt.score.divergence import divergence
 
 SEQ_LEN = 512  # what the benchmark model was trained with
 WINDOWS, IMAGES = 16, 250  # per batch

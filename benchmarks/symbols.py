@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.artifact.checkpoints import read_state_dict
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.errors import WeightsError
 
 Integers = NDArray[np.integer]

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from benchmarks.command import Row, command_parser, report
 from benchmarks.processes import duration, take_turns
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.runtime.device import choose_device, choose_dtype, dtype_name
-from birdie.train.settings import DtypeName, OptimizerSettings, TrainSettings
-from birdie.train.training import Training
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.train.settings import DtypeName, OptimizerSettings, TrainSettings
+from birdie.gpt.train.training import Training
+from birdie.system.device import choose_device, choose_dtype, dtype_name
 
 CONFIG = GPTConfig(vocab_size=1024, num_layers=4, model_dim=256, num_heads=4, num_kv_heads=2)
 SETTINGS = TrainSettings(

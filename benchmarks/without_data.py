@@ -30,7 +30,7 @@ from benchmarks.subjects import SEQ_LEN, SUBJECTS, Amounts, load_subject
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.errors import BudgetError
-from birdie.runtime.provenance import VERSION
+from birdie.system.provenance import VERSION
 
 BITS = (8, 6, 5, 4, 3)
 STEP, STEPS = 1.15, 8  # further budgets below int3's bytes, until birdie's error is the largest of the naive files

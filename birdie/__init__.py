@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from birdie.compress.calibration.calibrate import calibrate
     from birdie.compress.calibration.table import sensitivity
     from birdie.compress.device.compressed import compressed_linear
-    from birdie.compress.qat.stored import plain
-    from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
     from birdie.errors import (
         ArtifactError,
         BirdieError,
@@ -36,10 +34,12 @@ if TYPE_CHECKING:
         RuleError,
         WeightsError,
     )
+    from birdie.gpt.train.muon import Muon
     from birdie.hub.pretrained import from_pretrained
-    from birdie.run.fine_tuning import FineTuneStep, fine_tune
-    from birdie.runtime.provenance import VERSION as __version__  # noqa: N811
-    from birdie.train.muon import Muon
+    from birdie.small.fine_tuning import FineTuneStep, fine_tune
+    from birdie.small.qat.stored import plain
+    from birdie.small.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
+    from birdie.system.provenance import VERSION as __version__  # noqa: N811
 
 _HOMES = {
     "birdie.artifact.device": ("load_compressed",),
@@ -52,8 +52,8 @@ _HOMES = {
     "birdie.compress.calibration.calibrate": ("calibrate",),
     "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.device.compressed": ("compressed_linear",),
-    "birdie.compress.qat.stored": ("plain",),
-    "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
+    "birdie.small.qat.stored": ("plain",),
+    "birdie.small.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.errors": (
         "ArtifactError",
         "BirdieError",
@@ -65,8 +65,8 @@ _HOMES = {
         "WeightsError",
     ),
     "birdie.hub.pretrained": ("from_pretrained",),
-    "birdie.run.fine_tuning": ("FineTuneStep", "fine_tune"),
-    "birdie.train.muon": ("Muon",),
+    "birdie.small.fine_tuning": ("FineTuneStep", "fine_tune"),
+    "birdie.gpt.train.muon": ("Muon",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -109,7 +109,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return a public name, imported now (PEP 562)."""
     if name == "__version__":
-        return import_module("birdie.runtime.provenance").VERSION
+        return import_module("birdie.system.provenance").VERSION
     if name == "schemes":
         return import_module("birdie.schemes")
     if name not in _HOME:

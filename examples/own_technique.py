@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from birdie.cli import main
-from birdie.model.attention_functions import register
+from birdie.gpt.model.attention_functions import register
 
 
 def softmax_off_by_one(q, k, v, mask):

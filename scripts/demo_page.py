@@ -33,7 +33,7 @@ def on_post_build(config: Mapping[str, Any]) -> None:
     model = _model()
     if not model.is_file():
         return
-    from birdie.data.tokenizer import load_tokenizer  # torch is not needed where there is no demo
+    from birdie.gpt.data.tokenizer import load_tokenizer  # torch is not needed where there is no demo
     from birdie.web.page import model_page, model_recipe
 
     recipe = model_recipe(model)

@@ -16,15 +16,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from birdie.artifact import codes, container, file, pytree
+from birdie.artifact import codes, container, file
+from birdie.checkpoints import pytree
 from birdie.cli import GROUPS, commands
 from birdie.compress import registry
-from birdie.run import environment
-from birdie.run.estimate import parameters
-from birdie.run.presets import PRESETS
-from birdie.run.recipe import Recipe
-from birdie.run.registry import shipped_recipes
-from birdie.score.settings import ALWAYS_READ, MODES, shared_names
+from birdie.gpt.run import environment
+from birdie.gpt.run.estimate import parameters
+from birdie.gpt.run.presets import PRESETS
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import shipped_recipes
+from birdie.gpt.score.settings import ALWAYS_READ, MODES, shared_names
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from birdie.artifact import settled
-from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
-from birdie.run.recipe import Recipe
+from birdie.chain import settled
+from birdie.gpt.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
+from birdie.gpt.run.recipe import Recipe
 
 settings.register_profile("birdie", deadline=None)  # a busy machine is no fault of birdie
 settings.load_profile("birdie")

@@ -18,9 +18,9 @@ from torch.multiprocessing.spawn import start_processes
 
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.runtime.distributed import World
+from birdie.system.distributed import World
 
-multiprocessing.set_forkserver_preload(["torch._dynamo", "birdie.run.pipeline", "hypothesis", "pytest"])
+multiprocessing.set_forkserver_preload(["torch._dynamo", "birdie.gpt.run.pipeline", "hypothesis", "pytest"])
 
 
 def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> None:

@@ -60,7 +60,7 @@ else:
     raise AssertionError
 '''
 LOADED = """
-from birdie.runtime.kernels import statistics
+from birdie.system.kernels import statistics
 done = statistics()
 print(json.dumps([done.compiled, done.read, done.lost, done.processor, birdie.__file__]))
 """

@@ -121,12 +121,12 @@ TRAINING_CORE = {"average", "banks", "loop", "micro_batches", "muon", "optimizer
 
 def test_the_training_loop_reaches_its_core_alone() -> None:
     """A script that trains is packed from the modules that the loop imports, inside functions as well."""
-    reached, queue = {"birdie.train.loop"}, ["birdie.train.loop"]
+    reached, queue = {"birdie.gpt.train.loop"}, ["birdie.gpt.train.loop"]
     while queue:
         sources = {source for source, _ in imported_names(queue.pop(), type_checking=False)} & MODULES.keys()
         queue += sources - reached
         reached |= sources
-    assert {name.removeprefix("birdie.train.") for name in reached if package_of(name) == "train"} <= TRAINING_CORE
+    assert {name.removeprefix("birdie.gpt.train.") for name in reached if package_of(name) == "train"} <= TRAINING_CORE
     assert {package_of(name) for name in reached} == {"train", "runtime", "errors"}
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.runtime.distributed import World
-from birdie.train.checkpoint import save_checkpoint
-from birdie.train.plan import StepPlan
-from birdie.train.settings import OptimizerSettings, TrainSettings
-from birdie.train.training import Training
-from tests.model.technique_table import EVERYTHING as EVERYTHING
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.train.checkpoint import save_checkpoint
+from birdie.gpt.train.plan import StepPlan
+from birdie.gpt.train.settings import OptimizerSettings, TrainSettings
+from birdie.gpt.train.training import Training
+from birdie.system.distributed import World
+from tests.gpt.model.technique_table import EVERYTHING as EVERYTHING
 
 VOCAB, LENGTH, SEQUENCES, CHUNKS = 32, 16, 2, 4
 CHUNK_TOKENS = SEQUENCES * LENGTH

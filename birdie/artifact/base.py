@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact import pytree
-from birdie.artifact.checkpoint import open_checkpoint
 from birdie.artifact.container import MAGIC
 from birdie.artifact.file import DECODED_PER_BYTE, Data, File, decoded_bytes, dtype_of
 from birdie.artifact.metadata import base_in
+from birdie.checkpoints import pytree
+from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.compress import registry
 from birdie.compress.difference import DECODER, digest
 from birdie.compress.state import named_tensors
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.mapped import complete, releasing
+from birdie.system.mapped import complete, releasing
 
 Part = Callable[[slice], Tensor]
 """Elements in row-major order → these of a tensor of the base, in the dtype of the other tensor."""

@@ -31,13 +31,13 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.order import extra_in, in_order
+from birdie.checkpoints.order import extra_in, in_order
 from birdie.entropy.hints import Stream as Stream
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime import files, outputs
-from birdie.runtime.platform import read_at
-from birdie.runtime.regular import regular_file
+from birdie.system import files, outputs
+from birdie.system.platform import read_at
+from birdie.system.regular import regular_file
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"

@@ -27,7 +27,7 @@ from birdie.compress.wrappers import unwrapped
 from birdie.entropy import coder, plan, tiles
 from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.file_objects import Input, source_of
+from birdie.system.file_objects import Input, source_of
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller

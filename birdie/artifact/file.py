@@ -26,7 +26,7 @@ from birdie.compress.tensors import empty, from_planes
 from birdie.compress.tiled import Product, Recode
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
-from birdie.runtime.outputs import Source
+from birdie.system.outputs import Source
 
 DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in codes.DTYPES)
 # Bytes that a file may decode to without the caller's word: so many, or so many for each of its own.

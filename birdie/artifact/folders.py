@@ -3,7 +3,7 @@
     files kept beside the tensors ──► config.json, tokenizer.json, LICENSE, …
     tensors ──► model.safetensors, or shards of at most so many bytes
 
-`birdie.artifact.checkpoint` reads such folders.
+`birdie.checkpoints.checkpoint` reads such folders.
 
 Tensors keep the names that the library wrote to disk. Weights in a folder of their own have its name before theirs:
 "unet/conv_in.weight". The metadata of the .birdie file say what the weights of each folder are called: {"weights":
@@ -21,21 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact import kept_files, pytree
+from birdie.artifact import kept_files
 from birdie.artifact.base import BaseOption
-from birdie.artifact.checkpoints import MARK, read_header
 from birdie.artifact.file import File, decoded_bytes
-from birdie.artifact.folder_scan import TORCH, component_of
 from birdie.artifact.links import Limits, opened
-from birdie.artifact.rebuild import has_views
-from birdie.artifact.shards import weight_map
 from birdie.artifact.summary import Summary
 from birdie.artifact.to_safetensors import headers_in, write_tensors
+from birdie.checkpoints import pytree
+from birdie.checkpoints.checkpoints import MARK, read_header
+from birdie.checkpoints.folder_scan import TORCH, component_of
+from birdie.checkpoints.rebuild import has_views
+from birdie.checkpoints.shards import weight_map
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from birdie.runtime.files import Hidden, atomic_folder, log_hidden
-from birdie.runtime.names import is_name, is_part
-from birdie.runtime.outputs import require_output_folder
+from birdie.system.files import Hidden, atomic_folder, log_hidden
+from birdie.system.names import is_name, is_part
+from birdie.system.outputs import require_output_folder
 
 SHARD = 5_000_000_000  # bytes; the default of Hugging Face libraries
 _DEEPEST = 16  # keys to the weights in a file

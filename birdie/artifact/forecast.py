@@ -7,9 +7,9 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from birdie.artifact import pytree
-from birdie.artifact.checkpoint import Checkpoint
 from birdie.artifact.content import Content
+from birdie.checkpoints import pytree
+from birdie.checkpoints.checkpoint import Checkpoint
 from birdie.compress.rate.assignment import Schemes, assign, parse_rules
 from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder

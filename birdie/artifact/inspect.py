@@ -8,7 +8,7 @@ from birdie.artifact.codes import SCHEMES, dtype_name, scheme_name
 from birdie.artifact.container import ALIAS, DIFFERENCE, Entry, Reader
 from birdie.artifact.metadata import base_in, is_inside
 from birdie.artifact.summary import Summary, TensorSummary
-from birdie.runtime.file_objects import Input, source_of
+from birdie.system.file_objects import Input, source_of
 
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
 _SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}

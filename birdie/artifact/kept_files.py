@@ -14,7 +14,7 @@ from typing import Any
 
 from birdie.artifact.container import FILES, Entry, Reader, Stream
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.names import is_name
+from birdie.system.names import is_name
 
 ENTRY = "\0files"  # no tensor has a name with NUL
 _LEAST_WINDOW, _LARGEST_WINDOW = 1 << 12, 1 << 26

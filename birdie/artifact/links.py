@@ -30,7 +30,7 @@ from birdie.artifact.file import Data, File
 from birdie.artifact.metadata import base_in, is_inside
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.names import is_part
+from birdie.system.names import is_part
 
 SUFFIX = ".birdie"
 MOST = 1000
@@ -45,7 +45,7 @@ Names = Callable[[Reader], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """Layout of a file of a checkpoint (birdie.artifact.file_parts).
+    """Layout of a file of a checkpoint (birdie.chain.file_parts).
 
     Attributes:
         bytes: size of the file.

@@ -24,17 +24,17 @@ from birdie.artifact.file import Data, File, decoded_bytes
 from birdie.artifact.lazy import Coded, attach
 from birdie.artifact.links import Limits as ChainLimits
 from birdie.artifact.links import base_of, opened
-from birdie.artifact.rebuild import has_views, rebuild, with_views
 from birdie.artifact.state_dict import belongs_to_extra, state_dict_of
+from birdie.checkpoints.rebuild import has_views, rebuild, with_views
 from birdie.compress import registry
 from birdie.compress.device.compressed import works
 from birdie.compress.filling import Keys, load_into
 from birdie.compress.state import is_extra, moved, plain_state
 from birdie.compress.wrappers import own_names, unwrapped
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.device import dtype_name
-from birdie.runtime.file_objects import Input, source_of
-from birdie.runtime.parsing import whole_number
+from birdie.system.device import dtype_name
+from birdie.system.file_objects import Input, source_of
+from birdie.system.parsing import whole_number
 
 M = TypeVar("M", bound=nn.Module)
 

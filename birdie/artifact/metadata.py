@@ -1,14 +1,14 @@
 """Metadata of a file: one JSON object in the container, or nothing.
 
 budget     byte budget of the file                  metadata   JSON of the caller of `save`
-tree       how the tensors nest (birdie.artifact.pytree), if the file holds a complete checkpoint
+tree       how the tensors nest (birdie.checkpoints.pytree), if the file holds a complete checkpoint
 schemes    code → name of the schemes in the file that do not ship with birdie
 files      name → bytes of the files kept beside the tensors (birdie.artifact.kept_files)
 copies     indices of those aliases, among all sorted by name, whose tensors are independent of their targets
 state      versions and extra state of the modules (birdie.artifact.state_dict)
 base       of a file of differences: "of", the base's file name, and "names", name → name in the base, where they differ
            ("inside": true if the base is the file itself)
-order      how names are moved from their natural order to that of the state dict (birdie.artifact.order)
+order      how names are moved from their natural order to that of the state dict (birdie.checkpoints.order)
 link       of a link of a chain: its checkpoint, and the link that it is a difference to (birdie.artifact.links)
 """
 
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from birdie.artifact.order import is_order
+from birdie.checkpoints.order import is_order
 from birdie.errors import ArtifactError, ConfigError
 
 MAX_VALUES = 1 << 22  # most commas and brackets in the JSON: parsed Python values take a hundred times their bytes

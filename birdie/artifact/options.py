@@ -13,8 +13,8 @@ from birdie.compress.rate.assignment import Schemes
 from birdie.compress.rate.target import Target
 from birdie.entropy.hints import EffortOption
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.parsing import whole_number
+from birdie.system.callbacks import Progress
+from birdie.system.parsing import whole_number
 
 CalibrationOption = Calibration | CalibrationResult | Literal["synthetic"] | None
 

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from birdie.artifact.folder_scan import TORCH, is_of_others
 from birdie.artifact.links import SUFFIX
+from birdie.checkpoints.folder_scan import TORCH, is_of_others
 from birdie.errors import ConfigError
 
 Form = Literal["folder", "safetensors", "ptz", "torch"]

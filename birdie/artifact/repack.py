@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from birdie.artifact import pytree
 from birdie.artifact.base import BaseOption
-from birdie.artifact.checkpoint import Checkpoint
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import Limits, load, load_entries
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
+from birdie.checkpoints import pytree
+from birdie.checkpoints.checkpoint import Checkpoint
 from birdie.entropy.hints import EffortOption
 from birdie.errors import WeightsError
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.distributed import World
-from birdie.runtime.file_objects import Input, Output, source_of
+from birdie.system.callbacks import Progress
+from birdie.system.distributed import World
+from birdie.system.file_objects import Input, Output, source_of
 
 _PLAIN_STATE = ["tensors", []]  # the skeleton of what a file without a tree holds: a dict of tensors, sorted by name
 

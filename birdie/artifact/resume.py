@@ -31,11 +31,11 @@ from birdie.artifact.container import Entry, Reader, Stream
 from birdie.artifact.file import DTYPES
 from birdie.compress.coding import Coded, Quantized
 from birdie.errors import ArtifactError, BirdieError, OutputError
-from birdie.runtime.distributed import World, send_to_main
-from birdie.runtime.files import atomic_path, remove_abandoned
-from birdie.runtime.locks import open_locked
-from birdie.runtime.outputs import require_file, require_folder
-from birdie.runtime.provenance import versions
+from birdie.system.distributed import World, send_to_main
+from birdie.system.files import atomic_path, remove_abandoned
+from birdie.system.locks import open_locked
+from birdie.system.outputs import require_file, require_folder
+from birdie.system.provenance import versions
 
 _RECORD = re.compile(r"[0-9a-f]{64}\.(birdie|safetensors)")
 _CODE = 1  # of the scheme of a record's entry, which its name replaces: the container does not interpret it

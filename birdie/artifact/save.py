@@ -27,7 +27,7 @@ from birdie.artifact.inspect import inspect
 from birdie.artifact.options import CalibrationOption, SaveOptions, SaveRequest
 from birdie.artifact.resume import Resume
 from birdie.artifact.summary import Summary
-from birdie.artifact.views import not_kept
+from birdie.checkpoints.views import not_kept
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
@@ -40,11 +40,11 @@ from birdie.compress.siblings import siblings
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Progress, reporting
-from birdie.runtime.distributed import World, run_on_main
-from birdie.runtime.file_objects import Output, is_writable, require_room, write_all
-from birdie.runtime.mapped import releasing, require_complete
-from birdie.runtime.outputs import Source, require_output, require_writable
+from birdie.system.callbacks import Progress, reporting
+from birdie.system.distributed import World, run_on_main
+from birdie.system.file_objects import Output, is_writable, require_room, write_all
+from birdie.system.mapped import releasing, require_complete
+from birdie.system.outputs import Source, require_output, require_writable
 
 _ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
@@ -152,7 +152,7 @@ def write_model(
         overwrite: replace a file of another kind, too; a link then stands for its file. None: the caller has no such
             option that an error could name.
         files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
-        tree: how the tensors nest (birdie.artifact.pytree).
+        tree: how the tensors nest (birdie.checkpoints.pytree).
         link: facts about a link of a chain (birdie.artifact.links).
         check: called with the path of the complete file before it has its name; its error keeps it from that.
         world: ranks that share the tensors out, if there is no calibration or one in blocks. All call this with the

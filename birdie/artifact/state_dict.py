@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from birdie.artifact import pytree
+from birdie.checkpoints import pytree
 from birdie.compress.state import is_extra
 from birdie.errors import ArtifactError, WeightsError
 

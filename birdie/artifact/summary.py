@@ -39,7 +39,7 @@ class Summary:
         tensors: in the order of the saved state dict.
         metadata: JSON of the caller of `save`.
         files: name → bytes of the files kept beside the tensors, unpacked; `file_bytes`: what they take together.
-        tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
+        tree: how the tensors nest, if the file holds a complete checkpoint (birdie.checkpoints.pytree); else None.
         error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
         untuned: after tuning, the same difference without it.

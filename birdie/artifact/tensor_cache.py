@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError
-from birdie.runtime.device import dtype_name
-from birdie.runtime.platform import at_fork
+from birdie.system.device import dtype_name
+from birdie.system.platform import at_fork
 
 ROOM = 1.5  # size of the window over the largest layer: a layer's forward may read weights of its children as well
 

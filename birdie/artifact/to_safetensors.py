@@ -26,11 +26,11 @@ from torch import Tensor
 from birdie.artifact.base import BaseOption
 from birdie.artifact.file import File, decoded_bytes, dtype_of
 from birdie.artifact.links import Limits, opened
-from birdie.artifact.rebuild import has_views, with_views
+from birdie.checkpoints.rebuild import has_views, with_views
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
-from birdie.runtime.platform import write_at
-from birdie.runtime.threads import Room
+from birdie.system.platform import write_at
+from birdie.system.threads import Room
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",

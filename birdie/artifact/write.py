@@ -19,7 +19,7 @@ from birdie.compress.scheme import DIFFERENCE as FORM
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState, problem_of, unstorable
 from birdie.entropy.hints import Effort
-from birdie.runtime.outputs import Source
+from birdie.system.outputs import Source
 
 
 @dataclass(frozen=True, slots=True)

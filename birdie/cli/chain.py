@@ -41,9 +41,9 @@ def command(
             "there is nothing to do; add --drop STEP, --keep-last N or --keep-every N, or list the checkpoints with "
             f"birdie inspect {chain}"
         )
-    from birdie.artifact.chain import Chain
     from birdie.artifact.links import link_paths
-    from birdie.artifact.retention import retain
+    from birdie.chain.chain import Chain
+    from birdie.chain.retention import retain
 
     original = sum(path.stat().st_size for path in link_paths(chain))
     with compiling_notice():

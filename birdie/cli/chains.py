@@ -24,11 +24,11 @@ from birdie.cli.console import (
     size,
 )
 from birdie.errors import ConfigError, OutputError
-from birdie.runtime.names import is_hidden
-from birdie.runtime.outputs import require_output, require_output_folder
+from birdie.system.names import is_hidden
+from birdie.system.outputs import require_output, require_output_folder
 
 if TYPE_CHECKING:
-    from birdie.artifact.chain_rows import Row
+    from birdie.chain.chain_rows import Row
     from birdie.entropy.hints import EffortOption
 
 _MOST_NAMES = 2  # of links that are named one by one
@@ -60,10 +60,10 @@ def compress_checkpoints(
         overwrite: replace links of other checkpoints.
         json: print one object.
     """
-    from birdie.artifact.chain import FULL_EVERY, Chain
-    from birdie.artifact.checkpoint_series import beside, series, unnumbered, without_number
-    from birdie.artifact.settled import unfinished
-    from birdie.runtime.distributed import world_from_environment
+    from birdie.chain.chain import FULL_EVERY, Chain
+    from birdie.chain.checkpoint_series import beside, series, unnumbered, without_number
+    from birdie.chain.settled import unfinished
+    from birdie.system.distributed import world_from_environment
 
     if world_from_environment().size > 1:
         raise ConfigError("a chain is written by one process; start it without torchrun")
@@ -120,8 +120,8 @@ def compress_checkpoints(
 
 def link_of(chain: Path, step: int | None) -> Path:
     """Return the link of a step in a chain."""
-    from birdie.artifact.chain_rows import find_link
     from birdie.artifact.links import link_paths
+    from birdie.chain.chain_rows import find_link
 
     if step is None:
         paths = link_paths(chain)
@@ -139,11 +139,11 @@ def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **l
         output: name of a folder; of a checkpoint that is a file, of a file of its format as well.
         overwrite: replace files that are there.
         json: print one object.
-        limits: those of `birdie.artifact.link_content.restore`.
+        limits: those of `birdie.chain.link_content.restore`.
     """
-    from birdie.artifact.link_content import restore
     from birdie.artifact.links import read_link
     from birdie.artifact.output_form import form_of, form_of_weights
+    from birdie.chain.link_content import restore
 
     facts = read_link(link)
     form, target = form_of(output, from_folder=facts.is_folder), Path(output)
@@ -185,7 +185,7 @@ def show_chain(folder: Path, *, verified: bool, json: bool) -> None:
         verified: decode every link.
         json: print one object.
     """
-    from birdie.artifact.chain_rows import survey, verify
+    from birdie.chain.chain_rows import survey, verify
 
     with compiling_notice():
         rows = verify(folder) if verified else survey(folder)

@@ -1,7 +1,7 @@
 """Entry point of the challenge: settings come from its environment variables, and the log has its lines.
 
 `train_gpt.py` calls `main`. Each setting of the challenge's script is a field of a recipe dataclass that names its
-environment variable, and `birdie.run.environment` handles the variables that the records added, so their commands run
+environment variable, and `birdie.gpt.run.environment` handles the variables that the records added, so their commands run
 unchanged. Lines, order and number formats of the log are those of the challenge's script, because people and programs
 read them. birdie adds lines that begin with `birdie:`, `quantization_gap:` or `cpu_cost:`.
 
@@ -28,7 +28,6 @@ import torch
 
 from birdie.cli.challenge_log import Log, is_set, log_roundtrip, score_as_recipe, score_roundtrip
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
-from birdie.compress.qat.settings import Qat
 from birdie.compress.rate.target import parse_size
 from birdie.golf import int8_zlib as baseline
 from birdie.golf.audit.rules import CAP_BYTES
@@ -41,20 +40,21 @@ from birdie.golf.record_log import (
     step_line,
     validation_line,
 )
-from birdie.run.environment import remarks
-from birdie.run.estimate import on_this_cpu
-from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
-from birdie.run.loading import load_recipe
-from birdie.run.pipeline import Run
-from birdie.run.recipe import Recipe
-from birdie.run.run_folder import read_metrics
-from birdie.runtime.device import choose_device
-from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
-from birdie.runtime.files import write_bytes
-from birdie.score.accumulator import Score
-from birdie.score.request import EvaluationRequest
-from birdie.score.settings import EvaluationSettings
-from birdie.train.loop import Step
+from birdie.gpt.run.environment import remarks
+from birdie.gpt.run.estimate import on_this_cpu
+from birdie.gpt.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
+from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.run_folder import read_metrics
+from birdie.gpt.score.accumulator import Score
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.gpt.score.settings import EvaluationSettings
+from birdie.gpt.train.loop import Step
+from birdie.small.qat.settings import Qat
+from birdie.system.device import choose_device
+from birdie.system.distributed import World, process_group, run_on_main, world_from_environment
+from birdie.system.files import write_bytes
 
 PACKAGE = Path(__file__).resolve().parents[2]
 """Folder that holds birdie."""

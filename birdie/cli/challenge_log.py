@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 from birdie.golf.record_log import score_lines
-from birdie.run.environment import is_on
-from birdie.run.evaluation import evaluate
-from birdie.runtime.distributed import World
-from birdie.runtime.files import open_append, write_bytes
-from birdie.runtime.outputs import require_writable
-from birdie.score.accumulator import Score
-from birdie.score.request import EvaluationRequest
+from birdie.gpt.run.environment import is_on
+from birdie.gpt.run.evaluation import evaluate
+from birdie.gpt.score.accumulator import Score
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.system.distributed import World
+from birdie.system.files import open_append, write_bytes
+from birdie.system.outputs import require_writable
 
 
 def is_set(variable: str) -> bool:

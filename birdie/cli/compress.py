@@ -27,13 +27,13 @@ from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.target import parse_size
 from birdie.entropy.hints import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.outputs import require_file_name, require_output, require_writable
-from birdie.runtime.parsing import parse_duration
+from birdie.system.callbacks import Progress
+from birdie.system.outputs import require_file_name, require_output, require_writable
+from birdie.system.parsing import parse_duration
 
 if TYPE_CHECKING:
-    from birdie.artifact.checkpoint import Checkpoint
     from birdie.artifact.summary import Summary
+    from birdie.checkpoints.checkpoint import Checkpoint
     from birdie.compress.calibration.result import CalibrationResult
 
 GROUP = "Compress"
@@ -288,7 +288,7 @@ def command(
     file = None if output is None else require_file_name(output)
     if target.quality is not None:
         calibration.require_data("--quality")
-    from birdie.artifact.checkpoint import open_checkpoint
+    from birdie.checkpoints.checkpoint import open_checkpoint
 
     source = open_checkpoint(
         checkpoint,
@@ -311,9 +311,9 @@ def command(
     from birdie.artifact.container import KIND
     from birdie.artifact.repack import write_checkpoint
     from birdie.compress.calibration.scratch import work_folder
-    from birdie.run.calibrating import Request, calibrator
-    from birdie.runtime.device import choose_device
-    from birdie.runtime.distributed import process_group, world_from_environment
+    from birdie.gpt.run.calibrating import Request, calibrator
+    from birdie.system.device import choose_device
+    from birdie.system.distributed import process_group, world_from_environment
 
     alone = world_from_environment().size == 1
     calibrate = calibrator(
@@ -382,13 +382,13 @@ def command(
 
 
 def _is_series(folder: Path, least: int) -> bool:
-    from birdie.artifact.checkpoint_series import is_series
+    from birdie.chain.checkpoint_series import is_series
 
     return is_series(folder, least)
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
-    from birdie.artifact.folder_scan import OF_TRAINING
+    from birdie.checkpoints.folder_scan import OF_TRAINING
 
     input_bytes, file_bytes = source.input_bytes, source.file_bytes
     print_table(grouped_table(summary))

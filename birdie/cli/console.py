@@ -23,14 +23,14 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError, OutputError
-from birdie.run.recipe_file import CommandApp, Source, explain, read_arguments
-from birdie.runtime import callbacks
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import open_append
-from birdie.runtime.names import shown
-from birdie.runtime.outputs import require_file_name
-from birdie.runtime.platform import END_SIGNALS, end_this_process
-from birdie.runtime.provenance import VERSION
+from birdie.gpt.run.recipe_file import CommandApp, Source, explain, read_arguments
+from birdie.system import callbacks
+from birdie.system.callbacks import Progress
+from birdie.system.files import open_append
+from birdie.system.names import shown
+from birdie.system.outputs import require_file_name
+from birdie.system.platform import END_SIGNALS, end_this_process
+from birdie.system.provenance import VERSION
 
 FLAT = Parameter(name="*")
 """Lets the fields of a dataclass be flags of the command itself."""
@@ -251,7 +251,7 @@ def log_file(path: Path) -> Iterator[None]:
 @contextmanager
 def compiling_notice() -> Iterator[None]:
     """Print one line on stderr, on rank 0, if the body of the context has to compile kernels."""
-    from birdie.runtime.kernels import on_compiling  # imported late: numba would slow down `birdie --help`
+    from birdie.system.kernels import on_compiling  # imported late: numba would slow down `birdie --help`
 
     def notify() -> None:
         if os.environ.get("RANK", "0") == "0":

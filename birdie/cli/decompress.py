@@ -23,8 +23,8 @@ from birdie.cli.console import (
 )
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, OutputError
-from birdie.runtime.files import atomic_path
-from birdie.runtime.outputs import Kind, require_output, require_output_folder
+from birdie.system.files import atomic_path
+from birdie.system.outputs import Kind, require_output, require_output_folder
 
 if TYPE_CHECKING:
     from birdie.artifact.summary import Summary
@@ -107,9 +107,9 @@ def command(
     from birdie.artifact.folders import holds_folder, write_folder
     from birdie.artifact.inspect import inspect
     from birdie.artifact.output_form import form_of
-    from birdie.artifact.pytree import holds_values
     from birdie.artifact.repack import load_object
     from birdie.artifact.to_safetensors import to_safetensors
+    from birdie.checkpoints.pytree import holds_values
 
     summary = inspect(file)
     is_object = summary.tree is not None and holds_values(summary.tree)
@@ -158,7 +158,7 @@ def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Seq
         link: name of the file whose checkpoint it is, of a link of a chain.
     """
     from birdie.artifact.container import Reader
-    from birdie.artifact.pytree import holds_values
+    from birdie.checkpoints.pytree import holds_values
 
     values = "all that is no tensor"
     if link:

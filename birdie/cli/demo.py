@@ -16,12 +16,12 @@ from rich.table import Table
 from birdie.cli.console import Json, compiling_notice, log, log_file, print_json, print_line, print_table, progress_bar
 from birdie.cli.prepare import prepare_with_bar
 from birdie.compress.rate.target import parse_size
-from birdie.data.corpus import stdlib_corpus
 from birdie.errors import ConfigError
+from birdie.gpt.data.corpus import stdlib_corpus
 
 if TYPE_CHECKING:
-    from birdie.run.pipeline import Run
-    from birdie.run.recipe import Recipe
+    from birdie.gpt.run.pipeline import Run
+    from birdie.gpt.run.recipe import Recipe
 
 GROUP = "Train"
 FEW_STEPS = 200
@@ -30,7 +30,7 @@ FEW_STEPS = 200
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> "Recipe":
     """Return recipes/demo.toml with these settings and with data below the folder `data`."""
-    from birdie.run.registry import find
+    from birdie.gpt.run.registry import find
 
     recipe = find("demo").recipe()
     vocabulary = recipe.model.vocab_size
@@ -64,11 +64,11 @@ def command(
     if not seconds > 0:
         raise ConfigError(f"--seconds is {seconds}; give a positive number of seconds")
     from birdie.cli.train import calibrate, follow, run_json
-    from birdie.run.evaluation import evaluate
-    from birdie.run.pipeline import Run
-    from birdie.run.run_folder import require_run_folder
-    from birdie.runtime.files import write_bytes
-    from birdie.score.request import EvaluationRequest
+    from birdie.gpt.run.evaluation import evaluate
+    from birdie.gpt.run.pipeline import Run
+    from birdie.gpt.run.run_folder import require_run_folder
+    from birdie.gpt.score.request import EvaluationRequest
+    from birdie.system.files import write_bytes
 
     data = folder / "data"
     recipe = demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device)

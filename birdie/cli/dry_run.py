@@ -8,7 +8,7 @@ from birdie.cli.account import show_left_out, show_taken
 from birdie.cli.console import plain, print_json, print_line, print_table, seconds, size
 
 if TYPE_CHECKING:
-    from birdie.artifact.checkpoint import Checkpoint
+    from birdie.checkpoints.checkpoint import Checkpoint
     from birdie.cli.compress import TargetFlags
 
 

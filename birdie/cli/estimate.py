@@ -11,9 +11,9 @@ from birdie.cli.console import Json, compiling_notice, plain, print_json, print_
 from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from birdie.run.estimate import Artifact, Load, Machine, Schedule
-    from birdie.run.recipe import Recipe
-    from birdie.run.registry import RegisteredRecipe
+    from birdie.gpt.run.estimate import Artifact, Load, Machine, Schedule
+    from birdie.gpt.run.recipe import Recipe
+    from birdie.gpt.run.registry import RegisteredRecipe
 
 GROUP = "Train"
 
@@ -33,7 +33,7 @@ def command(
     Parameters and FLOPs are exact. Bytes, memory and times are estimates. docs/recipes.md explains each number and
     gives the measured errors.
     """
-    from birdie.run.estimate import artifact, groups, h100, load, this_cpu
+    from birdie.gpt.run.estimate import artifact, groups, h100, load, this_cpu
 
     known = _known(recipe)
     settings = known.recipe(preset)
@@ -68,7 +68,7 @@ def command(
 
 
 def _known(name: str) -> "RegisteredRecipe":
-    from birdie.run.registry import find
+    from birdie.gpt.run.registry import find
 
     folder = Path(name)
     if not folder.is_dir():
@@ -85,7 +85,7 @@ def _ranks(recipe: "Recipe") -> int:
 
 def _schedule(recipe: "Recipe", machine: "Machine") -> "Schedule | str":
     """Return the schedule on a machine, or the reason why the machine cannot run the recipe."""
-    from birdie.run.estimate import schedule
+    from birdie.gpt.run.estimate import schedule
 
     try:
         return schedule(recipe, machine)

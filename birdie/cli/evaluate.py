@@ -23,14 +23,14 @@ from birdie.cli.console import (
     progress_bar,
     size,
 )
-from birdie.runtime.callbacks import no_message
-from birdie.runtime.platform import process_seconds
-from birdie.score.mode import ScoringMode
-from birdie.score.request import EvaluationRequest
-from birdie.score.settings import MODES, EvaluationSettings
+from birdie.gpt.score.mode import ScoringMode
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.gpt.score.settings import MODES, EvaluationSettings
+from birdie.system.callbacks import no_message
+from birdie.system.platform import process_seconds
 
 if TYPE_CHECKING:
-    from birdie.run.evaluation import Evaluation
+    from birdie.gpt.run.evaluation import Evaluation
 
 GROUP = "Evaluate"
 
@@ -92,9 +92,9 @@ def command(
 
     Settings without a flag come from `[evaluation]` of the recipe in the file. Under torchrun the ranks share the work.
     """
-    from birdie.run.evaluation import evaluate
-    from birdie.runtime.device import choose_device
-    from birdie.runtime.distributed import process_group, world_from_environment
+    from birdie.gpt.run.evaluation import evaluate
+    from birdie.system.device import choose_device
+    from birdie.system.distributed import process_group, world_from_environment
 
     request = replace(request or EvaluationRequest(), settings={} if settings is None else explicit(settings))
     device = choose_device(request.device, world_from_environment().local_rank)

@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, Overwrite, into_folder, print_hidden, print_json, print_line, print_written, size
 from birdie.errors import ConfigError
-from birdie.runtime.files import atomic_folder
-from birdie.runtime.outputs import require_output_folder
+from birdie.system.files import atomic_folder
+from birdie.system.outputs import require_output_folder
 
 GROUP = "Compress"
 

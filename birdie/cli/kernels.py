@@ -30,8 +30,8 @@ def command(
     """
     if portable:
         os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = "generic", ""  # read when numba is imported
-    from birdie.run.warm_up import compile_kernels
-    from birdie.runtime.kernels import PORTABLE, statistics
+    from birdie.gpt.run.warm_up import compile_kernels
+    from birdie.system.kernels import PORTABLE, statistics
 
     start = time.perf_counter()
     compile_kernels()

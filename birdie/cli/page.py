@@ -8,8 +8,8 @@ from rich.table import Table
 
 from birdie.cli.console import Json, Output, Overwrite, print_json, print_line, print_table
 from birdie.errors import ConfigError
-from birdie.runtime.files import write_bytes
-from birdie.runtime.outputs import Kind, require_output
+from birdie.system.files import write_bytes
+from birdie.system.outputs import Kind, require_output
 
 GROUP = "Evaluate"
 _PAGE = Kind("a page of birdie", b"\xff\xfe" + "<!doctype html>".encode("utf-16-le"))
@@ -39,7 +39,7 @@ def command(
         raise ConfigError(f"--temperature is {temperature:g}; it must be from 0 to 2")
     if not 1 <= tokens <= 10_000:
         raise ConfigError(f"--tokens is {tokens}; it must be from 1 to 10,000")
-    from birdie.data.tokenizer import load_tokenizer
+    from birdie.gpt.data.tokenizer import load_tokenizer
     from birdie.web.page import model_page, model_recipe
 
     path = _artifact(model)

@@ -8,13 +8,13 @@ from cyclopts import Group, Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, log, print_json, print_line, print_table, progress_bar
-from birdie.data.corpus import Corpus, file_corpus, stdlib_corpus
 from birdie.errors import ConfigError, DataError
+from birdie.gpt.data.corpus import Corpus, file_corpus, stdlib_corpus
 
 if TYPE_CHECKING:
-    from birdie.data.dataset import DatasetInfo
-    from birdie.data.download import DownloadedDataset, Source, Stage
-    from birdie.data.prepare import PreparedDataset
+    from birdie.gpt.data.dataset import DatasetInfo
+    from birdie.gpt.data.download import DownloadedDataset, Source, Stage
+    from birdie.gpt.data.prepare import PreparedDataset
 
 GROUP = "Train"
 
@@ -129,7 +129,7 @@ def prepare_with_bar(
     corpus: Corpus, *, tokenizer: str | None = None, vocab_size: int = 1024, root: Path, caseops: bool = False
 ) -> "PreparedDataset":
     """Prepare `corpus` below `root`, with a progress bar and one line per stage."""
-    from birdie.data.prepare import PreparedDataset, prepare
+    from birdie.gpt.data.prepare import PreparedDataset, prepare
 
     result: PreparedDataset | None = None
     stage = ""
@@ -150,7 +150,7 @@ def prepare_with_bar(
 
 
 def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
-    from birdie.data.download import Source
+    from birdie.gpt.data.download import Source
 
     default = Source()
     source = Source(flags.repo or default.repo, flags.revision, flags.remote_root, flags.endpoint)
@@ -171,7 +171,7 @@ def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
 
 def _download_with_bar(variant: str, train_shards: int, root: Path, source: "Source") -> "DownloadedDataset":
     """Download with a progress bar and one line per stage; Ctrl-C adds that complete files are kept."""
-    from birdie.data.download import Stage, download
+    from birdie.gpt.data.download import Stage, download
 
     reported: set[Stage] = set()
     with progress_bar(f"{source.repo} {variant}", "B") as update:

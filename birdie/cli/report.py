@@ -10,8 +10,8 @@ from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_l
 from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import find_runs_and_logs
 from birdie.lab.selection import by_recipe
-from birdie.runtime.files import write_bytes
-from birdie.runtime.outputs import Kind, require_output
+from birdie.system.files import write_bytes
+from birdie.system.outputs import Kind, require_output
 
 GROUP = "Lab"
 _PAGE = Kind("an HTML page", rb"(?i)<!doctype html>")

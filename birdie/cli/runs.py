@@ -130,7 +130,7 @@ def test_json(test: Test) -> dict[str, Any]:
 
 def _differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
     """Return the settings in which any group differs from the first, with the value of every group."""
-    from birdie.run.registry import changes  # imported late: it needs torch, which a list of runs does not
+    from birdie.gpt.run.registry import changes  # imported late: it needs torch, which a list of runs does not
 
     first = groups[0].settings
     names = [name for other in groups[1:] for name, _, _ in changes(first, other.settings)]

@@ -37,10 +37,10 @@ def command(
         raise ConfigError(f"--seed is {seed}; it must be from 0 to 2^63 - 1")
     import torch
 
-    from birdie.data.tokenizer import check_same_tokenizer, load_tokenizer
-    from birdie.model.sample import generate
-    from birdie.run.evaluation import load_gpt
-    from birdie.runtime.device import choose_device
+    from birdie.gpt.data.tokenizer import check_same_tokenizer, load_tokenizer
+    from birdie.gpt.model.sample import generate
+    from birdie.gpt.run.evaluation import load_gpt
+    from birdie.system.device import choose_device
 
     torch_device = choose_device(device)
     model, recipe, metadata = load_gpt(file, torch_device)

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
 from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.golf.code_size import PACKAGE, SCRIPT
-from birdie.runtime import files, outputs
-from birdie.runtime.provenance import VERSION
+from birdie.standalone.code_size import PACKAGE, SCRIPT
+from birdie.system import files, outputs
+from birdie.system.provenance import VERSION
 
 GROUP = "Train"
 
@@ -62,7 +62,7 @@ def command(
     JavaScript the decoder is decode(ArrayBuffer), which needs nothing.
     """
     from birdie.golf.packed import pack
-    from birdie.run.registry import find
+    from birdie.gpt.run.registry import find
 
     of_recipe = kind in ("train", "score")
     if recipe is None and of_recipe:

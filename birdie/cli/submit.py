@@ -27,9 +27,9 @@ from birdie.cli.train import configuration_of, recipe_and_preset
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.golf.audit.rules import CAP_BYTES
+from birdie.gpt.run.loading import FLAT, configuration
+from birdie.gpt.run.recipe import Recipe
 from birdie.lab.ledger import RECIPE, RunRecord, find_runs
-from birdie.run.loading import FLAT, configuration
-from birdie.run.recipe import Recipe
 
 if TYPE_CHECKING:
     from birdie.golf.submission import Submission
@@ -123,7 +123,7 @@ def command(
     again from their float weights: `birdie submit --from OUTPUT.work/runs -o other --export.budget 15.8MB`.
     """
     from birdie.golf.submission import About, submit
-    from birdie.run.registry import find
+    from birdie.gpt.run.registry import find
 
     if nproc < 1:
         raise ConfigError(f"nproc is {nproc}; give at least 1 process")

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from birdie.errors import ConfigError
-from birdie.run.events import Event, Validated
-from birdie.train.loop import Step
+from birdie.gpt.run.events import Event, Validated
+from birdie.gpt.train.loop import Step
 
 
 class Board:

@@ -28,21 +28,21 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.errors import ConfigError
-from birdie.run.loading import FLAT, configuration, without_none
-from birdie.run.recipe import Recipe
-from birdie.run.recipe_file import Source, sources
-from birdie.runtime.callbacks import no_message
-from birdie.runtime.files import write_bytes
-from birdie.score.request import EvaluationRequest
-from birdie.score.settings import EvaluationSettings
+from birdie.gpt.run.loading import FLAT, configuration, without_none
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_file import Source, sources
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.gpt.score.settings import EvaluationSettings
+from birdie.system.callbacks import no_message
+from birdie.system.files import write_bytes
 
 if TYPE_CHECKING:
     from birdie.cli.tensorboard_events import Board
-    from birdie.run.evaluation import Evaluation
-    from birdie.run.events import Event, Interrupted, Validated
-    from birdie.run.pipeline import Run
-    from birdie.runtime.distributed import World
-    from birdie.train.profile import Profile
+    from birdie.gpt.run.evaluation import Evaluation
+    from birdie.gpt.run.events import Event, Interrupted, Validated
+    from birdie.gpt.run.pipeline import Run
+    from birdie.gpt.train.profile import Profile
+    from birdie.system.distributed import World
 
 GROUP = "Train"
 
@@ -86,8 +86,8 @@ def configuration_of(
 
     Flags and environment variables override them, and `origins` takes those that they give.
     """
-    from birdie.run.presets import apply_preset
-    from birdie.run.registry import find
+    from birdie.gpt.run.presets import apply_preset
+    from birdie.gpt.run.registry import find
 
     known = None if recipe is None else find(recipe)
     if preset is None:
@@ -134,11 +134,11 @@ def command(
     a rank dies, all restart from the last checkpoint: `torchrun --nproc_per_node=2 --max-restarts=3 -m birdie train …`.
     """
     from birdie.cli.tensorboard_events import Board
-    from birdie.run.pipeline import Run
-    from birdie.run.registry import find
-    from birdie.run.run_folder import require_run_folder
-    from birdie.runtime.device import choose_device
-    from birdie.runtime.distributed import process_group, run_on_main, world_from_environment
+    from birdie.gpt.run.pipeline import Run
+    from birdie.gpt.run.registry import find
+    from birdie.gpt.run.run_folder import require_run_folder
+    from birdie.system.device import choose_device
+    from birdie.system.distributed import process_group, run_on_main, world_from_environment
 
     recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
@@ -192,7 +192,7 @@ def _compressed(work: "Run") -> Summary:
 
 def _scored(path: Path, request: EvaluationRequest, world: "World", title: str) -> "Evaluation":
     """Score the artifact; all ranks share the work, and rank 0 shows it."""
-    from birdie.run.evaluation import evaluate
+    from birdie.gpt.run.evaluation import evaluate
 
     if not world.is_main:
         return evaluate(path, request, world=world)
@@ -204,8 +204,8 @@ def follow(
     work: "Run", *, resume: bool = False, shown: bool = True, board: "Board | None" = None
 ) -> tuple["Validated | None", "Interrupted | None"]:
     """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
-    from birdie.run.estimate import on_this_cpu
-    from birdie.run.events import Interrupted, Started, Validated
+    from birdie.gpt.run.estimate import on_this_cpu
+    from birdie.gpt.run.events import Interrupted, Started, Validated
 
     last: Validated | None = None
     interrupted: Interrupted | None = None
@@ -231,9 +231,9 @@ def follow(
 
 
 def _log_event(event: "Event", work: "Run", update: Callable[[float, float | None], None]) -> None:
-    from birdie.run.events import Checked, Profiled, Saved, Started, Validated
-    from birdie.train.loop import Step
-    from birdie.train.plan import fraction_done
+    from birdie.gpt.run.events import Checked, Profiled, Saved, Started, Validated
+    from birdie.gpt.train.loop import Step
+    from birdie.gpt.train.plan import fraction_done
 
     if isinstance(event, Step):
         update(event.number, event.number / fraction_done(work.training, event.number, event.train_ms))

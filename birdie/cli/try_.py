@@ -58,8 +58,8 @@ def command(
     Both are trained with the same seeds and exported into the same bytes; a paired t-test compares the scores of the
     decoded artifacts. Results go into LAB/results.jsonl and LAB/diary.md. The same command continues after Ctrl-C.
     """
+    from birdie.gpt.run.registry import find
     from birdie.lab.trial import Lab
-    from birdie.run.registry import find
 
     work = Lab(lab, log)
     if hypothesis is None:

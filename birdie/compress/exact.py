@@ -174,7 +174,7 @@ def _is_relative(name: str) -> bool:
 
 
 def _last_part(name: str) -> str:
-    return re.split("[./]", name)[-1]  # "/" in the names of a nested checkpoint's tensors (birdie.artifact.pytree)
+    return re.split("[./]", name)[-1]  # "/" in the names of a nested checkpoint's tensors (birdie.checkpoints.pytree)
 
 
 def _counts(weight: Tensor) -> bool:

@@ -21,7 +21,7 @@ from birdie.compress.tensors import repeats_memory
 from birdie.compress.undo import Undo, tensors_of
 from birdie.compress.wrappers import COUNTER, own_names, without_wrappers
 from birdie.errors import BirdieError, WeightsError
-from birdie.runtime.device import dtype_name
+from birdie.system.device import dtype_name
 
 _REMEDY = "load it without into, or build the right module"
 

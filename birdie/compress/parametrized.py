@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from birdie.compress.tensors import REAL_DTYPES
-from birdie.runtime.settings import kept_settings
+from birdie.system.settings import kept_settings
 
 _FEW = 4  # different values of a parameter that holds nothing, such as a unit matrix
 _SAME = 1e-4  # relative difference of two ways to compute a weight

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Words = NDArray[np.unsignedinteger[Any]]
 Numbers = NDArray[np.int64]

@@ -28,7 +28,7 @@ from birdie.compress.scheme import Sensitivity
 from birdie.compress.tensors import finite_rows, row_sums, rows_columns
 from birdie.entropy.rans_tiles import height as tile_rows
 from birdie.entropy.trellis import chunk_rows
-from birdie.runtime.mapped import release
+from birdie.system.mapped import release
 
 _LEAST = 64  # rows and columns of a matrix in a stack
 # Elements of a vector that share a scale. Rows of 64 take 2 % more bytes by default; of 256 they save 1.5 %, and a

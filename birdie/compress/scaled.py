@@ -27,7 +27,7 @@ from torch import Tensor
 
 from birdie.compress.tensors import rows_columns, tensor_of_blocks
 from birdie.entropy.planes import Block
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 MAX_LEVELS = 512
 LARGEST = 1 << 23  # integer level

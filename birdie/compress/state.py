@@ -16,7 +16,7 @@ from birdie.compress.scheme import Scheme
 from birdie.compress.scripted import require_weights
 from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
-from birdie.runtime.device import dtype_name
+from birdie.system.device import dtype_name
 
 FORMS = "_birdie_forms"  # attribute of a module: its parameter → its `StoredForm`, if it is trained in that
 EXTRA_STATE = "_extra_state"  # the last part of the name under which torch has what get_extra_state returns

@@ -16,8 +16,8 @@ from torch import Tensor
 from birdie.compress.scheme import BLOCK
 from birdie.entropy.planes import Block, blocks, word_dtype
 from birdie.errors import ArtifactError, WeightsError
-from birdie.runtime.kernels import njit
-from birdie.runtime.mapped import release
+from birdie.system.kernels import njit
+from birdie.system.mapped import release
 
 Bits = NDArray[np.unsignedinteger[Any]]
 

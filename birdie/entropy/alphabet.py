@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.side_information import Reader, Writer, zigzag
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Symbols = NDArray[np.uint16]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy.mixing_tables import LIMIT
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Words = NDArray[np.uint32]
 

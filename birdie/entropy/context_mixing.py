@@ -30,7 +30,7 @@ from birdie.entropy import binary
 from birdie.entropy.mixing_tables import CDF_BUCKETS, LIMIT, SCALES, prior_cdf, tables
 from birdie.entropy.trellis import machine
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Words = binary.Words
 

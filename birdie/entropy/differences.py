@@ -28,7 +28,7 @@ from birdie.entropy.raw import Bytes
 from birdie.entropy.side_information import Reader, Writer
 from birdie.entropy.trellis import chunk_rows
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Bits = NDArray[np.unsignedinteger]
 Integers = NDArray[np.int64]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.side_information import MAX_NUMBER, Reader, Writer, take_number, zigzag
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Counts = NDArray[np.int64]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.hints import Hints, Role
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Bits = NDArray[np.unsignedinteger]
 Plane = NDArray[np.integer]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from birdie.entropy.alphabet import Symbols
 from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Integers = NDArray[np.int64]
 

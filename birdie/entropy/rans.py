@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.trellis import Machine
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Words = NDArray[np.uint16]
 LANES = 4  # interleaved states

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from birdie.entropy.rans import advance
 from birdie.entropy.trellis import Machine
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 LEAST, MOST = 4, 256  # lanes
 _ZERO, _ONE, _TWO, _THREE, _FOUR = np.arange(5, dtype=np.uint64)  # numba checks only indices that may be negative

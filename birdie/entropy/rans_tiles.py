@@ -24,7 +24,7 @@ from birdie.entropy.factors import Factors
 from birdie.entropy.rans import Words, encode_table
 from birdie.entropy.trellis import Machine, chunk_rows
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 LANES = 32
 PRECISION = 12  # log2 of the slots of a table

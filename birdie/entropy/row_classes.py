@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from birdie.entropy.alphabet import Symbols
 from birdie.entropy.side_information import Reader, Writer
 from birdie.errors import ArtifactError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Classes = NDArray[np.uint8]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 CHUNK = 1 << 20  # symbols that are coded independently of all others, in complete rows
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.int8_export import FORMAT, dequantize
+from birdie.checkpoints.int8_export import FORMAT, dequantize
 from birdie.compress.schemes.grid import quantiles
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.device import dtype_name
+from birdie.system.device import dtype_name
 
 CLIP_QUANTILE = 0.9999984
 KEPT_ELEMENTS = 65_536  # floating tensors up to this size are not quantized

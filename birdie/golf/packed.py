@@ -34,13 +34,13 @@ from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Scheme
 from birdie.errors import ConfigError, DataError
 from birdie.golf import start
-from birdie.golf.code_size import PACKAGE, for_types, source_files
 from birdie.golf.script_main import has_features
-from birdie.run.environment import IGNORED
-from birdie.run.loading import setting_variables
-from birdie.run.recipe import Recipe
-from birdie.runtime.files import read_trusted, user_cache, write_trusted
-from birdie.runtime.provenance import versions
+from birdie.gpt.run.environment import IGNORED
+from birdie.gpt.run.loading import setting_variables
+from birdie.gpt.run.recipe import Recipe
+from birdie.standalone.code_size import PACKAGE, for_types, source_files
+from birdie.system.files import read_trusted, user_cache, write_trusted
+from birdie.system.provenance import versions
 
 Kind = Literal["train", "score", "pair", "decoder"]
 
@@ -153,7 +153,7 @@ def _different(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, An
 def _optional_modules(recipe: Recipe) -> Iterator[str]:
     """Yield the modules that a recipe asks for, of those that are imported inside functions or listed."""
     export, qat, mode = recipe.export, recipe.qat, recipe.evaluation.scoring_mode
-    yield from ("birdie.model.loss_kernels", "birdie.compress.registry")
+    yield from ("birdie.gpt.model.loss_kernels", "birdie.compress.registry")
     specs = (spec for _, spec in export.schemes())
     for spec in (*specs, *([qat.spec] if qat.enabled else [])):
         scheme: Scheme | None = parse_spec(spec)
@@ -162,13 +162,13 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
             parts = (getattr(scheme, setting.name) for setting in dataclasses.fields(scheme))  # type: ignore[arg-type]
             scheme = next((part for part in parts if isinstance(part, Scheme)), None)
     if qat.enabled:
-        yield "birdie.compress.qat.fake_quantization"
+        yield "birdie.small.qat.fake_quantization"
     if has_features(recipe):
-        yield from ("birdie.train.training", "birdie.model.mlp_kernels")
+        yield from ("birdie.gpt.train.training", "birdie.gpt.model.mlp_kernels")
     if recipe.calibration.data == "own":
-        yield "birdie.model.sample"
+        yield "birdie.gpt.model.sample"
     if recipe.evaluation.ngram.enabled:
-        yield "birdie.score.ngram"
+        yield "birdie.gpt.score.ngram"
     for kind in type(mode).__mro__[:-1]:
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))) if kind is not ABC else ():
             if isinstance(node, ast.ImportFrom) and node.module:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from birdie.score.accumulator import Score
+from birdie.gpt.score.accumulator import Score
 
 if TYPE_CHECKING:
-    from birdie.model.config import GPTConfig
-    from birdie.train.settings import OptimizerSettings, TrainSettings
+    from birdie.gpt.model.config import GPTConfig
+    from birdie.gpt.train.settings import OptimizerSettings, TrainSettings
 
 
 def data_lines(kind: str, tokenizer: str, train: Iterable[Path], val: str, val_tokens: int, length: int) -> list[str]:

@@ -20,8 +20,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.order_field import order_field
 from birdie.artifact.write import Beside
+from birdie.checkpoints.order_field import order_field
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.copies import merge_copies
@@ -30,7 +30,6 @@ from birdie.compress.rate.fit import fit as encode
 from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.rate.target import Target, parse_size
 from birdie.compress.state import ModelState, keys_of
-from birdie.data.batches import Batches
 from birdie.errors import ConfigError
 from birdie.golf.record_log import (
     capped_line,
@@ -41,25 +40,26 @@ from birdie.golf.record_log import (
     validation_line,
 )
 from birdie.golf.script_score import Log, new_model, or_exit, roundtrip, validated, with_data
-from birdie.model.documents import DocumentFinder
-from birdie.model.gpt import GPT
-from birdie.run.calibration import calibrate_gpt
-from birdie.run.dataset import RunData, open_run_data
-from birdie.run.float_weights import load_float, save_float
-from birdie.run.onset import not_begun
-from birdie.run.recipe import Recipe
-from birdie.runtime import provenance
-from birdie.runtime.callbacks import StepHook
-from birdie.runtime.device import choose_device, choose_dtype, make_current
-from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
-from birdie.runtime.files import write_bytes
-from birdie.runtime.torch_compile import CompiledOrEager
-from birdie.score.accumulator import Score
-from birdie.train.average import Average
-from birdie.train.compile_report import eager_pass
-from birdie.train.loop import Step, Trainer, tensors_of
-from birdie.train.optimizers import Optimizers
-from birdie.train.plan import Plan, micro_steps
+from birdie.gpt.data.batches import Batches
+from birdie.gpt.model.documents import DocumentFinder
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.run.calibration import calibrate_gpt
+from birdie.gpt.run.dataset import RunData, open_run_data
+from birdie.gpt.run.float_weights import load_float, save_float
+from birdie.gpt.run.onset import not_begun
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.score.accumulator import Score
+from birdie.gpt.train.average import Average
+from birdie.gpt.train.compile_report import eager_pass
+from birdie.gpt.train.loop import Step, Trainer, tensors_of
+from birdie.gpt.train.optimizers import Optimizers
+from birdie.gpt.train.plan import Plan, micro_steps
+from birdie.system import provenance
+from birdie.system.callbacks import StepHook
+from birdie.system.device import choose_device, choose_dtype, make_current
+from birdie.system.distributed import World, process_group, run_on_main, world_from_environment
+from birdie.system.files import write_bytes
+from birdie.system.torch_compile import CompiledOrEager
 
 CAP_BYTES = 16_000_000
 
@@ -219,7 +219,7 @@ def new_trainer(
     isolated = packed or (recipe.model.isolate_documents and model.kernels.varlen is not None)
     documents = DocumentFinder(recipe.model.bos_id, device, packed=packed, notify=log.note) if isolated else None
     if has_features(recipe):
-        from birdie.train.training import Training
+        from birdie.gpt.train.training import Training
 
         return Training(
             model,
@@ -309,7 +309,7 @@ def written(
     """Encode the weights by the recipe's schemes, or into `budget` bytes, write the file, and return its bytes."""
     rules = list(recipe.export.schemes() if budget is None else recipe.export.pinned())
     if recipe.qat.enabled:
-        from birdie.compress.qat.fake_quantization import storage_rules
+        from birdie.small.qat.fake_quantization import storage_rules
 
         rules = [*storage_rules(recipe.qat, model), *rules]
     state, target = ModelState.of(model), Target(budget=budget)

@@ -19,19 +19,19 @@ import torch
 
 from birdie.artifact.file import File
 from birdie.compress import registry
-from birdie.data.tokenizer import check_same_tokenizer, require_tokenizer
 from birdie.errors import BirdieError
 from birdie.golf.record_log import score_lines
-from birdie.model.attention_kernels import best_kernels
-from birdie.model.gpt import GPT
-from birdie.model.stored_shape import require_shape
-from birdie.run.dataset import RunData, open_run_data
-from birdie.run.recipe import Recipe
-from birdie.runtime.device import choose_device, choose_dtype
-from birdie.runtime.distributed import World, process_group, world_from_environment
-from birdie.score import evaluator
-from birdie.score.accumulator import Score
-from birdie.score.settings import EvaluationSettings
+from birdie.gpt.data.tokenizer import check_same_tokenizer, require_tokenizer
+from birdie.gpt.model.attention_kernels import best_kernels
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.model.stored_shape import require_shape
+from birdie.gpt.run.dataset import RunData, open_run_data
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.score import evaluator
+from birdie.gpt.score.accumulator import Score
+from birdie.gpt.score.settings import EvaluationSettings
+from birdie.system.device import choose_device, choose_dtype
+from birdie.system.distributed import World, process_group, world_from_environment
 
 
 def main() -> None:

@@ -20,26 +20,26 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from birdie.data.tokenizer import BYTES
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
 from birdie.golf.packed import Packed, pack
+from birdie.gpt.data.tokenizer import BYTES
+from birdie.gpt.run.environment import CHOICES, IGNORED, UNAVAILABLE
+from birdie.gpt.run.float_weights import FLOAT
+from birdie.gpt.run.history import NAME as HISTORY
+from birdie.gpt.run.loading import setting_variables
+from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.registry import changes
+from birdie.gpt.run.run_folder import METRICS
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
 from birdie.lab.significance import MARGIN_NATS, P, Test, compare
-from birdie.run.environment import CHOICES, IGNORED, UNAVAILABLE
-from birdie.run.float_weights import FLOAT
-from birdie.run.history import NAME as HISTORY
-from birdie.run.loading import setting_variables
-from birdie.run.recipe import DataSettings, Recipe
-from birdie.run.registry import changes
-from birdie.run.run_folder import METRICS
-from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.child import run_child
-from birdie.runtime.files import atomic_folder, atomic_path, write_bytes
-from birdie.runtime.locks import HOLDER, LOCK, locked_folder
-from birdie.runtime.outputs import require_folder, require_output_folder, require_own_folder, require_writable
-from birdie.runtime.parsing import parse_object
-from birdie.runtime.provenance import versions
+from birdie.system.callbacks import Notify, no_message
+from birdie.system.child import run_child
+from birdie.system.files import atomic_folder, atomic_path, write_bytes
+from birdie.system.locks import HOLDER, LOCK, locked_folder
+from birdie.system.outputs import require_folder, require_output_folder, require_own_folder, require_writable
+from birdie.system.parsing import parse_object
+from birdie.system.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
 _WORK = "work.json"

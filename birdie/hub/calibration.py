@@ -24,7 +24,7 @@ from birdie.compress.calibration.synthetic import LENGTHS
 from birdie.errors import ConfigError, DataError
 from birdie.hub.loading import load_part, load_weights
 from birdie.hub.names_on_disk import NamesOnDisk
-from birdie.runtime.regular import files_below
+from birdie.system.regular import files_below
 
 TOKENS = 65_536
 LENGTH = 1024  # tokens of a sequence, if the model takes so many

@@ -17,15 +17,15 @@ from typing import Any
 
 from birdie.artifact import kept_files
 from birdie.artifact.container import Reader
-from birdie.artifact.folder_scan import PIPELINE
 from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary
+from birdie.checkpoints.folder_scan import PIPELINE
 from birdie.errors import ArtifactError, ConfigError
 from birdie.hub.pretrained import WEIGHTS
-from birdie.runtime.files import Hidden, atomic_folder, log_hidden
-from birdie.runtime.names import in_markdown
-from birdie.runtime.outputs import Source
-from birdie.runtime.parsing import parse_object
+from birdie.system.files import Hidden, atomic_folder, log_hidden
+from birdie.system.names import in_markdown
+from birdie.system.outputs import Source
+from birdie.system.parsing import parse_object
 
 CARD = "README.md"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

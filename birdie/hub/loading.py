@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from birdie.artifact.folder_scan import PIPELINE
+from birdie.checkpoints.folder_scan import PIPELINE
 from birdie.errors import ConfigError
 from birdie.hub.untrusted import bounded, harmless
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.folder_scan import PIPELINE
+from birdie.checkpoints.folder_scan import PIPELINE
 from birdie.compress.calibration.held_out import Measure
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import MAX_COLUMNS
@@ -37,8 +37,8 @@ from birdie.errors import BirdieError, ConfigError
 from birdie.hub.arguments import TRIED, arguments, first_accepted
 from birdie.hub.loading import load_model
 from birdie.hub.names_on_disk import NamesOnDisk
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.platform import free_memory
+from birdie.system.callbacks import Progress
+from birdie.system.platform import free_memory
 
 _TOKENS_TIMES_WEIGHTS = 1 << 42  # large models take fewer tokens, so that minutes are enough
 _LEAST_TOKENS = 4096

@@ -24,12 +24,12 @@ from torch import nn
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import DIFFERENCE, Reader
-from birdie.artifact.folder_scan import PIPELINE
 from birdie.artifact.folders import SHARD, write_folder
 from birdie.artifact.load import load
+from birdie.checkpoints.folder_scan import PIPELINE
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.untrusted import SECONDS, bounded, clean_folder, harmless
-from birdie.runtime.outputs import Source, require_path
+from birdie.system.outputs import Source, require_path
 
 WEIGHTS = "model.birdie"  # of a birdie folder
 _ADAPTER = "adapter_config.json"

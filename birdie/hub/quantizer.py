@@ -17,7 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from birdie.artifact.folders import SHARD, write_folder
 from birdie.errors import ConfigError
 from birdie.hub.pretrained import WEIGHTS
-from birdie.runtime.names import is_name
+from birdie.system.names import is_name
 
 METHOD = "birdie"
 

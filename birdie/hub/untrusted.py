@@ -24,7 +24,7 @@ from torch.nn.modules.module import (
 )
 
 from birdie.errors import ConfigError
-from birdie.runtime.platform import interrupt_thread
+from birdie.system.platform import interrupt_thread
 
 SECONDS = 60.0  # for a module to be built on the meta device; a usual one takes less than one
 _IMPLEMENTATIONS = {"eager", "sdpa"}  # of attention and experts that torch has itself

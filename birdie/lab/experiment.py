@@ -3,7 +3,7 @@
     Experiment(folder).run(recipe, name) ─► birdie train ─► FOLDER/runs/NAME ─► RunRecord
 
 A run that was interrupted continues from its checkpoint, and one that is finished is used again. If this process is
-killed, its child stops by itself (`birdie.runtime.child`). `birdie try` and `birdie sweep` are experiments.
+killed, its child stops by itself (`birdie.system.child`). `birdie try` and `birdie sweep` are experiments.
 """
 
 import json
@@ -17,16 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from birdie.errors import ConfigError, DataError
+from birdie.gpt.run.environment import CHOICES
+from birdie.gpt.run.loading import load_recipe, setting_variables
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import changes
+from birdie.gpt.run.run_folder import begin_folder
 from birdie.lab.ledger import RECIPE, RunRecord, flat, read_run
-from birdie.run.environment import CHOICES
-from birdie.run.loading import load_recipe, setting_variables
-from birdie.run.recipe import Recipe
-from birdie.run.registry import changes
-from birdie.run.run_folder import begin_folder
-from birdie.runtime.child import SAVING_S, Watch, run_child, unwatched
-from birdie.runtime.files import open_append, write_bytes
-from birdie.runtime.locks import LOCK, is_held
-from birdie.runtime.outputs import require_writable
+from birdie.system.child import SAVING_S, Watch, run_child, unwatched
+from birdie.system.files import open_append, write_bytes
+from birdie.system.locks import LOCK, is_held
+from birdie.system.outputs import require_writable
 
 OUTPUT = "stderr.txt"
 _POLL_S = 0.5
@@ -120,7 +120,7 @@ def _train(recipe: Recipe, folder: Path, watch: Watch, environment: Mapping[str,
     write_bytes(folder / RECIPE, recipe.to_toml().encode())
     _wait_for_holder(folder, watch)
     command = ["train", str(folder / RECIPE), "--folder", str(folder), "--resume", "--json"]
-    arguments, errors = ["-m", "birdie.runtime.child", *command], folder / OUTPUT
+    arguments, errors = ["-m", "birdie.system.child", *command], folder / OUTPUT
     code, lines = call(arguments, errors, watch=watch, environment=environment)
     if code:
         raise DataError(f"the run in {folder} failed: {_reason(code, lines, errors)}")

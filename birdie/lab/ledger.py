@@ -1,7 +1,7 @@
 """Ledger: what the run folders below a folder hold, read without torch.
 
 Every run of `birdie train` and `train_gpt.py` leaves a folder with recipe, environment, metrics, log, weights, artifact
-and scores (`birdie.run.pipeline`). Nothing else is kept about runs, so the ledger cannot disagree with them.
+and scores (`birdie.gpt.run.pipeline`). Nothing else is kept about runs, so the ledger cannot disagree with them.
 
 A damaged run is listed with what is wrong with it: it hides no other run. Values are checked here, at the door.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 from birdie.errors import DataError
 from birdie.lab.logs import MAX_WEIGHT, TrainingLog, read_log
-from birdie.runtime.names import shown
-from birdie.runtime.outputs import require_path
-from birdie.runtime.structured import StepLines, is_number, read_json, read_steps, read_toml
+from birdie.system.names import shown
+from birdie.system.outputs import require_path
+from birdie.system.structured import StepLines, is_number, read_json, read_steps, read_toml
 
 RECIPE = "recipe.toml"
 COLUMNS = (

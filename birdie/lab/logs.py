@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from birdie.errors import DataError
-from birdie.runtime.regular import open_regular, read_text
+from birdie.system.regular import open_regular, read_text
 
 MAX_WEIGHT = 16_000_000
 """Largest log that is read, as `weight` counts; one of a record has 100 kB."""

@@ -13,7 +13,7 @@ from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat
 from birdie.lab.significance import Test, compare
-from birdie.runtime.names import shown
+from birdie.system.names import shown
 
 SEED = "train.seed"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
@@ -133,7 +133,7 @@ def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
     try:
         key = full_key(name, keys)
     except ConfigError:
-        from birdie.run.recipe import Recipe  # imported late: it needs torch
+        from birdie.gpt.run.recipe import Recipe  # imported late: it needs torch
 
         key = full_key(name, keys | flat(Recipe().to_dict()).keys())
     if key in COLUMNS:

@@ -29,11 +29,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import Trial
 
 from birdie.errors import ConfigError
+from birdie.gpt.run.recipe import Recipe, to_toml
+from birdie.gpt.run.registry import find
+from birdie.gpt.run.values import fits
 from birdie.lab.assignments import kind_of, typed, with_settings
 from birdie.lab.ledger import flat
-from birdie.run.recipe import Recipe, to_toml
-from birdie.run.registry import find
-from birdie.run.values import fits
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["median", "hyperband", "none"]

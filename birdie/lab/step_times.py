@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from birdie.errors import BirdieError, DataError
+from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.train.loop import Step
 from birdie.lab.experiment import OUTPUT, call
 from birdie.lab.ledger import RECIPE
-from birdie.run.pipeline import Run
-from birdie.run.recipe import Recipe
-from birdie.runtime.device import choose_device
-from birdie.runtime.files import write_bytes
-from birdie.train.loop import Step
+from birdie.system.device import choose_device
+from birdie.system.files import write_bytes
 
 STEPS, SETTLING = 24, 3
 """Steps of a round, and how many of them, at its beginning, are not counted."""

@@ -35,16 +35,16 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from birdie.errors import BirdieError, ConfigError, OutputError
+from birdie.gpt.run.dataset import open_shards
+from birdie.gpt.train.checkpoint import remove_checkpoints
 from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
 from birdie.lab.space import Sweep
-from birdie.run.dataset import open_shards
-from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.child import Watch
-from birdie.runtime.files import write_bytes
-from birdie.runtime.locks import open_locked
-from birdie.runtime.outputs import require_folder, require_own_folder, require_writable
-from birdie.train.checkpoint import remove_checkpoints
+from birdie.system.callbacks import Notify, no_message
+from birdie.system.child import Watch
+from birdie.system.files import write_bytes
+from birdie.system.locks import open_locked
+from birdie.system.outputs import require_folder, require_own_folder, require_writable
 
 SWEEP, JOURNAL = "sweep.toml", "study.log"
 REASON = "reason"

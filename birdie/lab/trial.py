@@ -27,21 +27,21 @@ from typing import Any, Literal
 
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
+from birdie.gpt.run.estimate import artifact
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import changes, find
 from birdie.lab.assignments import parse, with_settings
 from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RunRecord, flat
 from birdie.lab.significance import LEVEL, Test, compare
 from birdie.lab.step_times import Cost, measure
-from birdie.run.estimate import artifact
-from birdie.run.recipe import Recipe
-from birdie.run.registry import changes, find
-from birdie.runtime import provenance
-from birdie.runtime.callbacks import Notify, no_message
-from birdie.runtime.files import write_bytes
-from birdie.runtime.locks import HOLDER, LOCK, locked_folder
-from birdie.runtime.outputs import require_own_folder, require_writable
-from birdie.runtime.parsing import parse_object
-from birdie.runtime.structured import is_number, keep_damaged, read_bytes, read_json
+from birdie.system import provenance
+from birdie.system.callbacks import Notify, no_message
+from birdie.system.files import write_bytes
+from birdie.system.locks import HOLDER, LOCK, locked_folder
+from birdie.system.outputs import require_own_folder, require_writable
+from birdie.system.parsing import parse_object
+from birdie.system.structured import is_number, keep_damaged, read_bytes, read_json
 
 _STATE = "incumbent.json"
 By = Literal["time", "steps"]

@@ -21,12 +21,12 @@ from typing import Any
 
 from birdie.artifact.container import Reader
 from birdie.artifact.inspect import inspect
-from birdie.data.tokenizer import Tokenizer, check_same_tokenizer
 from birdie.errors import ArtifactError, ConfigError
-from birdie.model.techniques.depth_recurrence import layer_order
-from birdie.run.evaluation import require_gpt
-from birdie.run.recipe import Recipe
-from birdie.runtime.provenance import VERSION
+from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer
+from birdie.gpt.model.techniques.depth_recurrence import layer_order
+from birdie.gpt.run.evaluation import require_gpt
+from birdie.gpt.run.recipe import Recipe
+from birdie.system.provenance import VERSION
 from birdie.web.javascript import bundle
 from birdie.web.pieces import tokenizer_description
 from birdie.web.plan import model_plan

@@ -18,8 +18,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError
+from birdie.gpt.data.tokenizer import Tokenizer
 
 _HANGUL = range(0xAC00, 0xD7A4)
 _BPE = 2  # of TrainerSpec.ModelType

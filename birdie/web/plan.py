@@ -3,11 +3,11 @@
 from typing import Any
 
 from birdie.errors import ConfigError
-from birdie.model.config import GPTConfig
-from birdie.model.rotary import Rotary
-from birdie.model.techniques.depth_recurrence import layer_order
-from birdie.model.techniques.exclusive_attention import is_exclusive
-from birdie.model.techniques.parallel_residual import first_of_two_streams, is_joint
+from birdie.gpt.model.config import GPTConfig
+from birdie.gpt.model.rotary import Rotary
+from birdie.gpt.model.techniques.depth_recurrence import layer_order
+from birdie.gpt.model.techniques.exclusive_attention import is_exclusive
+from birdie.gpt.model.techniques.parallel_residual import first_of_two_streams, is_joint
 
 
 def model_plan(config: GPTConfig, context: int) -> dict[str, Any]:

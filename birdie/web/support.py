@@ -2,10 +2,10 @@
 
 from birdie.artifact import codes
 from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, FILES, MEMBER, Entry, Reader
-from birdie.artifact.rebuild import has_views
+from birdie.checkpoints.rebuild import has_views
 from birdie.compress.schemes import NAMES
 from birdie.entropy.coder import NAMES as CODERS
-from birdie.runtime.outputs import Source
+from birdie.system.outputs import Source
 
 SCHEMES = ("lossless", "grid", "cast", "trellis", "ternary", "codebook", "rotation", "lowrank")
 """Schemes that birdie/web/decoder/schemes.js decodes; it decodes every coder."""

@@ -1,4 +1,4 @@
-// The tokenizers of birdie/data/tokenizer.py: raw bytes, SentencePiece BPE, and CaseOps above it.
+// The tokenizers of birdie/gpt/data/tokenizer.py: raw bytes, SentencePiece BPE, and CaseOps above it.
 //
 //   text ─► normalize (longest prefix of a table) ─► characters ─► merge the pair of the best piece, again and again ─► ids
 //
@@ -260,7 +260,7 @@ function utf8(run) {
   return text;
 }
 
-// CaseOps, as birdie/data/caseops.py explains it.
+// CaseOps, as birdie/gpt/data/caseops.py explains it.
 const CAPITALS =
   /[A-Z\ue001-\ue004](?:(?<=[\ue001-\ue004])()|(?<![A-Za-z][A-Z])[A-Z]+(?![A-Za-z\u0300-\u036f])()|(?<![A-Za-z][A-Z])(?![\u0300-\u036f])()|(?![\u0300-\u036f])())/g;
 const OPERATORS = /(?=[\ue001-\ue004])(?:\ue002[a-z]*|[\ue001\ue003][a-z]?|\ue004[^]?)/gu;

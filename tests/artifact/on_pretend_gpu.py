@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.calibration import synthetic
-from birdie.compress.qat.settings import Qat
+from birdie.small.qat.settings import Qat
 from tests.pretend_gpu import NAME, install
 
 DEVICE = f"{NAME}:0"

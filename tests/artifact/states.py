@@ -11,7 +11,7 @@ from torch import Tensor
 from birdie.artifact.file import File
 from birdie.compress import registry
 from birdie.compress.tensors import FORMATS, to_bits
-from birdie.runtime.outputs import Source
+from birdie.system.outputs import Source
 
 
 def small_model() -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress import row_blocks
 from birdie.entropy import trellis
 from birdie.errors import ArtifactError
-from birdie.golf import decoder
+from birdie.standalone import decoder
 from tests.artifact.states import decode_tensor
 from tests.nightly import mostly_nightly
 

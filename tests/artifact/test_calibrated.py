@@ -20,7 +20,7 @@ from birdie.compress.calibration.stored import StoredFactors
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.distributed import World
+from birdie.system.distributed import World
 from tests.compress.calibration.block_models import Bank, Case, chain, gpt, project, seeded, vectors
 from tests.ranks import run_in_process_group
 

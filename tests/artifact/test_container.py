@@ -21,7 +21,7 @@ from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError, ConfigError
-from birdie.golf import decoder
+from birdie.standalone import decoder
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 STREAMS = st.builds(Stream, st.integers(0, 255), st.binary(max_size=20))

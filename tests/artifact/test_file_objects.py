@@ -19,7 +19,7 @@ from torch import nn
 
 import birdie
 from birdie.errors import ArtifactError, ConfigError, OutputError
-from birdie.runtime.file_objects import source_of, write_all
+from birdie.system.file_objects import source_of, write_all
 
 STATE = {"weight": torch.linspace(-1, 1, 96).view(8, 12), "bias": torch.arange(8.0)}
 

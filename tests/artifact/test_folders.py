@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact.checkpoint import open_checkpoint
-from birdie.artifact.checkpoints import is_foreign_pickle, read_state_dict
 from birdie.artifact.folders import write_folder
 from birdie.artifact.repack import write_checkpoint
 from birdie.artifact.save import write_model
+from birdie.checkpoints.checkpoint import open_checkpoint
+from birdie.checkpoints.checkpoints import is_foreign_pickle, read_state_dict
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
 

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact.checkpoint import Checkpoint, open_checkpoint
 from birdie.artifact.forecast import LOSSLESS, forecast
 from birdie.artifact.repack import write_checkpoint
+from birdie.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.rate import forecast as some_rows

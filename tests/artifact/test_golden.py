@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 import birdie
-from birdie.artifact import container, pytree
+from birdie.artifact import container
 from birdie.artifact.codes import scheme_codes
 from birdie.artifact.save import write_model
 from birdie.artifact.write import Beside
+from birdie.checkpoints import pytree
 from birdie.compress.coding import code
 from birdie.compress.registry import decode, decoder
 from birdie.compress.repeats import steps

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import birdie
-from birdie.artifact.chain import Chain
 from birdie.artifact.folders import write_folder
 from birdie.artifact.save import write_model
+from birdie.chain.chain import Chain
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.hub.folder import write_birdie_folder
-from birdie.runtime.files import atomic_folder
-from birdie.runtime.names import is_hidden, is_name
+from birdie.system.files import atomic_folder
+from birdie.system.names import is_hidden, is_name
 
 HIDDEN = (".bashrc", ".env", ".gitattributes", ".ssh/authorized_keys", "sub/.config/autostart/x.desktop", "a/b/.c")
 PLAIN = ("LICENSE", "config.json", "sub/vocab.txt", "v1.0/a.b")

@@ -21,7 +21,7 @@ from birdie.artifact.file import File
 from birdie.artifact.lazy import Tensors
 from birdie.artifact.tensor_cache import TensorCache
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from birdie.model.gpt import GPT, GPTConfig
+from birdie.gpt.model.gpt import GPT, GPTConfig
 from tests.nightly import mostly_nightly
 
 Build = Callable[[], nn.Module]

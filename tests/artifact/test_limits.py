@@ -10,17 +10,17 @@ from safetensors.torch import save_file
 
 import birdie
 from birdie.artifact import container
-from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Stream
 from birdie.artifact.file import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
 from birdie.artifact.folders import write_folder
 from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from birdie.golf import decoder
+from birdie.standalone import decoder
 from tests.artifact.states import decode_tensor
 
 FLOAT = DTYPES.index(torch.float32)
@@ -125,7 +125,7 @@ def test_a_model_that_no_file_has_room_for_is_refused_before_anything_is_read_or
     torch.save(state, tmp_path / "w.pt")
     monkeypatch.setattr(container, limit, most)
     monkeypatch.setattr("birdie.entropy.coder.encode", None)
-    monkeypatch.setattr("birdie.artifact.checkpoints.load_file", None)
+    monkeypatch.setattr("birdie.checkpoints.checkpoints.load_file", None)
     attempts: tuple[Callable[[], object], ...] = (
         lambda: birdie.save(state, tmp_path / "x.birdie", lossless=True),
         lambda: birdie.save(state, tmp_path / "x.birdie", scheme="int4"),

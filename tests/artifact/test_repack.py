@@ -19,15 +19,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import birdie
-from birdie.artifact import container, int8_export
-from birdie.artifact.checkpoints import read_object
+from birdie.artifact import container
 from birdie.artifact.repack import load_object, save_object
+from birdie.checkpoints import int8_export
+from birdie.checkpoints.checkpoints import read_object
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError, WeightsError
 from birdie.golf import int8_zlib as baseline
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.evaluation import load_gpt
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.run.evaluation import load_gpt
 
 COMPRESS = ["compress", "--lossless", "--coder", "fast"]
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import birdie
-from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.to_safetensors import DTYPES, to_safetensors
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError, WeightsError

@@ -16,9 +16,9 @@ from benchmarks.train import RepeatedTokens
 from birdie.artifact.container import Reader
 from birdie.compress import row_blocks
 from birdie.entropy import trellis
-from birdie.model.attention_kernels import Kernels
-from birdie.model.gpt import GPT
-from birdie.train.settings import TrainSettings
+from birdie.gpt.model.attention_kernels import Kernels
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.train.settings import TrainSettings
 
 CPU = Setup(torch.device("cpu"), small=True)
 

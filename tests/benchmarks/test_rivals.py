@@ -17,7 +17,7 @@ from benchmarks.record_stack import Tuner
 from benchmarks.subjects import tiny_subject
 from birdie.errors import WeightsError
 from birdie.golf import int8_zlib as baseline
-from birdie.model.gpt import GPT
+from birdie.gpt.model.gpt import GPT
 
 MIXED = {
     "a": torch.tensor([[-128, 127, 0], [5, -1, -128]], dtype=torch.int8),

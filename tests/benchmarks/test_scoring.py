@@ -6,12 +6,12 @@ import torch
 
 from benchmarks.command import Row
 from benchmarks.scoring import QUESTIONS, measure, parse_row, random_gpt
-from birdie.data.tokenizer import ByteTokenizer
 from birdie.errors import ConfigError
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.accumulator import Text
-from birdie.score.modes.ttt_lora import LoRAMode
-from birdie.score.modes.ttt_sgd import SGDMode
+from birdie.gpt.data.tokenizer import ByteTokenizer
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.score.accumulator import Text
+from birdie.gpt.score.modes.ttt_lora import LoRAMode
+from birdie.gpt.score.modes.ttt_sgd import SGDMode
 
 TOKENIZER = ByteTokenizer()
 TEXT = "to be or not to be, that is the question; "

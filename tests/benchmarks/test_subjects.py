@@ -11,11 +11,11 @@ from benchmarks import bench_model, packages, subjects
 from benchmarks.networks import Block, ResNet, load_resnet, load_silero, normalized
 from benchmarks.rivals import NotInstalledError
 from benchmarks.subjects import Subject, tiny_subject
-from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError, WeightsError
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.accumulator import Text
-from birdie.score.evaluator import score
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.score.accumulator import Text
+from birdie.gpt.score.evaluator import score
 
 
 def test_a_model_has_no_kl_to_itself_and_every_tensor_counts() -> None:

@@ -12,9 +12,9 @@ import torch
 import birdie
 from benchmarks import ablation, blockwise, contest, estimate, lazy, optimizer, processes, schemes, train
 from benchmarks.ablation import CHANGES, Texts
-from birdie.model.gpt import GPTConfig
-from birdie.run.recipe import Recipe
-from birdie.run.registry import changes
+from birdie.gpt.model.gpt import GPTConfig
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import changes
 
 CPU = torch.device("cpu")
 

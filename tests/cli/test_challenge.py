@@ -23,10 +23,10 @@ from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.golf import packed
 from birdie.golf.packed import Kind, Packed
-from birdie.run.loading import load_recipe
-from birdie.run.recipe import ExportSettings, Recipe
-from birdie.runtime.distributed import World
-from birdie.train.profile import account
+from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.recipe import ExportSettings, Recipe
+from birdie.gpt.train.profile import account
+from birdie.system.distributed import World
 from tests.forked import run_python
 from tests.ranks import run_as_ranks
 
@@ -93,7 +93,7 @@ def tiny(data: Path) -> dict[str, str]:
 
 def fake_pack(kind: Kind, recipe: Recipe) -> Packed:
     """Return a script in no time; its bytes tell how it was packed."""
-    return Packed(f"{kind} {recipe.model}".encode(), {"birdie/model/gpt.py": ""}, (), True)
+    return Packed(f"{kind} {recipe.model}".encode(), {"birdie/gpt/model/gpt.py": ""}, (), True)
 
 
 def with_the_fast_coder(**options: Any) -> Recipe:
@@ -204,7 +204,7 @@ def test_a_capped_run_stops_early_and_logs_it(play: Play) -> None:
 
 
 def test_an_environment_variable_turns_on_the_profile(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("birdie.run.pipeline.profile", lambda *_: account([("step", 0, 8), ("optimizer", 2, 4)]))
+    monkeypatch.setattr("birdie.gpt.run.pipeline.profile", lambda *_: account([("step", 0, 8), ("optimizer", 2, 4)]))
     code, out, err = play(PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
     assert code == 0, err
     title, *rows = [line for line in out.splitlines() if line.startswith("birdie:profile:")]

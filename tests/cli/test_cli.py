@@ -31,15 +31,15 @@ import birdie.cli
 from birdie.cli import build_app, commands
 from birdie.cli.console import exit_code_of, leave, new_app, run, stop_on_signal
 from birdie.compress import registry
-from birdie.data.shards import read_shard, write_shard
-from birdie.data.tokenizer import ByteTokenizer
 from birdie.errors import ConfigError
-from birdie.run.evaluation import evaluate
-from birdie.runtime.callbacks import no_message
-from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_path
-from birdie.runtime.locks import locked_folder
-from birdie.train.checkpoint import load_checkpoint
+from birdie.gpt.data.shards import read_shard, write_shard
+from birdie.gpt.data.tokenizer import ByteTokenizer
+from birdie.gpt.run.evaluation import evaluate
+from birdie.gpt.train.checkpoint import load_checkpoint
+from birdie.system.callbacks import no_message
+from birdie.system.distributed import World
+from birdie.system.files import atomic_path
+from birdie.system.locks import locked_folder
 from tests.ranks import run_as_ranks
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
@@ -249,7 +249,7 @@ def again(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     out, err = io.StringIO(), io.StringIO()
     command = ["train", str(trained / "recipe.toml"), "--folder", str(folder), "--evaluation.stride", "8", "--profile"]
     shown = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-    with shown[0], shown[1], mock.patch("birdie.train.profile.RECORDED", 1):
+    with shown[0], shown[1], mock.patch("birdie.gpt.train.profile.RECORDED", 1):
         assert run(build_app, [*command, "--json"]) == 0
     return json.loads(out.getvalue()), err.getvalue()
 
@@ -360,7 +360,7 @@ def test_evaluate_trains_by_sgd_and_ctrl_c_ends_it(
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-    monkeypatch.setattr("birdie.score.sgd.SGDTrainer.train", interrupted)
+    monkeypatch.setattr("birdie.gpt.score.sgd.SGDTrainer.train", interrupted)
     code, answer, _ = ask("evaluate", trained / "model.birdie", *SGD)
     assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
 
@@ -441,7 +441,7 @@ def commands_of_a_rank(recipe: str, weights: str, ports: list[int]) -> None:
     commands.append(["compress", weights, "--bits", "4", "--coder", "fast", "-o", "ranks.birdie"])
     for tokens, port in zip(commands, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
-        with mock.patch("birdie.run.evaluation.evaluate", observed if tokens[0] == "train" else evaluate):
+        with mock.patch("birdie.gpt.run.evaluation.evaluate", observed if tokens[0] == "train" else evaluate):
             assert run(build_app, [*tokens, "--json"]) == 0
 
 

@@ -23,9 +23,9 @@ from birdie.artifact.folders import write_folder
 from birdie.artifact.save import write_model
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.data.shards import write_shard
 from birdie.golf import submission
 from birdie.golf.packed import Packed
+from birdie.gpt.data.shards import write_shard
 
 MINE = b"written by somebody else"
 Prepare = Callable[[Path, Path], None]

@@ -17,12 +17,12 @@ import birdie.cli.script
 from birdie.artifact.container import Reader
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.data.dataset import DatasetInfo
-from birdie.data.shards import read_shard, write_shard
-from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError
-from birdie.run.recipe_file import read_recipe_file
-from birdie.score.package import read_package
+from birdie.gpt.data.dataset import DatasetInfo
+from birdie.gpt.data.shards import read_shard, write_shard
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.run.recipe_file import read_recipe_file
+from birdie.gpt.score.package import read_package
 from tests.pipes import waiting_fails
 
 INDEX = "model.safetensors.index.json"

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import birdie
-from birdie.artifact.nested import tensor_bytes
+from birdie.checkpoints.nested import tensor_bytes
 from birdie.cli import main
 from tests.cli.layout_models import (
     Clip,

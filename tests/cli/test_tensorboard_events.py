@@ -7,9 +7,9 @@ import pytest
 
 from birdie.cli.tensorboard_events import Board
 from birdie.errors import ConfigError
-from birdie.run.events import Validated
-from birdie.score.accumulator import Score
-from birdie.train.loop import Step
+from birdie.gpt.run.events import Validated
+from birdie.gpt.score.accumulator import Score
+from birdie.gpt.train.loop import Step
 
 
 def step(number: int) -> Step:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact.container import Reader
 from birdie.artifact.to_safetensors import to_safetensors
-from birdie.golf import decoder
 from birdie.lab.report.sizes import sizes_of
+from birdie.standalone import decoder
 from tests.artifact.states import decode_tensor, same_bits
 from tests.compress.rate.test_groups import Adapter, adapters
 from tests.compress.test_complex import Network

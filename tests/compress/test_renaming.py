@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import birdie
-from birdie.artifact.checkpoints import read_state_dict
-from birdie.model.gpt import GPT, GPTConfig
+from birdie.checkpoints.checkpoints import read_state_dict
+from birdie.gpt.model.gpt import GPT, GPTConfig
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact.container import BLOCKS, Reader
 from birdie.compress.prior import prior, prior_in_units_of
-from birdie.compress.qat.fake_quantization import quantized
-from birdie.compress.qat.settings import Qat
 from birdie.compress.row_blocks import as_matrix, encoded_blocks, is_stack
+from birdie.small.qat.fake_quantization import quantized
+from birdie.small.qat.settings import Qat
 from tests.nightly import mostly_nightly
 
 NAME = "layers.0.mlp.experts.down_proj"

@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim.swa_utils import AveragedModel
 
 import birdie
-from birdie.artifact.checkpoints import read_state_dict
+from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.compress.wrappers import COUNTER, own_names, plain_name, unwrapped, without_wrappers
 from tests.nightly import mostly_nightly
 

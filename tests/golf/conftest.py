@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from birdie.data.corpus import file_corpus
-from birdie.data.prepare import prepare
+from birdie.gpt.data.corpus import file_corpus
+from birdie.gpt.data.prepare import prepare
 
 
 @pytest.fixture(scope="session")

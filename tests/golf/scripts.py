@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from birdie.golf.packed import Kind, Packed, pack
-from birdie.run.recipe import Recipe
-from birdie.run.registry import find
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import find
 from tests.forked import run_python
 
 INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}

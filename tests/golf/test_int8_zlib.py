@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.artifact.int8_export import dequantize
+from birdie.checkpoints.int8_export import dequantize
 from birdie.errors import ConfigError, WeightsError
 from birdie.golf.int8_zlib import pack, unpack
 

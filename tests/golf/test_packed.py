@@ -35,10 +35,10 @@ from birdie.golf.packed import (
     pack,
     sources_of,
 )
-from birdie.run.pipeline import Run
-from birdie.run.recipe import DataSettings, Recipe
-from birdie.run.registry import shipped_recipes
-from birdie.train.loop import Step
+from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.registry import shipped_recipes
+from birdie.gpt.train.loop import Step
 from tests.golf.scripts import INTERPRETED, script, script_of, start, start_in_a_fork, tiny
 
 STATED: dict[Kind, str] = {  # in the docs, of `sota`
@@ -126,7 +126,7 @@ def test_the_same_birdie_gives_the_same_bytes(packed: Packed, kind: Kind, tmp_pa
     """Without the modules that an earlier packing has left in the cache folder, or with damaged ones, too."""
     tmp_path.chmod(0o700)
     code = (
-        "import sys; from birdie.golf.packed import pack; from birdie.run.registry import find\n"
+        "import sys; from birdie.golf.packed import pack; from birdie.gpt.run.registry import find\n"
         f"sys.stdout.buffer.write(pack({kind!r}, find('sota').recipe()).script)"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7", "XDG_CACHE_HOME": str(tmp_path)}

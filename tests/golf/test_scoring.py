@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import birdie
-from birdie.data.tokenizer import ByteTokenizer
 from birdie.golf import script_score
 from birdie.golf.packed import pack
-from birdie.model.gpt import GPT
-from birdie.run.evaluation import evaluate
-from birdie.run.recipe import Recipe
-from birdie.run.registry import find
-from birdie.score.request import EvaluationRequest
-from birdie.score.settings import EvaluationSettings
+from birdie.gpt.data.tokenizer import ByteTokenizer
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.run.evaluation import evaluate
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import find
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.gpt.score.settings import EvaluationSettings
 from tests.golf.scripts import start, tiny
 
 

@@ -19,11 +19,11 @@ from birdie.golf.audit.audit import audit
 from birdie.golf.audit.rules import RULES
 from birdie.golf.packed import Kind, Packed, changed_settings, pack
 from birdie.golf.submission import About, Submission, submit
+from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.recipe import DataSettings, Recipe
 from birdie.lab.ledger import find_runs, read_run
-from birdie.run.pipeline import Run
-from birdie.run.recipe import DataSettings, Recipe
 from tests.golf.scripts import start
-from tests.run.test_run_folder import tiny_recipe
+from tests.gpt.run.test_run_folder import tiny_recipe
 
 # Leaves what a run of the packed script leaves. It waits for Ctrl-C if the file `interrupt` exists.
 FAKE = b"""

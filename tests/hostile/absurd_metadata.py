@@ -27,15 +27,15 @@ from birdie.artifact import container
 from birdie.artifact.inspect import inspect
 from birdie.artifact.repack import load_object
 from birdie.artifact.save import save
-from birdie.data.corpus import file_corpus
-from birdie.data.prepare import prepare
 from birdie.errors import BirdieError
-from birdie.model.config import GPTConfig
-from birdie.run.evaluation import evaluate
-from birdie.run.recipe import DataSettings, Recipe
-from birdie.score.request import EvaluationRequest
-from birdie.score.settings import ValidationSettings
-from birdie.train.settings import TrainSettings
+from birdie.gpt.data.corpus import file_corpus
+from birdie.gpt.data.prepare import prepare
+from birdie.gpt.model.config import GPTConfig
+from birdie.gpt.run.evaluation import evaluate
+from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.gpt.score.settings import ValidationSettings
+from birdie.gpt.train.settings import TrainSettings
 from tests.tiny_run import tiny_model
 
 SECONDS, ADDRESS_SPACE = 10, 12 << 30

@@ -29,8 +29,8 @@ from birdie.entropy import coder, numbers, prediction, raw
 from birdie.entropy import varint as cursor
 from birdie.entropy.side_information import Writer
 from birdie.errors import ArtifactError
-from birdie.golf import decoder
 from birdie.golf.packed import pack
+from birdie.standalone import decoder
 from tests.forked import run_python
 
 varint = cursor.varint

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.artifact.chain import Chain
-from birdie.artifact.checkpoint_series import series
 from birdie.artifact.save import save
+from birdie.chain.chain import Chain
+from birdie.chain.checkpoint_series import series
 from birdie.compress import row_blocks
 from tests.hostile.seeds import CHUNK, Seed, written
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from birdie.runtime import provenance
+from birdie.system import provenance
 from tests.hostile.workload import EVERY, End, Report, contents, forked, problem_of, reset, train_tokens, workplace
 
 STEPS = 3 * EVERY

@@ -21,17 +21,17 @@ from typing import Any
 import torch
 
 from birdie.artifact import container, kept_files, repack
-from birdie.artifact import pytree as tree
 from birdie.artifact.container import DIFFERENCE
 from birdie.artifact.file import DTYPES
-from birdie.artifact.link_content import restore
 from birdie.artifact.load import load
 from birdie.artifact.to_safetensors import to_safetensors
+from birdie.chain.link_content import restore
+from birdie.checkpoints import pytree as tree
 from birdie.entropy import coder
 from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES
 from birdie.errors import ArtifactError, WeightsError
-from birdie.golf import decoder
+from birdie.standalone import decoder
 from tests.hostile import difference_seeds, made, mutate, odd_metadata, seeds, tile_streams
 from tests.hostile.javascript import NOT_DECODED, Decoder, is_installed
 from tests.hostile.seeds import Seed

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 
 import birdie
 from birdie.artifact import container, links
-from birdie.artifact.chain import Chain
-from birdie.artifact.chain_rows import survey
-from birdie.artifact.checkpoint_series import series
 from birdie.artifact.container import Reader
-from birdie.artifact.link_content import restore
+from birdie.chain.chain import Chain
+from birdie.chain.chain_rows import survey
+from birdie.chain.checkpoint_series import series
+from birdie.chain.link_content import restore
 from birdie.errors import ArtifactError
 
 STEPS = (1, 2, 3, 4)

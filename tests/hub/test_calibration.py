@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact.checkpoint import open_checkpoint
+from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.small_tensors import is_worth_coarsening

@@ -11,7 +11,7 @@ import torch
 
 import birdie
 from birdie.artifact import save as save_module
-from birdie.artifact.checkpoint import open_checkpoint
+from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration import synthetic

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import birdie
-from birdie.artifact.checkpoint import open_checkpoint
+from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration.result import CalibrationResult
@@ -18,7 +18,7 @@ from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, WeightsError
 from birdie.hub.calibration import calibrate_folder, next_token_loss
 from birdie.hub.names_on_disk import NamesOnDisk
-from birdie.runtime.distributed import World
+from birdie.system.distributed import World
 from tests.nightly import mostly_nightly
 
 transformers = pytest.importorskip("transformers", minversion="5")

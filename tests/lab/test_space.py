@@ -7,8 +7,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import FixedTrial
 
 from birdie.errors import ConfigError
+from birdie.gpt.run.registry import find
 from birdie.lab.space import Sweep, read_sweep
-from birdie.run.registry import find
 
 HEAD = 'recipe = "laptop"\n'
 RATE = '"optimizer.matrix_lr" = { low = 0.01, high = 0.1, log = true }\n'

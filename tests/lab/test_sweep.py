@@ -17,13 +17,13 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError, DataError, OutputError
+from birdie.gpt.run.recipe import Recipe
 from birdie.lab import sweep as module
 from birdie.lab.experiment import Experiment
 from birdie.lab.ledger import RunRecord, read_run
 from birdie.lab.space import Sweep, read_sweep
 from birdie.lab.sweep import SweepRun
-from birdie.run.recipe import Recipe
-from birdie.runtime.child import Watch
+from birdie.system.child import Watch
 from tests.forked import Program, run_python
 
 SPEC = """recipe = "laptop"

@@ -12,13 +12,13 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BirdieError, ConfigError, DataError
+from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.recipe import Recipe
 from birdie.lab import trial
 from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RunRecord, read_run
 from birdie.lab.step_times import Cost, by_turns
 from birdie.lab.trial import FIXED, Lab, Result, changed, decide, equal_time_steps
-from birdie.run.loading import load_recipe
-from birdie.run.recipe import Recipe
 
 SEEDS = (5, 6, 7)
 

@@ -13,7 +13,7 @@ import torch
 import birdie
 from birdie.artifact import container, metadata, repack
 from birdie.errors import ArtifactError, ConfigError
-from birdie.golf import decoder
+from birdie.standalone import decoder
 from tests.hostile import odd_metadata, targets
 from tests.hostile.javascript import Decoder
 from tests.hostile.seeds import Seed

@@ -28,7 +28,8 @@ import torch
 from birdie.artifact.save import save
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.data.tokenizer import (
+from birdie.errors import ArtifactError, ConfigError, DataError
+from birdie.gpt.data.tokenizer import (
     ByteTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
@@ -36,20 +37,19 @@ from birdie.data.tokenizer import (
     train_caseops,
     train_sentencepiece,
 )
-from birdie.errors import ArtifactError, ConfigError, DataError
-from birdie.model.cache import Cache
-from birdie.model.gpt import GPT
-from birdie.model.sample import generate
-from birdie.run.evaluation import load_gpt
-from birdie.run.recipe import DataSettings, Recipe
-from birdie.train.settings import TrainSettings
+from birdie.gpt.model.cache import Cache
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.model.sample import generate
+from birdie.gpt.run.evaluation import load_gpt
+from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.train.settings import TrainSettings
 from birdie.web import page as pages
 from birdie.web.page import Page, model_page, model_recipe
 from birdie.web.pieces import tokenizer_description
 from birdie.web.plan import model_plan
 from birdie.web.units import BYTE_ORDER_MARK, text_of
 from scripts import demo_page
-from tests.model.technique_table import ALL, COMBINATIONS, SMALL, randomized, tokens, with_settings
+from tests.gpt.model.technique_table import ALL, COMBINATIONS, SMALL, randomized, tokens, with_settings
 from tests.web.browser import Tab, chromium
 
 ROOT = Path(__file__).resolve().parents[2]

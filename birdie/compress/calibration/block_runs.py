@@ -13,7 +13,7 @@ from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.calibration.units import Reached
 from birdie.errors import BirdieError, ConfigError
-from birdie.runtime.mapped import release
+from birdie.system.mapped import release
 
 
 class BlockRuns(Runs):

@@ -85,11 +85,11 @@ from birdie.compress.calibration.units import (
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import embeddings_of
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.distributed import World, owners, together
-from birdie.runtime.files import atomic_folder
-from birdie.runtime.mapped import release
-from birdie.runtime.outputs import Source
-from birdie.runtime.tensor_files import write_tensors
+from birdie.system.distributed import World, owners, together
+from birdie.system.files import atomic_folder
+from birdie.system.mapped import release
+from birdie.system.outputs import Source
+from birdie.system.tensor_files import write_tensors
 
 _FORMAT = 1  # of the folder
 _INDEX = "sorted.json"

@@ -13,9 +13,9 @@ from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.state import named_tensors
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Progress, reporting
-from birdie.runtime.distributed import World
-from birdie.runtime.outputs import Source, require_path
+from birdie.system.callbacks import Progress, reporting
+from birdie.system.distributed import World
+from birdie.system.outputs import Source, require_path
 
 
 @torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients

@@ -25,8 +25,8 @@ from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, meas
 from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import DataError, OutputError
-from birdie.runtime.distributed import World, together
-from birdie.runtime.mapped import release, releasing
+from birdie.system.distributed import World, together
+from birdie.system.mapped import release, releasing
 
 Measure = Callable[[Mapping[str, Tensor]], float]
 """Difference of these weights, by name, from those of a model."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from birdie.runtime.mapped import release
+from birdie.system.mapped import release
 
 _SAMPLE = 1024  # elements of each weight in a module's digest
 _DEPTH = 3  # of objects in objects whose attributes count

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.calibration.sensitivity import Calibration
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.distributed import World
-from birdie.runtime.outputs import Source
+from birdie.system.callbacks import Progress
+from birdie.system.distributed import World
+from birdie.system.outputs import Source
 
 
 class Where(TypedDict, total=False):

@@ -31,7 +31,7 @@ from birdie.compress.tensors import count_reals
 from birdie.compress.trellis.feedback import Feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.settings import kept_settings
+from birdie.system.settings import kept_settings
 
 HELD_OUT = 5  # one batch in five is held out, taken from the end
 _HALF = 0.5

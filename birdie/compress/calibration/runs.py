@@ -21,7 +21,7 @@ from torch import nn
 from birdie.compress.calibration.kept import Snapshot, Writes
 from birdie.compress.calibration.modes import differentiable_tensors, measuring_mode, with_gradients
 from birdie.errors import BirdieError, ConfigError
-from birdie.runtime.settings import kept_settings, seed
+from birdie.system.settings import kept_settings, seed
 
 T = TypeVar("T")
 

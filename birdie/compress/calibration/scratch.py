@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from birdie.runtime.distributed import World, together
-from birdie.runtime.files import temporary_folder
-from birdie.runtime.outputs import Source, require_writable
+from birdie.system.distributed import World, together
+from birdie.system.files import temporary_folder
+from birdie.system.outputs import Source, require_writable
 
 
 class Scratch:

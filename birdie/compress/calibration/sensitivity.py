@@ -45,7 +45,7 @@ from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.small_tensors import LEAST_SIDE, is_gate
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.distributed import World
+from birdie.system.distributed import World
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]

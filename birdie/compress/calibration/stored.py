@@ -26,14 +26,14 @@ from torch import Tensor
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.trellis.feedback import Block, BlockFeedback, Feedback, TapFeedback
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.callbacks import no_message
-from birdie.runtime.distributed import World, together
-from birdie.runtime.files import atomic_path, write_bytes
-from birdie.runtime.locks import HOLDER, LOCK, locked_folder
-from birdie.runtime.outputs import require_own_folder, require_writable
-from birdie.runtime.parsing import parse_json
-from birdie.runtime.structured import read_bytes, read_json
-from birdie.runtime.tensor_files import write_tensors
+from birdie.system.callbacks import no_message
+from birdie.system.distributed import World, together
+from birdie.system.files import atomic_path, write_bytes
+from birdie.system.locks import HOLDER, LOCK, locked_folder
+from birdie.system.outputs import require_own_folder, require_writable
+from birdie.system.parsing import parse_json
+from birdie.system.structured import read_bytes, read_json
+from birdie.system.tensor_files import write_tensors
 
 SUFFIX = ".safetensors"
 

@@ -7,7 +7,7 @@
 All members of a symmetry have the same number of units. The declaration states that the function of the network does
 not change if the units of every member are permuted alike. Several independent permutations of one axis (the value
 channels within each head) are several symmetries with separate ranges. Symmetries are plain tuples, so that a model can
-declare them without importing this module: see `birdie.model.gpt.GPT.symmetries`.
+declare them without importing this module: see `birdie.gpt.model.gpt.GPT.symmetries`.
 
 Hidden units can be permuted: Hecht-Nielsen, "On the algebraic structure of feedforward network weight spaces" (1990);
 such freedom can save bits: Kunze et al., "Entropy coding of unordered data structures" (2024). Here it saves bits by

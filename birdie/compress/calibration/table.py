@@ -28,9 +28,9 @@ from birdie.compress.tensors import finite_rows, planes, rows_columns
 from birdie.compress.trellis.feedback import Feedback, feedback
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
-from birdie.runtime.callbacks import Progress, reporting
-from birdie.runtime.files import write_bytes
-from birdie.runtime.outputs import Kind, Source, require_output
+from birdie.system.callbacks import Progress, reporting
+from birdie.system.files import write_bytes
+from birdie.system.outputs import Kind, Source, require_output
 
 BITS = (2.0, 3.0, 4.0, 8.0)
 _SAMPLE = 1 << 16  # weights that tell at which scale a matrix takes so many bits

@@ -35,8 +35,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, trees
 from birdie.compress.calibration.sensitivity import PRODUCTS, Recorder, argument
 from birdie.compress.calibration.stored import SUFFIX, read_list, read_tensors
 from birdie.errors import ConfigError
-from birdie.runtime.mapped import release
-from birdie.runtime.tensor_files import write_tensors
+from birdie.system.mapped import release
+from birdie.system.tensor_files import write_tensors
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Forward = Callable[..., Any]

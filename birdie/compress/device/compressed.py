@@ -27,7 +27,7 @@ from birdie.entropy.rans_tiles import Tables
 from birdie.entropy.tiles import Opened
 from birdie.entropy.trellis import chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.device import current
+from birdie.system.device import current
 
 MOST_TOKENS = 8  # for which a product decodes into registers
 _MOST_WORDS = (1 << 31) - (1 << 21)  # positions have 32 bits, also those in a damaged tile

@@ -15,7 +15,7 @@ from torch import Tensor
 from birdie.compress.trellis import lanes
 from birdie.compress.trellis.lanes import Factors
 from birdie.entropy.trellis import chunk_rows
-from birdie.runtime.device import current
+from birdie.system.device import current
 
 MOST_STATES = 32  # of a trellis that `quantize` takes: survivors are the bits of a word
 _TIES = 0.02  # share of numbers that other rounding may change

@@ -22,7 +22,7 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, rows_columns
-from birdie.runtime.mapped import release
+from birdie.system.mapped import release
 
 if TYPE_CHECKING:
     from birdie.compress.rate.jobs import Job

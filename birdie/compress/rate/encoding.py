@@ -14,10 +14,10 @@ from birdie.compress.rate.jobs import IN_FLIGHT, Job
 from birdie.compress.scheme import Blocks
 from birdie.compress.state import EncodedState
 from birdie.entropy.hints import Effort
-from birdie.runtime.callbacks import Progress
-from birdie.runtime.distributed import World, share_out
-from birdie.runtime.mapped import release, require_complete
-from birdie.runtime.threads import Room
+from birdie.system.callbacks import Progress
+from birdie.system.distributed import World, share_out
+from birdie.system.mapped import release, require_complete
+from birdie.system.threads import Room
 
 T = TypeVar("T")
 

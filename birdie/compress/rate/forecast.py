@@ -28,7 +28,7 @@ from birdie.compress.rate.search import TINY, TOLERANCE
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState
 from birdie.entropy.hints import Stream
-from birdie.runtime.mapped import release
+from birdie.system.mapped import release
 
 _WEIGHTS = 1 << 20  # that are coded, about, of each setting
 _LEAST, _LEAST_ROWS = 1 << 14, 16  # weights and rows of a matrix, at least

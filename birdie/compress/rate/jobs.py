@@ -47,9 +47,9 @@ from birdie.compress.small_tensors import SMALL, small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import count_reals, finite_rows, planes, rows_columns, to_bits
 from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
-from birdie.runtime.distributed import World, share_out
-from birdie.runtime.mapped import release
-from birdie.runtime.threads import Room
+from birdie.system.distributed import World, share_out
+from birdie.system.mapped import release
+from birdie.system.threads import Room
 
 if TYPE_CHECKING:
     from birdie.compress.near import Components

@@ -33,7 +33,7 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState
 from birdie.compress.tuning import Done, Tuner
 from birdie.errors import BudgetError
-from birdie.runtime.settings import kept_settings
+from birdie.system.settings import kept_settings
 
 PARTS = 6  # of the weights, encoded one after the other
 _SURE = 2.0  # standard errors by which the error must fall

@@ -50,7 +50,7 @@ from birdie.compress.tensors import (
 )
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 MAX_LEVELS = 256
 LARGEST = 1 << 23  # largest integer level: exact in float32

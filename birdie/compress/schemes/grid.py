@@ -59,7 +59,7 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, underflows
 from birdie.entropy.factors import Factors
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 CLIP_QUANTILE = 0.9999984
 CLIP_SIGMAS = 12.85  # the records' constant for matrices

@@ -48,7 +48,7 @@ from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 ZERO_ROW_COLUMNS = 16  # columns from which on a row of zero symbols is a row of zeros
 RESOLUTIONS = (1, 2, 4, 8, 16)  # indices per octave that a stream of scales may have

@@ -46,7 +46,7 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_are_apart, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 INNER = {**rotation.INNER, "trellis": trellis.DECODER, "spectral": spectral.DECODER}
 MAX_AXES = 8

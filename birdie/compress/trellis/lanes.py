@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from birdie.compress.trellis.register import register
 from birdie.compress.trellis.vectors import WIDTH, choose, less, load, plus, store, store_bits
 from birdie.entropy.trellis import chunk_rows, machine
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Matrix = NDArray[np.float32]
 LANES = 32

@@ -36,7 +36,7 @@ from birdie.compress.trellis.vectors import (
     store_bits,
 )
 from birdie.entropy.trellis import chunk_rows, odd_states
-from birdie.runtime.kernels import njit
+from birdie.system.kernels import njit
 
 Matrix = NDArray[np.float32]
 COLUMNS = 64  # columns whose feedback to later columns is applied in one matrix product, as in GPTQ's lazy batches

@@ -20,10 +20,6 @@ from torch import Tensor
 
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import load
-from birdie.data.byte_accounting import Tokens
-from birdie.data.byte_sidecar import byte_counts
-from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
 from birdie.golf.audit import rules
 from birdie.golf.audit.byte_counts import check_counts, check_table
@@ -32,11 +28,15 @@ from birdie.golf.audit.probes import probe
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Result, size_result
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of, token_losses, window_length
 from birdie.golf.audit.splits import SPLITS, complete_split
-from birdie.model.gpt import GPT
-from birdie.run.evaluation import evaluate, load_gpt
-from birdie.run.recipe import Recipe
-from birdie.runtime.callbacks import Progress, no_progress
-from birdie.score.request import EvaluationRequest
+from birdie.gpt.data.byte_accounting import Tokens
+from birdie.gpt.data.byte_sidecar import byte_counts
+from birdie.gpt.data.dataset import Dataset, check_tokenizer, open_dataset
+from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.run.evaluation import evaluate, load_gpt
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.score.request import EvaluationRequest
+from birdie.system.callbacks import Progress, no_progress
 
 COMPARED = 32
 """Targets whose losses are computed both ways, token by token and batched."""

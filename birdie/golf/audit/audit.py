@@ -16,12 +16,12 @@ from birdie.golf.audit.artifact import AuditOptions, audit_artifact
 from birdie.golf.audit.log_checks import check_log
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Report
 from birdie.golf.audit.scan import scan
+from birdie.gpt.run import history
 from birdie.lab import logs
 from birdie.lab.logs import TrainingLog
-from birdie.run import history
-from birdie.runtime.callbacks import Progress, no_progress
-from birdie.runtime.outputs import require_path
-from birdie.runtime.regular import open_regular, read_text, require_regular
+from birdie.system.callbacks import Progress, no_progress
+from birdie.system.outputs import require_path
+from birdie.system.regular import open_regular, read_text, require_regular
 
 README = "README.md"
 MAX_LOGS = 200

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from birdie.golf.audit.rules import RUNS, Finding, Result
-from birdie.runtime.regular import require_regular
+from birdie.system.regular import require_regular
 
 SECONDS = 120.0
 MEMORY = 4 * 2**30

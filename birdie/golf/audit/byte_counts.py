@@ -16,12 +16,12 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from birdie.data import caseops
-from birdie.data.byte_accounting import ByteTable, Tokens, check_bytes, counted_bytes
-from birdie.data.tokenizer import RESERVED, SPACE, Tokenizer
 from birdie.errors import DataError
 from birdie.golf.audit.rules import BYTES, Finding, Result
-from birdie.runtime.callbacks import Progress, no_progress
+from birdie.gpt.data import caseops
+from birdie.gpt.data.byte_accounting import ByteTable, Tokens, check_bytes, counted_bytes
+from birdie.gpt.data.tokenizer import RESERVED, SPACE, Tokenizer
+from birdie.system.callbacks import Progress, no_progress
 
 CONTROL, OPERATOR, BYTE, LONE, WORD, PLAIN = range(6)
 KINDS = ("control", "operator", "byte", "lone space", "word-initial", "ordinary")

@@ -19,8 +19,8 @@ from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
 from birdie.golf.packed import FIRST
 from birdie.lab.logs import TrainingLog
-from birdie.runtime.parsing import parse_object
-from birdie.runtime.regular import open_regular
+from birdie.system.parsing import parse_object
+from birdie.system.regular import open_regular
 
 USUAL_SEEDS = 3
 MAX_BYTES = 1_000_000

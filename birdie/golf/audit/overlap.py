@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from birdie.data.byte_accounting import Tokens
-from birdie.data.shards import read_shard
 from birdie.golf.audit.rules import OVERLAP, Finding
-from birdie.runtime.callbacks import Progress, no_progress
+from birdie.gpt.data.byte_accounting import Tokens
+from birdie.gpt.data.shards import read_shard
+from birdie.system.callbacks import Progress, no_progress
 
 MIN_TOKENS = 16
 """Shorter documents are not compared: they may be equal by chance."""

@@ -16,21 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.data.byte_accounting import Tokens
 from birdie.errors import BirdieError, RuleError
 from birdie.golf.audit import rules
 from birdie.golf.audit.rules import Finding
-from birdie.model.cache import Cache
-from birdie.model.gpt import GPT
-from birdie.run.recipe import Recipe
-from birdie.runtime.callbacks import Progress, no_progress
-from birdie.score.accumulator import Text
-from birdie.score.evaluator import Scored, score
-from birdie.score.mode import TrainingReport
-from birdie.score.modes.streaming import StreamingMode
-from birdie.score.modes.windows import WindowMode
-from birdie.score.ngram import NgramScorer
-from birdie.score.reference import Scorer, StreamScorer, WindowScorer
+from birdie.gpt.data.byte_accounting import Tokens
+from birdie.gpt.model.cache import Cache
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.score.accumulator import Text
+from birdie.gpt.score.evaluator import Scored, score
+from birdie.gpt.score.mode import TrainingReport
+from birdie.gpt.score.modes.streaming import StreamingMode
+from birdie.gpt.score.modes.windows import WindowMode
+from birdie.gpt.score.ngram import NgramScorer
+from birdie.gpt.score.reference import Scorer, StreamScorer, WindowScorer
+from birdie.system.callbacks import Progress, no_progress
 
 CLOSE = 1e-4
 """Nats by which losses may differ that no learning should have changed."""
@@ -45,7 +45,7 @@ class CachedWindows:
 
     Args:
         model: in evaluation mode, of softmax attention.
-        length, stride: of windows, as in `birdie.score.windows.sliding`.
+        length, stride: of windows, as in `birdie.gpt.score.windows.sliding`.
         bos_id: the token that begins windows anew; None: no token does.
         temperature: divides the logits.
     """

@@ -22,8 +22,8 @@ from pathlib import Path
 from birdie.errors import DataError
 from birdie.golf.audit.rules import SIZE, Finding, size_result
 from birdie.golf.audit.source import MAX_BYTES, Source, parse_source, read_source
-from birdie.golf.code_size import PACKAGE, code_bytes
 from birdie.lab.logs import TrainingLog
+from birdie.standalone.code_size import PACKAGE, code_bytes
 
 SCRIPT, CLAIM = "train_gpt.py", "submission.json"
 MODELS = (".birdie", ".ptz", ".pt", ".pth", ".safetensors", ".xz", ".lzma", ".br", ".zst", ".bz2", ".npz", ".pkl")

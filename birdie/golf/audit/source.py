@@ -20,7 +20,7 @@ from pathlib import Path
 
 from birdie.errors import DataError
 from birdie.golf.packed import is_packed, sources_of
-from birdie.runtime.regular import open_regular
+from birdie.system.regular import open_regular
 
 MAX_BYTES = 500_000
 """Bytes of one file that are parsed."""

@@ -4,7 +4,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from birdie.runtime.names import shown
+from birdie.system.names import shown
 
 
 @dataclass(frozen=True, slots=True)

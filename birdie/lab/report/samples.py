@@ -2,10 +2,10 @@
 
 import torch
 
-from birdie.data.tokenizer import load_tokenizer
+from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.model.sample import generate
+from birdie.gpt.run.evaluation import load_gpt
 from birdie.lab.ledger import RunRecord
-from birdie.model.sample import generate
-from birdie.run.evaluation import load_gpt
 
 TOKENS = 160
 _TEMPERATURE = 0.8

@@ -8,6 +8,7 @@ from typing import Any
 
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError
+from birdie.gpt.run.registry import changes
 from birdie.lab.ledger import RunRecord
 from birdie.lab.report import page
 from birdie.lab.report.figures import COLORS, Bar, Line, columns, curves, histogram, scatter, stacked
@@ -15,7 +16,6 @@ from birdie.lab.report.page import Section
 from birdie.lab.report.samples import TOKENS, sample
 from birdie.lab.report.sizes import Sizes, sizes_of
 from birdie.lab.selection import Group
-from birdie.run.registry import changes
 
 MOST_RUNS = 24
 CAP = 16_000_000

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.model.gpt import GPT, GPTConfig
+from birdie.gpt.model.gpt import GPT, GPTConfig
 from tests.tiny_run import EVERYTHING
 
 WIDTH, VOCAB = 12, 20

@@ -16,7 +16,7 @@ from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.entropy import coder
 from birdie.errors import ConfigError
-from birdie.model.gpt import GPT, GPTConfig
+from birdie.gpt.model.gpt import GPT, GPTConfig
 
 CHANNELS = [(("0.weight", 0, 1), ("0.bias", 0, 1), ("2.weight", 1, 1))]
 M = TypeVar("M", bound=nn.Module)

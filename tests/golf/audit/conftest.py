@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from birdie.data.shards import ShardWriter, Split
-from birdie.data.tokenizer import ByteTokenizer
-from birdie.run.history import Entry, record
-from birdie.run.recipe import DataSettings
+from birdie.gpt.data.shards import ShardWriter, Split
+from birdie.gpt.data.tokenizer import ByteTokenizer
+from birdie.gpt.run.history import Entry, record
+from birdie.gpt.run.recipe import DataSettings
 from tests.golf.audit.submissions import save_artifact
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 import birdie.artifact.save
-from birdie.data.tokenizer import ByteTokenizer, Tokenizer
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.recipe import DataSettings, Recipe
-from birdie.score.modes.ttt_lora import LoRAMode
-from birdie.score.settings import EvaluationSettings
-from birdie.train.settings import TrainSettings
+from birdie.gpt.data.tokenizer import ByteTokenizer, Tokenizer
+from birdie.gpt.model.gpt import GPT, GPTConfig
+from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.score.modes.ttt_lora import LoRAMode
+from birdie.gpt.score.settings import EvaluationSettings
+from birdie.gpt.train.settings import TrainSettings
 from tests.golf.audit.audited_logs import baseline
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from birdie.data.shards import read_shard, write_shard
-from birdie.data.tokenizer import train_caseops, train_sentencepiece
 from birdie.errors import DataError
 from birdie.golf.audit.audit import audit
 from birdie.golf.audit.rules import BYTES, CAUSAL, OVERLAP, RUNS, VALIDATION, Result
-from birdie.run.recipe import DataSettings
+from birdie.gpt.data.shards import read_shard, write_shard
+from birdie.gpt.data.tokenizer import train_caseops, train_sentencepiece
+from birdie.gpt.run.recipe import DataSettings
 from tests.golf.audit.submissions import ROOT, save_artifact
 
 

@@ -10,18 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.data.byte_accounting import ByteTable
-from birdie.data.shards import read_shard
-from birdie.data.tokenizer import (
-    SPACE,
-    ByteTokenizer,
-    CaseOpsTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-    load_tokenizer,
-    train_caseops,
-    train_sentencepiece,
-)
 from birdie.errors import DataError
 from birdie.golf.audit.byte_counts import (
     BYTE,
@@ -34,6 +22,18 @@ from birdie.golf.audit.byte_counts import (
     check_table,
     pieces_of,
     table_mistakes,
+)
+from birdie.gpt.data.byte_accounting import ByteTable
+from birdie.gpt.data.shards import read_shard
+from birdie.gpt.data.tokenizer import (
+    SPACE,
+    ByteTokenizer,
+    CaseOpsTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    train_caseops,
+    train_sentencepiece,
 )
 
 

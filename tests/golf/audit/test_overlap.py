@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.data.shards import write_shard
 from birdie.golf.audit.overlap import MIN_TOKENS, check_overlap, copies
+from birdie.gpt.data.shards import write_shard
 
 BOS = 1
 DOCUMENTS = st.lists(st.lists(st.integers(2, 9), min_size=0, max_size=40), min_size=1, max_size=12)

@@ -1,0 +1,271 @@
+"""Content of a model folder, and what its files are called on the way back.
+
+    files of weights ──► tensors; names of those in a folder of their own follow its name
+    small files      ──► kept as they are, with the index of shards
+    metadata         ──► weights, shards, trees, keys, beside, headers, from which the folder is written again
+
+Shards of safetensors come back as shards. What torch.save wrote comes back under its name, with all that it holds, if
+the copy is complete; else its weights do, with plain values beside them, and of the files that libraries know as
+safetensors.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from birdie.checkpoints import pytree
+from birdie.checkpoints.checkpoint_facts import copies
+from birdie.checkpoints.checkpoints import format_of, headers_of, read_object, read_object_or_tensors
+from birdie.checkpoints.folder_scan import SMALL, TORCH, Group, component_of, group_of, left_for_size, scan
+from birdie.checkpoints.layouts import Choice, choose
+from birdie.checkpoints.shards import join, own_file
+from birdie.compress.state import problem_of
+from birdie.compress.wrappers import without_prefixes
+from birdie.errors import WeightsError
+
+
+@dataclass(slots=True)
+class FolderContent:
+    """Tensors and files of a folder.
+
+    Attributes:
+        tensors: name → tensor, mapped.
+        sources: files of tensors.
+        kept: files that are kept as they are.
+        files: name → content of these.
+        metadata: for the .birdie file.
+        left_out: name of each other file, and of what a file of weights holds beside them → (bytes, why).
+        taken: "classifier.ckpt: model", the dicts of tensors that were taken of files that have several.
+        notes: sentences on what was taken, and on what comes back otherwise.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    sources: list[Path] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    taken: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Tensors of one component.
+
+    Attributes:
+        tensors: name on disk, or path in the object of a file → tensor.
+        file_of: name → file that it was read from, in the folder of the component.
+        trees: of each file that torch.save wrote, for a complete copy: its object without the tensors.
+        choices: what was taken of each file.
+        beside: tree of the plain values beside the weights in a file that torch.save wrote.
+        left_out, notes: as of `FolderContent`.
+    """
+
+    tensors: dict[str, Tensor]
+    file_of: dict[str, str] = field(default_factory=dict)
+    trees: list[Any] = field(default_factory=list)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    beside: Any = None
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_folder(
+    folder: Path, keep: Sequence[str], skip: Sequence[str], *, complete: bool, skip_objects: bool
+) -> FolderContent:
+    """Read a model folder; tensors are mapped.
+
+    Args:
+        folder: the folder.
+        keep: patterns of names of files to keep as they are, whatever their size.
+        skip: patterns of names of files to leave out.
+        complete: take all that a file of torch.save holds, and such files without weights of any size.
+        skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing their file.
+    """
+    account = scan(folder, keep, skip, with_objects=complete)
+    content = FolderContent(
+        kept=list(account.kept),
+        left_out={name: (_bytes_of(folder / name), why) for name, why in sorted(account.left_out.items())},
+    )
+    parts = {part: _read_group(group, folder, complete, skip_objects) for part, group in account.groups.items()}
+    groups = dict(account.groups)
+    if not complete and (same := copies({groups[part].files[0]: read.tensors for part, read in parts.items()}, folder)):
+        raise WeightsError(_of_copies(folder, *same))
+    for path in account.objects:
+        name = path.relative_to(folder).as_posix()
+        if (part_of_file := _complete(path)) is None:
+            content.left_out[name] = (path.stat().st_size, left_for_size(path))
+        else:
+            parts[name], groups[name] = part_of_file, Group(name.rpartition("/")[0], path.name, (path,))
+    for part, read in parts.items():
+        _add(content, part, groups[part], read, folder, groups)
+    content.files = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in content.kept}
+    return content
+
+
+def _of_copies(folder: Path, one: Path, two: Path) -> str:
+    first, second = one.relative_to(folder), two.relative_to(folder)
+    chain = ""
+    if all(any(map(str.isdecimal, str(path))) for path in (first, second)):
+        run = one.parent if one.parent == two.parent else one.parent.parent
+        chain = f", or keep the checkpoints of a run as a chain: birdie compress {run} --full-every 10 -o CHAIN"
+    return (
+        f"{first} and {second} of {folder} hold networks of the same names and shapes, so it is not the folder of one "
+        f"model; give one of the files, or leave others out with --skip{chain}"
+    )
+
+
+def read_index(index: Path, *, complete: bool, skip_objects: bool) -> FolderContent:
+    """Read the shards that an index names, as `read_folder` reads them in their folder."""
+    content, group = FolderContent(), group_of(index)
+    _add(content, "", group, _read_group(group, index.parent, complete, skip_objects), index.parent, {"": group})
+    content.files = {path.name: path.read_bytes() for path in content.kept}
+    return content
+
+
+def _bytes_of(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) -> _Part:
+    """Return the tensors of a group, and what was taken of each of its files."""
+    complete = complete and format_of(group.files[0]) == "torch"
+    if complete and len(group.files) == 1 and (part := _complete(group.files[0])) is not None:
+        return part
+    folder = root / group.folder
+    choices: dict[str, Choice] = {}
+    content: Any = None
+
+    def read(path: Path) -> Mapping[str, Tensor]:
+        nonlocal content
+        content = read_object_or_tensors(path, skip_objects)
+        choice = choices[path.relative_to(root).as_posix()] = choose(content, path)
+        return choice.state
+
+    if group.index is None:
+        part = _Part({}, choices=choices)
+        for path in group.files:
+            for name, tensor in read(path).items():
+                if name in part.tensors:
+                    raise WeightsError(f"{path} holds {name!r}, which another shard holds as well; copy them again")
+                part.tensors[name], part.file_of[name] = tensor, path.relative_to(folder).as_posix()
+    else:
+        joined = join(group.index, read)
+        left_out = {f"{group.folder}/{name}".lstrip("/"): about for name, about in joined.left.items()}
+        part = _Part(joined.state, joined.shards, [], choices, None, left_out, joined.notes)
+    taken = [choice for choice in choices.values() if choice.taken]
+    if taken and taken[0].at and len(choices) == 1 and group.stem.lower().endswith(TORCH) and not skip_objects:
+        part.beside, kept = _beside(content, taken[0].at)
+        (name,) = choices
+        choices[name] = replace(
+            taken[0], dropped={key: size for key, size in taken[0].dropped.items() if key not in kept}
+        )
+    if complete and not taken:
+        part.trees = _trees(part, _files(group, root))
+    if len(group.files) == 1 and group.index is None and not part.trees and not group.folder:
+        plain = without_prefixes(part.tensors)
+        if plain.keys() != part.tensors.keys():
+            part.notes = (f"comes back without the prefix of its wrapper: {next(iter(part.tensors))}, …",)
+        part.tensors, part.file_of = plain, dict.fromkeys(plain, group.files[0].name)
+    return part
+
+
+def _beside(content: Any, at: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return the tree of the plain values in the dicts on the way to the weights, and their key paths.
+
+    None stands where the weights are.
+    """
+    top: dict[str, Any] = {}
+    node, kept = top, []
+    for depth, key in enumerate(at):
+        for other, item in content.items():
+            if other == key:
+                node[key] = None if depth + 1 == len(at) else {}
+            elif _is_plain(other) and _is_plain(item):
+                node[other] = item
+                kept.append("/".join(map(str, (*at[:depth], other))))
+        node, content = node[key], content[key]
+    return pytree.flatten(top)[1], kept
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value has no tensors, and is not large."""
+    try:
+        tensors, tree = pytree.flatten({"": value})
+    except WeightsError:
+        return False
+    return not tensors and len(json.dumps(tree)) <= SMALL
+
+
+def _trees(part: _Part, files: Sequence[str]) -> list[Any]:
+    """Return the dict of each of some files without its tensors; none if they have other names in a tree."""
+    states = [{name: part.tensors[name] for name in part.file_of if part.file_of[name] == file} for file in files]
+    apart = [pytree.flatten(state) for state in states]
+    same = all(tensors.keys() == state.keys() for (tensors, _), state in zip(apart, states, strict=True))
+    return [tree for _, tree in apart] if same else []
+
+
+def _complete(path: Path) -> _Part | None:
+    """Return all of a file that torch.save wrote; None if it holds what cannot be stored, or no tensor."""
+    apart = taken_apart(read_object(path, skip_objects=True))
+    return None if apart is None else _Part(apart[0], dict.fromkeys(apart[0], path.name), [apart[1]])
+
+
+def taken_apart(content: Any) -> tuple[dict[str, Tensor], Any] | None:
+    """Return the tensors of an object by their paths, and its tree; None if it cannot be stored, or has no tensor."""
+    try:
+        tensors, tree = pytree.flatten(content)
+    except WeightsError:
+        return None
+    return None if not tensors or any(map(problem_of, tensors.values())) else (tensors, tree)
+
+
+def _files(group: Group, root: Path) -> list[str]:
+    """Return the files of a group, as they are called in its folder, in the order in which they are numbered."""
+    return sorted(path.relative_to(root / group.folder).as_posix() for path in group.files)
+
+
+def _add(content: FolderContent, part: str, group: Group, read: _Part, root: Path, groups: Mapping[str, Group]) -> None:
+    """Add the tensors of a component, and what brings its files back."""
+    content.sources += group.files
+    content.left_out |= read.left_out
+    content.notes += [f"{group.folder}: {note}" if group.folder else note for note in read.notes]
+    for name, choice in read.choices.items():
+        content.left_out |= {f"{name}: {key}": (size, "beside the weights") for key, size in choice.dropped.items()}
+        content.taken += [f"{name}: {key}" for key in choice.taken]
+        content.notes += [f"{name}: {note}" for note in choice.notes]
+    for name, tensor in read.tensors.items():
+        full = f"{part}/{name}" if part else name
+        if component_of(full, groups) != part:
+            raise WeightsError(
+                f"tensor {name!r} of {group.files[0]} has the name of one in another folder; rename one of them"
+            )
+        content.tensors[full] = tensor
+    about: dict[str, Any] = {"weights": group.stem if part == group.folder else [group.folder, group.stem]}
+    about["headers"] = headers_of(group.files)
+    choices = list(read.choices.values())
+    about["keys"] = list(choices[0].at) if len(choices) == 1 else []
+    about["trees"] = read.trees
+    about["beside"] = read.beside
+    files, of_torch = _files(group, root), format_of(group.files[0]) != "safetensors"
+    is_several = len(files) > 1 or group.index is not None
+    if read.trees or (is_several and not of_torch):
+        numbers = {file: number for number, file in enumerate(files)}
+        about["shards"] = {"files": files}
+        if len(files) > 1:
+            about["shards"]["of"] = [numbers[read.file_of[name]] for name in sorted(read.tensors)]
+        if group.index is not None:
+            about["shards"]["index"] = group.index.name
+            content.kept.append(group.index)
+    elif of_torch and not group.stem.lower().endswith(TORCH):
+        content.notes.append(f"comes back as {group.stem}.safetensors: {', '.join(files)}")
+        if group.index is not None:
+            content.left_out[group.index.relative_to(root).as_posix()] = (_bytes_of(group.index), "of those shards")
+    for field_, value in about.items():
+        if value:
+            content.metadata.setdefault(field_, {})[part] = value

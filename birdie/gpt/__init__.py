@@ -1,0 +1,1 @@
+"""A GPT under a byte budget: data, model, training, scoring, runs."""

@@ -1,0 +1,215 @@
+"""Calibrations of `birdie compress`: each kind is a class, and the first that suits a request is taken.
+
+--calibrate TEXT      OnText           a language model in a Hugging Face folder
+--calibrate IMAGES    OnImages         an image classifier in a Hugging Face folder
+--calibrate RUN       OnRun            the GPT of a run or recipe
+a target alone        OnMadeUpInputs   a model of transformers or diffusers, whose inputs are made up
+                      WithoutData      anything else
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Unpack
+
+from torch import Tensor
+
+from birdie.compress.calibration.module import Where
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.errors import ConfigError
+from birdie.gpt.run.calibration import artifact_metadata, calibrate_gpt
+from birdie.gpt.run.dataset import data_files
+from birdie.gpt.run.loading import load_run_recipe, recipe_file
+from birdie.hub.calibration import TOKENS, calibrate_on_images, calibrate_on_text, images_in
+from birdie.hub.loading import is_of_library, require_transformers_folder
+from birdie.hub.made_up import calibrate_without_data, reason_of
+
+Calibrated = tuple[CalibrationResult | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Request to calibrate a checkpoint.
+
+    Attributes:
+        checkpoint: path of a file or folder.
+        source: a text, a folder of images, a run folder or a recipe; None: nothing of these.
+        data, tokens: of the calibration of a run, or tokens of a text; None: the usual ones.
+        made_up: whether inputs may be made up.
+    """
+
+    checkpoint: Path
+    source: Path | None = None
+    data: Literal["train", "own"] | None = None
+    tokens: int | None = None
+    made_up: bool = False
+
+
+class Calibrator(ABC):
+    """A kind of calibration; `request` is checked as it is made, before anything is read.
+
+    Attributes:
+        title, unit: of the progress; no title: there is no work.
+        paths: files that are read, which an output must not replace.
+        is_optional: whether nobody asked for it, so that its errors are notes.
+    """
+
+    title = ""
+    unit: ClassVar[str] = ""
+    paths: Sequence[Path] = ()
+    is_optional: ClassVar[bool] = False
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @staticmethod
+    @abstractmethod
+    def suits(request: Request) -> bool:
+        """Return whether a request is for this kind."""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of the .birdie file."""
+        return {}
+
+    @abstractmethod
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        """Calibrate the tensors of the checkpoint; return the result, if there is one, and a note for the user."""
+
+    @staticmethod
+    def note_of(error: Exception) -> str:
+        """Return the note of a file without calibration."""
+        return f"not calibrated: {reason_of(error)}"
+
+
+class _OnFolder(Calibrator):
+    """Calibration of a Hugging Face folder on data."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        if request.data is not None:
+            raise ConfigError("--calibration-data is for the calibration of a run, not on a text or images; drop it")
+        require_transformers_folder(request.checkpoint)
+
+
+class OnText(_OnFolder):
+    """Calibration of a language model on a text."""
+
+    unit = "tokens"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.source is not None
+        self.text, self.paths = request.source, [request.source]
+        self.title = f"calibrating on {self.text.name}"
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether the source is a file, and no recipe."""
+        return request.source is not None and request.source.is_file() and request.source.suffix != ".toml"
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        """Return the result."""
+        tokens = TOKENS if self.request.tokens is None else self.request.tokens
+        return calibrate_on_text(self.request.checkpoint, state, self.text, tokens=tokens, **where), None
+
+
+class OnImages(_OnFolder):
+    """Calibration of an image classifier on images."""
+
+    unit = "images"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.source is not None
+        self.paths = images_in(request.source)
+        self.title = f"calibrating on {len(self.paths):,} images"
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether the source is a folder with images that is no run."""
+        source = request.source
+        return source is not None and not recipe_file(source).is_file() and bool(images_in(source))
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        """Return the result."""
+        return calibrate_on_images(self.request.checkpoint, state, self.paths, **where), None
+
+
+class OnRun(Calibrator):
+    """Calibration of the GPT of a run or recipe, on its training data or its own samples."""
+
+    unit = "tokens"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.source is not None
+        self.recipe = load_run_recipe(request.source)
+        settings = self.recipe.calibration
+        data = request.data or ("own" if settings.data == "own" else "train")
+        tokens = settings.tokens if request.tokens is None else request.tokens
+        self.settings = dataclasses.replace(settings, data=data, tokens=tokens)
+        self.paths = [recipe_file(request.source), *data_files(self.recipe.data, shards=data == "train")]
+        self.title = f"calibrating on {'samples of the model' if data == 'own' else self.recipe.data.path}"
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether the source exists."""
+        return request.source is not None and request.source.exists()
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Recipe and tokenizer, which make the file one that can be scored."""
+        return artifact_metadata(self.recipe)
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        """Return the result."""
+        return calibrate_gpt(self.recipe, state, self.settings, **where).result, None
+
+
+class OnMadeUpInputs(Calibrator):
+    """Calibration of a model, or of the parts of a pipeline, on inputs that are made up."""
+
+    title, unit = "calibrating on made-up inputs", "batches"
+    is_optional = True
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether inputs may be made up, and the checkpoint is a folder that tells which."""
+        return request.source is None and request.made_up and is_of_library(request.checkpoint)
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        """Return the result, and a note of what is not calibrated."""
+        try:
+            result, parts = calibrate_without_data(
+                self.request.checkpoint, state, device=where.get("device"), progress=where.get("progress")
+            )
+        except Exception as error:  # of the model's own code, too
+            return None, self.note_of(error)
+        note = "calibrated on made-up inputs; --calibrate with a text or images is better"
+        return result, note + "".join(f"; not calibrated: {part} ({reason})" for part, reason in parts.items())
+
+
+class WithoutData(Calibrator):
+    """Absence of any calibration: the prior decides alone."""
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether there is nothing to calibrate on."""
+        return request.source is None
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+        """Return neither a result nor a note."""
+        return None, None
+
+
+def calibrator(request: Request) -> Calibrator:
+    """Return the kind of calibration that suits a request."""
+    for kind in (OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
+        if kind.suits(request):
+            return kind(request)
+    raise ConfigError(
+        f"--calibrate {request.source} is neither a run folder nor a recipe nor a text: it does not exist"
+    )

@@ -1,0 +1,103 @@
+"""Events of a run: `Run.train` yields one value for each thing that happens, for callers to log, show and keep.
+
+This module holds plain data only, so that a caller that reads events imports neither preflight nor calibration.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from birdie.gpt.score.accumulator import Score
+from birdie.gpt.train.loop import Step
+from birdie.gpt.train.profile import Profile
+
+State = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of one preflight check.
+
+    Attributes:
+        name: of the check.
+        state: the result; "fail" ends the run before it starts.
+        says: the reason, in one sentence.
+    """
+
+    name: str
+    state: State
+    says: str
+
+    @property
+    def line(self) -> str:
+        """Line for the log."""
+        return f"preflight {self.state}: {self.name}: {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The preflight checks have run, before the training clock starts; none of them failed."""
+
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Facts of a run that are known before its first step."""
+
+    parameters: int
+    world_size: int
+    micro_steps: int
+    dataset: str
+    train_shards: int
+    train_tokens: int
+    val_tokens: int
+    device: str
+    attention_kernel: str
+    compute_dtype: str
+    newton_schulz_dtype: str
+    compiled: bool
+    groups: Mapping[str, Mapping[str, Any]]
+    resumed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """Some steps were profiled, outside the training clock; tables and trace are in `folder`."""
+
+    profile: Profile
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """Score of the float model, computed outside the training clock.
+
+    Attributes:
+        weights: the weights that were scored: "the last weights", or the average that an export would take now.
+    """
+
+    step: int
+    train_ms: float
+    score: Score
+    weights: str = "the last weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint was written to disk."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The run was stopped on request; its state is in the checkpoint that was saved just before this event."""
+
+    step: int
+    path: Path
+
+
+Event = Checked | Started | Profiled | Step | Validated | Saved | Interrupted

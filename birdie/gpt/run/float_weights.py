@@ -1,0 +1,87 @@
+"""The weights of a finished run before the export, with its last validation: export and scoring can be repeated.
+
+A paid run is never lost: `float.safetensors` is written before anything that could fail.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from birdie.errors import DataError, WeightsError
+from birdie.gpt.score.accumulator import Score
+from birdie.system.files import atomic_path
+from birdie.system.parsing import parse_object
+from birdie.system.regular import require_regular
+from birdie.system.structured import is_number
+from birdie.system.tensor_files import write_tensors
+
+FLOAT = "float.safetensors"
+
+
+def save_float(
+    folder: Path, state: Mapping[str, Tensor], score: Score | None, train_ms: float, steps: int, weights: str
+) -> None:
+    """Write the weights of a trained model, with its last validation.
+
+    Args:
+        score: of these weights; None: they were never validated.
+        train_ms: training time when they were.
+        weights: name of the weights: the last ones, or their average.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    about: dict[str, Any] = {"steps": steps, "weights": weights, "sha256": _digest(tensors)}
+    if score is not None:
+        about |= {"train_ms": train_ms, "score": asdict(score)}
+    with atomic_path(folder / FLOAT) as path:
+        write_tensors(path, tensors, {"birdie": json.dumps(about)}, target=folder / FLOAT)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of names, kinds and values of tensors on the CPU."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def length_of(folder: Path) -> tuple[int, float] | None:
+    """Return steps and milliseconds of the finished run in `folder`; None if no run finished there."""
+    try:
+        require_regular(folder / FLOAT)
+        with safe_open(folder / FLOAT, "pt") as file:
+            about = parse_object(file.metadata()["birdie"])
+            return int(about["steps"]), float(about.get("train_ms", 0.0))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, DataError):
+        return None
+
+
+def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, float, Score | None]:
+    """Return state, steps, name of the weights, training time and score, as `save_float` took them."""
+    path = folder / FLOAT
+    try:
+        require_regular(path)
+        with safe_open(path, "pt") as file:
+            about = parse_object(file.metadata()["birdie"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        if about.get("sha256", (digest := _digest(state))) != digest:  # earlier versions wrote none
+            raise ValueError("its weights are not those that were written")
+        steps, weights = int(about["steps"]), str(about["weights"])
+        score = about.get("score")
+        if not all(isinstance(value, float) or is_number(value) for value in (score or {}).values()):
+            raise ValueError("its score is no number")
+        train_ms = 0.0 if score is None else float(about["train_ms"])
+        last = None if score is None else Score(**score)
+    except FileNotFoundError as error:
+        raise WeightsError(f"{path} does not exist: the run has not finished training; finish it first") from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise WeightsError(f"{path} cannot be read ({error}); train again, or resume from a checkpoint") from error
+    return state, steps, weights, train_ms, last

@@ -1,0 +1,238 @@
+"""A run with everything that its settings ask for: what `Trainer` needs, and the features around it.
+
+    settings ─► Plan [bandit] · Optimizers · Average ─┐
+    compile, fused kernels, fp8, step graphs ─────────┴─► Training ─► warm-up ─► steps, until the end or a stop
+                                                             └─► checkpoint() ◄─► resume()
+
+A script that needs none of the features makes these parts itself and calls `Trainer` alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from birdie.gpt.train.average import Average
+from birdie.gpt.train.bandit import BanditPlan, BanditSettings
+from birdie.gpt.train.checkpoint import Checkpoint
+from birdie.gpt.train.compile_report import eager_pass
+from birdie.gpt.train.fp8 import prepare_fp8
+from birdie.gpt.train.loop import Step, Trainer, tensors_of
+from birdie.gpt.train.measured_batches import measured_size
+from birdie.gpt.train.micro_batches import Batches, Documents, MicroBatch
+from birdie.gpt.train.optimizers import Optimizers
+from birdie.gpt.train.plan import Plan, StepPlan, micro_steps
+from birdie.gpt.train.resuming import changes, require_resumable
+from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings
+from birdie.gpt.train.size_report import SizeReport
+from birdie.gpt.train.step_graph import step_graphs
+from birdie.system.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
+from birdie.system.device import choose_dtype, dtype_name, make_current
+from birdie.system.distributed import World
+from birdie.system.torch_compile import CompiledOrEager
+
+
+class Training(Trainer):
+    """A `Trainer` that is made of settings; iterating warms up first.
+
+    Args:
+        model: with `loss(ids, targets)`, the mean cross-entropy in nats. It is moved to `device`.
+        batches: this rank's loader.
+        settings: length, batch, precision.
+        optimizer: learning rates and momenta.
+        average: of the weights, which `finish` puts into the model; None: the last weights are the result.
+        bandit: varies the learning rates; None: only the schedule does.
+        hooks: techniques that take part in the steps.
+        documents: finds the documents that the loss isolates by their bounds; has `packed` if rows are packed.
+        saved: checkpoint that the run resumes, whose weights and state it takes.
+        world: this rank and its peers.
+        device: where to train; None: where the model is.
+        stop: called after every step; True on any rank makes that step the last on all.
+        notify: called with lines for the log.
+
+    Attributes:
+        in_effect: settings of the run with every "auto" resolved, as JSON can hold them.
+        compiled: whether torch.compile is used.
+        stopped: whether some rank has asked for a stop.
+        float8: the model's training in fp8, or None.
+
+    Raises:
+        ConfigError: settings contradict the number of ranks, or a parameter is not in exactly one optimizer group.
+        WeightsError: the run cannot resume from the checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        settings: TrainSettings,
+        optimizer: OptimizerSettings,
+        *,
+        average: AverageSettings | None = None,
+        bandit: BanditSettings | None = None,
+        hooks: Sequence[StepHook] = (),
+        documents: Documents | None = None,
+        saved: Checkpoint | None = None,
+        world: World | None = None,
+        device: torch.device | None = None,
+        stop: Stop = never,
+        notify: Notify = no_message,
+    ) -> None:
+        average, bandit, world = average or AverageSettings(), bandit or BanditSettings(), world or World()
+        device = next(model.parameters()).device if device is None else device
+        packed = bool(getattr(documents, "packed", False))
+        self.stop, self.notify, self.stopped, self._warmed_up = stop, notify, False, False
+        make_current(device)
+        gpt: Any = model.to(device).train()
+        gpt.compute_dtype = choose_dtype(settings.compute_dtype, device)
+        newton_schulz_dtype = choose_dtype(optimizer.newton_schulz_dtype, device)
+        self.float8 = prepare_fp8(model, settings.fp8, device, gpt.compute_dtype, notify)
+        optimizers = Optimizers(model, optimizer, newton_schulz_dtype=newton_schulz_dtype, world=world)
+        self.compiled = device.type == "cuda" if settings.compile is None else settings.compile
+        if fuse_loss := getattr(model, "fuse_loss", None):
+            fuse_loss(settings.fused, compiled=self.compiled)
+        fuse_mlps = getattr(model, "fuse_mlps", lambda _fused: False)
+        if not fuse_mlps(settings.fused_mlp and not self.float8) and settings.fused_mlp:
+            notify("fused MLPs need CUDA, Triton, ReLU² or its leaky form, and no fp8; training without them")
+        loss: Callable[..., Tensor] = CompiledOrEager(gpt.loss, notify) if self.compiled else gpt.loss
+        if settings.micro_batch_tokens == "auto":
+            known = None if saved is None else saved.settings.get("micro_batch_tokens")
+            tokens = measured_size(model, settings, world, device, saved=known, uncut=packed, notify=notify)
+            settings = dataclasses.replace(settings, micro_batch_tokens=tokens)
+        plan = Plan(settings, optimizer, world.rank, world.size, packed)
+        self._sizes = SizeReport(plan, world, notify) if plan.staged or settings.mixed_seq_lens else None
+        if self._sizes is not None and settings.mixed_seq_lens:
+            notify(self._sizes.mixed_lengths())
+        super().__init__(
+            model,
+            batches,
+            BanditPlan(plan, bandit) if bandit.every else plan,
+            optimizers,
+            Average(average, tensors_of(model)),
+            hooks=[*hooks, *([] if self._sizes is None else [self._sizes])],
+            documents=documents,
+            loss=loss,
+        )
+        self._graphs = step_graphs(self, hooks, notify) if settings.step_graphs else None
+        self.in_effect: dict[str, Any] = {
+            **dataclasses.asdict(settings),
+            "mixed_seq_lens": list(settings.mixed_seq_lens),  # as JSON restores it
+            **dataclasses.asdict(optimizer),
+            **{f"average.{name}": value for name, value in dataclasses.asdict(average).items()},
+            **{f"bandit.{name}": value for name, value in bandit.plain().items()},
+            "compile": self.compiled,
+            "fp8": settings.fp8 if self.float8 else "off",
+            "compute_dtype": dtype_name(gpt.compute_dtype),
+            "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
+        }
+        if saved is not None:
+            require_resumable(saved, model, optimizer, average, bandit)
+            for line in changes(saved, self.in_effect):
+                notify(line)
+            self.restore(saved)
+            self.send_weights()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Warm up, if nobody has, and train to the end. A new iteration continues where the last one stopped."""
+        self.warm_up()
+        yield from super().__iter__()
+
+    @property
+    def remaining(self) -> bool:
+        """True while the run has a step to take, and no rank has stopped it."""
+        return not self.stopped and super().remaining
+
+    @property
+    def interrupted(self) -> bool:
+        """True if `stop()` ended the run before its last step."""
+        return self.stopped and super().remaining
+
+    @property
+    def runs_eagerly(self) -> bool:
+        """True if compiling has failed on this rank."""
+        return isinstance(self.loss, CompiledOrEager) and self.loss.eager
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches of a full step on each rank."""
+        return micro_steps(self.plan.settings, self.world.size, self.plan.micro_batch_tokens)
+
+    @property
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Tensors, parameters and learning rate of each optimizer group, for the log."""
+        return {
+            group: {
+                "tensors": len(members),
+                "parameters": sum(p.numel() for p in members.values()),
+                "lr": self.optimizers.rates[group],
+            }
+            for group, members in self.optimizers.groups.items()
+        }
+
+    def warm_up(self, on_step: Progress = no_progress) -> None:
+        """Take real steps, then undo everything they did, except compilation and caches; the clock does not run.
+
+        A second call does nothing. If a stop is requested meanwhile, the run ends without a step.
+
+        Args:
+            on_step: called with (done, total) after each step.
+        """
+        if self._warmed_up or not self.remaining:
+            return
+        if self.compiled and self.plan.settings.warmup_steps:
+            eager_pass(self.model, self.plan.settings.train_seq_len, self.device)
+        # graphs of later stages of the run, such as longer sequences, are compiled as well
+        later = tuple(change for hook in self.hooks for change in getattr(hook, "changes", ()))
+        fractions = self.plan.warmup_fractions(later)
+        with closing(self.rehearse(fractions)) as steps:
+            for done, _ in enumerate(steps, 1):
+                on_step(done, len(fractions))
+                if self._agree_on_stop():
+                    break
+        self._warmed_up = True
+        if fractions and self.plan.changes and self._sizes is not None and not self.stopped:
+            self.notify(self._sizes.warmup())
+
+    def timed(self, plan: StepPlan) -> Step:
+        """Take one step by `plan`, inside the clock, and agree with the other ranks on whether it is the last."""
+        step = super().timed(plan)
+        self._agree_on_stop()
+        return dataclasses.replace(step, stopping=not self.remaining)
+
+    def update(self, batches: Iterable[MicroBatch], plan: StepPlan) -> tuple[float, float]:
+        """Update the weights as `Trainer` does, by step graphs where they are used."""
+        if self._graphs is None:
+            return super().update(batches, plan)
+        return self._graphs.step(list(batches), plan, self.require_finite)
+
+    def checkpoint(self, about: Mapping[str, Any] | None = None) -> Checkpoint:
+        """Return the state with the settings in effect and notes of the caller. Every rank must call it."""
+        state = self.state()
+        parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        return Checkpoint(**parts, settings=self.in_effect, about=dict(about or {}))
+
+    def finish(self) -> list[str]:
+        """Put the average of the weights, if there is one, into the model; return diagnostics of active features.
+
+        The run is over then: it can neither continue nor be saved. Every rank must call it.
+        """
+        settings = self.plan.settings
+        lines = [
+            self.average.finish(),
+            self.plan.bandit.diagnostics() if isinstance(self.plan, BanditPlan) else None,
+            self._sizes.trained() if self._sizes is not None and settings.mixed_seq_lens else None,
+            None if self._graphs is None else self._graphs.diagnostics(),
+        ]
+        if settings.force_stop_step:
+            cap, seconds = settings.max_wallclock_seconds, self.clock.ms / 1000
+            over = f", beyond the cap of {cap:g} s that a submission must keep" if cap and seconds > cap else ""
+            lines.append(f"forced last step: {settings.force_stop_step:,}, reached after {seconds:.1f} s{over}")
+        return [line for line in lines if line is not None]
+
+    def _agree_on_stop(self) -> bool:
+        """Return whether any rank stops: a rank that stopped alone would leave the others waiting for it."""
+        self.stopped = self.world.any(self.stop(), self.device)
+        return self.stopped

@@ -1,0 +1,1 @@
+"""Training of transforms with a learned rate."""

@@ -1,0 +1,1 @@
+"""birdie as one file: decoders and the programs that hold a model."""

@@ -1,0 +1,105 @@
+"""Source files that an entry point may load, and their bytes: what the challenge counts as code.
+
+Imports of birdie's own modules are followed through the syntax trees, imports inside functions included, so the answer
+does not depend on which modules are loaded. A module counts if it can be loaded, so the number is never too small. A
+package whose modules are listed with `pkgutil.iter_modules(package.__path__)` counts as a whole.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from birdie.system.outputs import Kind
+
+PACKAGE = Path(__file__).resolve().parents[1]
+SCRIPT = Kind("a script that birdie writes", rb"# ?birdie ")
+
+Follow = Callable[[str], bool]
+
+
+def source_files(
+    entry: str | Path, follow: Follow = lambda _: True, listed: Follow = lambda _: True
+) -> tuple[Path, ...]:
+    """Return `entry` (a script or a module of birdie) and every file of birdie that it can import, sorted by path.
+
+    Args:
+        entry: where the program begins.
+        follow: whether imports of a dotted name inside functions count.
+        listed: whether a module counts that is found by listing its package.
+    """
+    start = Path(entry).resolve()
+    files = {start}
+    queue = [start]
+    while queue:
+        for imported in _imports(queue.pop(), follow, listed):
+            if imported not in files:
+                files.add(imported)
+                queue.append(imported)
+    return tuple(sorted(files))
+
+
+def code_bytes(entry: str | Path) -> int:
+    """Return the bytes of `source_files(entry)` together."""
+    return sum(path.stat().st_size for path in source_files(entry))
+
+
+def for_types(node: ast.AST) -> bool:
+    """Return whether a statement is `if TYPE_CHECKING:`, whose imports are never loaded."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _imports(path: Path, follow: Follow, listed: Follow) -> Iterator[Path]:
+    names, packages = _imported(path.read_bytes())
+    for name, late in names:
+        if not late or follow(name):
+            yield from _files_of(name)
+    for package in packages:
+        for file in sorted(PACKAGE.parent.joinpath(*package.split(".")).glob("*.py")):
+            if listed(name := f"{package}.{file.stem}"):
+                yield from _files_of(name)
+
+
+@lru_cache(maxsize=1024)  # packing a script asks twice, and parsing is most of its time
+def _imported(content: bytes) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    """Return (dotted name, whether it is inside a function) of each import, and the packages that are listed."""
+    tree = ast.parse(content)
+    imported: list[tuple[str, bool]] = []
+    packages: dict[str, str] = {}  # local name → dotted name
+    queue: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while queue:
+        node, late = queue.pop()
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            packages |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        imported += [(name, late) for name in names]
+        if not for_types(node):
+            late = late or isinstance(node, ast.FunctionDef)
+            children = ast.iter_child_nodes(node)  # no expression holds an import
+            queue += ((child, late) for child in children if not isinstance(child, ast.expr))
+    calls = (
+        [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if b"pkgutil.iter_modules(" in content else []
+    )
+    listed = [call for call in calls if ast.unparse(call.func) == "pkgutil.iter_modules"]
+    return tuple(imported), tuple(packages[ast.unparse(call.args[0]).removesuffix(".__path__")] for call in listed)
+
+
+def _files_of(name: str) -> Iterator[Path]:
+    """Yield the files that importing the dotted `name` runs: the `__init__` of its packages and the module itself."""
+    first, *rest = name.split(".")
+    if first != PACKAGE.name:
+        return
+    folder = PACKAGE
+    yield folder / "__init__.py"
+    for part in rest:
+        module = folder / f"{part}.py"
+        folder = folder / part
+        if module.is_file():
+            yield module
+            return
+        if not (folder / "__init__.py").is_file():
+            return
+        yield folder / "__init__.py"

@@ -1,0 +1,547 @@
+"""Downloads from the Hub: a file at its final path is the published file, whatever the server or the disk does."""
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.errors import ConfigError, DataError, OutputError
+from birdie.gpt.data import download as download_module
+from birdie.gpt.data.byte_accounting import check_bytes
+from birdie.gpt.data.corpus import file_corpus
+from birdie.gpt.data.dataset import DatasetInfo, check_tokenizer, open_dataset
+from birdie.gpt.data.download import DownloadedDataset, Source, download
+from birdie.gpt.data.prepare import PreparedDataset, prepare
+from birdie.gpt.data.published import RemoteFile
+from birdie.gpt.data.shards import write_shard
+from birdie.gpt.data.tokenizer import load_tokenizer
+from tests.gpt.data.random_text import random_lines
+from tests.hub.server import Fault, Hub, disconnect, running, send, status
+
+pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+
+REPO = "golf/shards"
+ROOT = "datasets/"  # of the repository
+FOLDER = f"{ROOT}datasets/fineweb10B_sp400/"
+MODEL = f"{ROOT}tokenizers/fineweb_400_bpe.model"
+MANIFEST = f"{ROOT}manifest.json"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreparedDataset]:
+    """Data sets that birdie prepares from 400 lines, by variant: four training shards, one validation shard."""
+    root = tmp_path_factory.mktemp("published")
+    text = root / "text.txt"
+    text.write_text(random_lines(400), encoding="utf-8")
+    corpus = file_corpus([text], validation_fraction=0.1)
+    datasets = {}
+    for name, tokenizer, size in (("sp400", 400, 6_000), ("byte260", "bytes", 30_000)):
+        *_, last = prepare(corpus, tokenizer, root / "data", shard_tokens=size)
+        assert isinstance(last, PreparedDataset)
+        datasets[name] = last
+    return datasets
+
+
+@pytest.fixture
+def hub(prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A Hub with these data sets in the challenge's layout."""
+    with running(monkeypatch, tmp_path) as server:
+        files = server.repositories[f"datasets/{REPO}"] = {"README.md": b"shards"}
+        datasets, tokenizers = [], []
+        for name, result in prepared.items():
+            for path in sorted(result.folder.glob("*.bin")):
+                files[f"{ROOT}datasets/fineweb10B_{name}/{path.name}"] = path.read_bytes()
+            stats = {"files_train": len(list(result.folder.glob("*_train_*.bin"))), "files_val": 1}
+            entry = {"name": f"fineweb10B_{name}", "tokenizer_name": name}
+            datasets.append({**entry, "stats": {**stats, "tokens_val": result.info.val.tokens}})
+            model = {"model_path": MODEL.removeprefix(ROOT)} if name == "sp400" else {}
+            tokenizers.append({"name": name, **model})
+        files[MODEL] = Path(prepared["sp400"].tokenizer).read_bytes()
+        files[MANIFEST] = json.dumps({"datasets": datasets, "tokenizers": tokenizers}).encode()
+        yield server
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def shard(number: int, split: str = "train") -> str:
+    return f"fineweb_{split}_{number:06d}.bin"
+
+
+def published(hub: Hub) -> dict[str, bytes]:
+    return hub.repositories[f"datasets/{REPO}"]
+
+
+def get(hub: Hub, data: Path, train_shards: int = 2, variant: str = "sp400", **settings: Any) -> DownloadedDataset:
+    return download(variant, train_shards, data, source=Source(REPO, endpoint=hub.endpoint), **settings)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def shards_in(data: Path) -> list[str]:
+    """Return the names of the shards in the data set, which appear when all of them are checked."""
+    return sorted(path.name for path in (data / "datasets/fineweb10B_sp400").glob("*.bin"))
+
+
+def change_manifest(hub: Hub, **stats: object) -> None:
+    manifest = json.loads(published(hub)[MANIFEST])
+    manifest["datasets"][0]["stats"] |= stats
+    published(hub)[MANIFEST] = json.dumps(manifest).encode()
+
+
+@pytest.mark.parametrize("variant", ["sp400", "byte260"])
+def test_a_complete_download_equals_what_prepare_published(
+    hub: Hub, data: Path, prepared: dict[str, PreparedDataset], variant: str
+) -> None:
+    """The shards have the same bytes, dataset.json the same totals, and the tokenizer passes the check."""
+    source = prepared[variant]
+    result = get(hub, data, len(list(source.folder.glob("*_train_*.bin"))), variant)
+    for path in source.folder.glob("*.bin"):
+        assert (result.folder / path.name).read_bytes() == path.read_bytes()
+    commit = hub.commit(f"datasets/{REPO}")
+    splits = {split: replace(totals, source_bytes=totals.bytes) for split, totals in totals_of(source.info)}
+    assert result.info == replace(source.info, corpus=f"{REPO}@{commit[:12]}", **splits)
+    dataset = open_dataset(result.folder)
+    assert dataset.info == result.info
+    assert check_tokenizer(dataset, load_tokenizer(result.tokenizer)) == []
+    model = {"tokenizers/fineweb_400_bpe.model"} if variant == "sp400" else set()
+    names = {f"datasets/fineweb10B_{variant}/{path.name}" for path in source.folder.iterdir()}
+    assert set(files(data)) == names | model
+    assert result.notes == ()
+    assert result.commit == commit
+
+
+def totals_of(info: DatasetInfo) -> list[tuple[str, Any]]:
+    return [("train", info.train), ("val", info.val)]
+
+
+def test_the_same_call_again_requests_the_listing_and_downloads_nothing(hub: Hub, data: Path) -> None:
+    first, snapshot = get(hub, data), files(data)
+    hub.requests.clear()
+    second = get(hub, data)
+    assert hub.downloads() == [MANIFEST]
+    assert files(data) == snapshot
+    assert (second.downloaded, second.bytes, second.info) == ((), 0, first.info)
+    assert second.kept == (shard(0, "val"), shard(0), shard(1))
+
+
+def test_added_shards_are_counted_as_if_downloaded_together(hub: Hub, data: Path, tmp_path: Path) -> None:
+    get(hub, data, 1)
+    hub.requests.clear()
+    more = get(hub, data, 4)
+    assert [path.removeprefix(FOLDER) for path in hub.downloads(FOLDER)] == [shard(1), shard(2), shard(3)]
+    assert more.info == get(hub, tmp_path / "at-once", 4).info
+    assert get(hub, data, 1).info == more.info, "shards that already exist are counted"
+
+
+def test_validation_alone_can_be_downloaded(hub: Hub, data: Path) -> None:
+    result = get(hub, data, 0)
+    assert open_dataset(result.folder, splits=["val"]).val_tokens == result.info.val.tokens > 0
+    assert result.info.train.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [("flip", shard(0)), ("truncate", shard(1)), ("delete", shard(0, "val")), ("flip", shard(0, "val"))],
+)
+def test_only_missing_and_damaged_files_are_downloaded_again(hub: Hub, data: Path, damage: str, name: str) -> None:
+    result, snapshot = get(hub, data), files(data)
+    path = result.folder / name
+    content = bytearray(path.read_bytes())
+    content[3_000] ^= 1
+    path.write_bytes(content if damage == "flip" else content[:-100])
+    if damage == "delete":
+        path.unlink()
+    hub.requests.clear()
+    repaired = get(hub, data)
+    assert hub.downloads(FOLDER) == [FOLDER + name]
+    assert (repaired.downloaded, repaired.info) == ((name,), result.info)
+    assert files(data) == snapshot
+
+
+def test_existing_shards_without_a_dataset_json_are_adopted(hub: Hub, data: Path) -> None:
+    """The challenge's own download script writes no dataset.json."""
+    result = get(hub, data)
+    for text in (None, "{"):
+        (result.folder / "dataset.json").unlink()
+        if text is not None:
+            (result.folder / "dataset.json").write_text(text)
+        adopted = get(hub, data)
+        assert (adopted.downloaded, adopted.info) == ((), result.info)
+        assert DatasetInfo.read(result.folder) == result.info
+
+
+def test_after_ctrl_c_the_same_call_downloads_only_the_rest(hub: Hub, data: Path) -> None:
+    get(hub, data, 0)
+    snapshot = files(data)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "download" and done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(hub, data, 3, report=stop)
+    assert snapshot.items() <= files(data).items(), "the data set is as it was"
+    assert shards_in(data) == [shard(0, "val")]
+    first = hub.downloads(FOLDER)
+    assert get(hub, data, 3).info.train.tokens == open_dataset(data / "datasets/fineweb10B_sp400").train_tokens
+    again = hub.downloads(FOLDER)
+    assert len(again) < 2 * len(first), "complete files are not requested again"
+    assert not list(data.rglob("*.download"))
+
+
+def test_a_partial_transfer_continues_where_it_broke(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1_000)  # an incomplete chunk is lost
+    hub.faults[FOLDER + shard(0)] = [disconnect(5_000)]
+    get(hub, data)
+    sent = [headers for method, path, headers in hub.requests if method == "GET" and path == FOLDER + shard(0)]
+    assert [headers.get("Range") for headers in sent] == [None, "bytes=5000-"]
+    assert (data / "datasets/fineweb10B_sp400" / shard(0)).read_bytes() == published(hub)[FOLDER + shard(0)]
+
+
+def test_two_downloads_into_one_folder_are_refused(hub: Hub, data: Path) -> None:
+    def second(stage: str, _done: int, _total: int) -> None:
+        if stage == "count":
+            get(hub, data)
+
+    with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        get(hub, data, report=second)
+
+
+def test_a_file_with_a_wrong_checksum_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
+    path = FOLDER + shard(1)
+    hub.faults[path] = [send(published(hub)[path][:-2] + b"\0\0")]
+    with pytest.raises(DataError, match=r"fineweb_train_000001\.bin of golf/shards"):
+        get(hub, data)
+    assert not shards_in(data)
+    hub.requests.clear()
+    assert shard(1) in get(hub, data).downloaded
+    assert hub.downloads(FOLDER) == [path], "the others were kept"
+
+
+def test_a_file_that_the_library_does_not_deliver_is_missed(
+    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pattern that matches no file is no error of the library's."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, local_dir, **__: str(local_dir))
+    with pytest.raises(DataError, match=r"manifest\.json of golf/shards was received with no bytes"):
+        get(hub, data)
+
+
+def test_a_truncated_published_shard_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
+    """Its checksum is right: it was truncated before it was published."""
+    published(hub)[FOLDER + shard(0)] = published(hub)[FOLDER + shard(0)][:-200]
+    with pytest.raises(DataError, match="damaged"):
+        get(hub, data)
+    assert not shards_in(data)
+
+
+def test_the_manifest_is_downloaded_anew_in_each_call(hub: Hub, data: Path) -> None:
+    change_manifest(hub, files_train=1)
+    assert any("further ones are ignored" in note for note in get(hub, data, 1).notes)
+    with pytest.raises(ConfigError, match="1 training shards in golf/shards, not 2"):
+        get(hub, data, 2)
+    change_manifest(hub, files_train=4)
+    assert get(hub, data, 2).downloaded == (shard(1),)
+
+
+def test_without_a_manifest_the_file_names_decide(hub: Hub, data: Path) -> None:
+    del published(hub)[MANIFEST]
+    result = get(hub, data, 4)
+    assert result.notes == ("manifest.json: the repository has none, so the file names decide",)
+    assert result.info.train.documents > 0
+
+
+def test_a_validation_split_that_differs_from_the_manifest_is_refused(hub: Hub, data: Path) -> None:
+    change_manifest(hub, tokens_val=7)
+    with pytest.raises(DataError, match="counts 7 validation tokens"):
+        get(hub, data)
+    assert not shards_in(data)
+
+
+@pytest.mark.parametrize("fault", [status(403), status(500), disconnect(10), status(416)])
+def test_a_failed_transfer_is_one_clear_sentence(hub: Hub, data: Path, fault: Fault) -> None:
+    hub.faults[FOLDER + shard(1)] = [fault] * 100
+    with pytest.raises(DataError, match=r"of golf/shards") as caught:
+        get(hub, data)
+    assert "\n" not in str(caught.value)
+    assert not shards_in(data)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (status(404, X_Error_Code="RepoNotFound"), "check the name"),
+        (status(401), "HF_TOKEN"),
+        (status(403, X_Error_Code="GatedRepo"), "is gated"),
+        (status(403), "HF_TOKEN"),
+        (status(418), "418"),
+        (status(503), "503 in 4 attempts"),
+        (send(b"<html>Log in to this network"), "check the connection"),
+        (send(b'{"id": "x/y"}'), "names no commit"),
+    ],
+)
+def test_a_refused_request_is_one_clear_sentence(hub: Hub, data: Path, fault: Fault, message: str) -> None:
+    hub.faults["api"] = [fault] * 4
+    with pytest.raises(DataError, match=f"{REPO} at {hub.endpoint}.*{message}") as caught:
+        get(hub, data)
+    assert "\n" not in str(caught.value)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("path", ["api", MANIFEST, MODEL, FOLDER + shard(0)])
+def test_transient_server_errors_are_retried(hub: Hub, data: Path, path: str) -> None:
+    hub.faults[path] = [status(500), status(503), status(429)]
+    assert len(get(hub, data).downloaded) == 4
+
+
+def test_an_unreachable_server_is_one_clear_sentence(data: Path, hub: Hub) -> None:
+    source = Source(REPO, endpoint="http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"ConnectError.*check the connection"):
+        download("sp400", 1, data, source=source)
+    assert not hub.requests
+
+
+def test_offline_mode_is_named_in_the_error(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    huggingface_hub.close_session()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
+        get(hub, data)
+
+
+def test_the_token_is_sent_to_the_hub_and_not_to_the_storage_host(
+    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    get(hub, data)
+    by_host: dict[str, set[str]] = {}
+    for _, _, headers in hub.requests:
+        lower = {name.lower(): value for name, value in headers.items()}
+        by_host.setdefault(f"http://{lower['host']}", set()).add(lower.get("authorization", "").rpartition(" ")[2])
+    assert by_host == {hub.endpoint: {"hf_secret"}, hub.storage: {""}}
+
+
+@pytest.mark.parametrize("size", [1 << 50, -1, "7", None, 10.0])
+@pytest.mark.parametrize("path", [MANIFEST, MODEL, FOLDER + shard(0)])
+def test_an_impossible_listed_size_is_refused_before_the_download(
+    hub: Hub, data: Path, size: object, path: str
+) -> None:
+    def claim(answer: dict[str, Any]) -> None:
+        next(entry for entry in answer["siblings"] if entry["rfilename"] == path)["size"] = size
+
+    hub.edit_listing = claim
+    with pytest.raises(DataError, match="nothing was downloaded"):
+        get(hub, data)
+    assert set(hub.downloads()) <= {MANIFEST}
+    assert not data.exists()
+
+
+def test_a_server_that_sends_without_end_is_stopped(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    monkeypatch.setattr(download_module, "_SLACK", 1 << 16)
+    hub.faults[FOLDER + shard(0)] = [send(published(hub)[FOLDER + shard(0)] * 100)]
+    with pytest.raises(DataError, match="the Hub sends more"):
+        get(hub, data)
+    assert not shards_in(data)
+
+
+def test_unknown_repositories_revisions_and_variants_are_refused(hub: Hub, data: Path) -> None:
+    with pytest.raises(ConfigError, match="owner/name"):
+        download("sp400", 1, data, source=Source("a/b/c", endpoint=hub.endpoint))
+    with pytest.raises(DataError, match="no such revision"):
+        download("sp400", 1, data, source=Source(REPO, "v9", endpoint=hub.endpoint))
+    with pytest.raises(DataError, match=r"sp512; it has byte260 \(in datasets/\), sp400 \(in datasets/\)"):
+        get(hub, data, variant="sp512")
+    with pytest.raises(ConfigError, match="train_shards=-1"):
+        get(hub, data, -1)
+    assert not data.exists()
+
+
+def test_a_path_that_leads_out_of_the_repository_is_refused(hub: Hub, data: Path) -> None:
+    manifest = json.loads(published(hub)[MANIFEST])
+    manifest["tokenizers"][0]["model_path"] = "../../x"
+    published(hub)[MANIFEST] = json.dumps(manifest).encode()
+    with pytest.raises(DataError, match=r"'\.\./\.\./x'"):
+        get(hub, data)
+    hub.edit_listing = lambda answer: answer["siblings"][0].update(rfilename=f"../datasets/fineweb10B_sp400/{shard(0)}")
+    with pytest.raises(DataError, match="leads out of it"):
+        get(hub, data)
+    assert not data.exists()
+
+
+def test_a_full_disk_is_reported_before_the_download(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))  # noqa: ARG005
+    with pytest.raises(OutputError, match=r"1,000,000 free.* --train-shards"):
+        get(hub, data)
+    assert hub.downloads() == [MANIFEST]
+
+
+def test_a_disk_that_fills_up_is_one_sentence(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, allow_patterns: list[str], **settings: Any) -> object:
+        if len(allow_patterns) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*_, allow_patterns=allow_patterns, **settings)
+
+    import huggingface_hub
+
+    real: Any = huggingface_hub.snapshot_download
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+    with pytest.raises(OutputError, match=r"4 files of golf/shards: no space left on device"):
+        get(hub, data)
+    assert not shards_in(data)
+
+
+@pytest.mark.parametrize("name", [shard(0), shard(0, "val"), shard(77)])
+def test_shards_of_another_data_set_are_never_replaced(hub: Hub, data: Path, name: str) -> None:
+    path = data / "datasets/fineweb10B_sp400" / name
+    path.parent.mkdir(parents=True)
+    write_shard(path, np.arange(9))
+    snapshot = files(data)
+    with pytest.raises(OutputError, match="choose another root, or move it away"):
+        get(hub, data)
+    assert files(data) == snapshot
+    path.write_bytes(path.read_bytes()[:-1])  # a partial shard may be replaced
+    if name != shard(77):
+        assert len(get(hub, data).downloaded) == 4
+
+
+def test_data_prepared_from_text_is_never_replaced(hub: Hub, data: Path, prepared: dict[str, PreparedDataset]) -> None:
+    shutil.copytree(prepared["sp400"].folder.parents[1], data)
+    snapshot = files(data)
+    with pytest.raises(OutputError, match="has data of"):
+        get(hub, data)
+    assert files(data) == snapshot
+
+
+def test_another_tokenizer_is_never_replaced(hub: Hub, data: Path) -> None:
+    model = data / "tokenizers/fineweb_400_bpe.model"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"another")
+    with pytest.raises(OutputError, match="differs from the tokenizer of golf/shards"):
+        get(hub, data)
+    assert model.read_bytes() == b"another"
+
+
+def test_a_tokenizer_that_does_not_match_the_shards_is_refused(hub: Hub, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "other.txt"
+    text.write_text(random_lines(300, seed=1), encoding="utf-8")
+    corpus = file_corpus([text], validation_fraction=0.1)
+    right = published(hub)[MODEL]
+    for size, message in ((300, "has 300 pieces"), (400, "are reproduced when sp400")):
+        *_, other = prepare(corpus, size, tmp_path / "other")
+        assert isinstance(other, PreparedDataset)
+        published(hub)[MODEL] = Path(other.tokenizer).read_bytes()
+        with pytest.raises(DataError, match=message):
+            get(hub, data)
+        shutil.rmtree(data)
+    published(hub)[MODEL] = right
+    tokens = np.full(3_000, 400)
+    write_shard(tmp_path / "large.bin", tokens)
+    published(hub)[FOLDER + shard(1)] = (tmp_path / "large.bin").read_bytes()
+    with pytest.raises(DataError, match="token id 400, but sp400 has 400 ids"):
+        get(hub, data)
+
+
+def test_a_byte_table_that_is_wrong_for_the_text_is_refused(
+    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        download_module, "check_bytes", lambda *arguments: replace(check_bytes(*arguments), table_bytes=1)
+    )
+    with pytest.raises(DataError, match="the byte table of sp400 counts 1 bytes"):
+        get(hub, data)
+    assert not shards_in(data)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1_000, 1 << 20])
+def test_totals_do_not_depend_on_the_block_size(
+    prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    source = prepared["sp400"]
+    tokens = open_dataset(source.folder).validation_tokens()
+    tokenizer = load_tokenizer(source.tokenizer)
+    monkeypatch.setattr(download_module, "_BLOCK_TOKENS", block)
+    counter = download_module._TotalsCounter(tokenizer)
+    for part in np.array_split(tokens, 3):
+        counter.add(part, RemoteFile("x", 1, ""))
+    table = tokenizer.byte_table()
+    assert counter.totals.bytes == int(table.count(tokens[:-1], tokens[1:]).sum())
+    assert (counter.totals.tokens, counter.totals.documents) == (len(tokens), int((tokens == tokenizer.bos_id).sum()))
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *tokens: object) -> tuple[int, dict[str, Any], str]:
+    code = run(build_app, ["prepare", *map(str, tokens), "--json"])
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    return code, json.loads(out), err
+
+
+def test_the_command_downloads_and_reports(hub: Hub, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--variant", "sp400", "--train-shards", 2, "--repo", REPO, "--endpoint", hub.endpoint, "-o", data]
+    change_manifest(hub, files_train=3)
+    code, answer, err = run_command(capsys, "hub", *flags)
+    assert code == 0
+    assert answer["fetched"] == ["fineweb_400_bpe.model", shard(0, "val"), shard(0), shard(1)]
+    assert (answer["commit"], answer["kept"]) == (hub.commit(f"datasets/{REPO}"), [])
+    assert answer["train"]["tokens"] == open_dataset(answer["folder"]).train_tokens
+    assert "downloading: " in err
+    assert "note: the manifest counts 3" in err
+    assert run(build_app, ["prepare", "hub", *map(str, flags)]) == 0
+    assert "downloaded: 0 files, 0 bytes; 3 existed" in capsys.readouterr().out
+
+
+def test_ctrl_c_says_that_the_same_command_continues(
+    hub: Hub, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download_module, "download", interrupted)
+    code, answer, err = run_command(capsys, "hub", "--endpoint", hub.endpoint, "-o", data)
+    assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
+    assert "run the same command again" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["stdlib", "--variant", "sp400"], "--variant is for birdie prepare hub"),
+        (["hub", "more.txt", "--train-shards", "1"], "--train-shards is for birdie prepare hub"),
+        (["hub", "--vocab-size", "400"], "choose with --variant"),
+        (["hub", "--variant", "gpt2"], "variant 'gpt2' is unknown"),
+    ],
+)
+def test_flags_that_exclude_each_other_are_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    code, answer, _ = run_command(capsys, *flags)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert message in answer["error"]["message"]
+
+
+def test_without_the_library_the_command_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    code, answer, _ = run_command(capsys, "hub", "-o", data)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert "pip install 'birdie-compress[hub]'" in answer["error"]["message"]
+    assert not data.exists()

@@ -1,0 +1,258 @@
+"""Tokenizers: text round-trips, and the byte table counts the UTF-8 length of the decoded text.
+
+Both are checked on random Unicode, for raw bytes and for BPE vocabularies with and without CaseOps.
+"""
+
+import random
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.errors import ConfigError, DataError
+from birdie.gpt.data.byte_accounting import check_bytes
+from birdie.gpt.data.caseops import ALLCAPS, ESCAPE, OPERATORS, TITLE
+from birdie.gpt.data.tokenizer import (
+    ByteTokenizer,
+    CaseOpsTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    _sample_lines,
+    has_operators,
+    load_tokenizer,
+    train_caseops,
+    train_sentencepiece,
+)
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+def documents(count: int, seed: int = 0) -> list[str]:
+    """Return `count` documents of random words with digits, accents and punctuation."""
+    draw = random.Random(seed)
+    lexicon = ["".join(draw.choices("abcdeéiou stnrl", k=draw.randint(1, 8))) for _ in range(400)]
+    lines = [" ".join(draw.choices(lexicon, k=9)) + f", {draw.random()}." for _ in range(9 * count)]
+    return ["\n".join(lines[9 * i : 9 * i + 9]) for i in range(count)]
+
+
+@cache
+def small_bpe() -> SentencePieceTokenizer:
+    return train_sentencepiece(documents(60), 400)
+
+
+@cache
+def small_caseops() -> CaseOpsTokenizer:
+    return train_caseops([text.title() for text in documents(60)], 420)
+
+
+TOKENIZERS = pytest.mark.parametrize("make", [ByteTokenizer, small_bpe, small_caseops], ids=["bytes", "bpe", "caseops"])
+CAPITALS = st.text(
+    st.sampled_from([*"aABhHzZ .1\0\t", *OPERATORS, *"ÉßKＡﬁⅧ", "\u0331", "\u030c", "\u0301", "\u200b", "😀"])
+)
+
+
+def shard_tokens(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
+    """Return BOS + tokens of each text, as in a shard."""
+    parts = [np.insert(ids, 0, tokenizer.bos_id) for ids in tokenizer.encode_batch(texts)]
+    return np.concatenate([np.zeros(0, np.uint16), *parts])
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_raw_bytes_round_trip_every_text(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.uint16
+    assert tokenizer.decode(ids) == text
+    assert list(ids) == [byte + 4 for byte in text.encode()]
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_bpe_round_trips_normalized_text(text: str) -> None:
+    normalized = small_bpe().decode(small_bpe().encode(text))
+    assert small_bpe().decode(small_bpe().encode(normalized)) == normalized
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS | CAPITALS)
+def test_caseops_decodes_to_the_text_that_its_model_normalizes_to(text: str) -> None:
+    """Text is normalized before CaseOps. Where one pass of the model's normalization is not enough, after two."""
+    model = SentencePieceTokenizer(small_caseops().model_bytes)
+    once = model.decode(model.encode(text))
+    twice = model.decode(model.encode(once))
+    assert small_caseops().decode(small_caseops().encode(text)) == twice
+    assert model.normalize(once) == twice
+
+
+@TOKENIZERS
+@settings(deadline=None)
+@given(texts=st.lists(TEXTS | CAPITALS, max_size=5))
+def test_the_byte_table_counts_utf8(make: type[Tokenizer], texts: list[str]) -> None:
+    tokenizer = make()
+    tokens = shard_tokens(tokenizer, texts)
+    check = check_bytes(tokenizer, tokens)
+    assert check.exact
+    assert check.documents == len(texts)
+    total = tokenizer.byte_table().count_document(tokens, tokenizer.bos_id).sum()
+    assert total == check.table_bytes == check.text_bytes
+
+
+@TOKENIZERS
+def test_a_batch_encodes_as_its_single_texts(make: type[Tokenizer]) -> None:
+    texts = ["", "one two", "é\u2581ü 😀", *documents(3)]
+    for single, batched in zip(map(make().encode, texts), make().encode_batch(texts, threads=2), strict=True):
+        assert np.array_equal(single, batched)
+        assert batched.dtype == np.uint16
+
+
+def test_the_byte_table_by_piece_type() -> None:
+    tokenizer = small_bpe()
+    table = tokenizer.byte_table()
+    ids = {piece: tokenizer._processor.piece_to_id(piece) for piece in ("▁", "<0xE2>", "e", "▁e", "é")}
+    bos, e = tokenizer.bos_id, ids["e"]
+    for control in range(4):  # pad, bos, eos, unk
+        assert table.base_bytes[control] == 0
+        assert table.is_boundary[control]
+    assert table.base_bytes[ids["<0xE2>"]] == 1  # not the 6 bytes of its name
+    assert table.base_bytes[ids["▁"]] == 0  # its one byte is the leading space
+    assert table.base_bytes[ids["é"]] == 2
+    previous, targets = np.array([bos, e, bos, e, e]), np.array([ids["▁"], ids["▁"], ids["▁e"], ids["▁e"], e])
+    assert table.count(previous, targets).tolist() == [0, 1, 1, 2, 1]
+
+
+def test_operators_count_no_bytes_unless_escaped() -> None:
+    tokenizer = small_caseops()
+    title, escape = (tokenizer._operators[operator] for operator in (TITLE, ESCAPE))
+    a = int(tokenizer.encode("a")[0])
+    table = tokenizer.byte_table()
+
+    def count(*ids: int) -> list[int]:
+        counts: list[int] = table.count_document(np.array(ids, np.uint16), tokenizer.bos_id).tolist()
+        return counts
+
+    assert count(title, a) == [0, 1]
+    assert count(escape, title, title, a) == [0, 3, 0, 1]
+    assert count(escape, escape, title, a) == [0, 3, 0, 1]
+    assert count(escape, escape, escape, title) == [0, 3, 0, 3]
+    assert count(a, escape, tokenizer.bos_id, title, escape) == [1, 0, 0, 0, 0]
+    assert count(escape, a) == [0, 1]
+    assert table.count(np.array([escape, a]), np.array([title, title])).tolist() == [3, 0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(4, 7) | st.sampled_from([300, 301, 302]), max_size=12))
+def test_bytes_are_exact_for_every_sequence_of_operators(ids: list[int]) -> None:
+    assert check_bytes(small_caseops(), np.array([1, *ids], np.uint16)).exact
+
+
+def test_caseops_reserves_its_ids_and_is_recognized_by_them(tmp_path: Path) -> None:
+    tokenizer = train_caseops([text.title() for text in documents(60)], 420, tmp_path / "a.model")
+    assert tokenizer.digest == small_caseops().digest
+    assert (tokenizer.kind, tokenizer.name, tokenizer.vocab_size) == ("caseops", "sp420_caseops", 420)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes)
+    assert [processor.id_to_piece(i) for i in range(9)] == ["<pad>", "<s>", "</s>", "<unk>", *OPERATORS, "<0x00>"]
+    assert not any(set(processor.id_to_piece(i)) & set(OPERATORS) for i in range(8, 420))
+    loaded = load_tokenizer(tmp_path / "a.model")
+    assert isinstance(loaded, CaseOpsTokenizer)
+    assert loaded.encode(f"NASA {TITLE}x").tolist()[:1] == [processor.piece_to_id(ALLCAPS)]
+    (tmp_path / "b.model").write_bytes(small_bpe().model_bytes)
+    assert isinstance(load_tokenizer(tmp_path / "b.model"), SentencePieceTokenizer)
+    with pytest.raises(DataError, match="sp400 does not reserve ids 4 to 7"):
+        CaseOpsTokenizer(small_bpe())
+
+
+def test_a_text_with_many_operators_does_not_give_a_caseops_model() -> None:
+    """Learned pieces come after the byte pieces."""
+    texts = [f"{text} {' '.join(OPERATORS)}" for text in documents(60)]
+    assert not has_operators(train_sentencepiece(texts, 420))
+
+
+def test_one_piece_serves_a_word_in_every_case() -> None:
+    lower, title, capitals = (small_caseops().encode(text).tolist() for text in ("stone", "Stone", "STONE"))
+    assert title == [small_caseops()._operators[TITLE], *lower]
+    assert capitals == [small_caseops()._operators[ALLCAPS], *lower]
+
+
+def test_rows_beyond_the_vocabulary_are_unused() -> None:
+    for tokenizer in (ByteTokenizer(), small_bpe(), small_caseops()):
+        table = tokenizer.byte_table(512)
+        assert len(table) == 512
+        assert not table.base_bytes[tokenizer.vocab_size :].any()
+        assert table.is_boundary[tokenizer.vocab_size :].all()
+        assert len(tokenizer.byte_table(8)) == tokenizer.vocab_size
+
+
+def test_a_vocabulary_without_a_lone_space_is_refused() -> None:
+    with pytest.raises(DataError, match="no piece for a lone space"):
+        train_sentencepiece(["abcdefgh" * 9, "abab", "efef", "ghab"] * 9, 270).byte_table()
+
+
+@TOKENIZERS
+def test_control_ids_decode_to_nothing_and_unknown_ids_are_refused(make: type[Tokenizer]) -> None:
+    tokenizer = make()
+    assert tokenizer.decode([1, *tokenizer.encode("a"), 2, 0]) == "a"
+    assert tokenizer.decode([]) == ""
+    with pytest.raises(DataError, match="vocabulary of"):
+        tokenizer.decode([tokenizer.vocab_size])
+    with pytest.raises(DataError, match="outside the vocabulary"):
+        tokenizer.byte_table().count(np.array([1]), np.array([9999]))
+    with pytest.raises(DataError, match=r"lone surrogate \(U\+D800\) at character 1"):
+        tokenizer.encode("a\ud800")
+
+
+def test_training_is_deterministic_silent_and_atomic(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = train_sentencepiece(documents(60), 400, tmp_path / "a.model")
+    assert first.digest == small_bpe().digest
+    assert load_tokenizer(tmp_path / "a.model").digest == first.digest
+    assert [path.name for path in tmp_path.iterdir()] == ["a.model"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_training_uses_the_challenges_settings() -> None:
+    processor = sentencepiece.SentencePieceProcessor(model_proto=small_bpe().model_bytes)
+    assert [processor.id_to_piece(i) for i in range(5)] == ["<pad>", "<s>", "</s>", "<unk>", "<0x00>"]
+    assert processor.encode("12", out_type=str) == ["1", "2"]  # split digits
+    assert processor.encode("ﬁ", out_type=str)[0] in ("fi", "f", "<0x66>")  # NFKC
+    assert not processor.encode("e", out_type=str)[0].startswith("▁")  # no dummy prefix
+
+
+def test_impossible_vocabularies_are_refused() -> None:
+    for size in (0, 260, 65_537):
+        with pytest.raises(ConfigError, match=f"vocabulary of {size:,}"):
+            train_sentencepiece(documents(1), size)
+    with pytest.raises(ConfigError, match="vocabulary of 261"):
+        train_sentencepiece(documents(60), 261)
+    with pytest.raises(DataError, match="not 4,000"):
+        train_sentencepiece(["a few words only"], 4000)
+    with pytest.raises(DataError, match="no text"):
+        train_sentencepiece([" ", "\n"], 300)
+    with pytest.raises(ConfigError, match=r"264 .* 265 to 65,536"):
+        train_caseops(documents(1), 264)
+
+
+def test_a_sample_of_lines_is_uniform_and_bounded() -> None:
+    lines = [f"line {i:05}" for i in range(4000)]
+    sample = _sample_lines(["\n".join(lines[:1000]), *lines[1000:], " \n\0"], 10_000)
+    assert 4_000 < sum(map(len, sample)) <= 10_000
+    assert sample == sorted(sample)
+    assert 0.4 < sum(line < "line 02000" for line in sample) / len(sample) < 0.6
+    assert _sample_lines(lines, 10**6) == lines
+
+
+def test_missing_and_damaged_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        load_tokenizer(tmp_path / "none.model")
+    for size in (0, 10, len(small_bpe().model_bytes) - 3):
+        (tmp_path / "cut.model").write_bytes(small_bpe().model_bytes[:size])
+        with pytest.raises(DataError, match=r"cut\.model"):
+            load_tokenizer(tmp_path / "cut.model")
+
+
+def test_a_tokenizers_name_has_its_family_and_vocabulary() -> None:
+    assert (load_tokenizer("bytes").name, load_tokenizer("byte260").vocab_size) == ("byte260", 260)
+    assert (small_bpe().name, small_bpe().vocab_size, small_bpe().kind) == ("sp400", 400, "sentencepiece")

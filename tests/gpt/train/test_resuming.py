@@ -1,0 +1,272 @@
+"""A checkpoint with right digests and wrong contents is refused in one sentence, and an older one is taken."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from birdie.errors import WeightsError
+from birdie.gpt.train.bandit import BanditSettings
+from birdie.gpt.train.checkpoint import FILES, SUMS, Checkpoint, load_checkpoint
+from birdie.gpt.train.resuming import require_resumable
+from birdie.gpt.train.settings import AverageSettings, OptimizerSettings
+from birdie.gpt.train.training import Training
+from tests.tiny_run import TinyBatches, save, tiny_model, tiny_settings
+
+OPTIMIZERS = OptimizerSettings(newton_schulz_dtype="float32", muon_beta2=0.95)
+EMA, BANDIT = AverageSettings("ema"), BanditSettings(every=2)
+MATRIX, VECTOR = "blocks.0.attn.c_q.weight", "tok_emb.weight"
+
+
+def start(resume: Checkpoint | None = None) -> Training:
+    return Training(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, average=EMA, bandit=BANDIT, saved=resume)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of steps 2 and 3 of a run with an average and a bandit."""
+    folder = tmp_path_factory.mktemp("run")
+    for step in (run := start()):
+        if step.number in (2, 3):
+            save(run, folder)
+        if step.number == 3:
+            break
+    return folder
+
+
+def require(checkpoint: Checkpoint) -> None:
+    require_resumable(checkpoint, tiny_model(), OPTIMIZERS, EMA, BANDIT)
+
+
+def sign(path: Path) -> None:
+    """Write the digests of a checkpoint anew."""
+    lines = [f"{hashlib.sha256((path / n).read_bytes()).hexdigest()}  {n}\n" for n in FILES if (path / n).exists()]
+    (path / SUMS).write_text("".join(lines))
+
+
+def copy_of(saved: Path, folder: Path) -> Path:
+    """Copy the run's checkpoints; return the path of the newest."""
+    for path in saved.rglob("*.*"):
+        target = folder / path.relative_to(saved)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    for path in folder.iterdir():
+        sign(path)
+    return folder / "step-00000003"
+
+
+def test_a_sound_checkpoint_is_resumed_without_a_word(saved: Path) -> None:
+    lines: list[str] = []
+    checkpoint = load_checkpoint(saved, notify=lines.append, require=require)
+    assert (checkpoint.step, lines) == (3, [])
+    assert start(checkpoint).number == 3
+
+
+def without(*names: str) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: {key: t for key, t in tensors.items() if not any(name in key for name in names)}
+
+
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: {**tensors, name: change(tensors[name]).contiguous()}
+
+
+def plus(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: {**tensors, name: tensor}
+
+
+TENSORS: dict[str, tuple[str, Callable[[dict[str, Tensor]], Any]]] = {
+    "no rng": ("rng", without("cpu")),
+    "more rng": ("rng", plus("mps", torch.zeros(9, dtype=torch.uint8))),
+    "rng of another shape": ("rng", changed("cpu", lambda t: t[:-1])),
+    "rng of another dtype": ("rng", changed("cpu", lambda t: t.float())),
+    "rng of two dimensions": ("rng", changed("cpu", lambda t: t[None])),
+    "rng of garbage": ("rng", changed("cpu", lambda t: torch.full_like(t, 255))),
+    "cuda rng of another dtype": ("rng", plus("cuda", torch.zeros(16))),
+    "no optimizer state": ("optimizer", without("")),
+    "no momentum": ("optimizer", without("momentum_buffer")),
+    "no row squares": ("optimizer", without("row_square")),
+    "no moments of a vector": ("optimizer", without(VECTOR)),
+    "no second moment": ("optimizer", without(f"{VECTOR}/exp_avg_sq")),
+    "momentum of another shape": ("optimizer", changed(f"{MATRIX}/momentum_buffer", lambda t: t[1:])),
+    "momentum of another dtype": ("optimizer", changed(f"{MATRIX}/momentum_buffer", lambda t: t.double())),
+    "momentum that is not finite": ("optimizer", changed(f"{MATRIX}/momentum_buffer", lambda t: t / 0)),
+    "negative squares": ("optimizer", changed(f"{VECTOR}/exp_avg_sq", lambda t: -t - 1)),
+    "steps to come": ("optimizer", changed(f"{VECTOR}/step", lambda t: t + 99)),
+    "steps before the first": ("optimizer", changed(f"{VECTOR}/step", lambda t: t - 99)),
+    "an unknown entry": ("optimizer", plus(f"{VECTOR}/max", torch.zeros(2))),
+    "AdamW's entry of a matrix": ("optimizer", plus(f"{MATRIX}/step", torch.zeros(()))),
+    "a parameter of another model": ("optimizer", plus("x/step", torch.zeros(()))),
+    "no weight": ("model", without(MATRIX)),
+    "one weight more": ("model", plus("x", torch.zeros(1))),
+    "weight of another shape": ("model", changed(MATRIX, lambda t: t[1:])),
+    "weight of another dtype": ("model", changed(MATRIX, lambda t: t.to(torch.int32))),
+    "weight that is not finite": ("model", changed(MATRIX, lambda t: t * math.nan)),
+    "no average": ("average", without("")),
+    "no terms": ("average", without("terms")),
+    "terms of another shape": ("average", changed("ema/terms", lambda t: t.repeat(2))),
+    "negative terms": ("average", changed("ema/terms", lambda t: -t)),
+    "an average without a weight": ("average", without(MATRIX)),
+    "an average of another shape": ("average", changed(f"ema/0/{MATRIX}", lambda t: t[1:])),
+    "a second average": ("average", plus(f"swa/0/{MATRIX}", torch.zeros(2))),
+    "a second copy": ("average", lambda t: {**t, f"ema/1/{MATRIX}": t[f"ema/0/{MATRIX}"].clone()}),
+    "an average that is not finite": ("average", changed(f"ema/0/{MATRIX}", lambda t: t * math.inf)),
+}
+
+
+def refused(folder: Path) -> None:
+    """Check that the newest checkpoint is refused in one sentence and the older one is taken."""
+    lines: list[str] = []
+    assert load_checkpoint(folder, notify=lines.append, require=require).step == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: ")
+    assert lines[0].endswith("; going back to step-00000002")
+    assert "\n" not in lines[0]
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_wrong_tensors_under_right_digests_are_refused(case: str, saved: Path, tmp_path: Path) -> None:
+    newest, (name, change) = copy_of(saved, tmp_path), TENSORS[case]
+    path = newest / f"{name}.safetensors"
+    save_file(change(load_file(path)), path)
+    sign(newest)
+    refused(tmp_path)
+    for older in (tmp_path / "step-00000002").iterdir():
+        older.unlink()
+    with pytest.raises(WeightsError, match="has no other"):
+        load_checkpoint(tmp_path, require=require)
+
+
+def with_value(*keys: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        table = state
+        for key in keys[:-1]:
+            table = table[key]
+        table[keys[-1]] = value
+        return state
+
+    return change
+
+
+STATES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no object": lambda _: [],
+    "empty": lambda _: {},
+    "no loader": lambda state: {key: value for key, value in state.items() if key != "loader"},
+    "no settings": lambda state: {key: value for key, value in state.items() if key != "settings"},
+    "step of text": with_value("step", value="3"),
+    "clock of text": with_value("clock_ms", value="3"),
+    "clock without end": with_value("clock_ms", value=10**400),
+    "clock of nothing": with_value("clock_ms", value=None),
+    "format of text": with_value("format", value="3"),
+    "format true": with_value("format", value=True),
+    "loader of text": with_value("loader", value="abc"),
+    "settings in a list": with_value("settings", value=[1]),
+    "settings that nest": with_value("settings", "matrix_lr", value={"a": 1}),
+    "settings of a megabyte": with_value("settings", "matrix_lr", value="x" * 10**6),
+    "no average though it has one": with_value("averaged", value=False),
+    "no bandit though it has one": with_value("bandit", value={}),
+    "bandit of text": with_value("bandit", "chosen", value=["a", "b", "c"]),
+    "bandit of other length": with_value("bandit", "sum", value=[0.0]),
+    "bandit with no such arm": with_value("bandit", "arms", value=[0, 99]),
+    "bandit that is not finite": with_value("bandit", "squares", value=math.nan),
+    "bandit of negative weights": with_value("bandit", "weight", value=[-1.0, 0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_wrong_values_under_right_digests_are_refused(case: str, saved: Path, tmp_path: Path) -> None:
+    newest = copy_of(saved, tmp_path)
+    path = newest / "state.json"
+    path.write_text(json.dumps(STATES[case](json.loads(path.read_text()))))
+    sign(newest)
+    refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 99, b"[" * 100_000, b'{"step": ' + b"9" * 5000, b'{"step"', b"\xff\xfe"]
+)
+def test_a_state_that_is_no_json_is_refused(content: bytes, saved: Path, tmp_path: Path) -> None:
+    newest = copy_of(saved, tmp_path)
+    (newest / "state.json").write_bytes(content)
+    sign(newest)
+    refused(tmp_path)
+
+
+def make_special(kind: str, path: Path, elsewhere: Path) -> None:
+    """Put something that is no regular file at `path`."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link to a pipe":
+        os.mkfifo(elsewhere)
+        path.symlink_to(elsewhere)
+    elif kind == "link to nowhere":
+        path.symlink_to(elsewhere)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.mkdir()
+
+
+KINDS = ("pipe", "link to a pipe", "link to nowhere", "device", "socket", "folder")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["state.json", "rng.safetensors", SUMS])
+def test_a_file_that_is_none_is_never_opened(
+    kind: str, name: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = copy_of(saved, tmp_path / "run")
+    (newest / name).unlink()
+    monkeypatch.chdir(newest)  # the path of a socket must be short
+    make_special(kind, Path(name), tmp_path / "elsewhere")
+    refused(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["file", *KINDS])
+def test_a_checkpoint_that_is_no_folder_is_a_damaged_one(
+    kind: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = copy_of(saved, tmp_path / "run")
+    for path in newest.iterdir():
+        path.unlink()
+    newest.rmdir()
+    monkeypatch.chdir(tmp_path / "run")
+    if kind == "file":
+        newest.write_text("x")
+    else:
+        make_special(kind, Path(newest.name), tmp_path / "elsewhere")
+    refused(tmp_path / "run")
+
+
+def test_a_checkpoint_of_the_second_format_may_lack_what_had_no_gradient(saved: Path) -> None:
+    checkpoint = load_checkpoint(saved)
+    fewer = {key: t for key, t in checkpoint.optimizer.items() if not key.startswith(VECTOR)}
+    require(dataclasses.replace(checkpoint, optimizer=fewer, format=2))
+    with pytest.raises(WeightsError, match=VECTOR):
+        require(dataclasses.replace(checkpoint, optimizer=fewer))
+
+
+def test_an_optimizer_state_has_every_parameter() -> None:
+    """One without a gradient as well, whose state is that before its first step."""
+    model = tiny_model()
+    model.unused = torch.nn.Parameter(torch.ones(3))
+    groups = model.parameter_groups()
+    model.parameter_groups = lambda: {**groups, "unused": "scalars"}  # type: ignore[method-assign]
+    run = Training(model, TinyBatches(), tiny_settings(iterations=1), OPTIMIZERS)
+    assert run.checkpoint().optimizer == {}
+    list(run)
+    checkpoint = run.checkpoint()
+    assert not checkpoint.optimizer["unused/exp_avg"].any()
+    require_resumable(checkpoint, model, OPTIMIZERS, AverageSettings(), BanditSettings())

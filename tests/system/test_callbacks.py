@@ -1,0 +1,115 @@
+"""`progress` of the Python API: a function is called, True shows one bar, and without a terminal nothing is written."""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import birdie
+from birdie.errors import ConfigError
+from birdie.system.callbacks import Progress, bar, no_progress, reporting
+
+
+class Bars(list[tuple[str, list[tuple[float, float | None]]]]):
+    """Bars that were shown, each with its description and updates; `open`: those that were not closed."""
+
+    open = 0
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
+    """Record the bars of the test instead of showing them."""
+    recorded = Bars()
+
+    @contextmanager
+    def record(description: str, _unit: str) -> Iterator[Progress]:
+        recorded.append((description, []))
+        recorded.open += 1
+        try:
+            yield lambda done, total: recorded[-1][1].append((done, total))
+        finally:
+            recorded.open -= 1
+
+    monkeypatch.setattr("birdie.system.callbacks.bar", record)
+    return recorded
+
+
+def loss(module: nn.Module, batch: Tensor) -> Tensor:
+    output: Tensor = module(batch).square().mean()
+    return output
+
+
+def calls(folder: Path) -> dict[str, Callable[[Progress | bool | None], object]]:
+    """Return the functions of the API that take `progress`, each with its other arguments."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    batches = [torch.randn(32, 64) for _ in range(5)]
+    file = folder / "x.birdie"
+    return {
+        "save": lambda progress: birdie.save(model, file, coder="fast", progress=progress),
+        "save_object": lambda progress: birdie.save_object(model.state_dict(), file, coder="fast", progress=progress),
+        "calibrate": lambda progress: birdie.calibrate(model, batches, loss, progress=progress),
+        "blockwise": lambda progress: birdie.calibrate(model, batches, loss, blockwise=True, progress=progress),
+    }
+
+
+@pytest.mark.parametrize("name", ["save", "save_object", "calibrate", "blockwise"])
+def test_true_shows_one_bar_that_reaches_its_end_and_a_function_gets_the_same(
+    name: str, tmp_path: Path, bars: Bars
+) -> None:
+    call = calls(tmp_path)[name]
+    call(True)
+    ((description, updates),) = bars
+    assert description in ("compressing", "calibrating")
+    assert updates[-1][0] == updates[-1][1]
+    assert bars.open == 0
+    seen: list[tuple[float, float | None]] = []
+    call(lambda done, total: seen.append((done, total)))
+    assert seen == updates
+    call(None)
+    call(False)
+    assert len(bars) == 1
+
+
+def test_an_error_closes_the_bar(bars: Bars) -> None:
+    with pytest.raises(ConfigError, match="nll"):
+        birdie.calibrate(nn.Linear(8, 8), [torch.ones(2, 8)], _fail, progress=True)
+    assert (len(bars), bars.open) == (1, 0)
+
+
+def _fail(_module: nn.Module, _batch: Tensor) -> Tensor:
+    raise ConfigError("nll")
+
+
+def test_a_bar_shows_description_share_and_rate_on_a_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with bar("compressing", "tensors", console) as update:
+        update(5, 10)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "compressing" in text
+    assert "50%" in text
+
+
+def test_nothing_is_written_without_a_terminal_or_on_other_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with reporting(True, "compressing", "tensors") as update:
+        assert update is not None
+        update(5, 10)
+    monkeypatch.setenv("RANK", "1")
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with bar("compressing", "tensors", console) as update:
+        update(5, 10)
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_none_and_false_report_nothing_and_a_function_is_passed_on() -> None:
+    for progress, callback in ((None, None), (False, None), (no_progress, no_progress)):
+        with reporting(progress, "compressing", "tensors") as update:
+            assert update is callback

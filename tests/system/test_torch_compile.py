@@ -1,0 +1,59 @@
+"""torch.compile with a fallback: a compiler that fails leaves results and gradients as eager mode computes them."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from birdie.system.torch_compile import CompiledOrEager
+
+
+def identity_compiler(graph: Callable[..., object], _example: object) -> Callable[..., object]:
+    return graph
+
+
+def failing_compiler(_graph: object, _example: object) -> Callable[..., object]:
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.parametrize("direction", ["fw_compiler", "bw_compiler"])
+def test_a_forward_or_backward_that_does_not_compile_falls_back_to_eager(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilers = {"fw_compiler": identity_compiler, "bw_compiler": identity_compiler, direction: failing_compiler}
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=aot_autograd(**compilers)))
+    messages: list[str] = []
+    cube = CompiledOrEager(lambda x: (x**3).sum(), messages.append)
+    for _ in range(2):
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        cube(x).backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [3, 12]
+    assert len(messages) == 1
+    assert "torch.compile failed" in messages[0]
+
+
+def test_out_of_memory_is_raised_and_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_out_of_memory(_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch, "compile", lambda _function, **_settings: raise_out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        CompiledOrEager(lambda x: x, pytest.fail)(torch.zeros(1))
+
+
+def test_an_error_while_a_graph_is_captured_is_that_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    importlib.import_module("torch._dynamo.config")  # while there is no GPU
+    monkeypatch.setattr(torch, "compile", lambda _function, **_settings: refuse)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    function = CompiledOrEager(lambda x: x, pytest.fail)
+    with pytest.raises(RuntimeError, match="capturing"):
+        function(torch.zeros(1))
+    assert not function.eager
