@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 from birdie.artifact import codes, container, file
 from birdie.checkpoints import pytree
+from birdie.checkpoints.limits import MAX_DIMS, MAX_ENTRIES, MAX_NAME_BYTES, MAX_NAMES_BYTES
 from birdie.cli import GROUPS, commands
 from birdie.compress import registry
 from birdie.gpt.run import environment
@@ -187,10 +188,10 @@ def format_limits() -> str:
     """Return the limits of the header, which readers check before they allocate."""
     limits = {
         "bytes of the header": container.MAX_HEADER_BYTES,
-        "entries": container.MAX_ENTRIES,
-        "bytes of a name": container.MAX_NAME_BYTES,
-        "bytes of all names": container.MAX_NAMES_BYTES,
-        "dimensions of an entry": container.MAX_DIMS,
+        "entries": MAX_ENTRIES,
+        "bytes of a name": MAX_NAME_BYTES,
+        "bytes of all names": MAX_NAMES_BYTES,
+        "dimensions of an entry": MAX_DIMS,
         "product of its sizes that are not 0": container.MAX_ELEMENTS,
         "parameters of an entry": container.MAX_PARAMS,
         "streams of an entry": container.MAX_STREAMS,

@@ -212,7 +212,7 @@ def test_the_example_of_a_scheme_meets_a_budget(
 def test_the_example_of_a_technique_trains_and_scores(
     run_example: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sources = ROOT / "birdie" / "data" / "*.py"
+    sources = ROOT / "birdie" / "gpt" / "data" / "*.py"
     assert run(build_app, ["prepare", str(sources), "--tokenizer", "bytes", "-o", str(tmp_path), "--json"]) == 0
     (shards,) = (tmp_path / "datasets").iterdir()
     data = ["--data.path", str(shards), "--data.tokenizer", "bytes"]

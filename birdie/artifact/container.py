@@ -20,7 +20,7 @@ import struct
 import threading
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -31,6 +31,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from birdie.artifact import metadata as file_metadata
+from birdie.checkpoints import limits
+from birdie.checkpoints.limits import MAX_DIMS, MAX_NAME_BYTES, name_bytes, require_names
 from birdie.checkpoints.order import extra_in, in_order
 from birdie.entropy.hints import Stream as Stream
 from birdie.entropy.varint import Cursor, varint
@@ -51,11 +53,7 @@ DIFFERENCE = 14  # a tensor, or a block of one, stored as its difference to anot
 
 MAX_HEADER_BYTES = 1 << 26
 HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file
-MAX_ENTRIES = 1 << 17
-MAX_NAMES_BYTES = 1 << 24  # of all names together
 MAX_FIELDS = 1 << 20  # dimensions, parameters and streams of all entries together
-MAX_NAME_BYTES = 1 << 12
-MAX_DIMS = 16
 MAX_PARAMS = 1 << 12
 MAX_STREAMS = 64
 MAX_ELEMENTS = 1 << 48
@@ -173,7 +171,7 @@ def _opened(
 
 def _head(entries: Iterable[Entry], metadata: bytes) -> tuple[bytes, list[Stream]]:
     """Return what stands before the payloads, and the streams in the order of the file."""
-    ordered = _resolved(sorted(entries, key=lambda entry: _name_bytes(entry.name)))
+    ordered = _resolved(sorted(entries, key=lambda entry: name_bytes(entry.name)))
     header = _encode_header(ordered, metadata)
     streams = [stream for entry in ordered for stream in entry.streams]
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
@@ -415,26 +413,6 @@ class Reader:
         self.close()
 
 
-def _name_bytes(name: str) -> bytes:
-    try:
-        return name.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"tensor name {name!r} is not valid text; rename it") from None
-
-
-def require_names(names: Collection[str]) -> None:
-    """Check that a file has room for tensors of these names; call it before long work."""
-    require_count(len(names))
-    if sum(len(_name_bytes(name)) for name in names) > MAX_NAMES_BYTES:
-        raise ConfigError(f"the names of all tensors have more than {MAX_NAMES_BYTES:,} bytes; shorten them")
-
-
-def require_count(count: int) -> None:
-    """Check that a file has room for so many tensors."""
-    if count > MAX_ENTRIES:
-        raise ConfigError(f"a .birdie file holds at most {MAX_ENTRIES:,} tensors, not {count:,}; split the model")
-
-
 def _resolved(ordered: list[Entry]) -> list[Entry]:
     """Return the entries with the indices of aliases filled in, everything checked against the limits."""
     index = {entry.name: position for position, entry in enumerate(ordered)}
@@ -539,8 +517,8 @@ def _decode_names(cursor: Cursor, count: int) -> list[str]:
         shared = cursor.varint(len(previous), "length of a shared prefix")
         raw = previous[:shared] + cursor.take(cursor.count(MAX_NAME_BYTES - shared, "length of a name"))
         total += len(raw)
-        if total > MAX_NAMES_BYTES:
-            raise cursor.fail(f"all names together have more than {MAX_NAMES_BYTES:,} bytes")
+        if total > limits.MAX_NAMES_BYTES:
+            raise cursor.fail(f"all names together have more than {limits.MAX_NAMES_BYTES:,} bytes")
         if position and raw <= previous:
             raise cursor.fail("names are not in strictly rising order")
         try:
@@ -599,7 +577,7 @@ def _decode_header(
     """
     cursor = Cursor(header, where, MAX_FIELDS)
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
-    count = cursor.count(MAX_ENTRIES, "number of entries")
+    count = cursor.count(limits.MAX_ENTRIES, "number of entries")
     names = _decode_names(cursor, count)
     schemes, dtypes = cursor.take(count), cursor.take(count)
     shapes = _decode_columns(cursor, count, MAX_DIMS, MAX_ELEMENTS, "size of a dimension")

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.container import require_count, require_names
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
+from birdie.checkpoints.limits import require_count, require_names
 from birdie.checkpoints.order_field import order_field
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.state import ModelState, keys_of

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from birdie.artifact.container import MAX_DIMS, MAX_NAME_BYTES
 from birdie.artifact.to_safetensors import DTYPES, bytes_of
 from birdie.checkpoints.checkpoints import format_of, read_object
+from birdie.checkpoints.limits import MAX_DIMS, MAX_NAME_BYTES
 from birdie.compress.state import is_text
 from birdie.compress.tensors import FORMATS
 from birdie.errors import ChangedError, WeightsError

@@ -31,8 +31,8 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from birdie.artifact.container import require_names
 from birdie.checkpoints.layouts import Choice, choose
+from birdie.checkpoints.limits import require_names
 from birdie.checkpoints.numpy_values import opener_of
 from birdie.checkpoints.shards import INDEX, Joined, join, own_file, read_by_index, shard_files
 from birdie.checkpoints.unpacking import COMPRESSORS

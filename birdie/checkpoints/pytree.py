@@ -13,8 +13,8 @@ tensor that is the complete content is called "~". Only at the top level, a dict
 unescaped.
 
 Tensors that share one view of one memory stay one tensor, and views that overlap stay views of one memory
-(birdie.checkpoints.views); lists and dicts that the content refers to several times become separate ones. What consists of
-tensors, such as a sparse one, is stored as its parts (birdie.checkpoints.compound).
+(birdie.checkpoints.views); lists and dicts that the content refers to several times become separate ones. What
+consists of tensors, such as a sparse one, is stored as its parts (birdie.checkpoints.compound).
 """
 
 import json
@@ -25,9 +25,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from birdie.artifact.container import require_count, require_names
 from birdie.checkpoints.compound import KINDS, kind_of
 from birdie.checkpoints.leaves import cost, put, refusal
+from birdie.checkpoints.limits import require_count, require_names
 from birdie.checkpoints.order_field import order_of
 from birdie.checkpoints.rebuild import (
     ATTRIBUTES,

@@ -1,7 +1,7 @@
 """Entry point of the challenge: settings come from its environment variables, and the log has its lines.
 
 `train_gpt.py` calls `main`. Each setting of the challenge's script is a field of a recipe dataclass that names its
-environment variable, and `birdie.gpt.run.environment` handles the variables that the records added, so their commands run
+environment variable, and `gpt.run.environment` handles the variables that the records added, so their commands run
 unchanged. Lines, order and number formats of the log are those of the challenge's script, because people and programs
 read them. birdie adds lines that begin with `birdie:`, `quantization_gap:` or `cpu_cost:`.
 

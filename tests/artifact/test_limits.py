@@ -16,6 +16,7 @@ from birdie.artifact.file import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TEN
 from birdie.artifact.folders import write_folder
 from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
+from birdie.checkpoints import limits
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -123,7 +124,7 @@ def test_a_model_that_no_file_has_room_for_is_refused_before_anything_is_read_or
     state = {f"w{index}": torch.full((2, 2), index) for index in range(6)}
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "w.pt")
-    monkeypatch.setattr(container, limit, most)
+    monkeypatch.setattr(limits, limit, most)
     monkeypatch.setattr("birdie.entropy.coder.encode", None)
     monkeypatch.setattr("birdie.checkpoints.checkpoints.load_file", None)
     attempts: tuple[Callable[[], object], ...] = (
@@ -145,7 +146,7 @@ def test_groups_of_tiny_tensors_count_before_anything_is_coded(tmp_path: Path, m
     birdie.save(state, tmp_path / "x.birdie", lossless=True)
     with container.Reader(tmp_path / "x.birdie") as reader:
         assert sum(name.startswith("\0") for name in reader._index) == 1
-    monkeypatch.setattr(container, "MAX_ENTRIES", 64)
+    monkeypatch.setattr(limits, "MAX_ENTRIES", 64)
     monkeypatch.setattr("birdie.entropy.coder.encode", None)
     with pytest.raises(ConfigError, match="64 tensors, not 65"):
         birdie.save(state, tmp_path / "x.birdie", lossless=True)

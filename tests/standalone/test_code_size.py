@@ -23,7 +23,7 @@ def test_imports_inside_functions_count(tmp_path: Path) -> None:
     script.write_text(
         "def later():\n    from birdie.gpt.score.clock import EvaluationClock\n    return EvaluationClock\n"
     )
-    assert {script.resolve(), PACKAGE / "score" / "clock.py"} <= set(source_files(script))
+    assert {script.resolve(), PACKAGE / "gpt" / "score" / "clock.py"} <= set(source_files(script))
 
 
 def test_imports_for_types_alone_do_not_count(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Probes of a scorer that can be called: the prediction of a token must not depend on that token, nor on later ones.
 
-    probe          scorers under the contract of birdie.gpt.score.reference: predict the distribution, then reveal the token
+    probe          scorers under the contract of gpt.score.reference: predict the distribution, then reveal the token
     probe_losses   functions: tokens (N + 1,) → nats (N,) of the targets, all at once
 
 A function that only gives the loss of the actual token can still be asked for its whole distribution: replace the

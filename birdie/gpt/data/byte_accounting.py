@@ -7,7 +7,7 @@ is the challenge's own. Two mistakes give a wrong score without an error: counti
 is 6 characters but stands for 1 byte) and counting the space twice. So `check_bytes` compares the table with the text
 that the tokens decode to.
 
-The operators of CaseOps (`birdie.gpt.data.caseops`) count no bytes, but after an escape the text has the operator itself:
+The operators of CaseOps (`gpt.data.caseops`) count no bytes, but after an escape the text has the operator itself:
 
     tokens   BOS  TITLE  he  llo  ▁  ESCAPE  TITLE
     bytes     0     0     2   3   1     0      3

@@ -18,7 +18,7 @@ from torch import Tensor
 from birdie.gpt.model.documents import Bounds
 
 PlainAttention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""(q, k, v, window) → y, in the shapes of `birdie.gpt.model.attention_functions.AttentionFunction`; window 0: no limit."""
+"""(q, k, v, window) → y, in the shapes of `attention_functions.AttentionFunction`; window 0: no limit."""
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Bounds, int], Tensor]
 """(q, k, v, bounds, window) → y: the same within the segments of a flattened batch."""
 

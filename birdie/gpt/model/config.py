@@ -1,6 +1,6 @@
 """Settings of a GPT: its shape, and which techniques of the records it has. All techniques are off by default.
 
-This is the one flat table `[model]` of a recipe. The module of a technique (`birdie.gpt.model.techniques`) explains what
+This is the one flat table `[model]` of a recipe. The module of a technique (`gpt.model.techniques`) explains what
 its settings mean. Settings that must change when a preset shrinks the model say how (`_scaled`), so presets need not
 know them by name.
 """

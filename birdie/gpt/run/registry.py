@@ -90,7 +90,7 @@ class RegisteredRecipe:
 
 def folder() -> Path:
     """Return the folder of the recipes: in a checkout beside the package, otherwise where the installer put it."""
-    checkout = Path(__file__).resolve().parents[2] / "recipes"
+    checkout = Path(__file__).resolve().parents[3] / "recipes"
     return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "birdie" / "recipes"
 
 

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from birdie import model as model_package
 from birdie.errors import ConfigError
+from birdie.gpt import model as model_package
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.rotary import Rotary
 from birdie.gpt.score.mode import ScoringMode, ScoringSettings

@@ -6,7 +6,7 @@
 The update is replaced by a matrix with the same singular vectors and singular values near one, so that every direction
 of the matrix learns at the same pace. Matrices of one shape are orthogonalized together, as one batched product.
 
-`Muon` works on any matrices of any model; `birdie.gpt.train.parallel_muon` distributes the work over ranks. Sources: Keller
+`Muon` works on any matrices of any model; `parallel_muon` distributes the work over ranks. Sources: Keller
 Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024), with the coefficients and the scale
 √max(1, rows / columns) of the challenge's baseline script; Polar Express, Amsel et al. 2025 (arXiv 2505.16932), as in
 openai/parameter-golf #1344; MuonEq-R, #1217; NorMuon, Li et al. 2025 (arXiv 2510.05491), #230.

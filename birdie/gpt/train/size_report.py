@@ -1,6 +1,6 @@
 """Lines about the sizes of the steps: stages of their schedule, and what mixed sequence lengths have trained on.
 
-The sizes themselves are the plan's (`birdie.gpt.train.plan`). Where ranks differ in length, a step waits for the rank with
+The sizes themselves are the plan's (`gpt.train.plan`). Where ranks differ in length, a step waits for the rank with
 the long rows; where each has both, none waits. Rows are cut after the loader: in every data order a step has the tokens
 it would have without cutting, each once.
 

@@ -14,7 +14,7 @@ from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.recipe import Recipe
 from tests.conftest import challenge_variables
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OTHERS = {"NCCL_NET", "OMP_NUM_THREADS", "RUN_ID", "EVAL_ONLY_PATH"}  # read by NCCL, by PyTorch and by the entry point
 
 TENTH_LAYER = """

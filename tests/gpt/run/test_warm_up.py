@@ -8,7 +8,7 @@ from numba.core.dispatcher import Dispatcher
 
 from tests.forked import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROBE = """
 import sys, tempfile
 from pathlib import Path

@@ -32,7 +32,7 @@ from birdie.gpt.train.settings import TrainSettings
 from tests.device import DEVICE
 from tests.forked import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "own_scoring_mode.py"
 LENGTH = 8
 

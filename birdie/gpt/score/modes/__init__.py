@@ -6,6 +6,6 @@
     ttt_lora           documents, and adapters of each
     ttt_multi_phase    the same, and SGD between documents
 
-Recipes and flags need the settings of all modes, so torch, and what a mode shares with others (`birdie.gpt.score.windows`,
+Recipes and flags need the settings of all modes, so torch, and what a mode shares with others (`gpt.score.windows`,
 `sgd`, `documents`), is imported when it scores. A packed script has that of its own mode alone.
 """
