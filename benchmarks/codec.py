@@ -30,7 +30,7 @@ from birdie.artifact.save import save
 from birdie.compress import registry
 from birdie.entropy.hints import Effort
 from birdie.system.files import write_bytes
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 Row = dict[str, Any]
 CODECS = ("max", "fast", *MEASURES)
@@ -56,7 +56,7 @@ def birdie(effort: Effort, *, threads: int = 1, repeat: int = 1) -> Measure:
             )
             size, peak = path.stat().st_size, apart(decode_growth, str(path)) if can_measure() else None
         form = "whole file" if threads == 1 else f"whole file, {threads} threads"
-        return Measured(size, encode_s, decode_s, exact, VERSION, form, peak)
+        return Measured(size, encode_s, decode_s, exact, __version__, form, peak)
 
     return measure
 

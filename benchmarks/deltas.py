@@ -29,7 +29,7 @@ from benchmarks.spectral_tune import Text, target_loss
 from benchmarks.subjects import CHOICES, Amounts, load_subject
 from birdie.compress.tensors import FORMATS, from_bits, to_bits
 from birdie.errors import ConfigError
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 LATER = 10  # steps after the last checkpoint, for a pair later in training
 DECAY = 0.99  # of the average
@@ -236,7 +236,7 @@ WAYS: dict[str, Callable[[Pair, Path], Row]] = {
 
 def versions() -> dict[str, str]:
     """Return the versions of all that is measured."""
-    texts = {"birdie": VERSION, "torch": torch.__version__, "numpy": np.__version__}
+    texts = {"birdie": __version__, "torch": torch.__version__, "numpy": np.__version__}
     commands = {
         "zstd": ["zstd", "--version"],
         "xdelta3": ["xdelta3", "-V"],

@@ -21,7 +21,7 @@ from birdie.artifact.forecast import forecast
 from birdie.checkpoints.checkpoint import Checkpoint
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.compress.rate.target import Target
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 FILES = {
     "resnet20": "resnet_cifar10/resnet20-12fca82f.th",
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with errors_as_exit():
-        log(f"birdie {VERSION}, torch {torch.__version__}")
+        log(f"birdie {__version__}, torch {torch.__version__}")
         report(
             [row for name in options.subjects for row in rows(name, state_of(name, options.runs))],
             as_json=options.json,

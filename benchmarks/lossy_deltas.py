@@ -33,7 +33,7 @@ from benchmarks.command import Row, comma_separated, command_parser, errors_as_e
 from benchmarks.subjects import Amounts, Batch, Subject, load_subject, windows
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.gpt.data.tokenizer import load_tokenizer
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 State = Mapping[str, Tensor]
 RATE, BATCH, WINDOW = 1e-4, 4, 512
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with errors_as_exit():
-        log(f"birdie {VERSION}, torch {torch.__version__}")
+        log(f"birdie {__version__}, torch {torch.__version__}")
         lines = [*rows(options)]
         shown = lines if options.json else [{**line, "kl": f"{line['kl']:.5f}"} for line in lines]
         report(shown, as_json=options.json)

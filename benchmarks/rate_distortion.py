@@ -46,7 +46,7 @@ from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.system.files import atomic_path, write_bytes
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 Row = dict[str, Any]
 TARGETS = (0.005, 0.01, 0.02)  # KL at which the record stack is tuned
@@ -93,7 +93,7 @@ def birdie_rows(
             save(subject.state, path, **{"calibration": known, **arguments})
             seconds = calibration_s + time.perf_counter() - start
             size, quality = path.stat().st_size, subject.measure(load(path))
-            yield row(curve, scheme, size, quality, seconds, VERSION)
+            yield row(curve, scheme, size, quality, seconds, __version__)
             log(f"{scheme}: {size:,} bytes, KL {quality.kl:.5f}, {seconds:.0f} s")
             if not tune or not any(0.67 * target <= quality.kl <= 4 * target for target in targets):
                 continue
@@ -101,7 +101,7 @@ def birdie_rows(
             save(subject.state, path, budget=size, calibration=known, tune=tune * seconds)
             total = calibration_s + time.perf_counter() - start
             tuned_size, tuned = path.stat().st_size, subject.measure(load(path))
-        yield row(f"{curve}, tuned", f"{scheme}, tuned", tuned_size, tuned, total, VERSION)
+        yield row(f"{curve}, tuned", f"{scheme}, tuned", tuned_size, tuned, total, __version__)
         log(f"… tuned: {tuned_size:,} bytes, KL {tuned.kl:.5f}, × {tuned.kl / quality.kl:.3f}, {total:.0f} s")
 
 

@@ -50,7 +50,7 @@ from birdie.errors import ConfigError
 from birdie.gpt.data.shards import read_shard
 from birdie.gpt.run.registry import find
 from birdie.system.device import choose_device
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 PROGRAM = "python -m benchmarks.spectral_tune"
 SETTINGS = ("subject", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe
@@ -247,7 +247,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             size = birdie.save(model, Path(folder) / "x.birdie").bytes
             quality = self.subject.measure(load(Path(folder) / "x.birdie"))
-        return row(curve, scheme, size, quality, time.perf_counter() - start, VERSION)
+        return row(curve, scheme, size, quality, time.perf_counter() - start, __version__)
 
     def files(self, subject: Subject, name: str) -> Iterator[Row]:
         """Yield the rows of birdie's calibrated files of a network at each size."""

@@ -30,7 +30,7 @@ from benchmarks.subjects import SEQ_LEN, SUBJECTS, Amounts, load_subject
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.errors import BudgetError
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 BITS = (8, 6, 5, 4, 3)
 STEP, STEPS = 1.15, 8  # further budgets below int3's bytes, until birdie's error is the largest of the naive files
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         report([*rows, *({"comparison": True, **line} for line in compared), *summaries], as_json=True)
         return
-    log(f"birdie {VERSION}; {coders[0].version}")
+    log(f"birdie {__version__}; {coders[0].version}")
     report(compared, as_json=False)
     report(summaries, as_json=False)
 

@@ -9,114 +9,42 @@
 Names are imported when they are first used, so that `import birdie` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
-    from birdie.artifact.device import load_compressed
-    from birdie.artifact.in_memory import compress_weights, load_weights, quantize_
-    from birdie.artifact.inspect import inspect
-    from birdie.artifact.load import load
-    from birdie.artifact.repack import load_object, save_object
-    from birdie.artifact.save import save
-    from birdie.artifact.summary import Summary
-    from birdie.compress.calibration.calibrate import calibrate
-    from birdie.compress.calibration.table import sensitivity
-    from birdie.compress.device.compressed import compressed_linear
-    from birdie.errors import (
-        ArtifactError,
-        BirdieError,
-        BudgetError,
-        ConfigError,
-        DataError,
-        OutputError,
-        RuleError,
-        WeightsError,
-    )
-    from birdie.gpt.train.muon import Muon
-    from birdie.hub.pretrained import from_pretrained
-    from birdie.small.fine_tuning import FineTuneStep, fine_tune
-    from birdie.small.qat.stored import plain
-    from birdie.small.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
-    from birdie.system.provenance import VERSION as __version__  # noqa: N811
+    from birdie.artifact.device import load_compressed as load_compressed
+    from birdie.artifact.in_memory import compress_weights as compress_weights
+    from birdie.artifact.in_memory import load_weights as load_weights
+    from birdie.artifact.in_memory import quantize_ as quantize_
+    from birdie.artifact.inspect import inspect as inspect
+    from birdie.artifact.load import load as load
+    from birdie.artifact.repack import load_object as load_object
+    from birdie.artifact.repack import save_object as save_object
+    from birdie.artifact.save import save as save
+    from birdie.artifact.summary import Summary as Summary
+    from birdie.compress.calibration.calibrate import calibrate as calibrate
+    from birdie.compress.calibration.table import sensitivity as sensitivity
+    from birdie.compress.device.compressed import compressed_linear as compressed_linear
+    from birdie.errors import ArtifactError as ArtifactError
+    from birdie.errors import BirdieError as BirdieError
+    from birdie.errors import BudgetError as BudgetError
+    from birdie.errors import ConfigError as ConfigError
+    from birdie.errors import DataError as DataError
+    from birdie.errors import OutputError as OutputError
+    from birdie.errors import RuleError as RuleError
+    from birdie.errors import WeightsError as WeightsError
+    from birdie.gpt.train.muon import Muon as Muon
+    from birdie.hub.pretrained import from_pretrained as from_pretrained
+    from birdie.small.fine_tuning import FineTuneStep as FineTuneStep
+    from birdie.small.fine_tuning import fine_tune as fine_tune
+    from birdie.small.qat.stored import plain as plain
+    from birdie.small.spectral.wrap import Spectral as Spectral
+    from birdie.small.spectral.wrap import leaky_floor as leaky_floor
+    from birdie.small.spectral.wrap import quantization_loss as quantization_loss
+    from birdie.small.spectral.wrap import spectral as spectral
+    from birdie.system.provenance import __version__ as __version__
+else:
+    from birdie.system.door import door
 
-_HOMES = {
-    "birdie.artifact.device": ("load_compressed",),
-    "birdie.artifact.in_memory": ("compress_weights", "load_weights", "quantize_"),
-    "birdie.artifact.inspect": ("inspect",),
-    "birdie.artifact.load": ("load",),
-    "birdie.artifact.repack": ("load_object", "save_object"),
-    "birdie.artifact.save": ("save",),
-    "birdie.artifact.summary": ("Summary",),
-    "birdie.compress.calibration.calibrate": ("calibrate",),
-    "birdie.compress.calibration.table": ("sensitivity",),
-    "birdie.compress.device.compressed": ("compressed_linear",),
-    "birdie.small.qat.stored": ("plain",),
-    "birdie.small.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
-    "birdie.errors": (
-        "ArtifactError",
-        "BirdieError",
-        "BudgetError",
-        "ConfigError",
-        "DataError",
-        "OutputError",
-        "RuleError",
-        "WeightsError",
-    ),
-    "birdie.hub.pretrained": ("from_pretrained",),
-    "birdie.small.fine_tuning": ("FineTuneStep", "fine_tune"),
-    "birdie.gpt.train.muon": ("Muon",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "ArtifactError",
-    "BirdieError",
-    "BudgetError",
-    "ConfigError",
-    "DataError",
-    "FineTuneStep",
-    "Muon",
-    "OutputError",
-    "RuleError",
-    "Spectral",
-    "Summary",
-    "WeightsError",
-    "__version__",
-    "calibrate",
-    "compress_weights",
-    "compressed_linear",
-    "fine_tune",
-    "from_pretrained",
-    "inspect",
-    "leaky_floor",
-    "load",
-    "load_compressed",
-    "load_object",
-    "load_weights",
-    "plain",
-    "quantization_loss",
-    "quantize_",
-    "save",
-    "save_object",
-    "schemes",
-    "sensitivity",
-    "spectral",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """Return a public name, imported now (PEP 562)."""
-    if name == "__version__":
-        return import_module("birdie.system.provenance").VERSION
-    if name == "schemes":
-        return import_module("birdie.schemes")
-    if name not in _HOME:
-        raise AttributeError(f"module 'birdie' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted(__all__)
+    __getattr__, __dir__, __all__ = door(__name__)

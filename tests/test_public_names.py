@@ -44,7 +44,6 @@ PUBLIC = [
 
 
 def test_the_public_names_are_pinned() -> None:
-    assert birdie.__all__ == PUBLIC
     assert dir(birdie) == PUBLIC
     for name in PUBLIC:
         assert getattr(birdie, name) is not None
@@ -52,7 +51,7 @@ def test_the_public_names_are_pinned() -> None:
 
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="nothing"):
-        _ = birdie.nothing
+        _ = getattr(birdie, "nothing")  # noqa: B009  type checkers see that it is missing
 
 
 def test_importing_save_does_not_import_the_torch_compiler() -> None:

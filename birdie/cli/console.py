@@ -30,7 +30,7 @@ from birdie.system.files import open_append
 from birdie.system.names import shown
 from birdie.system.outputs import require_file_name
 from birdie.system.platform import END_SIGNALS, end_this_process
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 FLAT = Parameter(name="*")
 """Lets the fields of a dataclass be flags of the command itself."""
@@ -109,7 +109,7 @@ stderr = Console(stderr=True, highlight=False)
 
 def version() -> str:
     """Return the version of birdie."""
-    return VERSION
+    return __version__
 
 
 def new_app(

@@ -10,7 +10,7 @@ from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.standalone.code_size import PACKAGE, SCRIPT
 from birdie.system import files, outputs
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 GROUP = "Train"
 
@@ -119,7 +119,9 @@ def _write_javascript(
     folder = PACKAGE / "web"
     inputs = [folder / "decoder.js", *folder.joinpath("decoder").glob("*.js")]
     output = outputs.require_output(output or Path("decode.js"), inputs, kind=_JAVASCRIPT, overwrite=overwrite)
-    about = f"// birdie {VERSION}: decode(bytes of a .birdie file, {{maxBytes}}) -> {{name: {{dtype, shape, data}}}}\n"
+    about = (
+        f"// birdie {__version__}: decode(bytes of a .birdie file, {{maxBytes}}) -> {{name: {{dtype, shape, data}}}}\n"
+    )
     data = (about + bundle(inputs[0])).encode()
     files.write_bytes(output, data)
     if json:

@@ -17,7 +17,6 @@ import hashlib
 import inspect
 import json
 import lzma
-import re
 import sys
 import textwrap
 from abc import ABC
@@ -38,7 +37,8 @@ from birdie.golf.script_main import has_features
 from birdie.gpt.run.environment import IGNORED
 from birdie.gpt.run.loading import setting_variables
 from birdie.gpt.run.recipe import Recipe
-from birdie.standalone.code_size import PACKAGE, for_types, source_files
+from birdie.standalone.code_size import PACKAGE, behind, source_files
+from birdie.system.door import for_types, offered
 from birdie.system.files import read_trusted, user_cache, write_trusted
 from birdie.system.provenance import versions
 
@@ -172,7 +172,7 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
     for kind in type(mode).__mro__[:-1]:
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))) if kind is not ABC else ():
             if isinstance(node, ast.ImportFrom) and node.module:
-                yield node.module
+                yield from _modules_of(node.module, node.names)
 
 
 def fixed_variables() -> set[str]:
@@ -221,13 +221,24 @@ def _short_texts(files: Sequence[Path]) -> list[str]:
 
 def _absent(path: Path, files: Collection[Path]) -> list[str]:
     """Return the dotted names of the modules that functions of a module import and `files` leave out."""
-    imports = re.findall(rf"\n +from ({PACKAGE.name}[\w.]*) import (\w+)", path.read_text(encoding="utf-8"))
-    modules = {
-        name: PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
-        for package, imported in imports
-        for name in (package, f"{package}.{imported}")
+    late = [
+        node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom) and node.col_offset
+    ]
+    names = {
+        name
+        for node in late
+        if node.module and node.module.partition(".")[0] == PACKAGE.name
+        for module in _modules_of(node.module, node.names)
+        for name in (module, *(f"{module}.{alias.name}" for alias in node.names))
     }
+    modules = {name: PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py") for name in names}
     return sorted(name for name, file in modules.items() if file.is_file() and file not in files)
+
+
+def _modules_of(module: str, names: Sequence[ast.alias]) -> list[str]:
+    """Return the modules that an import asks for: those behind the door of a package, else the one it names."""
+    homes = behind(module)
+    return list(dict.fromkeys(homes[alias.name][0] if alias.name in homes else module for alias in names))
 
 
 def _bare(path: Path, absent: Collection[str] = ()) -> str:
@@ -238,7 +249,10 @@ def _bare(path: Path, absent: Collection[str] = ()) -> str:
         absent: modules that the script leaves out: importing one raises an error, so nothing after it runs.
     """
     level = len(path.relative_to(PACKAGE).parts)
-    tree = ast.fix_missing_locations(_Bare(level, absent).visit(ast.parse(path.read_bytes())))
+    source = path.read_bytes()
+    if path.name == "__init__.py" and offered(source.decode()):  # a door: what is packed imports from behind it
+        return ""
+    tree = ast.fix_missing_locations(_Bare(level, absent).visit(ast.parse(source)))
     return ast.unparse(_without_unused(tree))
 
 
@@ -267,14 +281,17 @@ class _Bare(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> ast.AST:
         lines = getattr(node, "body", None)
         for i, line in enumerate(lines if isinstance(lines, list) else ()):
-            names = [f"{line.module}.{alias.name}" for alias in line.names] if isinstance(line, ast.ImportFrom) else []
-            if isinstance(line, ast.ImportFrom) and {line.module, *names} & {*self.absent}:
+            if isinstance(line, ast.ImportFrom) and self._asks(line) & {*self.absent}:
                 del node.body[i + 1 :]  # type: ignore[attr-defined]
                 break
         super().generic_visit(node)
         if not isinstance(node, ast.Module) and getattr(node, "body", None) == []:
             node.body = [ast.Pass()]  # type: ignore[attr-defined]
         return node
+
+    def _asks(self, line: ast.ImportFrom) -> set[str]:
+        modules = _modules_of(str(line.module), line.names)
+        return {name for module in modules for name in (module, *(f"{module}.{alias.name}" for alias in line.names))}
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
@@ -293,11 +310,20 @@ class _Bare(ast.NodeTransformer):
             raise ConfigError(f"`{ast.unparse(node)}` cannot become relative; write `from birdie… import …`")
         return node
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.stmt]:
         first, _, rest = (node.module or "").partition(".")
-        if first == PACKAGE.name:
-            node.module, node.level = rest or None, self.level
+        if first != PACKAGE.name:
+            return node
+        homes = behind(str(node.module))  # doors are empty in a script: each name comes from where it is defined
+        if any(alias.name in homes for alias in node.names):
+            return [self._from(*homes.get(alias.name, (str(node.module), alias.name)), alias) for alias in node.names]
+        node.module, node.level = rest or None, self.level
         return node
+
+    def _from(self, module: str, name: str, alias: ast.alias) -> ast.ImportFrom:
+        local = alias.asname or alias.name
+        names = [ast.alias(name, None if local == name else local)]
+        return ast.ImportFrom(module.partition(".")[2] or None, names, self.level)
 
 
 def _minifies() -> bool:

@@ -7,9 +7,10 @@ package whose modules are listed with `pkgutil.iter_modules(package.__path__)` c
 
 import ast
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
+from birdie.system.door import for_types, offered
 from birdie.system.outputs import Kind
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -44,9 +45,11 @@ def code_bytes(entry: str | Path) -> int:
     return sum(path.stat().st_size for path in source_files(entry))
 
 
-def for_types(node: ast.AST) -> bool:
-    """Return whether a statement is `if TYPE_CHECKING:`, whose imports are never loaded."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+@cache
+def behind(package: str) -> dict[str, tuple[str, str]]:
+    """Return name → (module, its name there) of what a package of birdie offers at its door (birdie.system.door)."""
+    path = PACKAGE.parent.joinpath(*package.split("."), "__init__.py")
+    return offered(path.read_text(encoding="utf-8")) if path.is_file() and path.is_relative_to(PACKAGE) else {}
 
 
 def _imports(path: Path, follow: Follow, listed: Follow) -> Iterator[Path]:
@@ -73,7 +76,9 @@ def _imported(content: bytes) -> tuple[tuple[tuple[str, bool], ...], tuple[str, 
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            homes = behind(node.module)
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            names += [homes[alias.name][0] for alias in node.names if alias.name in homes]
             packages |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         imported += [(name, late) for name in names]
         if not for_types(node):

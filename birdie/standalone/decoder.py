@@ -27,11 +27,10 @@ from birdie.compress.schemes import (
 )
 from birdie.errors import ArtifactError
 from birdie.system.outputs import Source
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 __all__ = ["ArtifactError", "__version__", "load", "load_object", "main"]
 
-__version__ = VERSION
 DECODERS: dict[str, Decoder] = {
     one.DECODER.name: one.DECODER
     for one in (lossless, grid, cast, trellis, ternary, codebook, rotation, lowrank, spectral, tucker)

@@ -29,14 +29,13 @@ from birdie.errors import ArtifactError, BirdieError, BudgetError, ConfigError, 
 from birdie.standalone.decoder import load
 from birdie.system.outputs import require_path
 from birdie.system.parsing import whole_number
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 
 __all__ = [
     "ArtifactError", "BirdieError", "BudgetError", "ConfigError", "DataError", "OutputError", "WeightsError",
     "__version__", "export", "load",
 ]  # fmt: skip
 
-__version__ = VERSION
 Source = str | os.PathLike[str]
 
 CODE: list[Source] = []

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from birdie.system.platform import process_seconds
 
-VERSION = "0.1.0"
+__version__ = "0.1.0"
 """Version of birdie; pyproject.toml reads it from this line."""
 PACKAGES = ("torch", "numpy", "numba")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of birdie and of the packages that decide its numbers."""
-    by_package = {"python": platform.python_version(), "birdie": VERSION}
+    by_package = {"python": platform.python_version(), "birdie": __version__}
     for package in PACKAGES:
         try:
             by_package[package] = metadata.version(package)

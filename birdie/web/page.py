@@ -26,7 +26,7 @@ from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer
 from birdie.gpt.model.techniques.depth_recurrence import layer_order
 from birdie.gpt.run.evaluation import require_gpt
 from birdie.gpt.run.recipe import Recipe
-from birdie.system.provenance import VERSION
+from birdie.system.provenance import __version__
 from birdie.web.javascript import bundle
 from birdie.web.pieces import tokenizer_description
 from birdie.web.plan import model_plan
@@ -140,7 +140,7 @@ def model_page(
     values: dict[str, Any] = {
         **{f"{name}_length": len(data) for name, data in blocks.items()},
         "policy": _policy(script, style),
-        "version": VERSION,
+        "version": __version__,
         "title": html.escape(_without_surrogates(title, "title")),
         "weights": f"{summary.weights:,}",
         "prompt": "\n" + html.escape(_without_surrogates(prompt, "prompt")),  # HTML drops a line feed at the beginning
