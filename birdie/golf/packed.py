@@ -58,8 +58,8 @@ _EXPORT = "globals().update({name: getattr(entry, name) for name in entry.__all_
 _ENTRIES: Mapping[Kind, tuple[str, str]] = {
     "train": ("golf.script_main", "entry.main(Path(__file__), folder, SETTINGS, FIXED)"),
     "score": ("golf.script_score", "entry.main()"),
-    "pair": ("golf.pair", f"entry.CODE.append(__file__)\n{_EXPORT}"),
-    "decoder": ("golf.decoder", f"{_EXPORT}\nif __name__ == '__main__': entry.main()"),
+    "pair": ("standalone.pair", f"entry.CODE.append(__file__)\n{_EXPORT}"),
+    "decoder": ("standalone.decoder", f"{_EXPORT}\nif __name__ == '__main__': entry.main()"),
 }
 _ESCAPES = {"\0": "\\0", "\\": "\\\\", "\r": "\\r", "\n": "\\n"}
 
