@@ -204,8 +204,7 @@ def follow(
     work: "Run", *, resume: bool = False, shown: bool = True, board: "Board | None" = None
 ) -> tuple["Validated | None", "Interrupted | None"]:
     """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
-    from birdie.gpt.run.estimate import on_this_cpu
-    from birdie.gpt.run.events import Interrupted, Started, Validated
+    from birdie.gpt.run.events import Interrupted, Validated
 
     last: Validated | None = None
     interrupted: Interrupted | None = None
@@ -219,10 +218,6 @@ def follow(
                 board.record(event)
             if shown:
                 _log_event(event, work, update)
-                if isinstance(event, Started) and work.device.type == "cpu":
-                    cost = on_this_cpu(work.recipe, work.training, work.world.size)
-                    minutes = (cost.warmup_s + cost.seconds) / 60
-                    log(f"estimate: {cost.mean_s:.2g} s per step on this CPU, {minutes:.1f} min in total")
         if interrupted is None and stop():  # during the last step
             if shown:
                 log("Training is complete and saved; the same command with --resume compresses the model.")
