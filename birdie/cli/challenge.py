@@ -228,10 +228,8 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
         for check in event.checks:
             log(f"birdie:{check.line}")
     elif isinstance(event, Profiled):
-        profile = event.profile
-        log(f"birdie:profile:{profile.title}; not counted as training time; trace in {event.folder}")
-        for name, ms in profile.rows():
-            log(f"birdie:profile:{name} {ms:.3f}ms {ms / profile.step_ms:.2%}")
+        for name, ms in event.ranges.items():
+            log(f"birdie:profile:{name} {ms:.3f}ms")
     elif isinstance(event, Interrupted):
         log(f"interrupted: step:{event.step}/{total} saved:{event.path}")
 
