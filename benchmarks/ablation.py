@@ -7,15 +7,14 @@ one change (`CHANGES`), for several seeds. Both are scored on the same held-out 
 are comparable. A seed determines initial weights and data order, the same for both. The differences are averaged, and
 their standard error is over the seeds.
 
-*Equal time* compares with a base that was trained for as many steps as take the same time. The cost of a step is
-measured by turns (`birdie.lab.step_times`), and the ratio is rounded to a twentieth. No run is ended by a clock, so
-other load on the machine cannot change a score.
+*Equal time* compares with a base that was trained for as many steps as take the same time, by the training time of the
+runs of seed 0; the ratio is rounded to a twentieth. No run is ended by a clock, so other load on the machine cannot
+change a score, but it changes the ratio: measure on an idle machine, with --jobs 1.
 
 Runs are kept in the folder by the digest of their recipe, and finished ones are not repeated.
 """
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,8 +26,6 @@ from birdie.gpt.data.prepare import Layout, prepare
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.recipe import Recipe
 from birdie.lab.experiment import Experiment
-from birdie.lab.step_times import measure
-from birdie.system.files import write_bytes
 
 VALIDATION_BYTES = 125_000
 TOKENIZERS = {1024: "fineweb_1024_bpe.model", 4096: "fineweb_4096_bpe.coder2011.model", 8192: "fineweb_8192_bpe.model"}
@@ -160,25 +157,21 @@ class Bench:
         """Return the bits per byte of each seed."""
 
         def run(seed: int) -> float:
-            recipe = recipe_of(change, seed, steps, self.texts)
-            score: float = (
-                Experiment(self.options.folder).run(recipe, recipe.digest, score="bpb_float").columns["bpb_float"]
-            )
+            score: float = self._columns(change, seed, steps)["bpb_float"]
             log(f"{change or 'base'}, seed {seed}, {steps} steps: {score:.4f}")
             return score
 
         with ThreadPoolExecutor(self.options.jobs) as pool:
             return list(pool.map(run, self.seeds))
 
+    def _columns(self, change: str, seed: int, steps: int) -> dict[str, Any]:
+        recipe = recipe_of(change, seed, steps, self.texts)
+        return Experiment(self.options.folder).run(recipe, recipe.digest, score="bpb_float").columns
+
     def ratio(self, change: str) -> float:
-        """Return the time of a step over that of the base, measured once."""
-        recipes = [recipe_of(name, 0, self.options.steps, self.texts) for name in ("", change)]
-        path = self.options.folder / "ratios" / f"{recipes[1].digest}.json"
-        if not path.is_file():
-            base, changed = measure(recipes)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, json.dumps(changed.step_ms / base.step_ms).encode())
-        return float(json.loads(path.read_text()))
+        """Return the time of a step over that of the base."""
+        base, changed = (self._columns(name, 0, self.options.steps) for name in ("", change))
+        return float(changed["train_seconds"] / changed["steps"] / (base["train_seconds"] / base["steps"]))
 
     def rows(self, names: Iterable[str]) -> Iterable[Row]:
         """Yield the row of the base, then that of each change: differences after equal steps and after equal time."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.command import command_parser, log, report
 from birdie.gpt.model.gpt import GPTConfig
-from birdie.gpt.run.estimate import PEAK, h100, load, memory, schedule
+from birdie.gpt.run.estimate import LINK, PEAK, load, memory, schedule
 from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.registry import find, shipped_recipes
 from birdie.gpt.train.settings import TrainSettings
@@ -68,7 +68,7 @@ def parts(recipe: Recipe, ranks: int) -> list[Values]:
         step = load(recipe, ranks, torch.bfloat16, depth_recurrence=with_loops)
         products = step.micro_steps * step.cost.matrix_flops + step.update_flops
         attention = step.micro_steps * step.cost.attention_flops
-        link_ms = 1e3 * step.sent_bytes / h100(ranks).link
+        link_ms = 1e3 * step.sent_bytes / LINK
         entries.append(np.array([1e3 * products / PEAK, 1e3 * attention / PEAK, step.micro_steps, link_ms]))
     return entries
 
@@ -128,12 +128,12 @@ def records() -> list[Row]:
     rows: list[Row] = []
     for index, (entry, (recipe, entries, recorded)) in enumerate(runs):
         without = fitted([*data[:index], *data[index + 1 :]])
-        shipped = 1e3 * schedule(recipe, h100(8)).mean_s
+        shipped = 1e3 * schedule(recipe, 8).step_s
         rows.append(_time(entry.name, recorded, shipped, mean_ms(recipe, entries, without)))
     for name, settings, tokens, length, ranks, recorded in OTHERS:
         train = TrainSettings(train_batch_tokens=tokens, train_seq_len=length)
         recipe = Recipe(model=GPTConfig(**settings), train=train)
-        predicted = 1e3 * schedule(recipe, h100(ranks)).mean_s
+        predicted = 1e3 * schedule(recipe, ranks).step_s
         rows.append(_time(name, recorded, predicted, predicted))
     return rows
 
@@ -163,10 +163,10 @@ def peaks() -> list[Row]:
     matrix, targets, rows = [], [], []
     for name, recipe, mib in runs:
         step = load(recipe, 8, torch.bfloat16, depth_recurrence=True)
-        estimated, recorded = memory(recipe, step, h100(8)), mib * 2**20
+        estimated, recorded = memory(recipe, step, 8, torch.bfloat16, compiled=True), mib * 2**20
         copy = 4 * recipe.train.train_batch_tokens // recipe.train.accumulation * recipe.model.vocab_size
         matrix.append(np.array([step.cost.kept_bytes - 2 * copy, copy]) / recorded)
-        targets.append(1 - (estimated.total - estimated.activations - estimated.logits) / recorded)
+        targets.append(1 - estimated.fixed / recorded)
         error = 100 * (estimated.total / recorded - 1)
         rows.append(
             {"run": name, "recorded_MB": recorded / 1e6, "estimate_MB": estimated.total / 1e6, "error_%": error}

@@ -27,7 +27,6 @@ DOORS: dict[str, Callable[[Any], object]] = {
     "save": partial(birdie.save, {"w": torch.ones(4)}),
     "save_object": partial(birdie.save_object, {"w": torch.ones(4)}),
     "audit": audit,
-    "audit: log": lambda path: audit(Path(__file__), log_files=[path]),
     "evaluate": evaluate,
     "read_weights": lambda path: read_weights(Path(path)),
     "read_run": lambda path: read_run(Path(path)),

@@ -15,10 +15,9 @@ GROUP = "Evaluate"
 _MARKS: dict[Result, tuple[str, str]] = {
     "fail": ("✗ fail", "bold red"),
     "pass": ("✓ pass", "green"),
-    "warning": ("! read", "magenta"),
     "unknown": ("? unknown", "yellow"),
 }
-_SHOWN: dict[Result, int] = {"fail": 8, "pass": 2, "warning": 4, "unknown": 2}
+_SHOWN: dict[Result, int] = {"fail": 8, "pass": 2, "unknown": 2}
 """Findings of a rule that the table shows, in this order; JSON has all."""
 
 
@@ -27,9 +26,7 @@ def command(
     path: Annotated[Path, Parameter(help="A .birdie file, a submission folder, or a script such as train_gpt.py.")],
     /,
     *,
-    run: Annotated[
-        bool, Parameter(negative=(), help="Also load the script, in a sandbox of bubblewrap, or time the artifact.")
-    ] = False,
+    run: Annotated[bool, Parameter(negative=(), help="Also load the script, in a sandbox of bubblewrap.")] = False,
     data: Annotated[
         str | None, Parameter(help="Validation shards for an artifact; default: those of its recipe.")
     ] = None,
@@ -39,7 +36,6 @@ def command(
     train: Annotated[
         tuple[str, ...], Parameter(help="Training shards to search for validation documents; files or globs.")
     ] = (),
-    log: Annotated[tuple[str, ...], Parameter(help="Training logs, in addition to those in the folder.")] = (),
     tokens: Annotated[
         int, Parameter(help="Number of validation tokens for the tests of causality and normalization.")
     ] = 4096,
@@ -47,8 +43,7 @@ def command(
 ) -> None:
     """Check a score against the challenge's rules: pass, fail or unknown for each rule, with the evidence.
 
-    A warning names lines of code that a person should read. The exit code is 1 if a rule is broken. Code of others is
-    read and not run, except with --run.
+    The exit code is 1 if a rule is broken. Code of others is read and not run, except with --run.
     """
     from birdie.golf.audit.audit import audit
 
@@ -59,7 +54,6 @@ def command(
             data=data,
             tokenizer=tokenizer,
             train=train,
-            log_files=log,
             tokens=tokens,
             progress=update,
         )
@@ -95,7 +89,7 @@ def _table(report: Report) -> Table:
     table = Table(title=plain(f"{report.path}: {report.kind}"), show_lines=True)
     table.add_column("rule", no_wrap=True)
     table.add_column("result", no_wrap=True)
-    table.add_column("evidence, and lines to read (!)", overflow="fold")
+    table.add_column("evidence", overflow="fold")
     for rule in RULES:
         mark, style = _MARKS[report.result(rule)]
         table.add_row(rule.name, Text(mark, style=style), _evidence(report, rule))
@@ -128,7 +122,6 @@ def _location(finding: Finding, audited: str) -> str:
 
 def _summary(report: Report) -> str:
     results = [report.result(rule) for rule in RULES]
-    lines = sum(finding.result == "warning" for finding in report.findings)
     counts = ", ".join(f"{results.count(result)} {result}" for result in ("pass", "fail", "unknown"))
     broken = ", ".join(rule.name for rule in report.failed)
-    return f"{counts}; {lines} warning{'s' * (lines != 1)}{f'; broken: {broken}' if broken else ''}"
+    return f"{counts}{f'; broken: {broken}' if broken else ''}"

@@ -41,7 +41,6 @@ from birdie.golf.record_log import (
     validation_line,
 )
 from birdie.gpt.run.environment import remarks
-from birdie.gpt.run.estimate import on_this_cpu
 from birdie.gpt.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
 from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
@@ -212,18 +211,6 @@ def _log_started(log: Log, started: Started, run: Run) -> None:
     )
     for name, group in started.groups.items():
         log(f"birdie:group:{name} tensors:{group['tensors']} parameters:{group['parameters']} lr:{group['lr']}")
-    if run.device.type == "cpu":
-        _log_cpu_cost(log, run)
-
-
-def _log_cpu_cost(log: Log, run: Run) -> None:
-    cost, train = on_this_cpu(run.recipe, run.training, run.world.size), run.recipe.train
-    log(
-        f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {cost.mean_s:.1f} s on this CPU "
-        f"({cost.machine.matrix_rate / 1e9:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {cost.steps:,} "
-        f"steps take about {(cost.warmup_s + cost.seconds) / 60:.0f} min; smaller TRAIN_BATCH_TOKENS, ITERATIONS and "
-        "WARMUP_STEPS take less time"
-    )
 
 
 def _log_event(log: Log, event: Event, run: Run) -> None:
@@ -241,10 +228,8 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
         for check in event.checks:
             log(f"birdie:{check.line}")
     elif isinstance(event, Profiled):
-        profile = event.profile
-        log(f"birdie:profile:{profile.title}; not counted as training time; trace in {event.folder}")
-        for name, ms in profile.rows():
-            log(f"birdie:profile:{name} {ms:.3f}ms {ms / profile.step_ms:.2%}")
+        for name, ms in event.ranges.items():
+            log(f"birdie:profile:{name} {ms:.3f}ms")
     elif isinstance(event, Interrupted):
         log(f"interrupted: step:{event.step}/{total} saved:{event.path}")
 

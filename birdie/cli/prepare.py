@@ -13,7 +13,6 @@ from birdie.gpt.data.corpus import Corpus, file_corpus, stdlib_corpus
 
 if TYPE_CHECKING:
     from birdie.gpt.data.dataset import DatasetInfo
-    from birdie.gpt.data.download import DownloadedDataset, Source, Stage
     from birdie.gpt.data.prepare import PreparedDataset
 
 GROUP = "Train"
@@ -24,11 +23,6 @@ PREPARE_STAGES = {
     "train": "tokenizing the training text",
     "val": "tokenizing the validation text",
     "check": "checking the byte counts",
-}
-DOWNLOAD_STAGES: "dict[Stage, str]" = {
-    "check": "checking existing files",
-    "download": "downloading",
-    "count": "counting tokens and bytes",
 }
 
 
@@ -150,12 +144,12 @@ def prepare_with_bar(
 
 
 def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
-    from birdie.gpt.data.download import Source
+    from birdie.gpt.data.download import Source, download
 
     default = Source()
     source = Source(flags.repo or default.repo, flags.revision, flags.remote_root, flags.endpoint)
     shards = 10 if flags.train_shards is None else flags.train_shards
-    result = _download_with_bar(flags.variant or "sp1024", shards, output, source)
+    result = download(flags.variant or "sp1024", shards, output, source=source)
     for note in result.notes:
         log(f"note: {note}")
     if json:
@@ -167,26 +161,6 @@ def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
     print_line(f"downloaded: {len(result.downloaded)} files, {result.bytes:,} bytes; {len(result.kept)} existed")
     print_line(f"shards: {result.folder}")
     print_line(f"tokenizer: {result.tokenizer}")
-
-
-def _download_with_bar(variant: str, train_shards: int, root: Path, source: "Source") -> "DownloadedDataset":
-    """Download with a progress bar and one line per stage; Ctrl-C adds that complete files are kept."""
-    from birdie.gpt.data.download import Stage, download
-
-    reported: set[Stage] = set()
-    with progress_bar(f"{source.repo} {variant}", "B") as update:
-
-        def report(stage: Stage, done: int, total: int) -> None:
-            if stage not in reported:
-                reported.add(stage)
-                log(f"{DOWNLOAD_STAGES[stage]}: {total:,} bytes")
-            update(done, total)
-
-        try:
-            return download(variant, train_shards, root, source=source, report=report)
-        except KeyboardInterrupt:
-            log("Complete files are kept; run the same command again to continue.")
-            raise
 
 
 def _table(info: "DatasetInfo") -> Table:

@@ -35,12 +35,11 @@ def command(
 ) -> None:
     """Search settings of a recipe: each trial trains, exports and scores it with other values.
 
-    The same command continues a sweep that was stopped or killed, and joins one that runs. A trial that crashes is
-    marked as failed and costs only itself.
+    The same command continues a sweep that was stopped or killed. A trial that crashes is marked as failed and costs
+    only itself.
     """
     try:
-        from birdie.lab.space import read_sweep
-        from birdie.lab.sweep import SweepRun
+        from birdie.lab.sweep import SweepRun, read_sweep
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
@@ -84,7 +83,7 @@ def _run(run: "SweepRun", parallel: int) -> None:
 def _table(run: "SweepRun", results: Sequence["TrialResult"]) -> Table:
     best = run.best
     table = Table(title=plain(f"{run.folder}: {len(results)} trials"), box=SIMPLE_HEAD, pad_edge=False)
-    names = list(run.sweep.space)
+    names = list(run.sweep.search)
     for name in ("trial", "state", f"{run.sweep.score}", "step"):
         table.add_column(name, justify="left" if name == "state" else "right")
     for name in names:

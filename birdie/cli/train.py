@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from birdie.gpt.run.evaluation import Evaluation
     from birdie.gpt.run.events import Event, Interrupted, Validated
     from birdie.gpt.run.pipeline import Run
-    from birdie.gpt.train.profile import Profile
     from birdie.system.distributed import World
 
 GROUP = "Train"
@@ -204,8 +203,7 @@ def follow(
     work: "Run", *, resume: bool = False, shown: bool = True, board: "Board | None" = None
 ) -> tuple["Validated | None", "Interrupted | None"]:
     """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
-    from birdie.gpt.run.estimate import on_this_cpu
-    from birdie.gpt.run.events import Interrupted, Started, Validated
+    from birdie.gpt.run.events import Interrupted, Validated
 
     last: Validated | None = None
     interrupted: Interrupted | None = None
@@ -219,10 +217,6 @@ def follow(
                 board.record(event)
             if shown:
                 _log_event(event, work, update)
-                if isinstance(event, Started) and work.device.type == "cpu":
-                    cost = on_this_cpu(work.recipe, work.training, work.world.size)
-                    minutes = (cost.warmup_s + cost.seconds) / 60
-                    log(f"estimate: {cost.mean_s:.2g} s per step on this CPU, {minutes:.1f} min in total")
         if interrupted is None and stop():  # during the last step
             if shown:
                 log("Training is complete and saved; the same command with --resume compresses the model.")
@@ -249,7 +243,8 @@ def _log_event(event: "Event", work: "Run", update: Callable[[float, float | Non
         for check in event.checks:
             log(check.line)
     elif isinstance(event, Profiled):
-        log(f"{event.profile.title}; not counted as training time; table and trace in {event.folder}")
+        parts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in event.ranges.items())
+        log(f"profile: {parts}; not counted as training time; table and trace in {event.folder}")
     elif isinstance(event, Saved):
         log(f"step {event.step}  saved {event.path}")
     elif isinstance(event, Started):
@@ -298,7 +293,7 @@ def run_json(
         "startup": startup_json(work),
         "never_began": work.not_begun,
         "preflight": [asdict(check) for check in work.checks],
-        "profile": None if work.profile is None else work.profile.to_dict(),
+        "profile": work.profile,
         "evaluation": evaluation_json(result),
         "evaluation_asked": None if by_recipe is None else evaluation_json(by_recipe),
     }
@@ -306,17 +301,9 @@ def run_json(
 
 def startup_json(work: "Run") -> dict[str, Any]:
     """Return the seconds before training time counts, and the number of graphs compiled in them."""
-    seconds: dict[str, Any] = {"seconds": work.startup.seconds, "compiled": None}
-    if work.compiling is not None:
-        counts = work.compiling.warmup
-        seconds["compiled"] = {
-            "graphs": counts.graphs,
-            "found": counts.cache_hits,
-            "made": counts.cache_misses,
-            "given_up": counts.fallbacks,
-            "inside_the_clock": work.compiling.late_graphs,
-        }
-    return seconds
+    compiling = work.compiling
+    graphs = compiling and {"graphs": compiling.warmup_graphs, "inside_the_clock": compiling.late_graphs}
+    return {"seconds": work.startup.seconds, "compiled": graphs}
 
 
 def calibration_json(work: "Run") -> dict[str, Any] | None:
@@ -356,15 +343,11 @@ def run_table(
     return table
 
 
-def profile_table(profile: "Profile") -> Table:
-    """Return the table of milliseconds per step, by group and by part."""
-    table = Table(title=plain(profile.title))
-    table.add_column("part")
+def profile_table(ranges: dict[str, float]) -> Table:
+    """Return the table of milliseconds per step, by named range."""
+    table = Table(title="a step, by named range")
+    table.add_column("range")
     table.add_column("ms", justify="right")
-    table.add_column("share", justify="right")
-    for name, ms in profile.rows():
-        top, _, member = name.partition("/")
-        style = "dim" if member else "bold"
-        share = f"{ms / profile.step_ms:.1%}"
-        table.add_row(plain(f"  {member}" if member else top), f"{ms:.2f}", share, style=style)
+    for name, ms in ranges.items():
+        table.add_row(plain(name), f"{ms:.2f}", style="dim" if "/" in name else None)
     return table

@@ -1,4 +1,4 @@
-"""`birdie try`: try one change against the incumbent at equal time and bytes, and keep it if it is better."""
+"""`birdie try`: try one change against the incumbent at equal time or steps and bytes; keep it if it is better."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from birdie.errors import ConfigError
 from birdie.lab.significance import LEVEL
 
 if TYPE_CHECKING:
-    from birdie.lab.trial import Incumbent, Result
+    from birdie.gpt.run.recipe import Recipe
+    from birdie.lab.trial import Result
 
 GROUP = "Lab"
 
@@ -37,8 +38,9 @@ def command(
     ] = (),
     seeds: Annotated[int, Parameter(help="Number of seeds; both are trained with the same ones.")] = 3,
     by: Annotated[
-        Literal["time", "steps"], Parameter(help="Both train for the same time, or for the same number of steps.")
-    ] = "time",
+        Literal["time", "steps"] | None,
+        Parameter(help="Both train for the same time or number of steps; default: time, if the recipe has a cap."),
+    ] = None,
     level: Annotated[float, Parameter(help="Level of significance of the paired t-test.")] = LEVEL,
     recipe: Annotated[
         str | None, Parameter(help="The first incumbent: a name that `birdie recipe list` shows, or a .toml file.")
@@ -53,7 +55,7 @@ def command(
     lab: Annotated[Path, Parameter(help="Folder of incumbent, results, diary and runs.")] = Path("lab"),
     json: Json = False,
 ) -> None:
-    """Try one change against the incumbent at equal time and equal bytes; keep it if it is significantly better.
+    """Try one change against the incumbent at equal time or steps and bytes; keep it if it is significantly better.
 
     Both are trained with the same seeds and exported into the same bytes; a paired t-test compares the scores of the
     decoded artifacts. Results go into LAB/results.jsonl and LAB/diary.md. The same command continues after Ctrl-C.
@@ -81,19 +83,13 @@ def command(
     print_line(f"table: {lab / 'results.jsonl'}, diary: {lab / 'diary.md'}")
 
 
-def _show(incumbent: "Incumbent", results: Sequence["Result"], lab: Path, *, json: bool) -> None:
+def _show(incumbent: "Recipe", results: Sequence["Result"], lab: Path, *, json: bool) -> None:
     if json:
-        facts: dict[str, Any] = {"steps": incumbent.steps, "digest": incumbent.recipe.digest}
-        print_json(
-            {
-                "incumbent": {**facts, "recipe": incumbent.recipe.to_dict()},
-                "results": [result.to_dict() for result in results],
-            }
-        )
+        facts: dict[str, Any] = {"digest": incumbent.digest, "recipe": incumbent.to_dict()}
+        print_json({"incumbent": facts, "results": [result.to_dict() for result in results]})
         return
     print_table(_results_table(results, lab))
-    steps, budget = incumbent.steps, parse_size(str(incumbent.recipe.export.budget))
-    print_line(f"incumbent: {lab / 'incumbent.toml'}, {steps:,} steps, {budget:,} bytes")
+    print_line(f"incumbent: {lab / 'incumbent.toml'}, {parse_size(str(incumbent.export.budget)):,} bytes")
 
 
 def _results_table(results: Sequence["Result"], lab: Path) -> Table:
@@ -118,9 +114,7 @@ def _sides_table(result: "Result") -> Table:
     for name in ("", "incumbent", "candidate"):
         table.add_column(name, justify="right" if name else "left")
     sides = result.incumbent, result.candidate
-    if not math.isnan(sides[0].step_ms):
-        table.add_row("cost of a step, ms", *(f"{side.step_ms:.3g}" for side in sides))
-    table.add_row("steps", *(f"{side.steps:,}" for side in sides))
+    table.add_row("steps, most", *(f"{max(side.steps, default=0):,}" for side in sides))
     table.add_row("bytes, largest", *(f"{max(side.bytes, default=0):,}" for side in sides))
     for index, seed in enumerate(result.seeds):
         table.add_row(f"bpb, seed {seed}", *(f"{side.bpb[index]:.4f}" for side in sides))

@@ -288,12 +288,10 @@ def read_log_run(path: Path) -> LogRecord | None:
     log = read_log(path)
     if log is None:
         return None
-    code = list(log.code_bytes.values())
-    floats = [score for score in log.scores if score.of_float_model] or log.validations
     summary = {
         "bytes": log.model and int(log.model.value),
-        "code_bytes": int(code[-1].value) if code else None,  # the last one is the compressed one
-        "bpb_float": floats[-1].bpb if floats else None,
+        "code_bytes": log.code and int(log.code.value),
+        "bpb_float": log.validations[-1].bpb if log.validations else None,
         "steps": int(max((point.step for point in log.curve), default=0)) or None,
         "train_seconds": log.train_ms and log.train_ms.value / 1000,
         "evaluation": {"bpb": log.final.bpb, "val_loss": log.final.loss, "method": log.final.name}

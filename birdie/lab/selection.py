@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +15,7 @@ from birdie.lab.significance import Test, compare
 from birdie.system.names import shown
 
 SEED = "train.seed"
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _CONDITION = re.compile(r"([\w.-]+?)(<=|>=|!=|=|<|>)(.*)")
 
 
@@ -42,7 +41,7 @@ def full_key(name: str, keys: Collection[str]) -> str:
 class Condition:
     """A condition on a setting or column, as in "model.num_layers=9", "started>2026-01-31" or "bytes<140kB".
 
-    Values are compared as what they are: numbers, sizes, times (a day is all of it, in UTC), or else text.
+    Values are compared as what they are: numbers, sizes, times in UTC (a day is all of it), or else text.
 
     Attributes:
         key: as the user writes it.
@@ -95,10 +94,8 @@ class Condition:
             number = _number(text)
             return None if number is None else (value, number)
         value = str(value)
-        if _DATE.fullmatch(value) and (times := _times(value, text)) is not None:
-            return times
-        if _DATE.fullmatch(value) and self.sign not in ("=", "!="):
-            return None
+        if _DATE.match(value):  # in ISO 8601, which sorts as text
+            return (value[: len(text)], text.replace(" ", "T")) if _DATE.match(text) else None
         sizes = _number(value), _number(text)
         return (value, text) if None in sizes else sizes
 
@@ -113,18 +110,6 @@ def _number(text: str) -> float | None:
         return parse_size(text)
     except ConfigError:
         return None
-
-
-def _times(value: str, text: str) -> tuple[date, date] | None:
-    """Return two times, or two days if `text` is one, in UTC; None if a text is neither."""
-    try:
-        left, right = (
-            time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC)
-            for time in map(datetime.fromisoformat, (value, text))
-        )
-    except (ValueError, OverflowError):
-        return None
-    return (left.date(), right.date()) if len(text) <= len("2026-01-31") else (left, right)
 
 
 def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:

@@ -1,54 +1,76 @@
 """Sweeps: many trials of a recipe, searched by Optuna, each a training in a process group of its own.
 
-    SweepRun(read_sweep(file), folder).work(parallel=2) ─► workers ─► claim a trial ─► train ─► report, prune ─► result
+    SweepRun(read_sweep(file), folder).work(parallel=2) ─► study.ask ─► train ─► report, prune ─► study.tell
 
     FOLDER/sweep.toml      recipe, search space and method; another sweep is refused
     FOLDER/study.log       Optuna's journal of the trials, unless a storage is given
-    FOLDER/runs/0007/      run folder of trial 7, locked by the worker that has it
+    FOLDER/runs/0007/      run folder of trial 7
     FOLDER/best.toml       recipe of the best trial
 
-All trials are entered in the storage as waiting; a worker claims one by making it running, which storages do
-atomically, so no trial runs twice. The lock of the run folder tells that its worker lives: a running trial whose lock
-is free belonged to a worker that died, and the next worker continues it from its checkpoint. Workers of other machines
-share the folder, or only the storage (a database); then each machine continues the trials whose folders it has.
+A sweep file:
+
+    recipe = "laptop"              # a name that `birdie recipe list` shows, or a .toml file
+    preset = "cpu"                 # optional, as for `birdie train`
+    trials = 20                    # a grid has as many as it has combinations
+    sampler = "tpe"                # tpe, random or grid
+    pruner = "median"              # median, hyperband or none: stops poor trials by their validations
+    score = "bpb_artifact"         # or bpb_float: what is minimized
+    seed = 0                       # of the sampler
+
+    [set]                          # changes of the recipe that all trials have
+    "train.iterations" = 400
+
+    [search]
+    "optimizer.matrix_lr" = { low = 0.01, high = 0.08, log = true }
+    "model.num_layers" = { choices = [7, 9, 11] }
+
+One process works in a folder at a time. A trial that is still running when it starts was interrupted, and continues
+from its checkpoint if its run folder is here; machines with folders of their own share a database (`storage`).
 """
 
+import itertools
 import math
 import os
 import threading
-import time
+import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import optuna
 import torch
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from birdie.errors import BirdieError, ConfigError, OutputError
 from birdie.gpt.run.dataset import open_shards
+from birdie.gpt.run.recipe import Recipe, to_toml
+from birdie.gpt.run.registry import find
 from birdie.gpt.train.checkpoint import remove_checkpoints
+from birdie.lab.assignments import kind_of, typed, with_settings
 from birdie.lab.experiment import Experiment, resolved
-from birdie.lab.ledger import RECIPE, RunRecord, read_run
-from birdie.lab.space import Sweep
+from birdie.lab.ledger import RECIPE, flat, read_run
 from birdie.system.callbacks import Notify, no_message
 from birdie.system.child import Watch
 from birdie.system.files import write_bytes
-from birdie.system.locks import open_locked
-from birdie.system.outputs import require_folder, require_own_folder, require_writable
+from birdie.system.locks import HOLDER, LOCK, locked_folder
+from birdie.system.outputs import require_own_folder, require_writable
 
 SWEEP, JOURNAL = "sweep.toml", "study.log"
 REASON = "reason"
-_WORKER = ".worker"
+Sampler = Literal["tpe", "random", "grid"]
+Pruner = Literal["median", "hyperband", "none"]
+Score = Literal["bpb_artifact", "bpb_float"]
+
+_SETTINGS = ("trials", "sampler", "pruner", "score", "seed")
 _STATES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -56,6 +78,140 @@ _STATES = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The content of a sweep file.
+
+    Attributes:
+        recipe: that every trial starts from.
+        search: full name of a setting → arguments of Optuna's suggestion: choices, or low, high, log, step.
+        trials: number of trials.
+        sampler, pruner: of Optuna.
+        score: column of the run that is minimized.
+        seed: of the sampler.
+    """
+
+    recipe: Recipe
+    search: Mapping[str, Mapping[str, Any]]
+    trials: int = 20
+    sampler: Sampler = "tpe"
+    pruner: Pruner = "median"
+    score: Score = "bpb_artifact"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.search:
+            raise ConfigError(
+                'the sweep searches nothing; add [search] with "optimizer.matrix_lr" = { low = …, high = … }'
+            )
+        for name, words in (("sampler", get_args(Sampler)), ("pruner", get_args(Pruner)), ("score", get_args(Score))):
+            if getattr(self, name) not in words:
+                raise ConfigError(f"{name} of the sweep is {getattr(self, name)!r}; give {', '.join(words)}")
+        for name, least in (("trials", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(f"{name} of the sweep is {value!r}; give an integer of at least {least}")
+        every, steps = self.recipe.validation.every, self.recipe.train.last_step
+        if self.pruner != "none" and not 0 < every < steps:
+            raise ConfigError(
+                f"pruner {self.pruner} compares validations during training, and the recipe has none (validation.every "
+                f'is {every}, of {steps:,} steps); set "validation.every" in [set], or pruner = "none"'
+            )
+        with warnings.catch_warnings():  # Optuna corrects an uneven step
+            warnings.simplefilter("ignore")
+            self.suggest(optuna.create_study(sampler=RandomSampler()).ask())  # refuses what no trial could have
+        if self.sampler == "grid":
+            object.__setattr__(self, "trials", min(self.trials, len(self.grid())))
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Return the combinations of a grid, in the order of the trials."""
+        if without := [name for name, table in self.search.items() if "choices" not in table]:
+            raise ConfigError(f"a grid needs the values of {without[0]}; give choices = […]")
+        rows = itertools.product(*(table["choices"] for table in self.search.values()))
+        return [dict(zip(self.search, row, strict=True)) for row in itertools.islice(rows, 10_000)]
+
+    def suggest(self, trial: Trial) -> Recipe:
+        """Return the recipe of a trial, whose values are chosen if they are not yet."""
+        return with_settings(
+            self.recipe, typed({name: _suggest(trial, name, table) for name, table in self.search.items()}, self.recipe)
+        )
+
+    def to_toml(self) -> str:
+        """Return all facts that make trials comparable, as TOML; the number of trials may be raised later."""
+        head = {name: getattr(self, name) for name in _SETTINGS if name != "trials"}
+        search = {name: dict(table) for name, table in self.search.items()}
+        return to_toml({**head, "search": search, "recipe": self.recipe.to_dict()})
+
+
+def _suggest(trial: Trial, name: str, table: Mapping[str, Any]) -> Any:
+    try:
+        if set(table) == {"choices"}:
+            return trial.suggest_categorical(name, table["choices"])
+        if kind_of(name) in (int, int | None):
+            return trial.suggest_int(name, **table)
+        return trial.suggest_float(name, **table)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{name} = {dict(table)} is no range ({error}); give choices = […], or low and high with log = true or step"
+        ) from error
+
+
+def read_sweep(path: Path, trials: int | None = None) -> Sweep:
+    """Return the sweep of a file.
+
+    Args:
+        trials: number of trials instead of the file's.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{path} cannot be read: {reason}; give a sweep file, such as examples/learning_rate.toml"
+        ) from error
+    try:
+        return _sweep(values if trials is None else values | {"trials": trials}, path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _sweep(values: dict[str, Any], path: Path) -> Sweep:
+    name, preset, changes, search = (values.pop(key, None) for key in ("recipe", "preset", "set", "search"))
+    if unknown := [key for key in values if key not in _SETTINGS]:
+        names = ", ".join(("recipe", "preset", "set", "search", *_SETTINGS))
+        raise ConfigError(f"{unknown[0]!r} is no setting of a sweep; there are {names}")
+    if not isinstance(name, str) or not isinstance(preset, str | None):
+        raise ConfigError('name the recipe, as in recipe = "laptop", and the preset, if any, as text')
+    if not all(isinstance(table, dict | None) for table in (changes, search)):
+        raise ConfigError("[set] and [search] are tables; write them so")
+    recipe = find(str(path.parent / name) if name.endswith(".toml") else name).recipe(preset)
+    recipe = with_settings(recipe, typed(flat(changes or {}), recipe))
+    return Sweep(recipe, dict(_range(*leaf, recipe) for leaf in _leaves(search or {})), **values)
+
+
+def _leaves(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return name and search range: `optimizer.matrix_lr = …` and `"optimizer.matrix_lr" = …` are the same."""
+    leaves = []
+    for key, value in tables.items():
+        if isinstance(value, Mapping) and value and all(isinstance(item, Mapping) for item in value.values()):
+            leaves += _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves.append((prefix + key, value))
+    return leaves
+
+
+def _range(name: str, table: Any, recipe: Recipe) -> tuple[str, dict[str, Any]]:
+    """Return the full name of a setting and its range, whose ends or choices are values of the setting."""
+    ends = list(table.get("choices", [table.get("low"), table.get("high")])) if isinstance(table, Mapping) else []
+    if not ends or None in ends:
+        raise ConfigError(f"{name} = {table!r} is no range; give {{ choices = […] }}, or {{ low = …, high = … }}")
+    if any(isinstance(value, list | dict) for value in ends):
+        raise ConfigError(f'{name}: choices are numbers or texts; write a list as a text, as in "9,10"')
+    key = next(iter(typed({name: ends[0]}, recipe)))
+    numbers = [typed({key: value}, recipe)[key] for value in ends]  # refuses what is no value of the setting
+    return key, table if "choices" in table else {**table, "low": numbers[0], "high": numbers[1]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +235,6 @@ class TrialResult:
     reason: str
 
 
-class _PrunedError(Exception):
-    """The pruner stopped the trial."""
-
-
 class _StoppedError(Exception):
     """The sweep is being stopped; its trials continue when it is started again."""
 
@@ -93,7 +245,7 @@ class SweepRun(Experiment):
     Args:
         sweep: as `read_sweep` returns it.
         folder: created if it does not exist.
-        storage: URL of a database that workers share; None: a journal in the folder.
+        storage: URL of a database that machines share; None: a journal in the folder.
         notify: called with one-line messages.
     """
 
@@ -101,29 +253,32 @@ class SweepRun(Experiment):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.simplefilter("ignore", ExperimentalWarning)
         super().__init__(folder)
-        self.notify = notify
-        self.recipe = resolved(sweep.recipe)
-        self.sweep = sweep
-        require_writable(require_own_folder(self.folder, SWEEP, folders=["runs"]))
+        self.notify, self.sweep, self.recipe = notify, sweep, resolved(sweep.recipe)
+        require_writable(require_own_folder(self.folder, SWEEP, beside=[LOCK, HOLDER], folders=["runs"]))
         path, text = self.folder / SWEEP, sweep.to_toml()
         if path.is_file() and path.read_text(encoding="utf-8") != text:
             raise ConfigError(f"{self.folder} has another sweep (see {path}); give another --folder, or delete it")
         write_bytes(path, text.encode())
-        self._in_folder = storage is None
-        self._database = storage.partition("///")[2] if storage and storage.startswith("sqlite") else None
-        self.name = self.folder.resolve().name
-        self.storage = _open_storage(storage, self.folder / JOURNAL)
-        study = self._study(NopPruner(), RandomSampler())
-        known = study.user_attrs.get("sweep")
-        if known is None:
-            study.set_user_attr("sweep", text)
-        elif known != text:
-            raise ConfigError(f"the storage has another sweep of the name {self.name}; give a --folder of another name")
+        name = self.folder.resolve().name
+        self.study = optuna.create_study(
+            storage=_open_storage(storage, self.folder / JOURNAL),
+            study_name=name,
+            load_if_exists=True,
+            pruner=_pruner(sweep),
+        )
+        self.study.sampler = _sampler(sweep, len(self._trials()))
+        if self.study.user_attrs.get("sweep", text) != text:
+            raise ConfigError(f"the storage has another sweep of the name {name}; give a --folder of another name")
+        self.study.set_user_attr("sweep", text)
+        self._is_shared = storage is not None
+        self._lock, self._stop = threading.Lock(), threading.Event()
+
+    def _trials(self) -> list[FrozenTrial]:
+        return list(self.study.get_trials(deepcopy=False))
 
     def results(self) -> list[TrialResult]:
         """Return the trials by number."""
-        trials = self._study(NopPruner(), RandomSampler()).get_trials(deepcopy=False)
-        return [_result(trial) for trial in trials if trial.number < self.sweep.trials or trial.state.is_finished()]
+        return [_result(trial) for trial in self._trials()]
 
     @property
     def best(self) -> TrialResult | None:
@@ -132,7 +287,7 @@ class SweepRun(Experiment):
         return min(done, key=lambda trial: (trial.score, trial.number), default=None)
 
     def work(self, parallel: int = 1, on_trial: Callable[[TrialResult], None] = lambda _: None) -> None:
-        """Work until no trial waits or lies abandoned; write the best recipe.
+        """Work until the sweep has its trials; write the best recipe.
 
         Args:
             parallel: trials at a time on this machine; each has one of its GPUs, by turns, or a part of its cores.
@@ -141,156 +296,90 @@ class SweepRun(Experiment):
         if parallel < 1:
             raise ConfigError(f"{parallel} trials at a time cannot run; give --parallel 1 or more")
         open_shards(self.recipe.data)  # else every trial would fail
-        study = self._study(NopPruner(), RandomSampler())
-        while len(study.get_trials(deepcopy=False)) < self.sweep.trials:
-            study.enqueue_trial({})
-        stop = threading.Event()
-        with ThreadPoolExecutor(parallel) as pool:
-            workers = [pool.submit(self._work, slot, parallel, stop, on_trial) for slot in range(parallel)]
-            try:
-                wait(workers, return_when=FIRST_EXCEPTION)
-            finally:
-                stop.set()
-        for worker in workers:
-            with suppress(_StoppedError):
-                worker.result()
+        with locked_folder(self.folder, self.notify):
+            self._stop.clear()
+            if self.sweep.sampler == "grid":
+                for row in self.sweep.grid()[: self.sweep.trials]:
+                    self.study.enqueue_trial(row, skip_if_exists=True)
+            interrupted = [trial for trial in self._trials() if trial.state == TrialState.RUNNING]
+            if self._is_shared:  # those of other machines are left alone
+                interrupted = [trial for trial in interrupted if self.run_folder(name_of(trial.number)).is_dir()]
+            with ThreadPoolExecutor(parallel) as pool:
+                workers = [pool.submit(self._work, slot, parallel, interrupted, on_trial) for slot in range(parallel)]
+                try:
+                    wait(workers, return_when=FIRST_EXCEPTION)
+                finally:
+                    self._stop.set()
+            for worker in workers:
+                with suppress(_StoppedError):
+                    worker.result()
         if (best := self.best) is not None and (path := self.run_folder(name_of(best.number)) / RECIPE).is_file():
             write_bytes(self.folder / "best.toml", path.read_bytes())
 
-    def _work(self, slot: int, parallel: int, stop: threading.Event, on_trial: Callable[[TrialResult], None]) -> None:
+    def _work(
+        self, slot: int, parallel: int, interrupted: list[FrozenTrial], on_trial: Callable[[TrialResult], None]
+    ) -> None:
         environment = _share(slot, parallel)
-        while not stop.is_set():
-            with self._claimed() as number:
-                if number is None:
-                    return
-                on_trial(self._run_trial(number, environment, stop))
+        while not self._stop.is_set() and (trial := self._next(interrupted)) is not None:
+            self._run_trial(trial, environment)
+            on_trial(_result(self._trials()[trial.number]))
 
-    def _run_trial(self, number: int, environment: dict[str, str], stop: threading.Event) -> TrialResult:
-        study = self._study(_pruner(self.sweep), _sampler(self.sweep, number))
-        trial = Trial(study, self._id(number))
-        folder = self.run_folder(name_of(number))
+    def _next(self, interrupted: list[FrozenTrial]) -> Trial | None:
+        """Return an interrupted trial, else a new one; None if the sweep has its trials.
+
+        Machines that ask a shared database at the same time may begin a trial more.
+        """
+        with self._lock:
+            if interrupted:
+                return Trial(self.study, interrupted.pop(0)._trial_id)
+            begun = [trial for trial in self._trials() if trial.state != TrialState.WAITING]
+            return self.study.ask() if len(begun) < self.sweep.trials else None
+
+    def _run_trial(self, trial: Trial, environment: dict[str, str]) -> None:
+        folder = self.run_folder(name_of(trial.number))
+        require_writable(folder)
         try:
-            recipe, watch = resolved(self.sweep.suggest(trial)), self._watch(trial, folder, stop)
+            recipe, watch = resolved(self.sweep.suggest(trial)), self._watch(trial, folder)
             record = self.run(recipe, folder.name, score=self.sweep.score, watch=watch, environment=environment)
-            study.tell(trial, record.columns[self.sweep.score])
-        except _PrunedError:
-            study.tell(trial, state=TrialState.PRUNED)
+            self.study.tell(trial, record.columns[self.sweep.score])
+        except optuna.TrialPruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
         except OutputError:  # a full disk is no property of the trial
             raise
         except BirdieError as error:
             trial.set_user_attr(REASON, str(error))
-            study.tell(trial, state=TrialState.FAIL)
+            self.study.tell(trial, state=TrialState.FAIL)
         remove_checkpoints(folder / "checkpoints")  # the trial has ended, so nothing continues from them
-        return _result(self.storage.get_trial(self._id(number)))
 
-    def _watch(self, trial: Trial, folder: Path, stop: threading.Event) -> Watch:
+    def _watch(self, trial: Trial, folder: Path) -> Watch:
         """Return what is called during the training: it reports new validations, and ends the trial by an exception."""
-        reported = set(self.storage.get_trial(self._id(trial.number)).intermediate_values)
+        reported = set(self._trials()[trial.number].intermediate_values)
         last = self.recipe.train.last_step
 
         def watch() -> None:
-            if stop.is_set():
+            if self._stop.is_set():
                 raise _StoppedError
-            for line in _history(folder):
-                step = int(line["step"])
-                if step in reported or not math.isfinite(line.get("bpb", math.nan)):
-                    continue
-                reported.add(step)
-                if step:  # the random weights of step 0 tell nothing
-                    trial.report(line["bpb"], step)
+            for line in read_run(folder).history if (folder / RECIPE).is_file() else []:
+                step, bpb = int(line["step"]), line.get("bpb", math.nan)
+                if step and step not in reported and math.isfinite(bpb):  # random weights of step 0 tell nothing
+                    reported.add(step)
+                    trial.report(bpb, step)
                     if step < last and trial.should_prune():
-                        raise _PrunedError
+                        raise optuna.TrialPruned
 
         return watch
 
-    @contextmanager
-    def _claimed(self) -> Iterator[int | None]:
-        """Yield the number of a trial that this worker has until the end of the context; None if there is none."""
-        number, lock = None, -1
-        trials = self._study(NopPruner(), RandomSampler()).get_trials(deepcopy=False)
-        unfinished = [one for one in trials if not one.state.is_finished() and one.number < self.sweep.trials]
-        for trial in sorted(unfinished, key=lambda one: (one.state == TrialState.WAITING, one.number)):
-            folder = self.run_folder(name_of(trial.number))
-            if trial.state == TrialState.RUNNING and not (self._in_folder or (folder / RECIPE).is_file()):
-                continue  # it belongs to a machine with another folder
-            lock = self._lock(folder)
-            if lock >= 0 and self._take(trial):
-                number = trial.number
-                break
-            if lock >= 0:
-                self._release(folder, lock)
-        try:
-            yield number
-        finally:
-            if number is not None:
-                self._release(self.run_folder(name_of(number)), lock)
 
-    def _take(self, trial: FrozenTrial) -> bool:
-        """Make a waiting trial running; return whether this worker has it, given that it holds the lock."""
-        with suppress(UpdateFinishedTrialError):
-            if trial.state == TrialState.RUNNING:  # its worker died, unless it ended between the list and the lock
-                return bool(self.storage.get_trial(self._id(trial.number)).state == TrialState.RUNNING)
-            with self._one_at_a_time():
-                return bool(self.storage.set_trial_state_values(self._id(trial.number), TrialState.RUNNING))
-        return False
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        """Exclude the other workers if the storage is SQLite, which cannot lock a trial that is read."""
-        if self._database is None:
-            yield
-            return
-        lock = -1
-        while lock < 0:
-            try:
-                lock = open_locked(Path(f"{self._database}.lock"))
-            except BlockingIOError:
-                time.sleep(0.01)
-        try:
-            yield
-        finally:
-            os.close(lock)
-
-    def _release(self, folder: Path, lock: int) -> None:
-        (folder / _WORKER).unlink(missing_ok=True)
-        os.close(lock)
-        with suppress(OSError):
-            folder.rmdir()  # unless the trial has run here
-
-    def _lock(self, folder: Path) -> int:
-        require_writable(require_folder(folder, overwrite=True))
-        try:
-            return open_locked(folder / _WORKER)
-        except BlockingIOError:
-            return -1
-        except OSError as error:
-            raise OutputError(
-                f"{folder} cannot be locked ({error.strerror or error}); give a --folder on a disk that has file locks"
-            ) from error
-
-    def _id(self, number: int) -> int:
-        study = self.storage.get_study_id_from_name(self.name)
-        return int(self.storage.get_trial_id_from_study_id_trial_number(study, number))
-
-    def _study(self, pruner: BasePruner, sampler: BaseSampler) -> optuna.Study:
-        return optuna.create_study(
-            storage=self.storage, study_name=self.name, load_if_exists=True, sampler=sampler, pruner=pruner
-        )
-
-
-def _sampler(sweep: Sweep, number: int) -> BaseSampler:
-    """Return a sampler of its own for each trial, so that a trial draws the same numbers whenever it runs."""
-    if sweep.sampler == "grid":
-        return PartialFixedSampler(sweep.grid()[number], RandomSampler())
-    seed = sweep.seed * 100_003 + number
-    if sweep.sampler == "random":
-        return RandomSampler(seed=seed)
-    return TPESampler(seed=seed, constant_liar=True)  # a running trial counts as poor: parallel ones keep apart
+def _sampler(sweep: Sweep, begun: int) -> BaseSampler:
+    """Return the sampler; a sweep that continues after `begun` trials does not draw the same numbers again."""
+    if sweep.sampler == "tpe":
+        return TPESampler(seed=sweep.seed + begun, constant_liar=True)  # a running trial counts as poor
+    return RandomSampler(seed=sweep.seed + begun)
 
 
 def _pruner(sweep: Sweep) -> BasePruner:
     if sweep.pruner == "median":
-        return MedianPruner(n_startup_trials=5)
+        return MedianPruner()
     if sweep.pruner == "hyperband":
         return HyperbandPruner(sweep.recipe.validation.every, sweep.recipe.train.last_step)
     return NopPruner()
@@ -314,10 +403,6 @@ def _share(slot: int, parallel: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // parallel))}
 
 
-def _history(folder: Path) -> list[dict[str, float]]:
-    return read_run(folder).history if (folder / RECIPE).is_file() else []
-
-
 def _result(trial: FrozenTrial) -> TrialResult:
     step = trial.last_step
     score = trial.value if trial.state == TrialState.COMPLETE else trial.intermediate_values.get(step or 0)
@@ -328,9 +413,3 @@ def _result(trial: FrozenTrial) -> TrialResult:
 def name_of(number: int) -> str:
     """Return the name of the run of a trial."""
     return f"{number:04d}"
-
-
-def record_of(run: SweepRun, result: TrialResult) -> RunRecord | None:
-    """Return the run of a trial, if this machine has its folder."""
-    folder = run.run_folder(name_of(result.number))
-    return read_run(folder) if (folder / RECIPE).is_file() else None

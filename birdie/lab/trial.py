@@ -1,17 +1,15 @@
-"""One change against the incumbent at equal time and equal bytes, with a paired significance test.
+"""One change against the incumbent at equal time or steps and equal bytes, with a paired significance test.
 
-    Lab(folder).start(recipe, name)          the first incumbent
-    Lab(folder).trial("wider", {…}) ─► runs of both, seed by seed ─► paired t-test ─► keep, revert or undecided
+    Lab(folder).start(recipe, budget)        the first incumbent
+    Lab(folder).trial("wider", […]) ─► runs of both, seed by seed ─► paired t-test ─► keep, revert or undecided
 
-*Equal time*: the incumbent's number of steps is fixed once, by the time that its recipe allows. The candidate trains as
-many steps as take the same time, by step times measured by turns. No clock ends a run, so other load on the machine
-cannot change a score, and finished runs can be used again. *Equal bytes*: both are exported into the same budget.
+*Equal time*: the incumbent's wall-clock cap ends the runs of both. *Equal steps*: no clock ends a run, so other load on
+the machine cannot change a score. *Equal bytes*: both are exported into the same budget.
 
+    LAB/start.toml        the recipe that the lab started with
     LAB/incumbent.toml    the recipe to beat; a change that is kept replaces it
-    LAB/incumbent.json    its number of steps, and the recipe that the lab started with
     LAB/results.jsonl     one result a line
     LAB/diary.md          the same for people: date, hypothesis, change, result, verdict
-    LAB/step_times.json   measured step times
     LAB/runs/DIGEST/      run folders
 """
 
@@ -34,22 +32,19 @@ from birdie.lab.assignments import parse, with_settings
 from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RunRecord, flat
 from birdie.lab.significance import LEVEL, Test, compare
-from birdie.lab.step_times import Cost, measure
 from birdie.system import provenance
 from birdie.system.callbacks import Notify, no_message
 from birdie.system.files import write_bytes
 from birdie.system.locks import HOLDER, LOCK, locked_folder
 from birdie.system.outputs import require_own_folder, require_writable
 from birdie.system.parsing import parse_object
-from birdie.system.structured import is_number, keep_damaged, read_bytes, read_json
+from birdie.system.structured import read_bytes
 
-_STATE = "incumbent.json"
+START = "start.toml"
 By = Literal["time", "steps"]
 Verdict = Literal["keep", "revert", "undecided"]
 Change = Mapping[str, tuple[Any, Any]]
 
-RESOLUTION = 0.025
-"""Step times that differ by less than this fraction count as equal: the measurement cannot tell them apart."""
 FIXED = {
     "train.seed": "--seeds gives both the same seeds",
     "train.iterations": "both train for the same time or steps (--by)",
@@ -66,16 +61,14 @@ class Side:
 
     Attributes:
         digest: of the recipe, without what a trial sets.
-        steps: that each run trained.
-        step_ms: measured milliseconds per step; NaN if they were not measured.
+        steps: that the runs trained.
         bpb: of the decoded artifacts, by the recipe's own evaluation.
         bytes: of the artifacts.
         runs: folders of the runs.
     """
 
     digest: str
-    steps: int
-    step_ms: float
+    steps: tuple[int, ...]
     bpb: tuple[float, ...]
     bytes: tuple[int, ...]
     runs: tuple[str, ...]
@@ -133,8 +126,8 @@ class Result:
             key: math.nan if value is None and key != "commit" else value for key, value in values.items()
         }
         for name in ("incumbent", "candidate"):
-            side = {key: tuple(value) if isinstance(value, list) else value for key, value in table[name].items()}
-            table[name] = Side(**(side | {"step_ms": math.nan if side["step_ms"] is None else side["step_ms"]}))
+            side: dict[str, Any] = table[name]
+            table[name] = Side(**{key: tuple(part) if isinstance(part, list) else part for key, part in side.items()})
         table["change"] = {key: tuple(pair) for key, pair in table["change"].items()}
         return cls(**(table | {"seeds": tuple(table["seeds"])}))
 
@@ -160,21 +153,6 @@ class Result:
         return ", ".join(f"{key} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.change.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Incumbent:
-    """The recipe to beat.
-
-    Attributes:
-        recipe: its settings.
-        steps: of its runs.
-        origin: digest of the recipe that the lab started with, before its budget was set.
-    """
-
-    recipe: Recipe
-    steps: int
-    origin: str
-
-
 class Lab(Experiment):
     """A folder of trials.
 
@@ -195,7 +173,7 @@ class Lab(Experiment):
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep the folder for this process, and create it if necessary."""
-        require_writable(require_own_folder(self.folder, _STATE, beside=[LOCK, HOLDER], folders=["runs"]))
+        require_writable(require_own_folder(self.folder, START, beside=[LOCK, HOLDER], folders=["runs"]))
         with locked_folder(self.folder, self.notify):
             yield
 
@@ -205,35 +183,29 @@ class Lab(Experiment):
         Args:
             budget: bytes of every artifact of the lab; None: the recipe's, or the estimated size of its artifact.
         """
-        origin = recipe.digest
         if budget is None and recipe.export.budget is None:
             budget = artifact(recipe).bytes
             self.notify(f"the recipe has no export.budget; all artifacts get its estimated size, {budget:,} bytes")
         if budget is not None:
             recipe = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, budget=str(budget)))
-        if self.recipe_path.is_file():
-            state = self._state()
-            if origin != state.get("origin"):
-                raise ConfigError(
-                    f"{self.folder} has another incumbent; leave --recipe out to go on with it, or give another --lab"
-                )
-            return
         recipe = resolved(recipe)
-        self._write_incumbent(recipe, self._allowed_steps(recipe), origin)
+        path = self.folder / START
+        if not path.is_file():
+            write_bytes(path, recipe.to_toml().encode())
+            write_bytes(self.recipe_path, recipe.to_toml().encode())
+        elif find(str(path)).recipe().digest != recipe.digest:
+            raise ConfigError(
+                f"{self.folder} has another incumbent; leave --recipe out to go on with it, or give another --lab"
+            )
 
-    def incumbent(self) -> Incumbent:
-        """Return the incumbent."""
+    def incumbent(self) -> Recipe:
+        """Return the recipe to beat."""
         if not self.recipe_path.is_file():
             raise ConfigError(f"{self.folder} has no incumbent; name the first one with --recipe NAME_OR_FILE")
-        recipe, state = resolved(find(str(self.recipe_path)).recipe()), self._state()
-        if state.get("digest") == recipe.digest:
-            return Incumbent(recipe, int(state["steps"]), str(state.get("origin", "")))
-        self.notify(f"{self.recipe_path} was edited; its steps are fixed anew")
+        recipe = resolved(find(str(self.recipe_path)).recipe())
         if recipe.export.budget is None:
             raise ConfigError(f"{self.recipe_path} has no export.budget; set the bytes that every artifact may have")
-        steps, origin = self._allowed_steps(recipe), str(state.get("origin", recipe.digest))
-        self._write_incumbent(recipe, steps, origin)
-        return Incumbent(recipe, steps, origin)
+        return recipe
 
     def results(self) -> list[Result]:
         """Return all results, the oldest first."""
@@ -254,7 +226,7 @@ class Lab(Experiment):
         assignments: Sequence[str],
         *,
         seeds: int = 3,
-        by: By = "time",
+        by: By | None = None,
         level: float = LEVEL,
     ) -> Result:
         """Run the change against the incumbent, write the result, and keep the change if it is significantly better.
@@ -264,110 +236,61 @@ class Lab(Experiment):
         Args:
             assignments: the change, as texts "KEY=VALUE".
             seeds: number of seeds, counted from the recipe's.
+            by: equal time or steps; None: time if the incumbent has a wall-clock cap.
         """
         if seeds < 1 or not 0 < level < 0.5:
             raise ConfigError(f"{seeds} seeds at level {level:g} cannot be tested; give at least 2 seeds, and 0.05")
         incumbent = self.incumbent()
-        recipe = changed(incumbent.recipe, assignments)
-        difference = changes(flat(incumbent.recipe.to_dict()), flat(recipe.to_dict()))
+        capped = incumbent.train.cap_ms is not None
+        by = by or ("time" if capped else "steps")
+        if by == "time" and not capped:
+            raise ConfigError(f"{self.recipe_path} has no train.max_wallclock_seconds; set it, or give --by steps")
+        recipe = changed(incumbent, assignments)
+        difference = changes(flat(incumbent.to_dict()), flat(recipe.to_dict()))
         change = {name: (old, new) for name, old, new in difference}
         if not change:
             raise ConfigError("the change equals the incumbent, so there is nothing to try; `birdie try` shows it")
         if seeds == 1:
             self.notify("one seed: no significance can be had, so the verdict will be undecided; give --seeds 3")
-        costs, steps = self._costs(incumbent, recipe) if by == "time" else None, incumbent.steps
-        if costs is not None:
-            steps = equal_time_steps(incumbent.steps, *costs)
-        numbers = range(incumbent.recipe.train.seed, incumbent.recipe.train.seed + seeds)
-        pairs, failed = self._run(incumbent, recipe, steps, numbers)
+        numbers = range(incumbent.train.seed, incumbent.train.seed + seeds)
+        pairs, failed = self._run(incumbent, recipe, by, numbers)
         budget = parse_size(str(recipe.export.budget))
-        ms = [math.nan, math.nan] if costs is None else [cost.step_ms for cost in costs]
         result = _result(
             *(datetime.now(UTC).isoformat(timespec="seconds"), hypothesis, change, by, budget),
-            _side(incumbent.recipe, incumbent.steps, ms[0], [left for left, _ in pairs.values()]),
-            _side(recipe, steps, ms[1], [right for _, right in pairs.values()]),
+            _side(incumbent, [left for left, _ in pairs.values()]),
+            _side(recipe, [right for _, right in pairs.values()]),
             *(tuple(pairs), level, failed),
         )
         self._record(result)
         if result.verdict == "keep":
-            self._write_incumbent(recipe, steps, incumbent.origin)
+            write_bytes(self.recipe_path, recipe.to_toml().encode())
         return result
 
     def _run(
-        self, incumbent: Incumbent, recipe: Recipe, steps: int, seeds: Sequence[int]
+        self, incumbent: Recipe, recipe: Recipe, by: By, seeds: Sequence[int]
     ) -> tuple[dict[int, tuple[RunRecord, RunRecord]], dict[str, str]]:
         """Run both, seed by seed; return the pairs of runs, and the failures of the candidate, by seed."""
         pairs, failed = {}, {}
         for number, seed in enumerate(seeds, 1):
             head = f"seed {seed} ({number} of {len(seeds)})"
-            reference = self._train(incumbent.recipe, incumbent.steps, seed, f"{head}, incumbent")
+            reference = self._train(of_seed(incumbent, seed, by), f"{head}, incumbent")
             try:
-                pairs[seed] = reference, self._train(recipe, steps, seed, f"{head}, candidate")
+                pairs[seed] = reference, self._train(of_seed(recipe, seed, by), f"{head}, candidate")
             except DataError as error:
                 failed[str(seed)] = str(error)
                 self.notify(str(error))
         return pairs, failed
 
-    def _train(self, recipe: Recipe, steps: int, seed: int, head: str) -> RunRecord:
-        recipe = of_length(recipe, steps, seed)
+    def _train(self, recipe: Recipe, head: str) -> RunRecord:
         folder = self.run_folder(recipe.digest)
         known = (folder / "summary.json").is_file()
-        self.notify(f"{head}: {'known, ' if known else ''}{steps:,} steps in {folder}")
+        self.notify(f"{head}: {'known, ' if known else ''}{folder}")
         record = self.run(recipe, recipe.digest)
         values, commit = record.columns, record.environment.get("commit")
         self.notify(f"{head}: {values['bpb_artifact']:.4f} bpb, {values['bytes']:,} bytes")
         if known and commit != provenance.commit():
             self.notify(f"warning: {folder} was trained by commit {commit}, not by this one; delete it to train again")
         return record
-
-    def _costs(self, incumbent: Incumbent, recipe: Recipe) -> tuple[Cost, Cost]:
-        """Return the measured costs of incumbent and candidate, measured once."""
-        path, key = self.folder / "step_times.json", f"{incumbent.recipe.digest} {recipe.digest}"
-        known: dict[str, Any] = {}
-        try:
-            known = read_json(path)
-            if not all(map(_are_costs, known.values())):
-                raise DataError(f"{path} is damaged (an entry is no pair of costs)")
-        except FileNotFoundError:
-            pass
-        except DataError as error:
-            keep_damaged(path, str(error), self.notify)
-            known = {}
-        if key not in known:
-            self.notify("measuring step times by turns")
-            recipes = [of_length(side, incumbent.steps, side.train.seed) for side in (incumbent.recipe, recipe)]
-            known[key] = [dataclasses.asdict(cost) for cost in measure(recipes)]
-            write_bytes(path, json.dumps(known, indent=1).encode() + b"\n")
-        first, second = (Cost(**cost) for cost in known[key])
-        return first, second
-
-    def _allowed_steps(self, recipe: Recipe) -> int:
-        """Return the steps that the recipe's wall-clock cap allows, by measurement, or those that it sets itself."""
-        settings = recipe.train
-        if settings.cap_ms is None:
-            return settings.last_step
-        self.notify("measuring how many steps the recipe's wall-clock cap allows")
-        steps = min(settings.last_step, measure([recipe])[0].steps_in(settings.cap_ms / 1000))
-        self.notify(f"{steps:,} steps in {settings.max_wallclock_seconds:g} s; the lab keeps this number")
-        return steps
-
-    def _state(self) -> dict[str, Any]:
-        path = self.folder / "incumbent.json"
-        try:
-            state = read_json(path)
-            if not is_number(state.get("steps")):
-                raise DataError(f"{path} is damaged (steps is no number)")
-        except FileNotFoundError:
-            return {}
-        except DataError as error:
-            self.notify(f"warning: {error}; what it says of the incumbent is lost")
-            return {}
-        return state
-
-    def _write_incumbent(self, recipe: Recipe, steps: int, origin: str) -> None:
-        state = {"digest": recipe.digest, "steps": steps, "origin": origin}
-        write_bytes(self.folder / _STATE, json.dumps(state, indent=1).encode() + b"\n")
-        write_bytes(self.recipe_path, recipe.to_toml().encode())
 
     def _record(self, result: Result) -> None:
         """Append the result to table and diary, unless it is in them: a trial may be repeated."""
@@ -389,19 +312,12 @@ def changed(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     return with_settings(recipe, values)
 
 
-def of_length(recipe: Recipe, steps: int, seed: int) -> Recipe:
-    """Return `recipe` with a fixed number of steps and a seed; no clock ends it."""
-    train = dataclasses.replace(recipe.train, iterations=steps, force_stop_step=steps, seed=seed)
-    return dataclasses.replace(recipe, train=train)
-
-
-def equal_time_steps(steps: int, incumbent: Cost, candidate: Cost) -> int:
-    """Return the candidate's steps in the time of the incumbent's `steps`."""
-    same_step = abs(candidate.step_ms / incumbent.step_ms - 1) < RESOLUTION
-    same_calibration = abs(candidate.calibration_s - incumbent.calibration_s) < RESOLUTION * incumbent.seconds_of(steps)
-    if same_step and same_calibration:
-        return steps
-    return candidate.steps_in(incumbent.seconds_of(steps))
+def of_seed(recipe: Recipe, seed: int, by: By) -> Recipe:
+    """Return `recipe` with a seed; by steps no clock ends it."""
+    seconds = recipe.train.max_wallclock_seconds if by == "time" else 0.0
+    return dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, seed=seed, max_wallclock_seconds=seconds)
+    )
 
 
 def decide(ours: Sequence[float], theirs: Sequence[float], level: float) -> tuple[Verdict, str, Test, Test]:
@@ -445,12 +361,11 @@ def _result(
     )
 
 
-def _side(recipe: Recipe, steps: int, step_ms: float, records: Sequence[RunRecord]) -> Side:
+def _side(recipe: Recipe, records: Sequence[RunRecord]) -> Side:
     columns = [record.columns for record in records]
     return Side(
         recipe.digest,
-        steps,
-        step_ms,
+        tuple(int(row["steps"] or 0) for row in columns),
         tuple(float(row["bpb_artifact"]) for row in columns),
         tuple(int(row["bytes"]) for row in columns),
         tuple(str(record.folder) for record in records),
@@ -460,7 +375,7 @@ def _side(recipe: Recipe, steps: int, step_ms: float, records: Sequence[RunRecor
 def diary_entry(result: Result) -> str:
     """Return the entry of a result in the diary, in Markdown."""
     sides = [
-        f"- {name}: {side.steps:,} steps{'' if math.isnan(side.step_ms) else f' × {side.step_ms:.3g} ms'}, "
+        f"- {name}: {max(side.steps, default=0):,} steps, "
         f"{max(side.bytes, default=0):,} bytes, {side.mean:.4f} bpb ({', '.join(f'{bpb:.4f}' for bpb in side.bpb)})"
         for name, side in (("incumbent", result.incumbent), ("candidate", result.candidate))
     ]
@@ -485,16 +400,6 @@ def diary_entry(result: Result) -> str:
             "",
         )
     )
-
-
-def _are_costs(values: object) -> bool:
-    """Return whether `values` are the costs of two recipes, as JSON has them."""
-    names = {field.name for field in dataclasses.fields(Cost)}
-    if not isinstance(values, list) or len(values) != 2:
-        return False
-    if not all(isinstance(cost, dict) and cost.keys() == names for cost in values):
-        return False
-    return all(is_number(n) and n >= 0 for cost in values for n in cost.values()) and all(c["step_ms"] for c in values)
 
 
 def _append(path: Path, text: str) -> None:

@@ -1,18 +1,12 @@
-"""Requests to the Hugging Face Hub by huggingface_hub (the extra `hub`): tried again, and failures in one sentence."""
+"""Requests to the Hugging Face Hub by huggingface_hub (the extra `hub`), whose failures are one sentence."""
 
 import errno
-import logging
 import os
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
 
-PAUSES = (1.0, 2.0, 4.0)
-"""Seconds before each retry, in addition to the library's own retries."""
-
-_TRANSIENT = {408, 429, 500, 502, 503, 504}  # HTTP status codes after which a retry may succeed
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 _WRAPPERS = {"LocalEntryNotFoundError", "IncompleteSnapshotError", "ValueError"}  # errors about the library's cache
 _FINAL = {
@@ -42,42 +36,26 @@ def library() -> Any:
 
 
 def request(work: Callable[[], T], subject: str) -> T:
-    """Return `work()`, tried again after transient errors; any other failure of the library becomes one sentence.
+    """Return `work()`; any failure of the library, which tries again itself, becomes one sentence.
 
     Args:
-        work: requests, which may be repeated.
+        work: requests.
         subject: what is requested, for the sentence.
     """
-    log = logging.getLogger("huggingface_hub")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # its lines would break the progress bar
     try:
-        for pause in (*PAUSES, None):
-            try:
-                return work()
-            except BirdieError:
-                raise
-            except Exception as error:  # the types of transport errors differ between versions of the library
-                cause: BaseException = error
-                while type(cause).__name__ in _WRAPPERS and cause.__cause__ is not None:
-                    cause = cause.__cause__
-                if pause is None or not _is_transient(cause):
-                    raise _in_words(cause, subject) from error
-            time.sleep(pause)
-        raise AssertionError  # the last attempt returns or raises
-    finally:
-        log.setLevel(level)
+        return work()
+    except BirdieError:
+        raise
+    except Exception as error:  # the types of transport errors differ between versions of the library
+        cause: BaseException = error
+        while type(cause).__name__ in _WRAPPERS and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise _in_words(cause, subject) from error
 
 
 def _status(error: BaseException) -> int | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
-
-
-def _is_transient(error: BaseException) -> bool:
-    if (status := _status(error)) is not None:
-        return status in _TRANSIENT
-    return type(error).__name__ not in _FINAL and not (isinstance(error, OSError) and error.errno in _DISK)
 
 
 def _in_words(error: BaseException, subject: str) -> BirdieError:
@@ -88,6 +66,6 @@ def _in_words(error: BaseException, subject: str) -> BirdieError:
     if words := _FINAL.get(kind) or _BY_STATUS.get(status or 0):
         return (ConfigError if kind == "HFValidationError" else DataError)(f"{subject} {words}")
     if status is not None:
-        return DataError(f"{subject}: the Hub answered {status} in {len(PAUSES) + 1} attempts; try again later")
+        return DataError(f"{subject}: the Hub answered {status}; try again later")
     reason = " ".join(str(error).split())[:200] or "no reason given"
     return DataError(f"{subject}: the request failed ({kind}: {reason}); check the connection, HF_ENDPOINT and proxies")

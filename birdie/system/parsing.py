@@ -4,7 +4,6 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from birdie.errors import ConfigError
@@ -13,24 +12,19 @@ MAX_DIGITS = 4000
 """Digits of an integer that are read; the time for more grows with their square."""
 
 
-def parse_json(data: str | bytes, parse_float: Callable[[str], Any] = float) -> Any:
-    """Return the value of a JSON text. NaN and Infinity are numbers: Python's json writes them.
-
-    Args:
-        data: text; as bytes in UTF-8, UTF-16 or UTF-32.
-        parse_float: called with the text of every number that is no integer.
-    """
+def parse_json(data: str | bytes) -> Any:
+    """Return the value of a JSON text, as bytes in UTF-8, UTF-16 or UTF-32. NaN and Infinity are numbers."""
     try:
-        return json.loads(data, object_pairs_hook=_unique, parse_float=parse_float, parse_int=_integer)
+        return json.loads(data, object_pairs_hook=_unique, parse_int=_integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
 
 
-def parse_object(data: str | bytes, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
-    """Return the JSON object in `data`; arguments as for `parse_json`."""
-    content = parse_json(data, parse_float)
+def parse_object(data: str | bytes) -> dict[str, Any]:
+    """Return the JSON object in `data`, as `parse_json` reads it."""
+    content = parse_json(data)
     if not isinstance(content, dict):
         raise ValueError("it is not an object, which is in braces")
     return content

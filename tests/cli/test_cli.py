@@ -265,13 +265,10 @@ def test_a_recipe_file_trains_again_with_a_profile_too(again: tuple[dict[str, An
 def test_a_profile_shows_where_a_step_goes(again: tuple[dict[str, Any], str]) -> None:
     answer, err = again
     assert "not counted as training time" in err
-    profile = answer["profile"]
-    assert sum(part["ms"] for part in profile["parts"]) + profile["unattributed_ms"] == pytest.approx(
-        profile["step_ms"]
-    )
-    assert {"forward/layer 1/mlp", "backward/embedding", "optimizer"} <= {part["name"] for part in profile["parts"]}
+    assert {"step", "forward", "optimizer"} <= answer["profile"].keys()
+    assert max(answer["profile"].values()) == answer["profile"]["step"]
     folder = Path(answer["run"]) / "profile"
-    assert json.loads((folder / "table.json").read_text()) == profile
+    assert "optimizer" in (folder / "table.txt").read_text()
     assert (folder / "trace.json.gz").stat().st_size > 1000
 
 

@@ -21,9 +21,6 @@ from birdie.cli.console import run
 from birdie.errors import DataError
 from birdie.golf import packed as packing
 from birdie.golf import script_main
-from birdie.golf.audit.scan import scan
-from birdie.golf.audit.shipped import is_packed as is_mostly_packed
-from birdie.golf.audit.source import parse_source
 from birdie.golf.packed import (
     FIRST,
     MAX_SOURCES,
@@ -116,9 +113,6 @@ def test_the_sources_are_read_without_running_anything(packed: Packed) -> None:
     sources = sources_of(packed.script)
     assert "def start(" in sources.pop(FIRST)
     assert sources == packed.sources
-    source = parse_source(packed.script)
-    assert {**source.modules, FIRST: ""} == {**packed.sources, FIRST: ""}
-    assert is_mostly_packed(source)
 
 
 @pytest.mark.nightly
@@ -159,12 +153,6 @@ def test_the_settings_in_a_script_are_those_of_the_recipe() -> None:
 def test_damaged_and_oversized_scripts_are_refused(damaged: bytes, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         sources_of(damaged)
-
-
-def test_the_scan_says_that_a_damaged_script_was_not_read() -> None:
-    (finding,) = scan(script_of(["pass", "a.py", "x = 1"], cut=3), "train_gpt.py")
-    assert finding.result == "unknown"
-    assert "damaged" in finding.evidence
 
 
 @pytest.mark.parametrize(

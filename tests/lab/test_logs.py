@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from birdie.errors import DataError
 from birdie.golf.audit.log_checks import check_log
 from birdie.lab.logs import Figure, ScoreLine, TrainingLog, parse_log, read_log, weight
-from tests.golf.audit.audited_logs import baseline, later
+from tests.golf.audit.audited_logs import baseline
 
 
 def value(figure: Figure | None) -> float:
@@ -26,46 +26,26 @@ def final(log: TrainingLog) -> ScoreLine:
 
 def test_the_log_of_the_baseline_is_read() -> None:
     log = parse_log(baseline(), "train.log")
-    assert (value(log.seed), value(log.train_shards), value(log.cap_s)) == (1337, 80, 600)
-    assert (value(log.val_tokens), log.vocabulary) == (62_021_632, "1024")
-    assert (value(log.train_ms), log.capped) == (600_038, True)
-    assert {name: figure.value for name, figure in log.code_bytes.items()} == {"": 47_642}
-    assert value(log.model) == 15_815_847
+    assert (value(log.seed), value(log.val_tokens)) == (1337, 62_021_632)
+    assert (value(log.train_ms), log.mean_step_ms, log.capped) == (600_038, 43.54, True)
+    assert (value(log.code), value(log.model)) == (47_642, 15_815_847)
     assert value(log.total) == 15_863_489  # not that of the raw model
+    assert value(log.eval_s) == 1.401
     assert [score.bpb for score in log.validations] == [4.1077, 1.2172]
     assert (final(log).name, final(log).digits) == ("final_int8_zlib_roundtrip_exact", 8)
     assert baseline().splitlines()[final(log).line - 1].startswith("final_int8_zlib_roundtrip_exact")
 
 
-def test_the_log_of_a_later_record_is_read() -> None:
-    log = parse_log(later(), "train.log")
-    assert (value(log.seed), value(log.val_tokens), log.vocabulary) == (0, 47_851_520, "8192 caseops")
-    assert value(log.train_ms) == 595_637  # "9.9m" is rounded
-    assert (value(log.calibration_s), value(log.compile_s), value(log.eval_s)) == (3.6, 24.7, 519.7)
-    code = {name: figure.value for name, figure in log.code_bytes.items()}
-    assert code == {"uncompressed": 191_274, "compressed": 37_155}
-    assert (final(log).name, final(log).bpb) == ("quantized_ttt_phased", 1.05689587)
-    assert [score.bpb for score in log.validations] == [4.1166, 1.0734]
-
-
 @pytest.mark.parametrize(
     ("line", "name", "bpb", "ms"),
     [
-        ("final_int6_sliding_window val_loss:1.9139 val_bpb:1.1335 stride:64 eval_time:68826ms",
-         "final_int6_sliding_window", 1.1335, 68_826),
-        ("final_int6_sliding_window_exact val_loss:1.91389421 val_bpb:1.13351895",
-         "final_int6_sliding_window_exact", 1.13351895, None),
         ("final_sliding_window_eval stride:64 val_loss:2.0100 val_bpb:1.1900 eval_time:691000ms",
          "final_sliding_window_eval", 1.19, 691_000),
-        ("legal_ttt_exact val_loss:1.88884778 val_bpb:1.11868501", "legal_ttt_exact", 1.11868501, None),
-        ("quantized_ttt val_loss: 2.79 val_bpb: 1.0804 eval_time: 925.1s", "quantized_ttt", 1.0804, 925_100),
-        ("ttt_sliding:done val_loss=2.79 val_bpb=1.082354", "ttt_sliding:done", 1.082354, None),
-        ("DIAGNOSTIC post_ema val_loss:1.9 val_bpb:1.13 eval_time:2000ms", "DIAGNOSTIC post_ema", 1.13, 2000),
         ("final_birdie_roundtrip_exact val_loss:2.06000000 val_bpb:1.22000000",
          "final_birdie_roundtrip_exact", 1.22, None),
     ],
 )  # fmt: skip
-def test_scores_of_every_style(line: str, name: str, bpb: float, ms: float | None) -> None:
+def test_scores_are_read_with_their_names(line: str, name: str, bpb: float, ms: float | None) -> None:
     (score,) = parse_log(line, "log").scores
     assert (score.name, score.bpb, score.ms) == (name, bpb, ms)
 
@@ -75,21 +55,9 @@ def test_sizes_of_every_style(size: str) -> None:
     assert parse_log(f"Total submission size {size} bytes", "log").total == (15_985_833, 1)
 
 
-@given(
-    st.sampled_from([":", ": ", "=", " : "]),
-    st.integers(1, 2**40),
-    st.floats(0.5, 9, allow_nan=False).map(lambda number: round(number, 8)),
-)
-def test_values_are_read_whatever_separates_them_from_their_keys(separator: str, count: int, bpb: float) -> None:
-    text = f"val_tokens{separator}{count}\nfinal val_loss{separator}2.5 val_bpb{separator}{bpb:.8f}\n"
-    log = parse_log(text, "log")
-    assert (value(log.val_tokens), log.scores[0].bpb) == (count, bpb)
-
-
 def test_lines_of_the_script_in_a_log_are_no_lines_of_the_run() -> None:
     log = parse_log(baseline(), "log")
-    assert log.source is not None
-    assert log.source.startswith("import os")
+    assert "val_bpb:0.1" in baseline()
     assert all(score.bpb > 1 for score in log.scores)
 
 
@@ -122,7 +90,6 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
         f"val_tokens: {'9' * 400}",
         "seed: 1e999 train_time:1e99ms step:0/1",
         "stopping_early: wallclock_cap train_time:5ms step:0/1",
-        "collected Hessians in ...s",
         "final val_loss:0.0 val_bpb:0.0",
         "final val_loss:-1 val_bpb:-1",
     ],
@@ -136,8 +103,8 @@ import resource
 resource.setrlimit(resource.RLIMIT_CPU, (15, 15))
 from birdie.golf.audit.log_checks import check_log
 from birdie.lab.logs import parse_log
-for piece in ("collected Hessians ", "compile warmup done ", "Total submission size: ", "Code size (", "a ", "a.", "1,",
-              "step ", "step: ", "a:1 ", "in ", "=", "val_bpb:", "prequant_ttt", "e", "  ", "9/", "ema : "):
+for piece in ("Total submission size: ", "Code size (", "a ", "a.", "1,", "step:", "a:1 ", "=", "val_bpb:", "e", "  ",
+              "9/"):
     for text in (piece * 800, piece + " " * 16000 + "x", "Total submission size" + piece * 800, piece * 2**15):
         check_log(parse_log(text, "log"))
 check_log(parse_log("import os" + chr(10) * 2**20 + "Running Python 3" + chr(10), "log"))

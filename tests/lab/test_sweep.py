@@ -8,21 +8,23 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FixedTrial
 
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError, DataError, OutputError
 from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.registry import find
 from birdie.lab import sweep as module
 from birdie.lab.experiment import Experiment
 from birdie.lab.ledger import RunRecord, read_run
-from birdie.lab.space import Sweep, read_sweep
-from birdie.lab.sweep import SweepRun
+from birdie.lab.sweep import Sweep, SweepRun, read_sweep
 from birdie.system.child import Watch
 from tests.forked import Program, run_python
 
@@ -103,39 +105,34 @@ def test_every_trial_runs_once_and_the_best_recipe_is_kept(trainer: Trainer, par
     assert not list(tmp_path.rglob("checkpoints"))
 
 
-def test_an_interrupted_sweep_continues_with_the_same_values(trainer: Trainer, tmp_path: Path) -> None:
-    steady = SweepRun(spec(tmp_path), tmp_path / "a")
-    steady.work()
-    trainer.started.clear()
+def test_an_interrupted_sweep_continues_with_the_values_of_its_trial(trainer: Trainer, tmp_path: Path) -> None:
     trainer.die_at = 4
     with pytest.raises(KeyboardInterrupt):
         SweepRun(spec(tmp_path), tmp_path / "b").work()
     again = SweepRun(spec(tmp_path), tmp_path / "b")
-    assert Counter(trial.state for trial in again.results()) == {"complete": 3, "running": 1, "waiting": 2}
+    interrupted = again.results()
+    assert Counter(trial.state for trial in interrupted) == {"complete": 3, "running": 1}
     trainer.die_at = math.inf
     again.work()
-    assert Counter(trainer.ended[6:]) == dict.fromkeys((f"{number:04d}" for number in range(6)), 1)
-    assert [trial.values for trial in again.results()] == [trial.values for trial in steady.results()]
+    assert Counter(trainer.ended) == dict.fromkeys((f"{number:04d}" for number in range(6)), 1)
+    values = [tuple(trial.values.values()) for trial in again.results()]
+    assert values[:4] == [tuple(trial.values.values()) for trial in interrupted]
+    assert len(set(values)) == 6
 
 
-def test_a_trial_of_a_living_worker_is_left_alone(trainer: Trainer, tmp_path: Path) -> None:
+def test_one_process_works_in_a_folder(tmp_path: Path) -> None:
     first, second = (SweepRun(spec(tmp_path, trials=1), tmp_path / "s") for _ in range(2))
-    seen = []
 
     def join(*_: object, **__: object) -> RunRecord:
-        second.work()  # while the first worker trains
-        seen.append(list(trainer.started))
+        with pytest.raises(ConfigError, match="in use"):
+            second.work()  # while the first trains
         raise DataError("enough")
 
-    first.work()  # enters the trial and ends it
-    assert len(trainer.started) == 1
-    more = spec(tmp_path, trials=2)
-    first, second = SweepRun(more, tmp_path / "s"), SweepRun(more, tmp_path / "s")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Experiment, "run", join)
+        patch.setattr(module, "open_shards", lambda _: None)
         first.work()
-    assert seen == [["0000"]]
-    assert [trial.state for trial in first.results()] == ["complete", "failed"]
+    assert [(trial.state, trial.reason) for trial in first.results()] == [("failed", "enough")]
 
 
 def test_a_crash_costs_one_trial(trainer: Trainer, tmp_path: Path) -> None:
@@ -167,7 +164,7 @@ def test_poor_trials_are_pruned_and_the_best_is_not(pruner: str, tmp_path: Path)
     assert all(work.best.score < (trial.score or 0) for trial in pruned)
 
 
-def test_two_workers_share_a_database(trainer: Trainer, tmp_path: Path) -> None:
+def test_two_machines_share_a_database(trainer: Trainer, tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     url = f"sqlite:///{tmp_path / 'study.db'}"
     workers = [SweepRun(spec(tmp_path), tmp_path / disk / "s", url) for disk in ("one", "two")]
@@ -176,9 +173,7 @@ def test_two_workers_share_a_database(trainer: Trainer, tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(trainer.ended) == [f"{number:04d}" for number in range(6)]
-    folders = [path for disk in ("one", "two") for path in (tmp_path / disk / "s" / "runs").glob("*/summary.json")]
-    assert len(folders) == 6
+    assert 6 <= len(trainer.ended) == len(set(trainer.ended)) <= 7  # two may begin the last one at the same time
 
 
 @pytest.mark.usefixtures("trainer")
@@ -222,76 +217,46 @@ from pathlib import Path
 from birdie.lab import sweep
 from birdie.lab.experiment import Experiment
 from birdie.lab.ledger import read_run
-from birdie.lab.space import read_sweep
 
 def train(work, recipe, name, *, watch, **_):
     folder = work.run_folder(name)
     if (folder / "summary.json").is_file():  # killed before the study knew
         return read_run(folder)
     (folder / "recipe.toml").write_text(recipe.to_toml())
-    state = folder / "state"
-    for step in range(int(state.read_text()) if state.is_file() else 0, 10):  # resumes
+    for step in range(10):
         time.sleep(0.02)
         watch()
-        with open(folder / "steps", "a") as file:
-            file.write(f"{step}\\n")
-        state.with_name("new").write_text(str(step + 1))
-        os.replace(state.with_name("new"), state)
-    study, allowed, trials = folder.parent, Path(sys.argv[3]), int(sys.argv[4])
-    while len(list(study.rglob("finished"))) >= trials - 2 and not allowed.exists():  # both workers live until then
-        time.sleep(0.02)
-        watch()
-    state.with_name("new").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
-    os.replace(state.with_name("new"), folder / "summary.json")
+    (folder / "new").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
+    os.replace(folder / "new", folder / "summary.json")
     with open(folder / "finished", "a") as file:
         file.write("x")
     return read_run(folder)
 
 Experiment.run, sweep.open_shards = train, lambda _: None
-sweep.SweepRun(read_sweep(Path(sys.argv[1])), Path(sys.argv[2])).work(2)
+sweep.SweepRun(sweep.read_sweep(Path(sys.argv[1])), Path(sys.argv[2])).work(2)
 """
-
-
-@pytest.fixture
-def workers() -> Iterator[list[Program]]:
-    with ExitStack() as stack:
-        processes: list[Program] = []
-        yield processes
-        for process in processes:
-            stack.enter_context(process)  # which kills it
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "trials"), [(1, 8), pytest.param(3, 24, marks=pytest.mark.nightly)])
-def test_killed_workers_lose_no_trial_and_run_none_twice(
-    kills: int, trials: int, workers: list[Program], tmp_path: Path
-) -> None:
-    """`kill -9` of one of two processes on one study, at random times, and the same command again.
-
-    The last two trials wait for a file, so that no worker has ended before it is killed.
-    """
+def test_killed_sweeps_lose_no_trial_and_run_none_twice(kills: int, trials: int, tmp_path: Path) -> None:
+    """`kill -9` at random times, and the same command again."""
     spec(tmp_path, trials=trials)
     (tmp_path / "worker.py").write_text(WORKER)
-    allowed = tmp_path / "allowed"
-    command = [*(str(tmp_path / name) for name in ("worker.py", "lr.toml", "s")), str(allowed), str(trials)]
+    command = [str(tmp_path / name) for name in ("worker.py", "lr.toml", "s")]
     rng = random.Random(1)
-    workers += [Program(*command) for _ in range(2)]
     for _ in range(kills):
-        begun = len(list(tmp_path.rglob("steps")))
-        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, trials):
-            time.sleep(0.05)
-        time.sleep(rng.uniform(0, 0.3))
-        with workers.pop(rng.randrange(2)) as victim:
+        begun = len(list(tmp_path.rglob("recipe.toml")))
+        with Program(*command) as victim:
+            while len(list(tmp_path.rglob("recipe.toml"))) < min(begun + 2, trials):
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0, 0.2))
             victim.send_signal(signal.SIGKILL)
             assert victim.wait() == -signal.SIGKILL
-        workers.append(Program(*command))
-    allowed.touch()
-    assert [worker.wait() for worker in workers] == [0, 0]
-    assert run_python(*command).returncode == 0  # takes over what the last one killed had
+    assert run_python(*command).returncode == 0
     results = SweepRun(spec(tmp_path, trials=trials), tmp_path / "s").results()
     assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(trials)]
-    for path in tmp_path.rglob("finished"):
-        assert path.read_text() == "x"
+    assert [path.read_text() for path in tmp_path.rglob("finished")] == ["x"] * trials
 
 
 def test_the_command_lists_trials(trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,9 +274,88 @@ def test_without_optuna_one_sentence_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec(tmp_path)
-    for name in [name for name in sys.modules if name.startswith(("birdie.lab.sweep", "birdie.lab.space"))]:
+    for name in [name for name in sys.modules if name.startswith("birdie.lab.sweep")]:
         monkeypatch.delitem(sys.modules, name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert run(build_app, ["sweep", str(tmp_path / "lr.toml"), "--folder", str(tmp_path / "s")]) == 1
     assert "pip install 'birdie-compress[lab]'" in capsys.readouterr().err
+
+
+HEAD = 'recipe = "laptop"\n'
+RATE = '"optimizer.matrix_lr" = { low = 0.01, high = 0.1, log = true }\n'
+
+
+def sweep_of(folder: Path, text: str) -> Sweep:
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    return read_sweep(path)
+
+
+def test_values_are_of_the_settings_type(tmp_path: Path) -> None:
+    text = (
+        HEAD + f"[search]\n{RATE}num_layers = {{ low = 2, high = 8, step = 2 }}\ntrain.seed = {{ choices = [1, 2] }}\n"
+    )
+    trial = optuna.create_study().ask()
+    sweep_of(tmp_path, text).suggest(trial)
+    assert dict(trial.distributions) == {
+        "optimizer.matrix_lr": FloatDistribution(0.01, 0.1, log=True),
+        "model.num_layers": IntDistribution(2, 8, step=2),
+        "train.seed": CategoricalDistribution([1, 2]),
+    }
+
+
+def test_a_trial_has_the_recipe_the_changes_and_its_values(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, HEAD + f'[set]\n"train.iterations" = 300\n[search]\n{RATE}')
+    recipe = sweep.suggest(FixedTrial({"optimizer.matrix_lr": 0.02}))
+    laptop = find("laptop").recipe()
+    assert (recipe.optimizer.matrix_lr, recipe.train.iterations) == (0.02, 300)
+    assert recipe.model == laptop.model
+
+
+def test_lists_are_texts(tmp_path: Path) -> None:
+    sweep = sweep_of(
+        tmp_path, HEAD + 'pruner = "none"\n[search]\n"value_embed_layers" = { choices = ["1,2", "0,3"] }\n'
+    )
+    assert sweep.suggest(FixedTrial({"model.value_embed_layers": "1,2"})).model.value_embed_layers == (1, 2)
+
+
+def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
+    search = "[search]\nnum_layers = { choices = [1, 2, 3] }\nmatrix_lr = { choices = [0.1, 0.2, 0.3] }\n"
+    sweep = sweep_of(tmp_path, HEAD + 'sampler = "grid"\ntrials = 100\n' + search)
+    rows = [tuple(row.values()) for row in sweep.grid()]
+    assert sweep.trials == len(rows) == len(set(rows)) == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("recipe = [", "cannot be read"),
+        ("[search]\n" + RATE, "name the recipe"),
+        ('recipe = "laptup"\n[search]\n' + RATE, "did you mean laptop"),
+        (HEAD, "searches nothing"),
+        (HEAD + "trails = 3\n[search]\n" + RATE, "'trails' is no setting of a sweep"),
+        (HEAD + "trials = 0\n[search]\n" + RATE, "trials of the sweep is 0"),
+        (HEAD + 'trials = "many"\n[search]\n' + RATE, "integer"),
+        (HEAD + 'sampler = "bayes"\n[search]\n' + RATE, "tpe, random, grid"),
+        (HEAD + "[search]\nmatrix_rl = { low = 1, high = 2 }\n", "no setting 'matrix_rl'"),
+        (HEAD + "[search]\nmatrix_lr = 0.1\n", "is no range"),
+        (HEAD + "[search]\nmatrix_lr = { low = 0.1 }\n", "is no range"),
+        (HEAD + '[search]\nmatrix_lr = { low = "a", high = 1 }\n', "matrix_lr is 'a'"),
+        (HEAD + "[search]\nmatrix_lr = { low = 0.2, high = 0.1 }\n", "matrix_lr = "),
+        (HEAD + "[search]\nmatrix_lr = { low = 0, high = 0.1, log = true }\n", "matrix_lr = "),
+        (HEAD + "[search]\nvalue_embed_layers = { choices = [[1, 2]] }\n", "write a list as a text"),
+        (HEAD + "[search]\ntie_embeddings = { low = 0, high = 1 }\n", "tie_embeddings is 0"),
+        (HEAD + 'sampler = "grid"\n[search]\n' + RATE, "a grid needs the values"),
+        (HEAD + "[set]\n'validation.every' = 0\n[search]\n" + RATE, "compares validations during training"),
+    ],
+)
+def test_a_bad_file_gets_one_sentence(text: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        sweep_of(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "sweep.toml"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
+        read_sweep(tmp_path / "none.toml")

@@ -17,8 +17,7 @@ from birdie.gpt.run.recipe import Recipe
 from birdie.lab import trial
 from birdie.lab.experiment import Experiment, resolved
 from birdie.lab.ledger import RunRecord, read_run
-from birdie.lab.step_times import Cost, by_turns
-from birdie.lab.trial import FIXED, Lab, Result, changed, decide, equal_time_steps
+from birdie.lab.trial import FIXED, Lab, Result, changed, decide
 
 SEEDS = (5, 6, 7)
 
@@ -45,14 +44,14 @@ class Trainer:
             self.calls.append(folder)
             if len(self.calls) == self.stop_at:
                 raise KeyboardInterrupt
-            rate, seed, steps = recipe.optimizer.matrix_lr, recipe.train.seed, recipe.train.force_stop_step
+            rate, seed, steps = recipe.optimizer.matrix_lr, recipe.train.seed, recipe.train.last_step
             if rate > 1:
                 raise DataError("the loss is no longer finite")
             noise = (seed * 7 % 5 + recipe.run.log_every * seed % 3) / 1000
             bpb = 2 + abs(math.log(rate / 0.05)) / 10 - steps / 1000 + noise + round(seed * rate * 1000) % 7 / 1e4
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "recipe.toml").write_text(recipe.to_toml())
-            summary = {"bytes": 999_000, "bpb_artifact": bpb, "evaluation": {"bpb": bpb}}
+            summary = {"steps": steps, "bytes": 999_000, "bpb_artifact": bpb, "evaluation": {"bpb": bpb}}
             (folder / "summary.json").write_text(json.dumps(summary))
         return read_run(folder)
 
@@ -61,7 +60,6 @@ class Trainer:
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     stub = Trainer()
     monkeypatch.setattr(Experiment, "run", lambda lab, recipe, name: stub.run(recipe, lab.run_folder(name)))
-    monkeypatch.setattr(trial, "measure", lambda recipes: [Cost(10.0 * r.model.num_layers, 0.0) for r in recipes])
     return stub
 
 
@@ -75,13 +73,13 @@ def lab(trainer: Trainer, tmp_path: Path) -> Lab:
 
 
 def test_a_good_change_becomes_the_incumbent(lab: Lab, trainer: Trainer) -> None:
-    incumbent = lab.incumbent().recipe
+    incumbent = lab.incumbent()
     result = lab.trial("nearer to the best rate", ["matrix_lr=0.05"])
     assert (result.verdict, result.seeds) == ("keep", SEEDS)
     assert result.difference < 0
     assert result.p == result.p_better < 0.05
-    assert lab.incumbent().recipe == changed(incumbent, ["optimizer.matrix_lr=0.05"])
-    assert load_recipe(lab.recipe_path) == lab.incumbent().recipe  # the file serves `birdie train` as well
+    assert lab.incumbent() == changed(incumbent, ["optimizer.matrix_lr=0.05"])
+    assert load_recipe(lab.recipe_path) == lab.incumbent()  # the file serves `birdie train` as well
     with pytest.raises(ConfigError, match="equals the incumbent"):
         lab.trial("again", ["optimizer.matrix_lr=0.05"])
     runs = len(trainer.calls)
@@ -133,36 +131,28 @@ def test_one_seed_is_never_enough(lab: Lab) -> None:
     assert (result.verdict, math.isnan(result.p)) == ("undecided", True)
 
 
-def test_equal_time_gives_a_slower_candidate_fewer_steps(lab: Lab) -> None:
-    layers = lab.incumbent().recipe.model.num_layers
-    result = lab.trial("deeper", [f"num_layers={2 * layers}"])
-    assert (result.incumbent.steps, result.candidate.steps) == (40, 20)
-    result = lab.trial("deeper", [f"num_layers={2 * layers}"], by="steps")
-    assert (result.incumbent.steps, result.candidate.steps) == (40, 40)
-    runs = [read_run(Path(folder)).settings for folder in result.candidate.runs]
-    assert [run["export.budget"] for run in runs] == ["1MB"] * len(SEEDS)
-    assert [run["train.seed"] for run in runs] == list(SEEDS)
-
-
-def test_steps_in_equal_time() -> None:
-    assert equal_time_steps(100, Cost(10, 0), Cost(20, 0)) == 50
-    assert equal_time_steps(100, Cost(10, 0), Cost(10.2, 0)) == 100  # cannot be told apart
-    assert equal_time_steps(100, Cost(10, 0), Cost(10, 0.5)) == 50  # calibration counts
-    assert equal_time_steps(100, Cost(10, 0.5), Cost(30, 0.5)) == 33
-    assert equal_time_steps(100, Cost(1, 0), Cost(1, 10)) == 1
-
-
-@pytest.mark.usefixtures("trainer")
-def test_the_clock_of_the_recipe_fixes_the_steps_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.9])
+def test_both_sides_end_by_the_same_steps_or_the_same_clock(seconds: float, trainer: Trainer, tmp_path: Path) -> None:
     recipe = small_recipe()
-    capped = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, max_wallclock_seconds=0.9))
+    capped = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, max_wallclock_seconds=seconds))
     lab = Lab(tmp_path)
     lab.start(capped)
-    assert lab.incumbent().steps == 10  # of 90 ms
-    assert lab.incumbent().recipe.train == capped.train
+    assert lab.incumbent() == capped
+    result = lab.trial("deeper", ["num_layers=18"])
+    assert result.by == ("time" if seconds else "steps")
+    assert lab.trial("deeper", ["num_layers=18"], by="steps").by == "steps"
+    settings = [read_run(Path(folder)).settings for folder in (*result.incumbent.runs, *result.candidate.runs)]
+    assert [run["train.seed"] for run in settings] == [*SEEDS, *SEEDS]
+    assert {run["export.budget"] for run in settings} == {"1MB"}
+    assert {run["train.max_wallclock_seconds"] for run in settings} == {seconds}
+    assert result.candidate.steps == (40, 40, 40)
+    assert trainer.calls
     lab.start(capped)
     with pytest.raises(ConfigError, match="another incumbent"):
-        lab.start(recipe)
+        lab.start(changed(recipe, ["matrix_lr=0.1"]))
+    if not seconds:
+        with pytest.raises(ConfigError, match="max_wallclock_seconds"):
+            lab.trial("deeper", ["num_layers=18"], by="time")
 
 
 @pytest.mark.usefixtures("trainer")
@@ -173,8 +163,8 @@ def test_a_recipe_without_budget_gets_one(tmp_path: Path, monkeypatch: pytest.Mo
     free = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, budget=None))
     for name, budget in (("a", None), ("b", 123_456)):
         Lab(tmp_path / name).start(free, budget)
-    assert Lab(tmp_path / "a").incumbent().recipe.export.budget == "234567"
-    assert Lab(tmp_path / "b").incumbent().recipe.export.budget == "123456"
+    assert Lab(tmp_path / "a").incumbent().export.budget == "234567"
+    assert Lab(tmp_path / "b").incumbent().export.budget == "123456"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +218,7 @@ def test_verdicts_are_those_of_the_paired_test() -> None:
 def test_an_edited_incumbent_and_a_variable_of_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     text = lab.recipe_path.read_text()
     lab.recipe_path.write_text(text.replace("iterations = 40", "iterations = 30"))
-    assert lab.incumbent().steps == 30
+    assert lab.incumbent().train.iterations == 30
     monkeypatch.setenv("MATRIX_LR", "0.5")
     with pytest.raises(ConfigError, match=r"optimizer\.matrix_lr"):
         lab.incumbent()
@@ -245,27 +235,6 @@ def test_a_damaged_table_in_any_way_is_named(content: bytes, lab: Lab) -> None:
     (lab.folder / "results.jsonl").write_bytes(content + b"\n")
     with pytest.raises(DataError, match=r"results\.jsonl cannot be read"):
         lab.results()
-
-
-@pytest.mark.parametrize(
-    "content", ['{"a b": 3}', '{"a b": [{"step_ms": 0, "calibration_s": 0}]}', "[", "[]", '{"a": [[], []]}']
-)
-def test_damaged_step_times_are_kept_and_measured_anew(content: str, lab: Lab) -> None:
-    lines: list[str] = []
-    lab.notify = lines.append
-    (lab.folder / "step_times.json").write_text(content)
-    lab.trial("nearer to the best rate", ["matrix_lr=0.05"])
-    assert [line for line in lines if "step_times.json is damaged" in line]
-    assert "measuring step times by turns" in lines
-    assert (lab.folder / "step_times.json.damaged").read_text() == content
-
-
-def test_a_damaged_state_of_the_incumbent_is_told(lab: Lab) -> None:
-    lines: list[str] = []
-    lab.notify = lines.append
-    (lab.folder / "incumbent.json").write_text('{"digest": 1}')
-    assert lab.incumbent().steps
-    assert [line for line in lines if "incumbent.json is damaged (steps is no number)" in line]
 
 
 def test_one_lab_is_used_by_one_process(lab: Lab) -> None:
@@ -328,15 +297,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data,) = (root / "datasets").iterdir()
     (root / "tiny.toml").write_text(TINY.format(data=data))
     return root / "tiny.toml"
-
-
-@pytest.mark.nightly
-def test_step_times_are_measured_by_turns(tiny: Path, tmp_path: Path) -> None:
-    recipe = resolved(load_recipe(tiny))
-    deeper = changed(recipe, ["num_layers=6"])
-    first, second = by_turns([recipe, deeper], tmp_path, rounds=1)
-    assert second.step_ms > 1.5 * first.step_ms  # six layers against one
-    assert (first.calibration_s, list(tmp_path.iterdir())) == (0.0, [])
 
 
 @pytest.mark.nightly

@@ -25,25 +25,22 @@ from birdie.golf.audit import rules
 from birdie.golf.audit.byte_counts import check_counts, check_table
 from birdie.golf.audit.overlap import check_overlap
 from birdie.golf.audit.probes import probe
-from birdie.golf.audit.rules import CAP_SECONDS, Finding, Result, size_result
+from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of, token_losses, window_length
-from birdie.golf.audit.splits import SPLITS, complete_split
+from birdie.golf.audit.splits import complete_split
 from birdie.gpt.data.byte_accounting import Tokens
 from birdie.gpt.data.byte_sidecar import byte_counts
 from birdie.gpt.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.evaluation import evaluate, load_gpt
+from birdie.gpt.run.evaluation import load_gpt
 from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.score.request import EvaluationRequest
 from birdie.system.callbacks import Progress, no_progress
 
 COMPARED = 32
 """Targets whose losses are computed both ways, token by token and batched."""
 BEYOND = 256
 """Most tokens after the first window that probes run over: an error at a border shows right behind it."""
-TIMED = 65_536
-"""Targets that are scored against the clock."""
 AGREE = 1e-3
 """Nats by which the two ways may differ: kernels sum in another order for other shapes."""
 
@@ -58,7 +55,6 @@ class AuditOptions:
     tokenizer: str | None = None
     train: tuple[str, ...] = ()
     tokens: int = 4096
-    run: bool = False
     progress: Progress = no_progress
 
 
@@ -94,8 +90,6 @@ def audit_artifact(path: Path, shown: str, options: AuditOptions) -> Iterator[Fi
     yield from _check_scoring(model, recipe, tokens, shown, options.progress)
     if text is not None:
         yield from _check_text(text, recipe, options)
-    if options.run:
-        yield _check_time(path, shown, options)
 
 
 def _unusable(path: Path) -> Result:
@@ -248,19 +242,3 @@ def _training_shards(dataset: Dataset, recipe: Recipe, options: AuditOptions) ->
     vocabulary = _VOCABULARY.findall(val.name)
     shards = sorted(path for path in val.parent.glob("*_train_*.bin") if _VOCABULARY.findall(path.name) == vocabulary)
     return tuple(shards), val.parent.resolve() == Path(recipe.data.path).resolve()
-
-
-def _check_time(path: Path, shown: str, options: AuditOptions) -> Finding:
-    """Time an evaluation on this machine: more than the cap proves nothing on slower hardware than eight H100."""
-    started = time.perf_counter()
-    try:
-        request = EvaluationRequest(data=options.data, tokenizer=options.tokenizer, max_tokens=TIMED)
-        evaluation = evaluate(path, request, progress=options.progress)
-    except (DataError, ConfigError) as error:
-        return Finding(rules.EVAL_TIME, "unknown", f"nothing was scored: {error}", "clock", shown)
-    seconds, targets = time.perf_counter() - started, evaluation.score.tokens
-    longest = max(split.targets for split in SPLITS)
-    total = seconds + evaluation.score.seconds * max(0, longest - targets) / targets
-    evidence = f"decoding and scoring {targets:,} targets took {seconds:.1f} s on this machine, which makes about "
-    evidence += f"{total:,.0f} s for {longest:,}, the most a split has; the cap is {CAP_SECONDS:g}"
-    return Finding(rules.EVAL_TIME, "pass" if total <= CAP_SECONDS else "unknown", evidence, "clock", shown)

@@ -1,17 +1,16 @@
 """The challenge's rules, and what an audit finds about each: one result per rule, with its evidence.
 
-    probes, byte counts, logs, claims, scan, … ──► Finding, Finding, … ──► Report: fail > pass > unknown, per rule
+    probes, ledger, byte counts, files, logs, … ──► Finding, Finding, … ──► Report: fail > pass > unknown, per rule
 
 The first four are the conditions C1 to C4 of parameter-golf#1017 (github.com/openai/parameter-golf/issues/1017), the
-others are what records were withdrawn or questioned for. A warning is a line to read or a doubtful figure; it decides
-nothing.
+others are what records were withdrawn or questioned for.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Result = Literal["pass", "fail", "warning", "unknown"]
+Result = Literal["pass", "fail", "unknown"]
 
 _ORDER: tuple[Result, ...] = ("fail", "pass")  # a failure outweighs everything, a pass what is not known
 
@@ -52,12 +51,12 @@ FREE_LISTING = 4096
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of one rule; "warning" and "unknown" decide nothing."""
+    """The result of one check of one rule; "unknown" decides nothing."""
 
     rule: Rule
     result: Result
     evidence: str  # a sentence with figures
-    check: str  # "scan", "probe", "log", …
+    check: str  # "probe", "ledger", "log", …
     path: str | None = None  # of the file, as the user would name it
     line: int = 0  # from 1; 0 for the file as a whole
 

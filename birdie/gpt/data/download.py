@@ -2,21 +2,18 @@
 
     Hub ──► .NAME.download/ ──► size, SHA-256 ──► header, ids, bytes by the tokenizer ──► NAME/, dataset.json
 
-huggingface_hub transfers the files, so `HF_ENDPOINT`, `HF_TOKEN` and proxies work as usual. The folder beside the data
-set keeps what was received until all of it is checked: a stopped download continues there, in the middle of a file.
-Each call requests the listing, and downloads only what is missing or damaged.
+huggingface_hub transfers the files, shows its bars and continues what was stopped, so `HF_ENDPOINT`, `HF_TOKEN` and
+proxies work as usual. The folder beside the data set keeps what was received until all of it is checked. Each call
+requests the listing, and downloads only what is missing or damaged.
 """
 
 import glob
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +40,7 @@ from birdie.system.hub import library, request
 from birdie.system.locks import locked_folder
 from birdie.system.outputs import require_folder, require_writable
 
-Stage = Literal["check", "download", "count"]
-Report = Callable[[Stage, int, int], None]
-"""Called with (stage, bytes done, bytes in total): files checked, files downloaded, files counted."""
-
-SPARE_BYTES = 64_000_000  # free disk space that must remain beside the downloaded files
 _TIMEOUT = 30.0
-_SLACK = 1 << 20
 _SAMPLE_TOKENS = 1 << 22  # validation tokens that check the byte table: takes seconds, all of them half a minute
 _ROUNDTRIP_TOKENS = 65_536  # tokens that must be reproduced when they are decoded and encoded
 _BLOCK_TOKENS = 1 << 22
@@ -103,7 +94,6 @@ def download(
     root: str | Path = "data",
     *,
     source: Source | None = None,
-    report: Report = lambda _stage, _done, _total: None,
 ) -> DownloadedDataset:
     """Download the validation split, the first `train_shards` training shards and the tokenizer of `variant`.
 
@@ -114,7 +104,6 @@ def download(
         train_shards: number of training shards; 0 for validation only.
         root: root of the folder layout.
         source: location of the data set; default: the challenge's own repository.
-        report: progress callback.
     """
     if train_shards < 0:
         raise ConfigError(f"train_shards={train_shards} must not be negative")
@@ -137,7 +126,7 @@ def download(
         )
     train = [file for index, file in enumerate(dataset.train) if index < train_shards or file.name in present]
     wanted = [*dataset.val, *train]
-    kept = _intact([file for file in wanted if file.name in present], folder, info, source.repo, report)
+    kept = _intact([file for file in wanted if file.name in present], folder, info, source.repo)
     missing = [file for file in wanted if file.name not in kept]
     if dataset.model is not None and model is not None:
         if not model.exists():
@@ -145,12 +134,12 @@ def download(
         elif not dataset.model.matches(model):
             raise OutputError(f"{model} differs from the tokenizer of {source.repo}; choose another root")
     if missing or info is None or not _counts(info, folder, dataset.val, train):
-        with _staging(folder) as staging:
-            _require_space(folder, missing)
-            _fetch(source, commit, missing, staging, lambda done, total: report("download", done, total))
+        staging = require_writable(require_folder(folder.with_name(f".{folder.name}.download"), overwrite=True))
+        with locked_folder(staging, no_message):
+            _fetch(source, commit, missing, staging)
             tokenizer = _tokenizer(dataset, model, staging, source.repo)
             paths = {file: folder / file.name if file.name in kept else staging / file.path for file in wanted}
-            val, train_totals = _checked_totals(dataset, train, paths, tokenizer, source.repo, report)
+            val, train_totals = _checked_totals(dataset, train, paths, tokenizer, source.repo)
             corpus = f"{source.repo}@{commit[:12]}"
             info = DatasetInfo(corpus, tokenizer.kind, tokenizer.digest, tokenizer.vocab_size, train_totals, val)
             if model is not None and not model.exists():
@@ -160,6 +149,7 @@ def download(
                     with atomic_path(folder / file.name) as temporary:
                         paths[file].replace(temporary)
             info.write(folder)  # last: without it, or with other totals, the next call counts again
+        shutil.rmtree(staging, ignore_errors=True)
     return DownloadedDataset(
         folder,
         str(model or "bytes"),
@@ -187,7 +177,7 @@ def _look_up(source: Source, variant: str) -> tuple[str, RemoteDataset]:
     if manifest.size > MAX_MANIFEST:
         raise DataError(f"the Hub lists {manifest.path} with {manifest.size:,} bytes; nothing was downloaded")
     with tempfile.TemporaryDirectory() as temporary:  # not kept: an old manifest names old shards
-        _fetch(source, commit, [manifest], Path(temporary), lambda _done, _total: None)
+        _fetch(source, commit, [manifest], Path(temporary))
         return commit, select_files(files, root, variant, (Path(temporary) / manifest.path).read_bytes())
 
 
@@ -202,18 +192,14 @@ def _replaceable_info(folder: Path, repo: str) -> DatasetInfo | None:
     return info
 
 
-def _intact(files: Sequence[RemoteFile], folder: Path, info: DatasetInfo | None, repo: str, report: Report) -> set[str]:
+def _intact(files: Sequence[RemoteFile], folder: Path, info: DatasetInfo | None, repo: str) -> set[str]:
     """Return the names of the local files that match the listing; the others are downloaded again."""
-    total, done, kept = sum(file.size for file in files), 0, set()
-    for file in files:
-        path = folder / file.name
-        if file.matches(path, lambda count, done=done: report("check", done + count, total)):  # type: ignore[misc]
-            kept.add(file.name)
-        elif info is None and _is_shard(path):
+    kept = {file.name for file in files if file.matches(folder / file.name)}
+    for path in (folder / file.name for file in files if file.name not in kept):
+        if info is None and _is_shard(path):
             raise OutputError(
                 f"{path} is a valid shard, but differs from the one of {repo}; choose another root, or move it away"
             )
-        done += file.size
     return kept
 
 
@@ -231,50 +217,10 @@ def _counts(info: DatasetInfo, folder: Path, val: Iterable[RemoteFile], train: I
     return sizes == [info.val.tokens, info.train.tokens]
 
 
-@contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
-    """Yield the folder for what is received; it is removed if the body succeeds, and kept for the next call if not."""
-    staging = require_writable(require_folder(folder.with_name(f".{folder.name}.download"), overwrite=True))
-    with locked_folder(staging, no_message):
-        yield staging
-    shutil.rmtree(staging, ignore_errors=True)
-
-
-def _require_space(folder: Path, missing: Sequence[RemoteFile]) -> None:
-    needed, free = sum(file.size for file in missing), shutil.disk_usage(folder).free
-    if missing and needed + SPARE_BYTES > free:
-        raise OutputError(
-            f"the download takes {needed:,} bytes, but {folder} has {free:,} free; lower --train-shards, free some "
-            "space or choose another root"
-        )
-
-
-def _fetch(
-    source: Source, commit: str, files: Sequence[RemoteFile], folder: Path, on_bytes: Callable[[int, int], None]
-) -> None:
+def _fetch(source: Source, commit: str, files: Sequence[RemoteFile], folder: Path) -> None:
     """Download `files` into `folder`, with their paths in the repository, and check each against the listing."""
     if not files:
         return
-    stopped, total = threading.Event(), sum(file.size for file in files)
-    subject = f"{files[0].path if len(files) == 1 else f'{len(files)} files'} of {source.repo}"
-
-    class Progress(library().utils.tqdm):  # type: ignore[misc]
-        """A bar that shows nothing, tells the bytes, and stops the threads that receive them."""
-
-        def __init__(self, *arguments: Any, name: str | None = None, **settings: Any) -> None:
-            super().__init__(*arguments, **{**settings, "disable": True}, name=name)
-            self.received, self._is_of_bytes = 0, name == "huggingface_hub.snapshot_download"
-
-        def update(self, n: float | None = 1) -> None:
-            if stopped.is_set():
-                raise KeyboardInterrupt
-            if self._is_of_bytes:
-                self.received += int(n or 0)
-                if self.received > 2 * total + _SLACK:  # twice: a transfer may begin again
-                    raise DataError(
-                        f"the Hub sends more of {subject} than the {total:,} bytes it lists; the download was stopped"
-                    )
-                on_bytes(min(self.received, total), total)
 
     def transfer() -> object:
         return library().snapshot_download(
@@ -284,14 +230,9 @@ def _fetch(
             endpoint=source.endpoint,
             allow_patterns=[glob.escape(file.path) for file in files],
             local_dir=folder,
-            tqdm_class=Progress,
         )
 
-    with ThreadPoolExecutor(1) as pool:  # the library's threads would finish their files before Ctrl-C ends it
-        try:
-            pool.submit(request, transfer, subject).result()
-        finally:
-            stopped.set()
+    request(transfer, f"{files[0].path if len(files) == 1 else f'{len(files)} files'} of {source.repo}")
     for file in files:  # a pattern that matches nothing is no error of the library, nor is a folder that existed
         path = folder / file.path
         if not file.matches(path):
@@ -318,10 +259,9 @@ def _checked_totals(
     paths: dict[RemoteFile, Path],
     tokenizer: Tokenizer,
     repo: str,
-    report: Report,
 ) -> tuple[SplitTotals, SplitTotals]:
     """Return the totals of the validation and the training shards, which match the tokenizer and the manifest."""
-    total, done, totals = sum(file.size for file in paths), 0, []
+    totals = []
     for files in (dataset.val, train):
         counter = _TotalsCounter(tokenizer)
         for file in files:
@@ -331,8 +271,6 @@ def _checked_totals(
                 _require_match(tokens, tokenizer, file)
             if file is dataset.val[0]:
                 require_matching_bytes(check_bytes(tokenizer, tokens[:_SAMPLE_TOKENS]), tokenizer)
-            done += file.size
-            report("count", done, total)
         totals.append(counter.totals)
     val, train_totals = totals
     if dataset.val_tokens is not None and val.tokens != dataset.val_tokens:

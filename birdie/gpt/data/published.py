@@ -12,7 +12,7 @@ error. Neither is trusted: names, sizes and digests are checked before anything 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,9 +32,6 @@ _VARIANT = re.compile(r"sp[1-9]\d{0,5}|byte260")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _BLOCK = 1 << 20
-
-OnBytes = Callable[[int], None]
-"""Called with the number of bytes of a file that are read so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class RemoteFile:
         """Last part of the path."""
         return PurePosixPath(self.path).name
 
-    def matches(self, path: Path, on_bytes: OnBytes = lambda _: None) -> bool:
+    def matches(self, path: Path) -> bool:
         """Return whether the local file `path` has the listed size and digest."""
         if not path.is_file() or path.stat().st_size != self.size:
             return False
@@ -65,7 +62,6 @@ class RemoteFile:
         with path.open("rb") as file:
             while block := file.read(_BLOCK):
                 state.update(block)
-                on_bytes(file.tell())
         return state.hexdigest() == self.digest
 
 

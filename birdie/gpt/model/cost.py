@@ -1,30 +1,23 @@
 """Cost of a forward and a backward pass of a GPT, counted on the meta device without computing anything.
 
-    GPT on the meta device ──loss, backward──► every operation is counted ──► FLOPs, bytes moved, kernels, bytes kept
+    GPT on the meta device ──loss, backward──► torch counts products and what is kept ──► FLOPs, bytes kept
 
 Only shapes go through the model, so its techniques are counted as they run. Conventions: a product of (m, k) and (k, n)
 is 2·m·k·n FLOPs. Attention is counted separately, by its causal half and without what a fused kernel recomputes in the
-backward pass. Moved bytes are everything that operations other than products read and write, each on its own, as
-without a compiler. Kept bytes are what the forward pass stores for the backward pass.
+backward pass. Kept bytes are what the forward pass stores for the backward pass.
 """
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from birdie.gpt.model.config import GPTConfig
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.techniques.depth_recurrence import layer_order
-
-_FREE = ("aten::_unsafe_view", "aten::empty", "aten::detach")  # like views, they read and write nothing
-_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +27,11 @@ class Cost:
     Attributes:
         matrix_flops: of products with weights.
         attention_flops: of queries with keys and of attention weights with values, the causal half.
-        moved_bytes: read and written by everything that is not a product.
-        kernels: operations that compute something.
         kept_bytes: stored from forward to backward, without the weights.
     """
 
     matrix_flops: int
     attention_flops: int
-    moved_bytes: int
-    kernels: int
     kept_bytes: int
 
     @property
@@ -76,7 +65,7 @@ def training_cost(
         kept.setdefault(_storage(tensor), tensor)  # a reference prevents the reuse of the number of its storage
         return tensor
 
-    with _Counter() as counter:
+    with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = model.loss(ids, ids)
         kept_bytes = sum(t.untyped_storage().nbytes() for storage, t in kept.items() if storage not in weights)
@@ -84,15 +73,7 @@ def training_cost(
     layers = sum(map(len, layer_order(config, depth_recurrence)))
     # two products forward and four backward, each of 2 · length² · dim FLOPs per sequence; causality halves them
     attention = layers * sequences * 6 * 2 * length * length * config.model_dim // 2
-    return Cost(counter.flops, attention, counter.moved, counter.kernels, kept_bytes)
-
-
-def moved_bytes(run: Callable[[], object]) -> int:
-    """Return the bytes that `run` reads and writes in everything that is not a product."""
-    with _Counter() as counter:
-        run()
-    moved: int = counter.moved
-    return moved
+    return Cost(counter.get_total_flops(), attention, kept_bytes)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -113,36 +94,6 @@ class _FusedAttention(torch.autograd.Function):
 def _shapes_of_attention(q: Tensor, k: Tensor, v: Tensor, _mask: Tensor | None) -> Tensor:
     out: Tensor = _FusedAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
     return out
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the cost of every operation."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = self.moved = self.kernels = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        del types
-        run: Callable[..., Any] = func
-        out = run(*args, **(kwargs or {}))
-        name = func._schema.name
-        if func.is_view or name.startswith(_FREE):
-            return out
-        self.kernels += 1
-        if name in _PRODUCTS:
-            left = args[-2]
-            self.flops += 2 * prod(out.shape) * left.shape[-1]
-        else:
-            tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
-            self.moved += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return out
 
 
 def _storage(tensor: Tensor) -> int:

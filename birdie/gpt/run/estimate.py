@@ -1,25 +1,18 @@
-"""Estimate of a recipe before anything of it runs: parameters, bytes, FLOPs, memory, communication, time.
+"""Estimate of a recipe before anything of it runs: parameters, bytes, FLOPs, memory, and time on H100s.
 
-    recipe ─► model on the meta device ─► cost of a micro-step ─► load of a step on a rank ─► seconds on a machine
+    recipe ─► model on the meta device ─► cost of a micro-step ─► load of a step on a rank ─► seconds on H100s
                      └─► parameters ─► Gaussian samples through scheme and coder ─► bytes of the artifact
 
-Counts are exact, memory and bytes are derived, times need the speed of a machine: measured in half a second for this
-CPU, three constants fitted to recorded runs for H100s. docs/recipes.md compares all of them with measurements.
+Counts are exact, memory and bytes are derived, times follow three constants fitted to recorded runs. docs/recipes.md
+compares all of them with measurements.
 """
 
-import dataclasses
-import itertools
 import math
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from birdie.compress.rate.assignment import match, parse_rules
 from birdie.compress.rate.target import parse_size
@@ -29,7 +22,7 @@ from birdie.compress.schemes.grid import Grid
 from birdie.compress.small_tensors import can_quantize
 from birdie.entropy import coder as entropy
 from birdie.gpt.model.config import GPTConfig
-from birdie.gpt.model.cost import Cost, moved_bytes, training_cost
+from birdie.gpt.model.cost import Cost, training_cost
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.train.muon import WIDE
@@ -37,58 +30,17 @@ from birdie.gpt.train.optimizers import split_parameters
 from birdie.gpt.train.parallel_muon import shard_banks
 from birdie.gpt.train.plan import micro_steps, require_divisible
 from birdie.gpt.train.settings import TrainSettings
-from birdie.system.device import choose_dtype
 
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
+# Fractions of the peak for products with weights and for attention (its causal half), and seconds of a micro-step that
+# no count explains: fitted by `python -m benchmarks.estimate`. LINK is NVLink's bytes/s.
+PRODUCTS, ATTENTION, MICRO_STEP_S, LINK = 0.456, 0.228, 19.8e-3, 450e9
 # Fractions of the kept bytes and of a float32 copy of the logits where torch.compile fuses and recomputes: least
 # squares over seven recorded peaks (`python -m benchmarks.estimate --part memory`).
 COMPILED_KEEPS, COMPILED_LOGITS = 0.80, 0.18
 GAUSSIAN_ERROR = (-0.2, 0.04)  # relative error of the coded bytes for fifteen of sixteen small files (docs/recipes.md)
 _SAMPLE = 1 << 16  # weights of the Gaussian sample that is coded
 _ENTRY = 40  # bytes per tensor of a file besides its streams: name, shape, checksums
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Speed of the devices of a machine.
-
-    Attributes:
-        name: for tables.
-        devices: number of ranks.
-        matrix_rate: FLOP/s of products with weights, on one device.
-        attention_rate: FLOP/s of attention, its causal half counted.
-        bandwidth: bytes/s of operations other than products.
-        kernel_s: overhead of an operation, in seconds.
-        micro_step_s: seconds of a micro-step that no count explains.
-        link: bytes/s that a rank sends to its peers.
-        compiled: whether torch.compile decides which activations are kept.
-        dtype: of activations.
-    """
-
-    name: str
-    devices: int
-    matrix_rate: float
-    attention_rate: float
-    bandwidth: float = math.inf
-    kernel_s: float = 0.0
-    micro_step_s: float = 0.0
-    link: float = math.inf
-    compiled: bool = False
-    dtype: torch.dtype = torch.float32
-
-
-def h100(devices: int) -> Machine:
-    """Return H100s with NVLink; `python -m benchmarks.estimate` fits the fractions of the peak and the constant."""
-    return Machine(
-        f"{devices} × H100",
-        devices,
-        matrix_rate=0.456 * PEAK,
-        attention_rate=0.228 * PEAK,
-        micro_step_s=19.8e-3,
-        link=450e9,
-        compiled=True,
-        dtype=torch.bfloat16,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +67,12 @@ class Load:
         """FLOPs per step on this rank, including the optimizer's matrix products."""
         return self.micro_steps * self.cost.flops + self.update_flops
 
-    def seconds(self, machine: Machine) -> float:
-        """Return the seconds of a step on `machine`."""
-        cost = self.cost
-        micro = cost.matrix_flops / machine.matrix_rate + cost.attention_flops / machine.attention_rate
-        micro += cost.moved_bytes / machine.bandwidth + cost.kernels * machine.kernel_s + machine.micro_step_s
-        return self.micro_steps * micro + self.update_flops / machine.matrix_rate + self.sent_bytes / machine.link
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step on an H100 SXM under torch.compile."""
+        products, attention = PRODUCTS * PEAK, ATTENTION * PEAK
+        micro = self.cost.matrix_flops / products + self.cost.attention_flops / attention + MICRO_STEP_S
+        return self.micro_steps * micro + self.update_flops / products + self.sent_bytes / LINK
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +80,18 @@ class Memory:
     """Bytes on one device at the end of a forward pass, the peak of training.
 
     Attributes:
-        weights: float32 masters.
-        gradients: float32.
-        optimizer: Muon's momentum of the rank's matrices, Adam's two moments of all else.
-        buffers: of the gradients and updates of the banks that are sent, without padding.
-        activations: kept for the backward pass, without the logits.
-        logits: two float32 copies that are kept and, briefly, two of their gradients; less where they are fused.
-        average: float32 copies for an average of the weights.
+        fixed: float32 weights, gradients and averages, moments of the optimizer, and the banks that are sent. Exact.
+        activations: kept for the backward pass, with the logits: two float32 copies and, briefly, their gradients; less
+            where they are fused. An estimate.
     """
 
-    weights: int
-    gradients: int
-    optimizer: int
-    buffers: int
+    fixed: int
     activations: int
-    logits: int
-    average: int
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
-        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+        """Sum of both."""
+        return self.fixed + self.activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,29 +114,21 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Course of a run on a machine.
+    """Course of a run on H100s.
 
     Attributes:
-        machine: the machine.
-        step_s: seconds of a step without depth recurrence.
-        recurrent_s: seconds of a step with depth recurrence, if the recipe has it.
-        mean_s: seconds of a mean step of the run.
+        step_s: seconds of a mean step of the run.
         steps: until the last step or the cap.
         tokens: trained on.
         seconds: of training, as the cap counts it.
-        warmup_s: seconds of warm-up before it.
         flops: of all steps on all ranks.
         memory: on each device.
     """
 
-    machine: Machine
     step_s: float
-    recurrent_s: float
-    mean_s: float
     steps: int
     tokens: int
     seconds: float
-    warmup_s: float
     flops: float
     memory: Memory
 
@@ -257,53 +192,40 @@ def newton_schulz_flops(shape: torch.Size, steps: int) -> int:
     return single * (4 * m * m * n + 2 * m**3) + pairs * (4 * m * m * n + 10 * m**3)
 
 
-def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
-    """Return the memory that training needs on each device of `machine`."""
+def memory(recipe: Recipe, of: Load, devices: int, dtype: torch.dtype, *, compiled: bool) -> Memory:
+    """Return the memory that training needs on each of `devices`, with activations of `dtype`."""
     counts = groups(recipe.model)
     weights, matrices = 4 * sum(counts.values()), counts.get("matrices", 0)
-    copy = 4 * micro_batch_tokens(recipe.train, machine.devices) * recipe.model.vocab_size
-    keeps, copies = (COMPILED_KEEPS, COMPILED_LOGITS) if machine.compiled else (1.0, 4.0)
-    return Memory(
-        weights=weights,
-        gradients=weights,
-        optimizer=4 * -(-matrices // machine.devices) + 2 * (weights - 4 * matrices),
-        buffers=machine.dtype.itemsize * (-(-matrices // machine.devices) + 2 * matrices * (machine.devices > 1)),
-        activations=round(keeps * max(0, of.cost.kept_bytes - 2 * copy)),
-        logits=round(copies * copy),
-        average=recipe.average.copies * weights,
-    )
+    share = -(-matrices // devices)  # of the matrices whose momentum a rank has
+    optimizer = 4 * share + 2 * (weights - 4 * matrices)  # Muon's momentum, Adam's two moments of all else
+    sent = dtype.itemsize * (share + 2 * matrices * (devices > 1))  # gradients and updates of the banks
+    copy = 4 * micro_batch_tokens(recipe.train, devices) * recipe.model.vocab_size
+    keeps, copies = (COMPILED_KEEPS, COMPILED_LOGITS) if compiled else (1.0, 4.0)
+    activations = round(keeps * max(0, of.cost.kept_bytes - 2 * copy)) + round(copies * copy)
+    return Memory((2 + recipe.average.copies) * weights + optimizer + sent, activations)
 
 
-def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = None) -> Schedule:
-    """Return the course of a run of `recipe` on `machine`; `train` replaces the recipe's training settings."""
-    train = train or recipe.training
+def schedule(recipe: Recipe, devices: int) -> Schedule:
+    """Return the course of a run of `recipe` on so many H100s with NVLink."""
+    train = recipe.training
     cap = math.inf if train.cap_ms is None else train.cap_ms / 1000
-    recurs = recipe.model.num_loops > 0
-    plain = load(recipe, machine.devices, machine.dtype, depth_recurrence=False)
-    recurrent = load(recipe, machine.devices, machine.dtype, depth_recurrence=True) if recurs else plain
-    step_s, recurrent_s = plain.seconds(machine), recurrent.seconds(machine)
+    recurs, dtype = recipe.model.num_loops > 0, torch.bfloat16
+    plain = load(recipe, devices, dtype, depth_recurrence=False)
+    recurrent = load(recipe, devices, dtype, depth_recurrence=True) if recurs else plain
+    step_s, recurrent_s = plain.seconds, recurrent.seconds
     begin = recipe.model.enable_looping_at if recurs else 1.0
     # recurrence begins by steps or by time, whichever fraction grows faster
     plain_steps = min(_steps(begin * cap, step_s), math.ceil(begin * train.last_step))
     recurrent_steps = min(_steps(cap - plain_steps * step_s, recurrent_s), train.last_step - plain_steps)
     steps, seconds = plain_steps + recurrent_steps, plain_steps * step_s + recurrent_steps * recurrent_s
     return Schedule(
-        machine=machine,
-        step_s=step_s,
-        recurrent_s=recurrent_s,
-        mean_s=seconds / steps if steps else step_s,
+        step_s=seconds / steps if steps else step_s,
         steps=steps,
         tokens=steps * train.train_batch_tokens,
         seconds=seconds,
-        warmup_s=train.warmup_steps * (step_s + recurrent_s) / 2,
-        flops=float(machine.devices * (plain_steps * plain.flops + recurrent_steps * recurrent.flops)),
-        memory=memory(recipe, recurrent, machine),
+        flops=float(devices * (plain_steps * plain.flops + recurrent_steps * recurrent.flops)),
+        memory=memory(recipe, recurrent, devices, dtype, compiled=True),
     )
-
-
-def on_this_cpu(recipe: Recipe, train: TrainSettings, ranks: int) -> Schedule:
-    """Return the course of a run of `recipe` with `train` on this CPU, if each rank has the speed of one rank alone."""
-    return schedule(recipe, dataclasses.replace(this_cpu(recipe), devices=ranks), train)
 
 
 def artifact(recipe: Recipe) -> Artifact:
@@ -346,58 +268,6 @@ def gaussian_bits(scheme: Scheme, shape: tuple[int, ...]) -> float:
     streams = zip(encoded.streams, layouts, strict=True)
     payloads = (entropy.encode(symbols, layout.hints, "fast").payload for symbols, layout in streams)
     return 8 * sum(map(len, payloads)) / sample.numel()
-
-
-def this_cpu(recipe: Recipe) -> Machine:
-    """Measure the speed of this CPU on products, attention and elementwise work of the recipe's sizes (0.5 s)."""
-    config, train = recipe.model, recipe.train
-    dtype = choose_dtype(train.compute_dtype, torch.device("cpu"))
-    tokens = min(train.chunk_tokens, 4096)
-    dim, hidden, length = config.model_dim, config.mlp_hidden, min(train.train_seq_len, tokens)
-    x, weight = torch.ones(tokens, dim, dtype=dtype), torch.ones(dim, hidden, dtype=dtype)
-    product_s = _median(lambda: x @ weight)
-    q = torch.ones(1, config.num_heads, length, config.head_dim, dtype=dtype, requires_grad=True)
-    attention_s = _median(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())  # type: ignore[no-untyped-call]
-    rows = max(1, min(tokens, (1 << 22) // config.vocab_size))  # larger than the caches; more would not be slower
-    logits = torch.ones(rows, config.vocab_size, requires_grad=True)
-    targets = torch.zeros(rows, dtype=torch.int64)
-
-    def head() -> None:  # in small models, most of the time outside products
-        F.cross_entropy(30 * torch.tanh(logits / 30), targets).backward()  # type: ignore[no-untyped-call]
-
-    moved_s = _median(head, 0.3)
-    tiny = torch.ones(1, requires_grad=True)
-    chain_s = _median(lambda: _chain(tiny).backward())  # type: ignore[no-untyped-call]
-    return Machine(
-        "this CPU",
-        1,
-        matrix_rate=2 * tokens * dim * hidden / product_s,
-        attention_rate=6 * length * length * dim / attention_s,
-        bandwidth=moved_bytes(head) / moved_s,
-        kernel_s=chain_s / _CHAIN_KERNELS,
-        dtype=dtype,
-    )
-
-
-_CHAIN = 32
-_CHAIN_KERNELS = 4 * _CHAIN  # one product forward, two backward, and their sum
-
-
-def _chain(x: Tensor) -> Tensor:
-    y = x
-    for _ in range(_CHAIN):
-        y = y * x
-    return y
-
-
-def _median(run: Callable[[], object], seconds: float = 0.1) -> float:
-    """Return the median time of `run`, repeated for `seconds`; the first call, which initializes, does not count."""
-    run()
-    times, end = [time.perf_counter()], time.perf_counter() + seconds
-    while len(times) < 4 or times[-1] < end:
-        run()
-        times.append(time.perf_counter())
-    return statistics.median(end - start for start, end in itertools.pairwise(times))
 
 
 def _steps(seconds: float, step_s: float) -> int:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from birdie.gpt.score.accumulator import Score
 from birdie.gpt.train.loop import Step
-from birdie.gpt.train.profile import Profile
 
 State = Literal["pass", "warn", "fail"]
 
@@ -64,9 +63,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """Some steps were profiled, outside the training clock; tables and trace are in `folder`."""
+    """Some steps were profiled, outside the training clock; table and trace are in `folder`."""
 
-    profile: Profile
+    ranges: dict[str, float]  # milliseconds of a mean step by name
     folder: Path
 
 

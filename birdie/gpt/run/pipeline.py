@@ -56,7 +56,7 @@ from birdie.gpt.train.checkpoint import (
 )
 from birdie.gpt.train.compile_report import CompileReport
 from birdie.gpt.train.fp8 import Float8, remove_fp8
-from birdie.gpt.train.profile import Profile, profile
+from birdie.gpt.train.profile import profile
 from birdie.gpt.train.resuming import require_resumable
 from birdie.gpt.train.settings import FP8_MULTIPLE
 from birdie.gpt.train.training import Training
@@ -103,7 +103,7 @@ class Run:
         training: training settings; once training has begun, with the cap that calibration leaves.
         reserved: seconds of the cap that calibration has, once training has begun.
         calibration: result of the calibration, after `calibrate`.
-        profile: profile of a step, if steps were profiled.
+        profile: milliseconds of a step by named range, if steps were profiled.
         weights: the weights in `model`: "the last weights", or the name of their average.
         last: the last validation, if there was one.
         startup: time spent before the training clock started.
@@ -148,7 +148,7 @@ class Run:
         self._locked = False
         self.training, self.reserved = recipe.train, 0.0
         self.calibration: Calibration | None = None
-        self.profile: Profile | None = None
+        self.profile: dict[str, float] | None = None
         self.weights = "the last weights"
         self.last: Validated | None = None
         self.not_begun: list[str] = []

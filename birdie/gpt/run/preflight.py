@@ -1,4 +1,4 @@
-"""Preflight: checks of memory, disk, ranks, data, attention, compiler and coder before a run starts.
+"""Preflight: checks of memory, disk, ranks, data and coder before a run starts.
 
     facts of this machine ─► checks ─► one log line each; a failure ends the run before its clock starts
 
@@ -15,23 +15,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend
 
 from birdie.artifact.load import load as load_file
 from birdie.artifact.save import save
 from birdie.errors import BirdieError, ConfigError
 from birdie.gpt.data.shards import read_shard
-from birdie.gpt.model.attention_kernels import best_kernels
 from birdie.gpt.run import estimate
 from birdie.gpt.run.effect import no_effect
 from birdie.gpt.run.events import Check
 from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.train.plan import require_divisible
-from birdie.system import platform, provenance
+from birdie.system import platform
 from birdie.system.device import choose_dtype
 from birdie.system.distributed import World
 
-OLDEST_TORCH = (2, 9)
 EXPORT_BYTES = 6  # per weight, at most, of the files that a run writes besides its checkpoints
 
 
@@ -48,14 +45,8 @@ class Facts:
         disk: free bytes in the run folder.
         train_tokens: number of training tokens.
         unread: one message for each training shard whose last token cannot be read.
-        kernel: attention kernel for the recipe's shapes, by torch's name; None if torch does not report it.
         compiles: whether the run uses torch.compile.
-        compiler: whether there is a C++ compiler.
-        idle_gpu: whether there is an NVIDIA GPU that this build of torch cannot use.
         coder_s: seconds to encode and decode a small tensor; None if that failed.
-        torch: version of torch.
-        cuda: CUDA version that torch was built for; None without CUDA.
-        environment: environment variables.
     """
 
     device: str
@@ -66,14 +57,8 @@ class Facts:
     disk: int
     train_tokens: int
     unread: tuple[str, ...]
-    kernel: str | None
     compiles: bool
-    compiler: bool
-    idle_gpu: bool
     coder_s: float | None
-    torch: str
-    cuda: str | None
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 def run_checks(recipe: Recipe, facts: Facts, origins: Mapping[str, str] | None = None) -> list[Check]:
@@ -86,12 +71,9 @@ def run_checks(recipe: Recipe, facts: Facts, origins: Mapping[str, str] | None =
     checks = [_ranks(recipe, facts)]
     if checks[0].state != "fail":  # an estimate of memory needs ranks that divide the batch
         memory = _memory_estimate(recipe, facts)
-        checks += [_memory(memory, facts), _disk(recipe, memory, facts)]
-    checks += [_text(recipe, facts), _attention(recipe, facts), _coder(facts), _versions(facts)]
-    if facts.compiles and facts.device == "cpu":
-        checks.append(_compiler(facts))
-    dead = (Check("settings", "warn", line) for line in no_effect(recipe, origins))
-    return [*checks, *_network(facts), *dead]
+        checks += [_memory(memory, facts), _disk(recipe, facts)]
+    checks += [_text(recipe, facts), _coder(facts)]
+    return [*checks, *(Check("settings", "warn", line) for line in no_effect(recipe, origins))]
 
 
 def require_no_failure(checks: Sequence[Check]) -> None:
@@ -103,9 +85,8 @@ def require_no_failure(checks: Sequence[Check]) -> None:
 
 def _memory_estimate(recipe: Recipe, facts: Facts) -> estimate.Memory:
     dtype = choose_dtype(recipe.train.compute_dtype, torch.device(facts.device))
-    machine = estimate.Machine("this one", facts.ranks, 1.0, 1.0, compiled=facts.compiles, dtype=dtype)
     load = estimate.load(recipe, facts.ranks, dtype, depth_recurrence=recipe.model.num_loops > 0)
-    return estimate.memory(recipe, load, machine)
+    return estimate.memory(recipe, load, facts.ranks, dtype, compiled=facts.compiles)
 
 
 def _ranks(recipe: Recipe, facts: Facts) -> Check:
@@ -124,10 +105,11 @@ def _memory(memory: estimate.Memory, facts: Facts) -> Check:
     """Compare the memory with the estimate: exact counts can fail, the estimate of activations only warns."""
     if facts.memory is None:
         return Check("memory", "pass", f"about {_size(memory.total)} per rank needed; the free memory is not known")
-    fixed = memory.total - memory.activations - memory.logits
     free = f"{_size(facts.memory)} per rank free"
-    if fixed > facts.memory:
-        says = f"weights, gradients and optimizer take {_size(fixed)}, {free}; choose a smaller model or more ranks"
+    if memory.fixed > facts.memory:
+        says = (
+            f"weights, gradients and optimizer take {_size(memory.fixed)}, {free}; choose a smaller model or more ranks"
+        )
         return Check("memory", "fail", says)
     says = f"about {_size(memory.total)} needed, {free}"
     if memory.total > facts.memory:
@@ -135,12 +117,12 @@ def _memory(memory: estimate.Memory, facts: Facts) -> Check:
     return Check("memory", "pass", says)
 
 
-def _disk(recipe: Recipe, memory: estimate.Memory, facts: Facts) -> Check:
+def _disk(recipe: Recipe, facts: Facts) -> Check:
     """Compare the free disk space with the checkpoints: an old one is deleted only after the new one is complete."""
     count = estimate.parameters(recipe)
-    checkpoint = 3 * memory.weights + memory.average  # Adam has two moments per weight, Muon one
+    checkpoint = 4 * (3 + recipe.average.copies) * count  # Adam has two moments per weight, Muon one
     kept = recipe.run.keep_checkpoints + 1
-    needed = kept * checkpoint + memory.weights + EXPORT_BYTES * count
+    needed = kept * checkpoint + 4 * count + EXPORT_BYTES * count
     says = (
         f"{kept} checkpoints, the float weights and the export take up to {_size(needed)}, {_size(facts.disk)} are free"
     )
@@ -168,53 +150,12 @@ def _text(recipe: Recipe, facts: Facts) -> Check:
     return Check("text", "pass", f"{says}, at most {planned:,} are planned")
 
 
-def _attention(recipe: Recipe, facts: Facts) -> Check:
-    if recipe.model.attention != "softmax":
-        return Check("attention", "pass", f"{recipe.model.attention}, set by the recipe")
-    if facts.kernel is None:
-        return Check("attention", "pass", "torch does not report which kernel it chooses")
-    says = f"kernel {facts.kernel.lower().replace('_', ' ')}"
-    if facts.kernel == SDPBackend.MATH.name:
-        return Check(
-            "attention", "warn", f"{says}: no fused kernel takes these shapes, dtype and mask; it will be slow"
-        )
-    return Check("attention", "pass", says)
-
-
 def _coder(facts: Facts) -> Check:
     if facts.coder_s is None:
         return Check(
             "coder", "fail", "the coder cannot encode and decode on this machine, so no artifact could be exported"
         )
     return Check("coder", "pass", f"kernels are compiled ({facts.coder_s:.1f} s)")
-
-
-def _versions(facts: Facts) -> Check:
-    says = f"torch {facts.torch}" + (f", CUDA {facts.cuda}" if facts.cuda else "")
-    if _version(facts.torch) < OLDEST_TORCH:
-        return Check(
-            "versions", "warn", f"{says} is older than {'.'.join(map(str, OLDEST_TORCH))}, the oldest supported version"
-        )
-    if facts.idle_gpu:
-        return Check(
-            "versions", "warn", f"{says} cannot use the NVIDIA GPU of this machine; install a build of torch for CUDA"
-        )
-    return Check("versions", "pass", says)
-
-
-def _compiler(facts: Facts) -> Check:
-    if facts.compiler:
-        return Check("compiler", "pass", "there is a C++ compiler for torch.compile")
-    return Check("compiler", "warn", "torch.compile has no C++ compiler, so training will be eager; install g++")
-
-
-def _network(facts: Facts) -> Iterator[Check]:
-    if facts.ranks > 1 and facts.device == "cuda" and dict(facts.environment).get("NCCL_IB_DISABLE") == "1":
-        yield Check("network", "warn", "NCCL_IB_DISABLE is 1, which makes steps slower with InfiniBand; unset it")
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())
 
 
 def _size(count: float) -> str:
@@ -238,14 +179,8 @@ def collect_facts(
         disk=shutil.disk_usage(folder if folder.exists() else Path.cwd()).free,
         train_tokens=train_tokens,
         unread=tuple(_unread(shards)),
-        kernel=attention_kernel(recipe, device),
         compiles=device.type == "cuda" if recipe.train.compile is None else recipe.train.compile,
-        compiler=any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")),
-        idle_gpu=device.type == "cpu" and not torch.cuda.is_available() and Path("/proc/driver/nvidia/gpus").is_dir(),
         coder_s=warm_up_coder(recipe) if world.is_main else 0.0,
-        torch=provenance.versions()["torch"],
-        cuda=torch.version.cuda,
-        environment=tuple(os.environ.items()),
     )
 
 
@@ -277,31 +212,6 @@ def _unread(shards: Sequence[Path]) -> Iterator[str]:
             np.asarray(read_shard(path)[-1:]).sum()
         except (BirdieError, OSError) as error:
             yield f"{path} cannot be read ({error})"
-
-
-def attention_kernel(recipe: Recipe, device: torch.device) -> str | None:
-    """Return the attention kernel for a sequence of this recipe: an installed one, or the one that torch chooses.
-
-    None if torch does not report its choice.
-    """
-    model, length = recipe.model, recipe.train.train_seq_len
-    dtype = choose_dtype(recipe.train.compute_dtype, device)
-    kernels = best_kernels(device, dtype, model.head_dim)
-    if (kernels.varlen if model.isolate_documents else kernels.plain) is not None:
-        return kernels.name
-    q, k = (
-        torch.zeros(1, heads, length, model.head_dim, dtype=dtype, device=device, requires_grad=True)
-        for heads in (model.num_heads, model.num_kv_heads)
-    )
-    masked = model.isolate_documents
-    mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=device) if masked else None
-    try:
-        choice = torch._fused_sdp_choice(
-            q, k, k, mask, 0.0, not masked, enable_gqa=model.num_heads != model.num_kv_heads
-        )
-        return SDPBackend(choice).name
-    except (AttributeError, RuntimeError, NotImplementedError, ValueError):
-        return None
 
 
 def warm_up_coder(recipe: Recipe) -> float | None:

@@ -6,7 +6,6 @@ Compiled graphs are kept between runs by torch itself, in Inductor's folder (`TO
 """
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,51 +14,12 @@ from torch import nn
 from birdie.system.callbacks import Notify
 
 
-@dataclass(frozen=True, slots=True)
-class CompileCounts:
-    """Counts of torch.compile in this process.
-
-    Attributes:
-        graphs: compiled.
-        cache_hits: parts of them from a cache.
-        cache_misses: parts that were not in a cache.
-        fallbacks: frames of code that torch.compile gave up on; they run eagerly.
-    """
-
-    graphs: int
-    cache_hits: int
-    cache_misses: int
-    fallbacks: int = 0
-
-    def since(self, earlier: "CompileCounts") -> "CompileCounts":
-        """Return the difference to `earlier` counts."""
-        return CompileCounts(
-            self.graphs - earlier.graphs,
-            self.cache_hits - earlier.cache_hits,
-            self.cache_misses - earlier.cache_misses,
-            self.fallbacks - earlier.fallbacks,
-        )
-
-    def line(self) -> str:
-        """Return the counts in words."""
-        parts = self.cache_hits + self.cache_misses
-        cached = f", {self.cache_hits} of {parts} parts from the cache" if parts else ""
-        eager = f", {self.fallbacks} fallbacks to eager mode" if self.fallbacks else ""
-        return f"{self.graphs} graph{'s'[: self.graphs != 1]} compiled{cached}{eager}"
-
-
-def compile_counts() -> CompileCounts:
-    """Return the counts so far; zeros where nothing was compiled, without importing the compiler."""
+def compiled_graphs() -> int:
+    """Return the number of graphs compiled so far in this process, without importing the compiler."""
     if "torch._dynamo.utils" not in sys.modules:
-        return CompileCounts(0, 0, 0)
-    counters = sys.modules["torch._dynamo.utils"].counters
-    inductor, frames = counters["inductor"], counters["frames"]
-    return CompileCounts(
-        counters["stats"]["unique_graphs"],
-        inductor["fxgraph_cache_hit"],
-        inductor["fxgraph_cache_miss"],
-        frames["total"] - frames["ok"],
-    )
+        return 0
+    graphs: int = sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]
+    return graphs
 
 
 def eager_pass(model: nn.Module, length: int, device: torch.device) -> None:
@@ -80,28 +40,32 @@ class CompileReport:
         notify: called with a line after warm-up and one at the end.
 
     Attributes:
-        warmup: counts of warm-up.
+        warmup_graphs: number of graphs compiled by warm-up.
         late_graphs: number of graphs compiled after it, inside the clock.
     """
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
-        self.warmup, self.late_graphs = CompileCounts(0, 0, 0), 0
-        self._begin = self._after_warmup = compile_counts()
+        self.warmup_graphs = self.late_graphs = 0
+        self._graphs = compiled_graphs()
 
     def end_warmup(self) -> None:
         """Report warm-up; call it after it."""
-        self._after_warmup = compile_counts()
-        self.warmup = self._after_warmup.since(self._begin)
-        self._notify(f"torch.compile: {self.warmup.line()} before the clock")
+        before, self._graphs = self._graphs, compiled_graphs()
+        self.warmup_graphs = self._graphs - before
+        self._notify(f"torch.compile: {_graphs(self.warmup_graphs)} compiled before the clock")
 
     def end_run(self) -> None:
         """Report whether graphs were compiled inside the clock; call it after the last step."""
-        self.late_graphs = compile_counts().since(self._after_warmup).graphs
+        self.late_graphs = compiled_graphs() - self._graphs
         if self.late_graphs:
             self._notify(
-                f"torch.compile: {self.late_graphs} graph{'s'[: self.late_graphs != 1]} compiled inside the clock; "
-                "more warmup_steps would compile them before it"
+                f"torch.compile: {_graphs(self.late_graphs)} compiled inside the clock; more warmup_steps would "
+                "compile them before it"
             )
         else:
             self._notify("active: torch.compile: no graph compiled inside the clock")
+
+
+def _graphs(count: int) -> str:
+    return f"{count} graph{'s'[: count != 1]}"

@@ -1,4 +1,4 @@
-"""Training logs as the challenge's scripts write them: in the baseline's style, and in that of later records."""
+"""A training log as the challenge's script writes it."""
 
 BASELINE = """\
 logs/run.txt
@@ -31,38 +31,6 @@ final_int8_zlib_roundtrip val_loss:2.0727 val_bpb:1.2276 eval_time:1401ms
 final_int8_zlib_roundtrip_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}
 """
 
-LATER = """\
-Hyperparameters:
-  caseops_enabled: True
-  datasets_dir: ./data/datasets/fineweb10B_sp8192_lossless_caps_caseops_v1_reserved
-  max_wallclock_seconds: 600.0
-  seed: {seed}
-  tokenizer_path: ./data/tokenizers/fineweb_8192_bpe_lossless_caps_caseops_v1_reserved.model
-  vocab_size: 8192
-train_shards: {shards}
-val_tokens: 47851520
-model_params:35945673
-gptq:reserving 0s, effective=599500ms
-0/20000 val_loss: 9.0094 val_bpb: 4.1166
-1/20000 train_loss: 9.0105 train_time: 0.0m tok/s: 12456100
-5000/20000 train_loss: 2.2804 train_time: 9.9m tok/s: 6620551
-5041/20000 val_loss: 2.3492 val_bpb: 1.0734
-stopping_early: wallclock_cap train_time: {train_ms}ms step: 5041/20000
-peak memory allocated: 41697 MiB reserved: 41720 MiB
-ema:applying EMA weights
-diagnostic pre-quantization post-ema val_loss:2.32227068 val_bpb:1.06109460 eval_time:10977ms
-Serialized model: 135418111 bytes
-Code size (uncompressed): 191274 bytes
-Code size (compressed): 37155 bytes
-GPTQ:collected 67 Hessians in {hessians}s
-Serialized model quantized+pergroup: 15907387 bytes
-Total submission size quantized+pergroup: 15944542 bytes
-diagnostic quantized val_loss:2.34083976 val_bpb:1.06957920 eval_time:11962ms
-ttt_lora:compile warmup done ({compile_s}s)
-quantized_ttt_phased val_loss:2.31287992 val_bpb:1.05689587 eval_time:519703ms
-total_eval_time:{eval_s}s
-"""
-
 BYTES_PER_TOKEN = 151_078_000 / 62_021_632
 LN2 = 0.6931471805599453
 
@@ -80,11 +48,3 @@ def baseline(**changes: object) -> str:
     values.setdefault("total", int(str(values["code"])) + int(str(values["model"])))
     values.setdefault("bpb", float(str(values["loss"])) / LN2 / BYTES_PER_TOKEN)
     return BASELINE.format(**values)
-
-
-def later(**changes: object) -> str:
-    """Return a later record's log."""
-    values = {
-        "seed": 0, "shards": 80, "train_ms": 595637, "hessians": 3.6, "compile_s": 24.7, "eval_s": 519.7, **changes,
-    }  # fmt: skip
-    return LATER.format(**values)

@@ -20,7 +20,7 @@ from birdie.gpt.data.prepare import prepare
 from birdie.gpt.model.cost import training_cost
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run import history
-from birdie.gpt.run.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
+from birdie.gpt.run.estimate import artifact, gaussian_bits, groups, load, memory, newton_schulz_flops, schedule
 from birdie.gpt.run.events import Validated
 from birdie.gpt.run.history import Entry
 from birdie.gpt.run.pipeline import Run
@@ -83,7 +83,6 @@ def test_repeated_layers_are_counted_for_each_pass() -> None:
     )
     assert recurrent.attention_flops * 3 == plain.attention_flops * 7  # layers 0 1 2 1 2 1 2
     assert recurrent.kept_bytes > plain.kept_bytes
-    assert recurrent.kernels > plain.kernels
 
 
 @pytest.mark.parametrize("shape", [(32, 64), (64, 32), (16, 16)])
@@ -148,7 +147,8 @@ def test_memory_grows_with_batch_depth_and_vocabulary() -> None:
     def total(**model: Any) -> int:
         tokens = model.pop("tokens", 128)
         recipe = dataclasses.replace(tiny_recipe(train_batch_tokens=tokens), model=dataclasses.replace(TINY, **model))
-        return memory(recipe, load(recipe, 1, torch.float32, depth_recurrence=False), h100(1)).total
+        step = load(recipe, 1, torch.float32, depth_recurrence=False)
+        return memory(recipe, step, 1, torch.float32, compiled=False).total
 
     assert total() < total(num_layers=4) < total(num_layers=5)
     assert total() < total(vocab_size=64)
@@ -156,14 +156,13 @@ def test_memory_grows_with_batch_depth_and_vocabulary() -> None:
 
 
 def test_a_schedule_ends_by_steps_or_by_the_cap() -> None:
-    machine = h100(1)
-    by_steps = schedule(tiny_recipe(), machine)
+    by_steps = schedule(tiny_recipe(), 1)
     assert (by_steps.steps, by_steps.tokens) == (12, 12 * 128)
-    capped = schedule(tiny_recipe(iterations=10**6, max_wallclock_seconds=10), machine)
+    capped = schedule(tiny_recipe(iterations=10**6, max_wallclock_seconds=10), 1)
     assert capped.steps == math.ceil(10 / capped.step_s)
     assert 10 <= capped.seconds < 10 + capped.step_s
     with pytest.raises(ConfigError, match="do not divide accumulation"):
-        schedule(tiny_recipe(), h100(8))
+        schedule(tiny_recipe(), 8)
 
 
 def test_depth_recurrence_that_starts_late_slows_only_the_later_steps() -> None:
@@ -171,10 +170,10 @@ def test_depth_recurrence_that_starts_late_slows_only_the_later_steps() -> None:
         tiny_recipe(iterations=10**6, max_wallclock_seconds=10),
         model=dataclasses.replace(SHAPES["depth recurrence"], enable_looping_at=0.25),
     )
-    plan = schedule(recipe, h100(1))
-    assert plan.step_s < plan.mean_s < plan.recurrent_s
-    expected = 2.5 / plan.step_s + 7.5 / plan.recurrent_s
-    assert plan.steps == pytest.approx(expected, abs=2)
+    plain, recurrent = (load(recipe, 1, torch.bfloat16, depth_recurrence=on).seconds for on in (False, True))
+    plan = schedule(recipe, 1)
+    assert plain < plan.step_s < recurrent
+    assert plan.steps == pytest.approx(2.5 / plain + 7.5 / recurrent, abs=2)
 
 
 def test_gaussian_bits_are_close_to_the_entropy() -> None:
@@ -260,12 +259,12 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     result = estimate_json(capsys, str(tmp_path))
     assert set(result) == {*("name", "parameters", "artifact", "step", "communication", "machines", "recorded")}
     assert result["parameters"]["total"] == sum(result["parameters"]["groups"].values())
-    assert [machine["devices"] for machine in result["machines"]] == [1, 8, 1]
+    assert [machine["devices"] for machine in result["machines"]] == [8, 1]
     assert all(machine["step_ms"] > 0 and machine["memory"]["total"] > 0 for machine in result["machines"])
     with pytest.raises(SystemExit) as done:
         main(["estimate", str(tmp_path / "recipe.toml")])
     assert done.value.code == 0
-    assert "Newton–Schulz" in capsys.readouterr().out
+    assert "8 × H100: steps" in capsys.readouterr().out
 
 
 def test_a_recipe_that_cannot_be_estimated_is_an_error_in_one_sentence(

@@ -19,7 +19,7 @@ from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.registry import find
 from birdie.gpt.run.values import is_plain, parsed
 from birdie.lab.assignments import parse, typed, with_settings
-from birdie.lab.space import read_sweep
+from birdie.lab.sweep import read_sweep
 
 
 @pytest.mark.parametrize(
