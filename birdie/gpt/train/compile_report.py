@@ -24,12 +24,14 @@ class CompileCounts:
         cache_hits: parts of them from a cache.
         cache_misses: parts that were not in a cache.
         fallbacks: frames of code that torch.compile gave up on; they run eagerly.
+        without_graph: parts that compile_mode = "reduce-overhead" does not run as CUDA graphs.
     """
 
     graphs: int
     cache_hits: int
     cache_misses: int
     fallbacks: int = 0
+    without_graph: int = 0
 
     def since(self, earlier: "CompileCounts") -> "CompileCounts":
         """Return the difference to `earlier` counts."""
@@ -38,6 +40,7 @@ class CompileCounts:
             self.cache_hits - earlier.cache_hits,
             self.cache_misses - earlier.cache_misses,
             self.fallbacks - earlier.fallbacks,
+            self.without_graph - earlier.without_graph,
         )
 
     def line(self) -> str:
@@ -45,7 +48,8 @@ class CompileCounts:
         parts = self.cache_hits + self.cache_misses
         cached = f", {self.cache_hits} of {parts} parts from the cache" if parts else ""
         eager = f", {self.fallbacks} fallbacks to eager mode" if self.fallbacks else ""
-        return f"{self.graphs} graph{'s'[: self.graphs != 1]} compiled{cached}{eager}"
+        skipped = f", {self.without_graph} without CUDA graphs" if self.without_graph else ""
+        return f"{self.graphs} graph{'s'[: self.graphs != 1]} compiled{cached}{eager}{skipped}"
 
 
 def compile_counts() -> CompileCounts:
@@ -59,6 +63,7 @@ def compile_counts() -> CompileCounts:
         inductor["fxgraph_cache_hit"],
         inductor["fxgraph_cache_miss"],
         frames["total"] - frames["ok"],
+        inductor["cudagraph_skips"],
     )
 
 
