@@ -166,18 +166,23 @@ def _describes(func: Any) -> bool:
 class _Recording(Loading):
     """Runs `load_state_dict`, and notes which tensor of the module is one of the file instead of copying it.
 
-    What the module computes from tensors of the file is copied.
+    What the module computes from tensors of the file is copied, or noted for a tensor without memory.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.sources: dict[int, Coded] = {}
+        self.sources: dict[int, Tensor] = {}
 
     def copy(self, tensor: Tensor, value: Tensor) -> None:
-        if not isinstance(value, Coded) or value.value is not None:
+        if isinstance(value, Coded) and value.value is not None:
+            value = value.value
+        if not isinstance(value, Coded) and not tensor.is_meta:
             self.sources.pop(id(tensor), None)
-            super().copy(tensor, value.decoded() if isinstance(value, Coded) else value)
+            super().copy(tensor, value)
         elif self.can_hold(tensor, value):
+            if not isinstance(value, Coded):
+                value = value.detach().to("cpu", tensor.dtype, copy=True)
+                value = nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
             self.sources[id(tensor)] = value
 
     def __torch_function__(
@@ -237,12 +242,15 @@ def attach(
             _require_owners(inner, current, owners, recording.sources, where)
             sources = {name: recording.sources.get(id(owner[3])) for name, owner in owners.items()}
             slots = {
-                name: _slot(owners[name], coded, device, dtype) for name, coded in sources.items() if coded is not None
+                name: _slot(owners[name], source, device, dtype)
+                for name, source in sources.items()
+                if isinstance(source, Coded)
             }
             cache = TensorCache(decode, close, slots.values(), cache_bytes)
-        for name in slots:
+        for name, source in sources.items():
             owner, kind, key, _ = owners[name]
-            vars(owner)[kind][key] = None
+            if source is not None:
+                vars(owner)[kind][key] = None if name in slots else source
         inner.to(device=device, dtype=dtype)  # what stays in memory
         _install(inner, owners, slots, cache)
     set_evaluation(module)
@@ -256,8 +264,8 @@ def _slot(
     dtype: torch.dtype | None,
 ) -> Slot:
     _, kind, _, tensor = owner
-    casts = (tensor.dtype,)
-    if dtype not in (None, tensor.dtype) and (tensor.is_floating_point() or tensor.is_complex()):
+    casts: tuple[torch.dtype, ...] = (tensor.dtype,)
+    if dtype is not None and dtype != tensor.dtype and (tensor.is_floating_point() or tensor.is_complex()):
         casts = (tensor.dtype, dtype)
     if device is None:
         device = torch.device("cpu") if tensor.is_meta else tensor.device
@@ -277,7 +285,7 @@ def _owners(module: nn.Module) -> Owners:
 
 
 def _require_owners(
-    module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[int, Coded], where: str
+    module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[int, Tensor], where: str
 ) -> None:
     """Refuse silent errors: tensors that are also kept outside of the parameters, or are never read from there."""
     for name, item in state.items():

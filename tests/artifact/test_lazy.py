@@ -270,6 +270,37 @@ def test_a_file_of_another_precision_is_cast_as_it_is_copied(tmp_path: Path) -> 
     assert same(lazy(torch.ones(1, 64)), eager(torch.ones(1, 64)))
 
 
+class Migrating(nn.Module):
+    """Joins what older files hold in three parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined, self.out = nn.Linear(8, 24, bias=False), nn.Linear(24, 8)
+        self._register_load_state_dict_pre_hook(self.migrate)
+
+    def migrate(self, state: dict[str, Tensor], *_: Any) -> None:
+        if "q" in state:
+            state["joined.weight"] = torch.cat([state.pop(name) for name in "qkv"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.out(self.joined(x))
+        return hidden
+
+
+@pytest.mark.filterwarnings("ignore:for joined.weight. copying from a non-meta parameter")
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_what_a_migration_computes_stays_in_memory(where: str, tmp_path: Path, decoded: Decoded) -> None:
+    model, x = Migrating(), torch.ones(2, 8)
+    state = model.state_dict()
+    state |= dict(zip("qkv", state.pop("joined.weight").clone().split(8), strict=True))
+    birdie.save(state, tmp_path / "old.birdie", lossless=True)
+    with torch.device(where):
+        lazy = Migrating()
+    birdie.load(tmp_path / "old.birdie", into=lazy, lazy=True)
+    assert sorted(decoded.names) == ["k", "q", "v"]
+    assert same(lazy(x), model(x))
+
+
 def test_a_module_used_twice_takes_the_last_of_its_names(tmp_path: Path) -> None:
     def build() -> nn.Module:
         shared = nn.Linear(6, 6)

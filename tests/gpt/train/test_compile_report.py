@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from birdie.gpt.train.compile_report import CompileReport, compile_counts, eager_pass
+from birdie.gpt.train.compile_report import CompileCounts, CompileReport, compile_counts, eager_pass
 from birdie.gpt.train.training import Training
 from birdie.system import torch_compile
 from tests.tiny_run import LENGTH, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
@@ -95,3 +95,8 @@ def test_every_one_of_many_shapes_has_a_graph(monkeypatch: pytest.MonkeyPatch) -
     assert graphs == 5
     assert fallbacks >= 1
     assert lines == []
+
+
+def test_parts_without_cuda_graphs_are_counted() -> None:
+    line = CompileCounts(3, 0, 0, without_graph=2).since(CompileCounts(1, 0, 0, without_graph=1)).line()
+    assert line == "2 graphs compiled, 1 without CUDA graphs"
