@@ -204,8 +204,8 @@ def training(recipe: str, setup: Setup) -> Iterator[Row]:
         "float32, eager": {"compute_dtype": "float32", "compile": False},
         "eager": {"compile": False},
         "compiled": {},
-        "compiled, CUDA graphs": {"step_graphs": True},
-        "compiled, fp8": {"fp8": "on"},
+        "compiled, CUDA graphs": {"compile_mode": "reduce-overhead"},
+        "compiled, fp8": {"fp8": True},
     }
     if setup.small:
         ways = {name: changes for name, changes in ways.items() if "compiled" not in name}
@@ -370,7 +370,7 @@ def _fused_mlp(device: torch.device) -> Iterator[Row]:
 
 def tests(setup: Setup) -> Iterator[Row]:
     """The laws of training and scoring, on the device."""
-    paths = ["tests/gpt/train/test_step_graph.py"] if setup.small else list(TESTS)
+    paths = ["tests/gpt/train/test_banks.py"] if setup.small else list(TESTS)
     workers = str(max(1, min(12, (os.cpu_count() or 1) - 2)))
     command = [sys.executable, "-m", "pytest", "-v", "-n", workers, "-m", "not slow and not nightly"]
     command += ["-p", "no:cacheprovider", "-p", "no:benchmark", *paths]  # pytest-benchmark warns under xdist

@@ -2,9 +2,9 @@
 
     module.weight ─► Module.__getattr__ ─► Tensors["weight"] ─► TensorCache.get ─► tensor
 
-Decoding is triggered by the attribute read, not by hooks around forward, because not every use is a call: attention
-reads the weight of its output projection without calling it, a tied head reads the embedding's weight, recurrent layers
-keep lists of theirs. Every read gets the right tensor, and an exception in a forward leaves nothing to clean up.
+Decoding is triggered by the attribute read, not by hooks around forward. Not every use is a call: attention reads the
+weight of its output projection without calling it, a tied head reads the embedding's weight. And where modules have
+hooks, torch does not use its fast kernel of encoder layers, whose outputs have other last bits.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from birdie.artifact.container import Entry
 from birdie.artifact.file import dtype_of
@@ -31,64 +31,57 @@ _COPIED = "cannot be copied or pickled; save its state_dict(), or load the .bird
 
 
 class Tensors(MutableMapping[str, Tensor | None]):
-    """The parameters or buffers of a module by name: a slot is decoded when it is read, a tensor is returned as it is.
+    """The parameters or buffers of a module by name, in place of the dict in which torch keeps them.
 
-    It replaces the dict in which torch keeps them, so that every access (attributes, `parameters`, `state_dict`) goes
-    through this class.
+    A slot is decoded when it is read, by whatever reads it: attributes, `parameters`, `state_dict`; a tensor is
+    returned as it is.
 
     Args:
         cache: decodes slots.
         items: name → slot or tensor.
-        lists: name of an attribute of the module → function that returns the tensors in it. It is no parameter, but
-            torch looks for attributes among them.
+        flat_weights: returns the list of the weights of a recurrent layer. It is no parameter, but torch looks for
+            attributes among them.
     """
 
     def __init__(
         self,
         cache: TensorCache,
         items: Mapping[str, Slot | Tensor | None],
-        lists: Mapping[str, Callable[[], Any]] | None = None,
+        flat_weights: Callable[[], Any] | None = None,
     ) -> None:
-        self.cache, self._items, self._lists = cache, dict(items), lists or {}
+        self.cache, self.items_, self.flat_weights = cache, dict(items), flat_weights
 
     def __getitem__(self, key: str) -> Tensor | None:
-        """Return the tensor `key`, decoded if necessary."""
-        if key in self._lists:
-            tensors: Any = self._lists[key]()
+        if key == "_flat_weights" and self.flat_weights is not None:
+            tensors: Any = self.flat_weights()
             return tensors  # type: ignore[no-any-return]
-        item = self._items[key]
+        item = self.items_[key]
         return self.cache.get(item) if isinstance(item, Slot) else item
 
     def __setitem__(self, key: str, value: Tensor | None) -> None:
-        """Replace the tensor or slot `key` with a tensor of the caller."""
-        self._items[key] = value
+        self.items_[key] = value
 
     def __delitem__(self, key: str) -> None:
-        """Remove the tensor `key`."""
-        del self._items[key]
+        del self.items_[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names, without decoding."""
-        return iter(self._items)
+        return iter(self.items_)
 
     def __len__(self) -> int:
-        """Return the number of tensors."""
-        return len(self._items)
+        return len(self.items_)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is a tensor `key`, without decoding it."""
-        return key in self._items or key in self._lists
+        return key in self.items_ or (key == "_flat_weights" and self.flat_weights is not None)
 
     def discard(self, key: str) -> None:
-        """Remove the tensor `key`: torch calls this method on containers that are no dict."""
-        self._items.pop(key, None)
+        """Remove a tensor: torch calls this method on containers that are no dict."""
+        self.items_.pop(key, None)
 
     def copy(self) -> "Tensors":
         """Return a shallow copy, with the same tensors."""
-        return Tensors(self.cache, self._items, self._lists)
+        return Tensors(self.cache, self.items_, self.flat_weights)
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
-        """Raise ConfigError: a copy or a pickle would not contain the weights, which are in the file."""
         raise ConfigError(f"lazily loaded weights {_COPIED}")
 
 
@@ -97,7 +90,6 @@ def _refuse(message: str, *_: Any, **__: Any) -> NoReturn:
 
 
 def _train(module: weakref.ref[nn.Module], mode: bool = True) -> nn.Module:
-    """Stay in evaluation mode."""
     part = module()
     assert part is not None
     if mode:
@@ -119,16 +111,6 @@ def _restrict(module: nn.Module) -> None:
         _load_from_state_dict=functools.partial(_refuse, f"{kind} takes no other weights; build the module anew"),
         __reduce_ex__=functools.partial(_refuse, f"{kind} {_COPIED}"),  # the weights are in the file
     )
-
-
-def _is_lazy_loaded(module: nn.Module) -> bool:
-    return any(isinstance(value, Tensors) for value in vars(module).values())
-
-
-def _flat_weights(module: weakref.ref[nn.Module]) -> list[Tensor | None]:
-    """Return the weights of an RNN, LSTM or GRU: torch's list of them would keep every tensor alive."""
-    part: Any = module()
-    return [getattr(part, name, None) for name in part._flat_weights_names]
 
 
 class Coded(Tensor):
@@ -154,7 +136,6 @@ class Coded(Tensor):
     def __torch_function__(
         cls, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Describe the tensor, or decode it and call `func`."""
         if func == Tensor.device.__get__:
             return torch.device("cpu")
         if _describes(func):
@@ -183,20 +164,30 @@ def _describes(func: Any) -> bool:
 
 
 class _Recording(Loading):
-    """Runs `load_state_dict` and notes what would be copied into each tensor of the module, instead of copying it."""
+    """Runs `load_state_dict`, and notes which tensor of the module is one of the file instead of copying it.
+
+    What the module computes from tensors of the file is copied, or noted for a tensor without memory.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.sources: dict[int, Tensor] = {}
 
     def copy(self, tensor: Tensor, value: Tensor) -> None:
-        if value is not tensor and self.can_hold(tensor, value):
+        if isinstance(value, Coded) and value.value is not None:
+            value = value.value
+        if not isinstance(value, Coded) and not tensor.is_meta:
+            self.sources.pop(id(tensor), None)
+            super().copy(tensor, value)
+        elif self.can_hold(tensor, value):
+            if not isinstance(value, Coded):
+                value = value.detach().to("cpu", tensor.dtype, copy=True)
+                value = nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
             self.sources[id(tensor)] = value
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Refuse to read a tensor that has no values yet."""
         if func is not Tensor.copy_ and not _describes(func):
             for item in args:
                 if isinstance(item, Tensor) and id(item) in self.sources:
@@ -226,7 +217,7 @@ def attach(
     """Make `module` read its weights from a file when they are used, and put it in evaluation mode.
 
     The module's own `load_state_dict` says which tensor of the file is which weight. What it computes from tensors of
-    the file is computed now and stays in memory.
+    the file is computed now and stays in memory. Options and result are those of `birdie.load`.
 
     Args:
         module: with memory or on the meta device; the memory of its tensors is freed.
@@ -234,14 +225,9 @@ def attach(
         decode: name of a stored tensor → tensor; called from any thread.
         close: called when the last module that reads the file is garbage-collected.
         where: name of the file, for error messages.
-        strict, partial: as for `birdie.compress.filling.load_into`.
-        device, dtype: destination of the module, as in `Module.to`.
-        cache_bytes: most bytes of decoded tensors to keep; default 1.5 times the largest layer.
-
-    Returns:
-        The names that did not match.
+        partial: the state is a part by intention, so nothing is missing.
     """
-    if any(map(_is_lazy_loaded, module.modules())):
+    if any(isinstance(value, Tensors) for part in module.modules() for value in vars(part).values()):
         raise ConfigError(f"the module already reads its weights from a file; build it anew for {where}")
     with without_wrappers(module) as inner:
         named, current = for_module(inner, state), inner.state_dict(keep_vars=True)
@@ -250,53 +236,41 @@ def attach(
                 f"{where} cannot be copied into {waiting[0]!r} of the module, which has no memory; "
                 "run it once on an input first"
             )
-        remedy = f"{_EAGER}, or build the right module"
-        with _Recording(inner, where, remedy, current, named) as recording:
+        with _Recording(inner, where, f"{_EAGER}, or build the right module", current, named) as recording:
             keys = recording.load(named, strict=strict, partial=partial)
             owners = _owners(inner)
+            _require_owners(inner, current, owners, recording.sources, where)
             sources = {name: recording.sources.get(id(owner[3])) for name, owner in owners.items()}
-            _require_owners(inner, current, owners, sources, where)
-            items = _items(owners, sources, device, dtype)
-            layers: dict[int, dict[str, Slot]] = {}
-            for name, item in items.items():
-                if isinstance(item, Slot):
-                    layers.setdefault(id(owners[name][0]), {})[name] = item
-            cache = TensorCache(decode, close, layers.values(), cache_bytes)
-        for name, item in items.items():
+            slots = {
+                name: _slot(owners[name], source, device, dtype)
+                for name, source in sources.items()
+                if isinstance(source, Coded)
+            }
+            cache = TensorCache(decode, close, slots.values(), cache_bytes)
+        for name, source in sources.items():
             owner, kind, key, _ = owners[name]
-            owner.__dict__[kind][key] = None if isinstance(item, Slot) else item
+            if source is not None:
+                vars(owner)[kind][key] = None if name in slots else source
         inner.to(device=device, dtype=dtype)  # what stays in memory
-        _install(inner, owners, items, cache)
+        _install(inner, owners, slots, cache)
     set_evaluation(module)
     return keys
 
 
-def _items(
-    owners: Owners, sources: Mapping[str, Tensor | None], device: torch.device | str | None, dtype: torch.dtype | None
-) -> dict[str, Slot | Tensor]:
-    """Return what the module holds under each name: a slot, or a tensor that was computed."""
-    items: dict[str, Slot | Tensor] = {}
-    computed: dict[int, Tensor] = {}
-    for name, source in sources.items():
-        _, kind, _, tensor = owners[name]
-        at = torch.device("cpu") if tensor.is_meta else tensor.device
-        if isinstance(source, Coded) and source.value is None:
-            movable = tensor.is_floating_point() or tensor.is_complex()
-            last = dtype if dtype is not None and movable else tensor.dtype
-            items[name] = Slot(
-                source.stored,
-                tuple(source.shape),
-                (tensor.dtype,) if last == tensor.dtype else (tensor.dtype, last),
-                at if device is None else torch.empty(0, device=device).device,
-                kind == "_parameters",
-            )
-        elif source is not None:
-            if id(tensor) not in computed:
-                value = source.decoded() if isinstance(source, Coded) else source.detach()
-                value = value.to(at, tensor.dtype, copy=True)
-                computed[id(tensor)] = nn.Parameter(value, requires_grad=False) if kind == "_parameters" else value
-            items[name] = computed[id(tensor)]
-    return items
+def _slot(
+    owner: tuple[nn.Module, str, str, Tensor],
+    coded: Coded,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> Slot:
+    _, kind, _, tensor = owner
+    casts: tuple[torch.dtype, ...] = (tensor.dtype,)
+    if dtype is not None and dtype != tensor.dtype and (tensor.is_floating_point() or tensor.is_complex()):
+        casts = (tensor.dtype, dtype)
+    if device is None:
+        device = torch.device("cpu") if tensor.is_meta else tensor.device
+    place = torch.empty(0, device=device).device  # "cuda" is the current GPU
+    return Slot(coded.stored, tuple(coded.shape), casts, place, kind == "_parameters")
 
 
 def _owners(module: nn.Module) -> Owners:
@@ -311,7 +285,7 @@ def _owners(module: nn.Module) -> Owners:
 
 
 def _require_owners(
-    module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[str, Tensor | None], where: str
+    module: nn.Module, state: Mapping[str, Any], owners: Owners, sources: Mapping[int, Tensor], where: str
 ) -> None:
     """Refuse silent errors: tensors that are also kept outside of the parameters, or are never read from there."""
     for name, item in state.items():
@@ -320,41 +294,42 @@ def _require_owners(
         if name not in owners or isinstance(owners[name][0], torch.jit.ScriptModule):
             raise ConfigError(f"tensor {name!r} is not kept as a parameter or buffer of a plain module; {_EAGER}")
     for name, (_, kind, _, tensor) in owners.items():
-        source = sources[name]
-        if (tensor.is_meta and source is None) or (source is not None and source.is_meta and type(source) is not Coded):
+        if tensor.is_meta and id(tensor) not in sources:
             what = "parameter" if kind == "_parameters" else "buffer"
             raise WeightsError(
                 f"{what} {name!r} of the module is not in {where} and has no memory; create it on a real device, or "
                 "build the module on one"
             )
-    names = {id(owners[name][3]): name for name, source in sources.items() if source is not None}
+    names = {id(tensor): name for name, (_, _, _, tensor) in owners.items() if id(tensor) in sources}
     for prefix, part in module.named_modules():
         for key, value in vars(part).items():
             if key in ("_parameters", "_buffers", "_modules") or (isinstance(part, nn.RNNBase) and "_flat" in key):
                 continue
-            items = value.values() if isinstance(value, dict) else value
-            for item in items if isinstance(value, list | tuple | set | dict) else [value]:
-                if id(item) in names:
-                    raise ConfigError(
-                        f"{f'{prefix}.{key}' if prefix else key} of the module also holds tensor "
-                        f"{names[id(item)]!r} and would not see the decoded weights; {_EAGER}"
-                    )
+            if held := [names[id(item)] for item in tree_leaves(value) if id(item) in names]:
+                raise ConfigError(
+                    f"{f'{prefix}.{key}' if prefix else key} of the module also holds tensor {held[0]!r} and would not "
+                    f"see the decoded weights; {_EAGER}"
+                )
 
 
-def _install(module: nn.Module, owners: Owners, items: Mapping[str, Slot | Tensor], cache: TensorCache) -> None:
+def _install(module: nn.Module, owners: Owners, slots: Mapping[str, Slot], cache: TensorCache) -> None:
     for part in list(module.modules()):
         if isinstance(part, torch.jit.ScriptModule):
             continue
-        if isinstance(part, nn.RNNBase):
+        if isinstance(part, nn.RNNBase):  # torch's list would keep every tensor alive
             content = vars(part)
             content.pop("_flat_weights", None)
             content["_flat_weight_refs"] = [None] * len(part._flat_weights_names)  # by which torch looks for changes
-            lists = {"_flat_weights": functools.partial(_flat_weights, weakref.ref(part))}
-            content["_parameters"] = Tensors(cache, content["_parameters"], lists)
+            flat_weights = functools.partial(_flat_weights, weakref.ref(part))
+            content["_parameters"] = Tensors(cache, content["_parameters"], flat_weights)
         _restrict(part)
-    for name, item in items.items():
-        if isinstance(item, Slot):
-            owner, attribute, key, _ = owners[name]
-            if not isinstance(owner.__dict__[attribute], Tensors):
-                owner.__dict__[attribute] = Tensors(cache, owner.__dict__[attribute])
-            owner.__dict__[attribute]._items[key] = item
+    for name, slot in slots.items():
+        owner, kind, key, _ = owners[name]
+        if not isinstance(vars(owner)[kind], Tensors):
+            vars(owner)[kind] = Tensors(cache, vars(owner)[kind])
+        vars(owner)[kind].items_[key] = slot
+
+
+def _flat_weights(module: weakref.ref[nn.Module]) -> list[Tensor | None]:
+    part: Any = module()
+    return [getattr(part, name, None) for name in part._flat_weights_names]

@@ -100,7 +100,7 @@ def load(
         lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run,
             where it was loaded: it is put in evaluation mode, and may have been built on the meta device. The file
             stays open.
-        cache_bytes: with lazy, most bytes of decoded tensors to keep; default 1.5 times the largest layer.
+        cache_bytes: with lazy, most bytes of decoded tensors to keep; default: the largest tensor.
         prefix: load only tensors whose names begin with it, under the rest of their names: `prefix="encoder."` with
             `into=model.encoder`.
         names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.

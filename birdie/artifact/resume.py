@@ -1,8 +1,7 @@
 """Work on a file in the making: on disk beside it, and found again after its process died.
 
     .model.birdie.coded/         locked by the process of rank 0
-    ├── DIGEST.birdie            a record: one tensor, or a block of one, as the complete file will hold it
-    └── DIGEST.safetensors       weights between two parts of a tuning
+    └── DIGEST.birdie            a record: one tensor, or a block of one, as the complete file will hold it
 
 A record is named by a digest of its key (the weights and all settings that its bytes depend on) and of the number that
 the file system gave the folder, which a copy does not keep: nothing that came out of an archive is taken for a record.
@@ -11,7 +10,6 @@ process was killed or interrupted it stays: the same command continues from it.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,10 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
@@ -37,7 +31,7 @@ from birdie.system.locks import open_locked
 from birdie.system.outputs import require_file, require_folder
 from birdie.system.provenance import versions
 
-_RECORD = re.compile(r"[0-9a-f]{64}\.(birdie|safetensors)")
+_RECORD = re.compile(r"[0-9a-f]{64}\.birdie")
 _CODE = 1  # of the scheme of a record's entry, which its name replaces: the container does not interpret it
 _PIECE = 1 << 22  # bytes that are read at a time
 
@@ -115,21 +109,6 @@ class Resume:
             stored = self._stored(path, reader, entry.name)
         assert stored is not None
         return stored
-
-    def recall_state(self, key: str) -> tuple[dict[str, Tensor], dict[str, float]] | None:
-        """Return the tensors and numbers that a process kept last under `key`, if there are any."""
-        path = self._path(key).with_suffix(".safetensors")
-        with suppress(OutputError, OSError, SafetensorError, KeyError, TypeError, ValueError):
-            if require_file(path).exists():
-                with safe_open(path, "pt") as file:
-                    numbers = json.loads(file.metadata()["numbers"])
-                    return {name: file.get_tensor(name) for name in file.keys()}, numbers  # noqa: SIM118
-        return None
-
-    def keep_state(self, key: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Write tensors and numbers, in place of those of the same key."""
-        with atomic_path(self._path(key).with_suffix(".safetensors")) as temporary:
-            save_file(dict(tensors), temporary, {"numbers": json.dumps(dict(numbers))})
 
     def collect(self, world: World, tensors: Mapping[str, Quantized]) -> dict[str, Quantized]:
         """Copy to rank 0 the records that are on disks of other machines, and return what has them there.

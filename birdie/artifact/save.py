@@ -46,7 +46,7 @@ from birdie.system.file_objects import Output, is_writable, require_room, write_
 from birdie.system.mapped import releasing, require_complete
 from birdie.system.outputs import Source, require_output, require_writable
 
-_ON_DISK = 1 << 26  # weights from which coded tensors are kept on disk
+_ON_DISK = 1_000_000_000  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
@@ -201,7 +201,7 @@ def write_model(
             assignment = replace(assignment, tensors=state.tensors)
         in_memory = known is not None and known.factors is None
         large = known is None and assignment.weights >= _ON_DISK
-        resuming = _resume(destination, world) if large or request.tune else nullcontext()
+        resuming = _resume(destination, world) if large else nullcontext()
         # BLAS hands small products to threads that go on spinning between them: more processor time than
         # everything else takes.
         with threadpool_limits(1, user_api="blas"), resuming as resume:
@@ -211,13 +211,13 @@ def write_model(
                 request.workers or _threads(world),
                 keeps_integers=in_memory,
                 world=World() if in_memory else world,
-                records=resume if large else None,
+                records=resume,
                 meter=Meter(update, _ROUNDS if target.searched and known is not None else 1),
             )
             coder.meter.begin(len(assignment.tensors))
-            fitted = fit(assignment, target, coder, known, tune=request.tune, states=resume)
+            fitted = fit(assignment, target, coder, known, tune=request.tune)
             encoded = fitted.encoded
-            if large and resume is not None and world.size > 1:
+            if resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
             require_complete()
             run_on_main(world, torch.device("cpu"), lambda: beside.write(destination, encoded, check))

@@ -1,17 +1,17 @@
-"""Cache of decoded tensors: the first that are read stay, up to a limit in bytes, and others are decoded again.
+"""Cache of decoded tensors: the first that are read stay, up to a limit in bytes, and others are decoded at each read.
 
-    Slot ─► TensorCache.get ─► kept, of the layer in use, or still referenced? ─► tensor
+    Slot ─► TensorCache.get ─► kept, read last, or still referenced? ─► tensor
                                └─ no: decode and cast
 
 A forward reads its weights in a cycle, and a cycle that is longer than a cache of the latest tensors never hits it. So
-tensors are kept in the order in which they come, except that the layer in use may read its own several times: the
-latest tensors stay as long as there is room in `window`. Beyond that, a tensor lives as long as anything refers to it.
+tensors are kept in the order in which they come; beyond the limit the one that was read last stays until the next read,
+and a tensor lives as long as anything refers to it.
 """
 
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,8 @@ from birdie.errors import ConfigError
 from birdie.system.device import dtype_name
 from birdie.system.platform import at_fork
 
-ROOM = 1.5  # size of the window over the largest layer: a layer's forward may read weights of its children as well
+_lock = threading.RLock()  # of all caches
+at_fork(_lock.acquire, _lock.release)  # a child has only the thread that forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,66 +58,55 @@ class TensorCache:
     Args:
         decode: name of a stored tensor → tensor.
         close: called when nothing refers to the cache.
-        layers: name → slot, of the tensors of each module.
-        cache_bytes: None: 1.5 times the largest layer.
+        slots: all that may be read.
+        cache_bytes: None: the largest of them.
     """
 
     def __init__(
         self,
         decode: Callable[[str], Tensor],
         close: Callable[[], None],
-        layers: Iterable[Mapping[str, Slot]],
+        slots: Collection[Slot],
         cache_bytes: int | None,
     ) -> None:
-        layers = list(layers)
-        self.window = int(ROOM * max((_bytes(layer.values()) for layer in layers), default=0))
-        self.cache_bytes = self.window if cache_bytes is None else cache_bytes
-        self.window = min(self.window, self.cache_bytes)
-        for name, slot in (item for layer in layers for item in layer.items()):
-            if slot.nbytes > self.cache_bytes:
-                raise ConfigError(
-                    f"cache_bytes {self.cache_bytes:,} is less than the {slot.nbytes:,} of tensor {name!r} in "
-                    f"{dtype_name(slot.dtypes[-1])}; give that much or more"
-                )
-        self._decode, self._lock = decode, threading.RLock()
+        largest = max(slots, key=lambda slot: slot.nbytes, default=None)
+        room = 0 if largest is None else largest.nbytes  # for the tensor that was read last
+        if largest is not None and cache_bytes is not None and cache_bytes < room:
+            raise ConfigError(
+                f"cache_bytes {cache_bytes:,} is less than the {room:,} of tensor {largest.stored!r} in "
+                f"{dtype_name(largest.dtypes[-1])}; give that much or more"
+            )
+        self._limit = 0 if cache_bytes is None else cache_bytes - room
+        self._decode = decode
         self._kept: dict[Slot, Tensor] = {}
-        self._latest: dict[Slot, Tensor] = {}  # the oldest first
+        self._last: tuple[Slot, Tensor] | None = None
         self._versions: dict[Slot, int] = {}
         self._alive: weakref.WeakValueDictionary[Slot, Tensor] = weakref.WeakValueDictionary()
         self._memory: dict[Slot, weakref.ref[torch.UntypedStorage]] = {}
-        _caches.add(self)
         weakref.finalize(self, close)
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes of the tensors in the cache now."""
-        return _bytes(self._kept) + _bytes(self._latest)
 
     def get(self, slot: Slot) -> Tensor:
         """Return the tensor of `slot`: the same object as long as anything refers to it."""
-        with self._lock:
+        with _lock:
             tensor = self._kept.get(slot)
             if tensor is None:
-                tensor = self._latest.pop(slot, None)
-                if tensor is None:
-                    tensor = self._alive.get(slot)
-                    self._make_room(slot.nbytes)  # before decoding, so that the two never stand side by side
+                tensor = self._alive.get(slot)
+                self._forget_last()  # before decoding, so that the two never stand side by side
                 if tensor is None:
                     tensor = self._decoded(slot)
-                    if _bytes(self._kept) + slot.nbytes <= self.cache_bytes - self.window:
-                        self._kept[slot] = tensor
-                if slot not in self._kept:
-                    self._latest[slot] = tensor
+                if slot.nbytes + sum(kept.nbytes for kept in self._kept) <= self._limit:
+                    self._kept[slot] = tensor
+                else:
+                    self._last = slot, tensor
         _require_frozen(slot, tensor)
         return tensor
 
-    def _make_room(self, size: int) -> None:
-        while self._latest and _bytes(self._latest) + size > self.window:
-            oldest = next(iter(self._latest))
-            tensor = self._latest.pop(oldest)
-            _require_frozen(oldest, tensor)
-            if tensor._version != self._versions[oldest]:
-                self._kept[oldest] = tensor
+    def _forget_last(self) -> None:
+        if self._last is not None:
+            (slot, tensor), self._last = self._last, None
+            if tensor._version != self._versions[slot]:
+                self._kept[slot] = tensor
+            _require_frozen(slot, tensor)
 
     def _decoded(self, slot: Slot) -> Tensor:
         """Return the tensor over memory that a view of it (as `state_dict` creates) has kept alive, or decode it."""
@@ -134,32 +124,6 @@ class TensorCache:
         if tensor.is_contiguous() and tensor.storage_offset() == 0:
             self._memory[slot] = weakref.ref(tensor.untyped_storage())
         return tensor
-
-
-_caches: weakref.WeakSet[TensorCache] = weakref.WeakSet()
-_held: list[TensorCache] = []
-_forking = threading.Lock()  # two threads may fork
-
-
-def _before_fork() -> None:
-    """Wait until no other thread is inside of a cache: the child has only the thread that forks."""
-    _forking.acquire()
-    _held[:] = list(_caches)
-    for cache in _held:
-        cache._lock.acquire()
-
-
-def _after_fork() -> None:
-    while _held:
-        _held.pop()._lock.release()
-    _forking.release()
-
-
-at_fork(_before_fork, _after_fork)
-
-
-def _bytes(slots: Iterable[Slot]) -> int:
-    return sum(slot.nbytes for slot in slots)
 
 
 def _require_frozen(slot: Slot, tensor: Tensor) -> None:

@@ -133,12 +133,6 @@ def every_nth_row(weight: Tensor, first: int, n: int) -> Tensor:
     return torch.cat(parts)
 
 
-def sums_of_rows(name: str, weight: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the sums of rows and of their squares, both (rows,)."""
-    sums, squares = zip(*map(row_sums, blocks(name, weight)), strict=True)
-    return np.concatenate(sums), np.concatenate(squares)
-
-
 def deviation(parts: Iterable[NDArray[np.float32]]) -> float:
     """Return the standard deviation of all numbers of parts of a matrix, which is not empty, but for rows far above."""
     sums, squares, widths = (

@@ -253,10 +253,10 @@ def new_trainer(
 
 
 def has_features(recipe: Recipe) -> bool:
-    """Return whether training has more than the core: fp8, step graphs, fused MLPs, mixed lengths, a bandit."""
+    """Return whether training has more than the core: fp8, CUDA graphs, fused MLPs, mixed lengths, a bandit."""
     train = recipe.train
     sized = train.micro_batch_tokens == "auto" or bool(train.mixed_seq_lens)
-    return sized or train.fp8 != "off" or train.step_graphs or train.fused_mlp or bool(recipe.bandit.every)
+    return sized or train.fp8 or train.compile_mode != "default" or train.fused_mlp or bool(recipe.bandit.every)
 
 
 def export(

@@ -127,7 +127,8 @@ class Result:
         }
         for name in ("incumbent", "candidate"):
             side: dict[str, Any] = table[name]
-            table[name] = Side(**{key: tuple(part) if isinstance(part, list) else part for key, part in side.items()})
+            lists: dict[str, Any] = {key: tuple(part) for key, part in side.items() if isinstance(part, list)}
+            table[name] = Side(**(side | lists))
         table["change"] = {key: tuple(pair) for key, pair in table["change"].items()}
         return cls(**(table | {"seeds": tuple(table["seeds"])}))
 

@@ -145,10 +145,10 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
-    def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Copy rank `source`'s `tensor` to every rank, in place, and return it."""
+    def broadcast_(self, tensor: Tensor) -> Tensor:
+        """Copy the tensor of rank 0 to every rank, in place, and return it."""
         if self.size > 1:
-            dist.broadcast(tensor, src=source)
+            dist.broadcast(tensor, src=0)
         return tensor
 
     def barrier(self) -> None:
@@ -251,7 +251,7 @@ def _integer(name: str, default: str = "") -> int:
 
 
 @contextmanager
-def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator[World]:
+def process_group(device: torch.device) -> Iterator[World]:
     """Join the process group that torchrun describes and leave it at the end; without torchrun, yield one rank.
 
     After an error on a GPU the group is not left: NCCL waits for all ranks to leave, and the others wait for this one's
@@ -266,7 +266,7 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    on_cuda, timeout = device.type == "cuda", timedelta(minutes=timeout_minutes)
+    on_cuda, timeout = device.type == "cuda", timedelta(minutes=30)
     try:
         store, _, _ = next(rendezvous("env://", timeout=timeout))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

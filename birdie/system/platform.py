@@ -117,7 +117,7 @@ def process_seconds() -> float | None:
         return None
 
 
-def at_fork(acquire: Callable[[], None], release: Callable[[], None]) -> None:
+def at_fork(acquire: Callable[[], object], release: Callable[[], None]) -> None:
     """Call `acquire` in a process that forks, and `release` in both processes after it; nothing where none can fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
@@ -141,12 +141,12 @@ def kill(process: "subprocess.Popen[Any]") -> None:
             process.kill()
 
 
-def end_this_process(number: int = signal.SIGTERM) -> None:
+def end_this_process() -> None:
     """Send this process a signal that ends it, for which Python's handler runs in the main thread."""
     if hasattr(os, "killpg"):
-        os.kill(os.getpid(), number)  # also wakes the main thread
+        os.kill(os.getpid(), signal.SIGTERM)  # also wakes the main thread
     else:  # where os.kill would end it without the handler
-        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGTERM)
 
 
 # Memory

@@ -22,6 +22,8 @@ class CompiledOrEager:
     Args:
         function: to compile.
         notify: called with the line that says why compiling failed.
+        mode: of torch.compile. With "reduce-overhead" on CUDA it replays graphs, which overwrite the results of their
+            last run: a caller that keeps one over the next call copies it.
 
     Attributes:
         eager: whether it runs eagerly now.
@@ -30,9 +32,9 @@ class CompiledOrEager:
         torch.OutOfMemoryError: there is too little memory; eager mode would need even more.
     """
 
-    def __init__(self, function: Callable[..., Any], notify: Notify) -> None:
-        self._function, self._notify = function, notify
-        self._compiled = torch.compile(function, dynamic=False)
+    def __init__(self, function: Callable[..., Any], notify: Notify, mode: str = "default") -> None:
+        self._function, self._notify, self._mode = function, notify, mode
+        self._compiled = torch.compile(function, dynamic=False, mode=mode)
         self.eager = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,6 +42,8 @@ class CompiledOrEager:
 
         if self.eager:
             return self._function(*args, **kwargs)
+        if self._mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             with (
                 functorch.patch("force_non_lazy_backward_lowering", True),
@@ -49,8 +53,6 @@ class CompiledOrEager:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the compiler raises many types; an error of the function recurs in eager mode
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                raise  # of the CUDA graph, which the caller then does without
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._notify(f"torch.compile failed ({lines[0][:120]}); continuing in eager mode")
             self.eager = True

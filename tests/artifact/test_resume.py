@@ -1,7 +1,6 @@
 """Work on disk: a compression that was killed goes on from it, and nothing stays when it is complete."""
 
 import io
-import logging
 import os
 import shutil
 import signal
@@ -12,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 import birdie
 from birdie.artifact import save as saving
@@ -24,7 +22,6 @@ from birdie.compress import coding
 from birdie.compress.coding import Coded
 from birdie.compress.rate import encoding
 from birdie.compress.scheme import Encoded
-from birdie.compress.tuning import Tuner
 from birdie.errors import OutputError
 from tests.forked import run_python
 from tests.ranks import birdie_command, run_as_ranks
@@ -116,47 +113,6 @@ def test_an_interruption_says_where_the_tensors_are_and_the_same_call_goes_on(
             birdie.save(weights(), path, bits=4.0, workers=1)
     assert str(folder_of(path)) in caplog.text
     require_continuation(path, plain, monkeypatch)
-
-
-def test_a_tuning_that_is_interrupted_goes_on_after_its_last_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(24, 100), nn.ReLU(), nn.Linear(100, 80), nn.ReLU(), nn.Linear(80, 60))
-    batches = [torch.randn(64, 24) for _ in range(12)]
-    known = birdie.calibrate(module, batches, lambda model, batch: F.mse_loss(model(batch)[:, :6], batch[:, :6]))
-    path, trained = tmp_path / "x.birdie", []
-    train, keep = Tuner.train, Resume.keep_state
-
-    def counted(self: Tuner, *args: Any) -> tuple[float, float]:
-        trained.append(args)
-        return train(self, *args)
-
-    def interrupted(self: Resume, *args: Any) -> None:
-        keep(self, *args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Tuner, "train", counted)
-    with monkeypatch.context() as patch:
-        patch.setattr(Resume, "keep_state", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            birdie.save(module, path, bits=2.0, calibration=known, tune=0.6)
-    assert [file.suffix for file in folder_of(path).iterdir()] == [".safetensors"]
-    assert str(folder_of(path)) in caplog.text
-    caplog.set_level(logging.INFO, "birdie")
-    summary = birdie.save(module, path, bits=2.0, calibration=known, tune=0.6)
-    assert "tuning goes on after" in caplog.text
-    assert len(trained) == 2  # three matrices: training follows all but the last
-    assert summary.untuned is not None
-    assert list(tmp_path.iterdir()) == [path]
-    other = birdie.calibrate(module, batches[6:], lambda model, batch: F.mse_loss(model(batch)[:, :6], batch[:, :6]))
-    trained.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(Resume, "keep_state", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            birdie.save(module, path, bits=2.0, calibration=known, tune=0.6)
-    birdie.save(module, path, bits=2.0, calibration=other, tune=0.6)
-    assert len(trained) == 3  # other data: from the start
 
 
 def test_an_interruption_before_any_work_is_done_leaves_nothing(tmp_path: Path) -> None:

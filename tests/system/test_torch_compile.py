@@ -1,6 +1,5 @@
 """torch.compile with a fallback: a compiler that fails leaves results and gradients as eager mode computes them."""
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 
@@ -45,15 +44,18 @@ def test_out_of_memory_is_raised_and_does_not_fall_back(monkeypatch: pytest.Monk
         CompiledOrEager(lambda x: x, pytest.fail)(torch.zeros(1))
 
 
-def test_an_error_while_a_graph_is_captured_is_that_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("operation not permitted when stream is capturing")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_each_call_of_a_cuda_graph_begins_a_step(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mark torch takes the micro-batches of a step for one, and keeps the results of all."""
+    modes, steps = list[str](), list[int]()
 
-    importlib.import_module("torch._dynamo.config")  # while there is no GPU
-    monkeypatch.setattr(torch, "compile", lambda _function, **_settings: refuse)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    function = CompiledOrEager(lambda x: x, pytest.fail)
-    with pytest.raises(RuntimeError, match="capturing"):
-        function(torch.zeros(1))
-    assert not function.eager
+    def compiled(function: Callable[..., torch.Tensor], *, mode: str, **_: object) -> Callable[..., torch.Tensor]:
+        modes.append(mode)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
+    double = CompiledOrEager(lambda x: 2 * x, pytest.fail, mode)
+    assert [float(double(torch.tensor(value))) for value in (1.0, 2.0)] == [2.0, 4.0]
+    assert modes == [mode]
+    assert len(steps) == (2 if mode == "reduce-overhead" else 0)

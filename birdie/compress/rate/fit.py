@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -24,9 +23,6 @@ from birdie.compress.state import EncodedState
 from birdie.compress.tensors import REAL_DTYPES
 from birdie.errors import BudgetError
 
-if TYPE_CHECKING:
-    from birdie.compress.rate.tuned import States
-
 _MENTIONED = 10  # what no budget makes smaller is named in an error if it takes this fraction (1/10) of the budget
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
@@ -38,7 +34,6 @@ def fit(
     calibration: CalibrationResult | None = None,
     *,
     tune: float = 0.0,
-    states: "States | None" = None,
 ) -> Fit:
     """Code every tensor of `assignment` so that the file meets `target`.
 
@@ -48,7 +43,6 @@ def fit(
         coder: of the file. With effort "fast" files must load fast: paths of trellises run down the columns only.
         calibration: of the model.
         tune: seconds that the result is trained for, with a calibration on batches.
-        states: where a training goes on that was stopped.
     """
     budget = target.in_bytes(assignment.weights)
     try:
@@ -73,7 +67,7 @@ def fit(
     if tune and (result.sigma is not None or not target.searched):
         from birdie.compress.rate.tuned import tuned
 
-        result = tuned(jobs, result, target, coder, calibration, tune, states)
+        result = tuned(jobs, result, target, coder, calibration, tune)
     elif tune:
         result = replace(result, nothing_to_tune=True)  # every bit is kept
     return replace(result, encoded=coder.coded(result.encoded))

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import Quantized
 from birdie.compress.rate.encoding import Coder
-from birdie.compress.rate.jobs import Job, Jobs, digest
+from birdie.compress.rate.jobs import Job, Jobs
 from birdie.compress.rate.search import Fit, fit_rest
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
@@ -41,27 +40,7 @@ _COARSER = 0.2  # octaves, for a quality: tuning lowers the difference by about 
 _SHARES = (0.5, 1.0)  # of the time that is left, for two attempts at a quality
 
 
-class States(Protocol):
-    """Weights between two parts, outside of memory (`birdie.artifact.resume`)."""
-
-    def recall_state(self, key: str) -> tuple[dict[str, Tensor], dict[str, float]] | None:
-        """Return what was kept last under this key by a process that was stopped."""
-        ...
-
-    def keep_state(self, key: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Keep tensors and numbers in place of those that have this key."""
-        ...
-
-
-def tuned(
-    jobs: Jobs,
-    fit: Fit,
-    target: Target,
-    coder: Coder,
-    calibration: CalibrationResult,
-    seconds: float,
-    states: States | None = None,
-) -> Fit:
+def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: CalibrationResult, seconds: float) -> Fit:
     """Return the better of a fit and of what tuning makes of it; its `untuned` is the error without.
 
     Args:
@@ -71,10 +50,9 @@ def tuned(
         coder: of the file.
         calibration: with batches.
         seconds: that training may take.
-        states: where it continues if it was stopped; the time counts that it had before.
     """
     untuned = calibration.divergence(fit.encoded)
-    work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder, states, untuned)
+    work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder)
     fit = replace(fit, divergence=untuned, untuned=untuned)
     with kept_settings():
         result = _tuned(work, fit, target, calibration, seconds)
@@ -137,12 +115,10 @@ class _ByParts:
         jobs: of the file.
         tuner: of the module.
         coder: of the file.
-        states: that outlast the process.
-        untuned: error without tuning, which tells data from others.
     """
 
-    def __init__(self, jobs: Jobs, tuner: Tuner, coder: Coder, states: States | None, untuned: float) -> None:
-        self.jobs, self.tuner, self.coder, self.states, self.untuned = jobs, tuner, coder, states, untuned
+    def __init__(self, jobs: Jobs, tuner: Tuner, coder: Coder) -> None:
+        self.jobs, self.tuner, self.coder = jobs, tuner, coder
         changing = [
             jobs.by_name[name]
             for name in tuner.tunable(jobs.by_name)
@@ -163,20 +139,12 @@ class _ByParts:
         tuner.load({**jobs.assignment.tensors, **_decoded(encoded)})
         *first, last = self.parts or [[]]
         weights = _weights(self.parts)
-        key = "" if self.states is None else self._key(exponent, budget)
-        values, done, spent = self._recall(key)
-        begin = time.monotonic() - spent
-        end = begin + seconds
-        tuner.load(values)
+        end = time.monotonic() + seconds
         coder.meter.begin(len(jobs.by_name))
         for index, part in enumerate(first):
-            if self.states is not None:
-                values |= {job.name: tuner.value(job.name) for job in part}  # as they are encoded
             some = coder.encode([self._now(job) for job in part], exponent)
             encoded |= some
             tuner.load(_decoded(some))
-            if index < done:
-                continue
             rest = [job.name for later in (*self.parts[index + 1 :], self.small) for job in later]
             shown = len(jobs.by_name) / max(len(first), 1)
             untrained, trained = tuner.train(rest, self._share(end, len(first) - index, index * shown, shown))
@@ -184,9 +152,6 @@ class _ByParts:
                 "tuning: %.0f %% of the weights encoded, error %.4g, %.4g after training the rest",
                 *(100 * _weights(self.parts[: index + 1]) / weights, untrained, trained),
             )
-            if self.states is not None:
-                values |= {name: tuner.value(name) for name in rest}
-                self.states.keep_state(key, values, {"parts": index + 1, "seconds": time.monotonic() - begin})
         small = [self._now(job) for job in self.small]
         encoded |= coder.encode(small, exponent)
         current = jobs.continued({job.name: self._now(job).tensor for job in last})
@@ -194,20 +159,6 @@ class _ByParts:
         if budget is None or not any(job.role == "searched" for job in rest_of):
             return Fit(jobs.state({**encoded, **coder.encode(rest_of, exponent)}), 0, 2.0**exponent)
         return fit_rest(current, coder, budget, encoded, exponent)
-
-    def _key(self, exponent: float, budget: int | None) -> str:
-        """Return a digest of the weights and of what their tuning depends on, but for the time."""
-        jobs = [part for job in self.jobs.by_name.values() for part in (f"{job.name} {job.scheme}", job.tensor)]
-        return digest(f"tuned {exponent!r} {budget} {self.untuned!r}", *jobs)
-
-    def _recall(self, key: str) -> tuple[dict[str, Tensor], int, float]:
-        """Return values of weights, encoded parts and the time they took, of a process that was stopped."""
-        state = None if self.states is None else self.states.recall_state(key)
-        if state is None:
-            return {}, 0, 0.0
-        values, numbers = state
-        logging.getLogger("birdie").info("tuning goes on after %.0f s", numbers["seconds"])
-        return values, int(numbers["parts"]), numbers["seconds"]
 
     def _now(self, job: Job) -> Job:
         """Return the job of the trained tensor: by its rule, or as small tensors are stored."""

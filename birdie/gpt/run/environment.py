@@ -342,10 +342,6 @@ def _ternary(environ: Environment, _: Mapping[str, Any]) -> Tables:
     return {"qat": {"levels": "ternary", "group_size": group, "tensors": ["blocks.*"]}}
 
 
-def _fp8(environ: Environment, _: Mapping[str, Any]) -> Tables:
-    return {"train": {"fp8": "on" if _switch(environ, "USE_FP8") else "off"}}
-
-
 def _sliding(environ: Environment, content: Mapping[str, Any]) -> Tables:
     """Return the stride: a switch that is on uses the records' default if no stride is set, one that is off sets 0."""
     switches = [name for name in ("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL") if name in environ]
@@ -428,7 +424,6 @@ RULES = (
         ("qat.bits", "qat.below", "qat.tensors"),
         _qat,
     ),
-    Rule(("USE_FP8",), ("train.fp8",), _fp8),
     Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group_size", "qat.tensors"), _ternary),
     Rule(
         ("EMBED_BITS", "EMBED_CLIP_SIGMAS"),

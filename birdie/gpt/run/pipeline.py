@@ -11,7 +11,6 @@ A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files 
 process uses it, `.lock.holder` says which.
 """
 
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -55,10 +54,8 @@ from birdie.gpt.train.checkpoint import (
     step_of,
 )
 from birdie.gpt.train.compile_report import CompileReport
-from birdie.gpt.train.fp8 import Float8, remove_fp8
 from birdie.gpt.train.profile import profile
 from birdie.gpt.train.resuming import require_resumable
-from birdie.gpt.train.settings import FP8_MULTIPLE
 from birdie.gpt.train.training import Training
 from birdie.small.qat.fake_quantization import FakeQuantization, storage_rules
 from birdie.small.stored_training import BudgetFile, StoredTraining
@@ -283,11 +280,8 @@ class Run:
                 history.truncate(self.folder, step, self.notify)
                 self._metrics = Metrics(self.folder, step, self.notify)
             yield from self._follow(training, about, on_warmup)
-            if training.float8 is not None and not training.interrupted:
-                self._report_fp8(training.float8, *batches.next())
         finally:
             batches.close()
-            remove_fp8(self.model)
             if prepared is not None:
                 prepared.remove()
 
@@ -432,14 +426,6 @@ class Run:
         self.profile = profile(loop, self.device, self.profiles if self.world.is_main else None)
         if self.profile is not None:
             yield Profiled(self.profile, self.profiles)
-
-    def _report_fp8(self, float8: Float8, ids: Tensor, targets: Tensor) -> None:
-        """Log the diagnostics of fp8 on a few sequences of a training batch."""
-        length = self.training.train_seq_len  # a packed row is far longer than attention should see at once
-        # the fewest sequences whose tokens are a multiple for fp8
-        rows = FP8_MULTIPLE // math.gcd(length, FP8_MULTIPLE)
-        ids, targets = (tensor.reshape(-1, length)[:rows].to(self.device) for tensor in (ids, targets))
-        self.notify(f"active: {float8.diagnostics(lambda: self.model.loss(ids, targets))}")
 
     def _validated(self, loop: Training) -> Validated:
         """Score the weights that would be exported now, the average if there is one, and record it in the history."""

@@ -177,7 +177,9 @@ class Trainer:
         batches = micro_batches(
             self.batches, plan.lengths, self.plan.micro_batch_tokens, self.device, self.documents, self.plan.packed
         )
-        loss, norm = self.update(batches, plan)
+        share = self.accumulate(batches)
+        with named_range("optimizer"):
+            loss, norm = self.optimizers.step(share, plan, self.require_finite)
         self.plan.observe(loss)
         self.number += 1
         with named_range("average"):
@@ -185,12 +187,6 @@ class Trainer:
         self._inside_step = False
         tokens = len(plan.lengths) * self.plan.settings.chunk_tokens * self.world.size
         return Step(self.number, loss, self.clock.ms, plan.rate, plan.momentum, tokens, norm, stopping=False)
-
-    def update(self, batches: Iterable[MicroBatch], plan: StepPlan) -> tuple[float, float]:
-        """Update the weights by the gradient of `batches`; return the loss and the gradient's norm before clipping."""
-        loss = self.accumulate(batches)
-        with named_range("optimizer"):
-            return self.optimizers.step(loss, plan, self.require_finite)
 
     def accumulate(self, batches: Iterable[MicroBatch]) -> Tensor:
         """Leave this rank's share of the gradient in the parameters; return its share of the loss, 0-d."""

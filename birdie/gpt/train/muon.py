@@ -109,8 +109,7 @@ class Muon(torch.optim.Optimizer):
 
     Use it for the weight matrices of layers only; vectors, embeddings and output heads need Adam. Parameters are
     matrices, (rows, columns), or stacks of them, (count, rows, columns); those of one shape are updated together.
-    With several processes, all must have the same gradients, as DistributedDataParallel leaves them. In a group, lr,
-    momentum and weight decay may later be set to 0-d tensors, which a CUDA graph reads at each replay.
+    With several processes, all must have the same gradients, as DistributedDataParallel leaves them.
 
     Args:
         params: parameters or parameter groups, as for every optimizer of torch.
@@ -230,10 +229,7 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, gradients)
             ahead = buffers
-            if group["nesterov"] and isinstance(momentum, Tensor):
-                ahead = list(torch._foreach_mul(buffers, momentum))
-                torch._foreach_add_(ahead, gradients)
-            elif group["nesterov"]:
+            if group["nesterov"]:
                 ahead = list(torch._foreach_add(gradients, buffers, alpha=momentum))
         with named_range("optimizer/muon/orthogonalize"):
             stack = orthogonalize(ahead[0] if len(ahead) == 1 else torch.cat(ahead), group)
@@ -271,16 +267,13 @@ def apply_(p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
     rate, decay, scale = group["lr"], group["weight_decay"], max(1.0, rows / columns) ** 0.5
     weights, updates = (torch.split(tensor.view(-1, rows, columns), _batch_size(p)) for tensor in (p, update))
     for part, part_update in zip(weights, updates, strict=True):
-        if isinstance(decay, Tensor) or decay:
+        if decay:
             part.mul_(1 - rate * decay)
-        if isinstance(rate, Tensor):
-            part.addcmul_(part_update, rate, value=-scale)
-        else:
-            part.add_(part_update, alpha=-rate * scale)
+        part.add_(part_update, alpha=-rate * scale)
 
 
 def load_into(state: dict[str, Any], key: str, value: Tensor, device: torch.device) -> None:
-    """Set `state[key]` to a copy of `value` on `device`, in place where there is a tensor: a graph may hold it."""
+    """Set `state[key]` to a copy of `value` on `device`, in place where there is a tensor."""
     if key in state:
         state[key].copy_(value)
     else:

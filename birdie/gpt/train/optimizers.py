@@ -6,7 +6,6 @@ its initial value without any message, which has cost whole runs.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,8 +137,8 @@ class Optimizers:
         Returns:
             The loss, and the norm of the gradient of all parameters before clipping.
         """
-        self.set_rates(plan)
-        reduction = self._reduction(loss)
+        self._set_rates(plan)
+        reduction = Reduction(self.muon, self._adam_parameters.values(), loss, self.world)
         # Clipping follows the reduction, so that it does not depend on the number of ranks, and it precedes the first
         # momentum update. Without it, the first bank is orthogonalized while the rest is still being reduced.
         clipped = reduction.totals(self._limit) if self._limit else None
@@ -147,40 +146,29 @@ class Optimizers:
             self.muon.begin()
         total, norm = (reduction.totals(0.0) if clipped is None else clipped).tolist()  # one transfer for both
         check(total, norm)
-        self._finish()
-        return total, norm
-
-    def set_rates(self, plan: StepPlan) -> None:
-        """Set learning rates, momentum and weight decays of the next step."""
-        for name, group in self.torch_groups():
-            group["lr"], group["weight_decay"] = self.rates[name] * plan.rate, self.decays[name] * plan.decay
-            if name == "matrices":
-                group["momentum"] = plan.momentum
-
-    def torch_groups(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return (name, parameter group of torch) of all groups."""
-        adam = [] if self.adam is None else [(group["name"], group) for group in self.adam.param_groups]
-        return adam if self.muon is None else [*adam, ("matrices", self.muon.settings)]
-
-    def totals(self, loss: Tensor) -> Tensor:
-        """Reduce and clip the gradient; return [loss, norm of the gradient before clipping] on the device."""
-        return self._reduction(loss).totals(self._limit)
-
-    def update(self) -> None:
-        """Update every parameter from the gradient that `totals` left."""
-        if self.muon is not None:
-            self.muon.begin()
-        self._finish()
-
-    def _reduction(self, loss: Tensor) -> Reduction:
-        return Reduction(self.muon, self._adam_parameters.values(), loss, self.world)
-
-    def _finish(self) -> None:
         if self.adam is not None:  # while the first updates of Muon are sent
             with named_range("optimizer/adam"):
                 self.adam.step()
         if self.muon is not None:
             self.muon.finish()
+        return total, norm
+
+    def _set_rates(self, plan: StepPlan) -> None:
+        groups = [] if self.adam is None else [(group["name"], group) for group in self.adam.param_groups]
+        if self.muon is not None:
+            groups.append(("matrices", self.muon.settings))
+        for name, group in groups:
+            group["lr"], group["weight_decay"] = self.rates[name] * plan.rate, self.decays[name] * plan.decay
+            if name == "matrices":
+                group["momentum"] = plan.momentum
+
+    def copy_gradients(self) -> None:
+        """Let gradients of AdamW be copies from now on: autograd may take a tensor that a CUDA graph overwrites.
+
+        Muon's have memory of their own, to which autograd adds.
+        """
+        for p in self._adam_parameters.values():
+            p.register_post_accumulate_grad_hook(_copy_gradient)  # type: ignore[no-untyped-call]
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -205,7 +193,7 @@ class Optimizers:
         if self.muon is not None:
             self.muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
         if self.adam is not None:
-            for kept in self.adam.state.values():  # in place: graphs hold these tensors
+            for kept in self.adam.state.values():
                 for tensor in kept.values():
                     tensor.zero_()
             for key, value in state.items():
@@ -223,6 +211,11 @@ class Optimizers:
             for name, p in self._adam_parameters.items()
             for key, value in (self.adam.state.get(p) or _first_state(p)).items()
         }
+
+
+def _copy_gradient(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad = p.grad.clone()
 
 
 def _first_state(p: nn.Parameter) -> dict[str, Tensor]:

@@ -11,10 +11,10 @@ from cyclopts import Parameter
 
 from birdie.errors import ConfigError
 
+CompileMode = Literal["default", "reduce-overhead"]
 AverageKind = Literal["none", "ema", "swa", "lawa"]
 Coefficients = Literal["classic", "polar_express"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
-Fp8 = Literal["off", "on", "emulate"]
 FP8_MULTIPLE = 16
 """Number that every dimension of an fp8 product must be a multiple of in hardware, the number of tokens included."""
 
@@ -104,8 +104,8 @@ class TrainSettings:
         DtypeName, Parameter(help="Dtype of activations; auto: bfloat16 where it is fast, else float32.")
     ] = "auto"
     fp8: Annotated[
-        Fp8, Parameter(help="Products of the blocks in fp8: on, where the GPU has it; emulate: anywhere, slowly; off.")
-    ] = "off"
+        bool, Parameter(env_var="USE_FP8", help="Products of the blocks in fp8 by torchao, where the GPU has it.")
+    ] = False
     fused: Annotated[
         bool, Parameter(env_var="FUSED_CE_ENABLED", help="Fuse softcap and loss where that is possible.")
     ] = True
@@ -113,9 +113,9 @@ class TrainSettings:
         bool, Parameter(help="Products and ReLU² of the MLPs in one Triton kernel, where it runs; not tuned.")
     ] = False
     compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
-    step_graphs: Annotated[
-        bool, Parameter(help="Run a step as two CUDA graphs, checked against the eager step; one rank, no documents.")
-    ] = False
+    compile_mode: Annotated[
+        CompileMode, Parameter(help="Mode of torch.compile; reduce-overhead: as CUDA graphs, not measured yet.")
+    ] = "default"
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -143,9 +143,9 @@ class TrainSettings:
                 f"sequences of {self.train_seq_len} tokens; choose a multiple of "
                 f"{self.accumulation * self.train_seq_len}"
             )
-        if self.fp8 not in ("off", "on", "emulate"):
-            raise ConfigError(f"fp8 is {self.fp8!r}; choose off, on or emulate")
-        if self.fp8 != "off" and self.train_seq_len % FP8_MULTIPLE:
+        if self.compile_mode not in ("default", "reduce-overhead"):
+            raise ConfigError(f"compile_mode is {self.compile_mode!r}; choose default or reduce-overhead")
+        if self.fp8 and self.train_seq_len % FP8_MULTIPLE:
             raise ConfigError(
                 f"fp8 needs sequences of a multiple of {FP8_MULTIPLE} tokens, not {self.train_seq_len}; "
                 "change train_seq_len, or turn fp8 off"

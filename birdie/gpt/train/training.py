@@ -1,14 +1,14 @@
 """A run with everything that its settings ask for: what `Trainer` needs, and the features around it.
 
     settings ─► Plan [bandit] · Optimizers · Average ─┐
-    compile, fused kernels, fp8, step graphs ─────────┴─► Training ─► warm-up ─► steps, until the end or a stop
+    compile, fused kernels, fp8 ──────────────────────┴─► Training ─► warm-up ─► steps, until the end or a stop
                                                              └─► checkpoint() ◄─► resume()
 
 A script that needs none of the features makes these parts itself and calls `Trainer` alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -19,16 +19,15 @@ from birdie.gpt.train.average import Average
 from birdie.gpt.train.bandit import BanditPlan, BanditSettings
 from birdie.gpt.train.checkpoint import Checkpoint
 from birdie.gpt.train.compile_report import eager_pass
-from birdie.gpt.train.fp8 import prepare_fp8
+from birdie.gpt.train.fp8 import fp8_supported, train_in_fp8
 from birdie.gpt.train.loop import Step, Trainer, tensors_of
 from birdie.gpt.train.measured_batches import measured_size
-from birdie.gpt.train.micro_batches import Batches, Documents, MicroBatch
+from birdie.gpt.train.micro_batches import Batches, Documents
 from birdie.gpt.train.optimizers import Optimizers
 from birdie.gpt.train.plan import Plan, StepPlan, micro_steps
 from birdie.gpt.train.resuming import changes, require_resumable
 from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings
 from birdie.gpt.train.size_report import SizeReport
-from birdie.gpt.train.step_graph import step_graphs
 from birdie.system.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
 from birdie.system.device import choose_dtype, dtype_name, make_current
 from birdie.system.distributed import World
@@ -57,7 +56,7 @@ class Training(Trainer):
         in_effect: settings of the run with every "auto" resolved, as JSON can hold them.
         compiled: whether torch.compile is used.
         stopped: whether some rank has asked for a stop.
-        float8: the model's training in fp8, or None.
+        fp8: whether the model trains in fp8.
 
     Raises:
         ConfigError: settings contradict the number of ranks, or a parameter is not in exactly one optimizer group.
@@ -89,15 +88,23 @@ class Training(Trainer):
         gpt: Any = model.to(device).train()
         gpt.compute_dtype = choose_dtype(settings.compute_dtype, device)
         newton_schulz_dtype = choose_dtype(optimizer.newton_schulz_dtype, device)
-        self.float8 = prepare_fp8(model, settings.fp8, device, gpt.compute_dtype, notify)
+        self.fp8 = settings.fp8 and fp8_supported(device, notify)
+        if self.fp8:
+            train_in_fp8(model, notify)
         optimizers = Optimizers(model, optimizer, newton_schulz_dtype=newton_schulz_dtype, world=world)
         self.compiled = device.type == "cuda" if settings.compile is None else settings.compile
         if fuse_loss := getattr(model, "fuse_loss", None):
             fuse_loss(settings.fused, compiled=self.compiled)
         fuse_mlps = getattr(model, "fuse_mlps", lambda _fused: False)
-        if not fuse_mlps(settings.fused_mlp and not self.float8) and settings.fused_mlp:
+        if not fuse_mlps(settings.fused_mlp and not self.fp8) and settings.fused_mlp:
             notify("fused MLPs need CUDA, Triton, ReLU² or its leaky form, and no fp8; training without them")
-        loss: Callable[..., Tensor] = CompiledOrEager(gpt.loss, notify) if self.compiled else gpt.loss
+        mode = settings.compile_mode
+        if mode != "default" and not (self.compiled and device.type == "cuda"):
+            notify(f"compile_mode {mode} is not used: it needs torch.compile on CUDA")
+            mode = "default"
+        if mode == "reduce-overhead":
+            optimizers.copy_gradients()
+        loss: Callable[..., Tensor] = CompiledOrEager(gpt.loss, notify, mode) if self.compiled else gpt.loss
         if settings.micro_batch_tokens == "auto":
             known = None if saved is None else saved.settings.get("micro_batch_tokens")
             tokens = measured_size(model, settings, world, device, saved=known, uncut=packed, notify=notify)
@@ -116,7 +123,6 @@ class Training(Trainer):
             documents=documents,
             loss=loss,
         )
-        self._graphs = step_graphs(self, hooks, notify) if settings.step_graphs else None
         self.in_effect: dict[str, Any] = {
             **dataclasses.asdict(settings),
             "mixed_seq_lens": list(settings.mixed_seq_lens),  # as JSON restores it
@@ -124,7 +130,8 @@ class Training(Trainer):
             **{f"average.{name}": value for name, value in dataclasses.asdict(average).items()},
             **{f"bandit.{name}": value for name, value in bandit.plain().items()},
             "compile": self.compiled,
-            "fp8": settings.fp8 if self.float8 else "off",
+            "compile_mode": mode,
+            "fp8": self.fp8,
             "compute_dtype": dtype_name(gpt.compute_dtype),
             "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
         }
@@ -202,12 +209,6 @@ class Training(Trainer):
         self._agree_on_stop()
         return dataclasses.replace(step, stopping=not self.remaining)
 
-    def update(self, batches: Iterable[MicroBatch], plan: StepPlan) -> tuple[float, float]:
-        """Update the weights as `Trainer` does, by step graphs where they are used."""
-        if self._graphs is None:
-            return super().update(batches, plan)
-        return self._graphs.step(list(batches), plan, self.require_finite)
-
     def checkpoint(self, about: Mapping[str, Any] | None = None) -> Checkpoint:
         """Return the state with the settings in effect and notes of the caller. Every rank must call it."""
         state = self.state()
@@ -224,7 +225,6 @@ class Training(Trainer):
             self.average.finish(),
             self.plan.bandit.diagnostics() if isinstance(self.plan, BanditPlan) else None,
             self._sizes.trained() if self._sizes is not None and settings.mixed_seq_lens else None,
-            None if self._graphs is None else self._graphs.diagnostics(),
         ]
         if settings.force_stop_step:
             cap, seconds = settings.max_wallclock_seconds, self.clock.ms / 1000

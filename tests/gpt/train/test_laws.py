@@ -20,15 +20,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from birdie.gpt.train import training as training_module
 from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from birdie.gpt.train.fp8 import train_in_fp8
 from birdie.gpt.train.settings import AverageSettings
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat
 from birdie.system.callbacks import Notify, StepHook
 from birdie.system.distributed import World
 from tests.gpt.model.technique_table import COMBINATIONS
-from tests.gpt.train.recorded_graph import RecordedGraphs
 from tests.ranks import run_in_process_group
 from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
@@ -46,7 +47,6 @@ class Feature:
         line: in the log; None: the feature has none.
         differs: whether the run must differ from plain training; None: by rounding only.
         close: how near the losses of two ranks are to those of one; rounding to eight bits magnifies their differences.
-        exact: whether a run is the same to the last bit where a graph of it begins at another step.
     """
 
     train: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +57,6 @@ class Feature:
     line: str | None = None
     differs: bool | None = True
     close: float = 1e-4
-    exact: bool = True
 
 
 SHAPE = {"num_layers": 2, "model_dim": 16, "num_heads": 2, "num_kv_heads": 1}
@@ -87,8 +86,7 @@ FEATURES = {
     "recurrence": Feature(model=LOOPS, line="depth recurrence from step 5 on"),
     "qat": Feature(hook=Qat(bits=3, start=0.2, tensors=("tok_emb*",)).prepare, line="qat ", model={"vocab_size": 256}),
     "compiled": Feature(train={"compile": True}, differs=False),
-    "step graphs": Feature(train={"step_graphs": True, "fused": False}, line="CUDA graphs", differs=None, exact=False),
-    "fp8": Feature(train={"fp8": "emulate"}, line="fp8: ", close=5e-3),
+    "fp8": Feature(train={"fp8": True}, line="fp8: ", close=5e-3),
 }  # fmt: skip
 FEATURES |= {f"techniques {n}": Feature(model={**WIDE, **settings}) for n, settings in enumerate(COMBINATIONS)}
 if find_spec("torchao") is None:
@@ -97,11 +95,16 @@ if find_spec("torchao") is None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _stand_ins() -> Iterator[None]:
-    """Graphs of torch.compile are traced and not compiled; those of CUDA are recorded operations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-        patch.setattr("birdie.gpt.train.step_graph.graph_backend", lambda _device: RecordedGraphs())
+        _set_stand_ins(patch.setattr)
         yield
+
+
+def _set_stand_ins(replace: Callable[[Any, str, Any], None]) -> None:
+    """Graphs of torch.compile are traced and not compiled; torchao emulates products in fp8."""
+    replace(torch, "compile", partial(torch.compile, backend="eager"))
+    replace(training_module, "fp8_supported", lambda *_: True)
+    replace(training_module, "train_in_fp8", partial(train_in_fp8, emulate=True))
 
 
 class RandomBatches(TinyBatches):
@@ -160,11 +163,8 @@ def plain_run(name: str) -> Result:
     return run(name)
 
 
-def require_equal(name: str, one: Result, other: Result) -> None:
-    """Check that two runs agree in everything that a checkpoint holds, or by rounding where graphs begin elsewhere."""
-    if not FEATURES[name].exact:
-        assert list(one.losses.values()) == pytest.approx(list(other.losses.values()), rel=1e-5)
-        return
+def require_equal(one: Result, other: Result) -> None:
+    """Check that two runs agree in everything that a checkpoint holds."""
     assert one.losses == other.losses
     for part in ("weights", "optimizer", "rng", "average"):
         tensors, others = getattr(one.state, part), getattr(other.state, part)
@@ -189,7 +189,7 @@ class TestLaws:
         rest = run(name, saved=load_checkpoint(tmp_path), warmup_steps=2)
         assert not [line for line in rest.log if line.startswith("resuming with")]
         rest.losses = first.losses | rest.losses
-        require_equal(name, rest, plain_run(name))
+        require_equal(rest, plain_run(name))
 
     def test_it_acts(self, name: str) -> None:
         with_it, plain = plain_run(name), plain_run("plain")
@@ -207,7 +207,7 @@ class TestLaws:
 
 
 SHARED = {  # features of which a rank has a share, or on which ranks must agree
-    *("ema", "bandit", "normuon", "clipping", "lengths", "batches", "mixed lengths", "measured", "qat", "step graphs"),
+    *("ema", "bandit", "normuon", "clipping", "lengths", "batches", "mixed lengths", "measured", "qat"),
     "techniques 0",
 }
 
@@ -230,7 +230,7 @@ def test_two_ranks_train_as_one(names: set[str], tmp_path: Path) -> None:
 
 
 def _train_all(world: World, folder: Path, names: list[str]) -> None:
-    torch.compile = partial(torch.compile, backend="eager")
+    _set_stand_ins(setattr)
     results = {}
     for name in names:
         first = run(name, world=world, stop=STOP)

@@ -143,3 +143,27 @@ def test_state_of_another_model_is_refused(key: str, value: torch.Tensor, values
 def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OptimizerSettings(**change)
+
+
+class Repeating(torch.autograd.Function):
+    """Gives its gradient in one tensor that every backward pass overwrites, as a CUDA graph does."""
+
+    memory = torch.zeros(3)
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return Repeating.memory.fill_(float(gradient)).view(3)
+
+
+def test_gradients_survive_the_graph_that_computed_them() -> None:
+    layer = nn.Module()
+    layer.gain = nn.Parameter(torch.zeros(3))
+    optimizers_of(layer).copy_gradients()
+    for factor in (1.0, 2.0):
+        torch.autograd.backward(Repeating.apply(layer.gain) * factor)
+    assert layer.gain.grad is not None
+    assert layer.gain.grad.tolist() == [3.0, 3.0, 3.0]
