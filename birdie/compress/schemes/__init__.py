@@ -36,8 +36,8 @@ def numbers() -> Mapping[int, str]:
     """
     names: dict[int, str] = {}
     for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
-        if found := _DECODER.search(path.read_text(encoding="utf-8")):
-            name, number = found[1], int(found[2])
+        if match := _DECODER.search(path.read_text(encoding="utf-8")):
+            name, number = match[1], int(match[2])
             if name != path.stem or not 0 < number < FOREIGN:
                 raise ConfigError(
                     f"{path} has scheme {name!r} of number {number}; name it as its file, and choose a number of 1 to "
@@ -63,5 +63,5 @@ def modules() -> Iterator[ModuleType]:
 @cache
 def decoders() -> "Mapping[str, Decoder]":
     """Return the decoders of birdie's own schemes by name, in the order of the numbers; imports all of them."""
-    found: list[Decoder] = [module.DECODER for module in modules()]
-    return {decoder.name: decoder for decoder in sorted(found, key=lambda decoder: decoder.number)}
+    every: list[Decoder] = [module.DECODER for module in modules()]
+    return {decoder.name: decoder for decoder in sorted(every, key=lambda decoder: decoder.number)}
