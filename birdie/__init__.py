@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from birdie.hub.pretrained import from_pretrained
     from birdie.small.fine_tuning import FineTuneStep, fine_tune
     from birdie.small.qat.stored import plain
-    from birdie.small.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
+    from birdie.small.spectral.wrap import SpectralTraining, leaky_floor, quantization_loss, spectral
     from birdie.system.provenance import VERSION as __version__  # noqa: N811
 
 _HOMES = {
@@ -53,7 +53,7 @@ _HOMES = {
     "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.device.compressed": ("compressed_linear",),
     "birdie.small.qat.stored": ("plain",),
-    "birdie.small.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
+    "birdie.small.spectral.wrap": ("SpectralTraining", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.errors": (
         "ArtifactError",
         "BirdieError",
@@ -80,7 +80,7 @@ __all__ = [
     "Muon",
     "OutputError",
     "RuleError",
-    "Spectral",
+    "SpectralTraining",
     "Summary",
     "WeightsError",
     "__version__",
