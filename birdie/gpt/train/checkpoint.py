@@ -39,7 +39,8 @@ from birdie.system.regular import open_regular
 from birdie.system.structured import is_number, read_bytes, unused_path
 from birdie.system.tensor_files import write_tensors
 
-FORMAT = 1
+FORMAT = 3
+"""Number of the form that a checkpoint has; others are refused."""
 SUMS = "SHA256SUMS"
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "average.safetensors", "state.json")
 _NAME = re.compile(r"step-([0-9]{8,20})(?:-([0-9]{1,9}))?")
