@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from birdie.small.fine_tuning import FineTuneStep as FineTuneStep
     from birdie.small.fine_tuning import fine_tune as fine_tune
     from birdie.small.qat.stored import plain as plain
-    from birdie.small.spectral.wrap import Spectral as Spectral
+    from birdie.small.spectral.wrap import SpectralTraining as SpectralTraining
     from birdie.small.spectral.wrap import leaky_floor as leaky_floor
     from birdie.small.spectral.wrap import quantization_loss as quantization_loss
     from birdie.small.spectral.wrap import spectral as spectral

@@ -5,6 +5,9 @@
 docs/extend.md shows a scheme of your own in fifty lines.
 """
 
+from typing import Any
+
+from birdie.compress import registry
 from birdie.compress.registry import decode, import_scheme, names, parse_spec, register
 from birdie.compress.scheme import (
     SCALES,
@@ -18,43 +21,38 @@ from birdie.compress.scheme import (
     StreamLayout,
     elementwise,
 )
-from birdie.compress.schemes.cast import Cast
-from birdie.compress.schemes.codebook import Codebook
-from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.lowrank import LowRank
-from birdie.compress.schemes.rotation import Rotation
-from birdie.compress.schemes.spectral import Spectral
-from birdie.compress.schemes.ternary import Ternary
-from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.schemes.tucker import Tucker
 from birdie.entropy.hints import Hints
+
+_SCHEMES = {scheme.__name__: scheme for scheme in registry.builtin()}
 
 __all__ = [
     "SCALES",
     "SYMBOLS",
-    "Cast",
-    "Codebook",
     "Cost",
     "Decoder",
     "Encoded",
-    "Grid",
     "Hints",
-    "Lossless",
-    "LowRank",
-    "Rotation",
     "Scheme",
     "Sensitivity",
     "Spec",
-    "Spectral",
     "StreamLayout",
-    "Ternary",
-    "Trellis",
-    "Tucker",
     "decode",
     "elementwise",
     "import_scheme",
     "names",
     "parse_spec",
     "register",
+    *_SCHEMES,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of birdie's own schemes by the name of its class."""
+    if name not in _SCHEMES:
+        raise AttributeError(f"module 'birdie.schemes' has no attribute {name!r}")
+    return _SCHEMES[name]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

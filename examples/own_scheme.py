@@ -29,7 +29,7 @@ def decode(encoded):
 class Squares(Scheme):
     """Levels at 0, ±1, ±4, ±9, … times `scale` standard deviations of a row."""
 
-    decoder = Decoder("squares", layout, decode)
+    decoder = Decoder("squares", 64, layout, decode)
     specs = (Spec("squares", "levels at the signed squares", example="squares:0.1"),)
     scale: float = 0.1
 

@@ -231,6 +231,24 @@ def dtype_list() -> str:
     return ", ".join(f"{code} {name}" for code, name in enumerate(codes.DTYPES))
 
 
+def scheme_numbers() -> str:
+    """Return the codes of schemes in files, and which schemes may be inside others."""
+    decoders = [scheme.decoder for scheme in registry.builtin()]
+
+    def named(kinds: tuple[str, ...]) -> str:
+        return ", ".join(f"{decoder.number} {decoder.name}" for decoder in decoders if decoder.inner in kinds)
+
+    return (
+        f"Codes: {named(('no', 'tensor', 'rows'))}. May be inside others: {named(('tensor', 'rows'))}; "
+        f"by rows: {named(('rows',))}."
+    )
+
+
+def scheme_classes() -> str:
+    """Return the classes of birdie's schemes, for the pages of the API."""
+    return "\n".join(f"::: {scheme.__module__}.{scheme.__name__}" for scheme in registry.builtin())
+
+
 def benchmark_table() -> str:
     """Return the benchmarks that are commands, with what they measure, from the first sentence of their docstrings."""
     rows = []
@@ -253,6 +271,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipes": recipe_table,
     "presets": preset_table,
     "schemes": registry.markdown_table,
+    "scheme-classes": scheme_classes,
+    "scheme-numbers": scheme_numbers,
     "modes": mode_table,
     "format-limits": format_limits,
     "decoding-limits": decoding_limits,
@@ -263,7 +283,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def with_tables(text: str) -> str:

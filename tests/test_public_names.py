@@ -17,7 +17,7 @@ PUBLIC = [
     "Muon",
     "OutputError",
     "RuleError",
-    "Spectral",
+    "SpectralTraining",
     "Summary",
     "WeightsError",
     "__version__",

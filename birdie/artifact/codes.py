@@ -1,14 +1,15 @@
 """Codes: the numbers by which a file refers to dtypes and schemes; torch is not needed to read them.
 
-Schemes that ship with birdie have fixed codes from 1 to 127. A foreign scheme (one that another package defines) has no
-fixed code: a file numbers those it uses from 128 on and names them in its metadata, "schemes": {"128": NAME}.
+Each scheme has its number, those that ship with birdie from 1 to 63, foreign ones (of other packages) from 64 on. Which
+number is whose is known for birdie's own alone: a file names the foreign schemes that it uses in its metadata,
+"schemes": {"64": NAME}, and readers find them by name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from birdie.artifact.container import MAX_CODE, Entry
-from birdie.compress.schemes import NAMES
-from birdie.errors import ArtifactError, ConfigError
+from birdie.artifact.container import Entry
+from birdie.compress.schemes import numbers
+from birdie.errors import ArtifactError
 
 # The index of a name is the code of the dtype in the file. Never change one; new dtypes go at the end.
 DTYPES = (
@@ -16,23 +17,19 @@ DTYPES = (
     "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
 )  # fmt: skip
-SCHEMES = dict(enumerate(NAMES, 1))
-_FIRST_FOREIGN = 128
+SCHEMES = numbers()
 
 
-def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return name → code of every scheme that a file may use, and code → name of the foreign ones for its metadata.
+def scheme_codes(names: Iterable[str], number_of: Callable[[str], int]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return name → number of every scheme that a file may use, and number → name of the foreign ones for its metadata.
 
-    The same names give the same codes.
+    Args:
+        names: of the schemes that it uses.
+        number_of: returns the number of a foreign one.
     """
-    builtin = {name: code for code, name in SCHEMES.items()}
-    foreign = sorted(set(names) - set(builtin))
-    if _FIRST_FOREIGN + len(foreign) > MAX_CODE:
-        raise ConfigError(
-            f"a file can use {MAX_CODE - _FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}; use fewer"
-        )
-    codes = {name: _FIRST_FOREIGN + index for index, name in enumerate(foreign)}
-    return builtin | codes, {str(code): name for name, code in codes.items()}
+    builtin = {name: number for number, name in SCHEMES.items()}
+    foreign = {name: number_of(name) for name in sorted(set(names) - set(builtin))}
+    return builtin | foreign, {str(number): name for name, number in foreign.items()}
 
 
 def dtype_name(entry: Entry) -> str:

@@ -13,6 +13,7 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import scheme_codes
 from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, MEMBER, Entry, block_name
 from birdie.artifact.file import DTYPES
+from birdie.compress import registry
 from birdie.compress.coding import Coded, code
 from birdie.compress.rate.assignment import Group
 from birdie.compress.scheme import DIFFERENCE as FORM
@@ -39,7 +40,7 @@ class Beside:
     def content(self, state: EncodedState) -> tuple[list[Entry], bytes]:
         """Return the entries and the metadata of the file that holds these coded tensors."""
         tensors = dict(_parts(state))
-        codes, foreign = scheme_codes({tensor.scheme for tensor in tensors.values()} - {FORM})
+        codes, foreign = scheme_codes({tensor.scheme for tensor in tensors.values()} - {FORM}, _number_of)
         codes[FORM] = DIFFERENCE
         entries = [*self.hidden]
         for name, tensor in tensors.items():
@@ -70,6 +71,10 @@ def lossless_entries(tensors: Mapping[str, Tensor], effort: Effort) -> list[Entr
             raise unstorable(name, problem)
     coded = {name: code(Lossless().encode(name, tensor.detach().cpu()), effort) for name, tensor in tensors.items()}
     return Beside().content(EncodedState(coded, {}))[0]
+
+
+def _number_of(foreign: str) -> int:
+    return registry.decoder(foreign).number
 
 
 def _parts(state: EncodedState) -> Iterator[tuple[str, Coded]]:

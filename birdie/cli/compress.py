@@ -25,6 +25,7 @@ from birdie.cli.console import (
 from birdie.cli.dry_run import show_forecast
 from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.target import parse_size
+from birdie.compress.spec_examples import spec_examples
 from birdie.entropy.hints import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.system.callbacks import Progress
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
     from birdie.compress.calibration.result import CalibrationResult
 
 GROUP = "Compress"
-SPECS = (
-    *("lossless", "int2", "int8", "sigma:0.3", "sdclip", "fp16", "bf16", "trellis:sigma=0.3", "feedback", "gptq"),
-    *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6", "spectral:auto,sigma=0.3"),
-    "tucker:energy=0.99",
-)
-"""Specs that the help names: `examples_of_words()` of the registry, which needs torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,7 @@ class TargetFlags:
         Parameter(
             negative=(),
             help="SPEC for all matrices, or PATTERN=SPEC, repeatable, first match wins. SPEC: "
-            f"{', '.join(SPECS)}; or a scheme of an installed package (docs/schemes.md).",
+            f"{', '.join(spec_examples())}; or a scheme of an installed package (docs/schemes.md).",
         ),
     ] = None
     coder: Annotated[

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -93,16 +93,6 @@ def print_written(output: Path, text: str, facts: Mapping[str, Any], left: Seque
 
 _MOST_LISTED = 8
 
-RENAMED = {
-    "--scale": "--preset",
-    "--stream": "--mode streaming",
-    "--kv-bits": "--streaming.kv-bits",
-    "--adapt": "--mode ttt-sgd, ttt-lora or ttt-multi-phase",
-    "--tilt": "--ngram.enabled",
-}
-"""Flags of earlier versions, and their names now: cyclopts suggests the flag with the most similar spelling."""
-
-
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
@@ -169,7 +159,7 @@ def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0
     except CycloptsError as error:
-        return _fail(ConfigError(_message(error)), as_json)
+        return _fail(ConfigError(explain(error)), as_json)
     except Exception as error:
         expected = isinstance(error, BirdieError | OSError | MemoryError) or _out_of_memory(error)
         if not expected:  # a bug in birdie: the report needs the traceback
@@ -194,14 +184,6 @@ def leave(code: int) -> NoReturn:
 def _is_rank() -> bool:
     """Return whether this is one of several ranks; without torch it has not joined the others."""
     return os.environ.get("WORLD_SIZE", "1") != "1" and "torch" in sys.modules
-
-
-def _message(error: CycloptsError) -> str:
-    if isinstance(error, UnknownOptionError):
-        flag = (error.token.keyword or error.token.value).partition("=")[0]
-        if flag in RENAMED:
-            return f"Unknown option: {flag}. Did you mean {RENAMED[flag]}?"
-    return explain(error)
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from birdie.compress.nested import Part, part_params, take_part, with_kernel
 from birdie.compress.scheme import DIFFERENCE, Cost, Decoder, Encoded, StreamLayout, elementwise, in_blocks
-from birdie.compress.schemes import cast, codebook, grid, lossless, ternary, trellis
 from birdie.compress.tensors import FORMATS, from_bits, real_matrix, rows_columns, tensor_of_blocks, to_bits
 from birdie.entropy import differences
 from birdie.entropy.hints import Hints
@@ -31,7 +30,6 @@ from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError
 
 SAME, CODED, NEAR = 0, 1, 2
-INNER = {module.DECODER.name: module.DECODER for module in (cast, codebook, grid, lossless, ternary, trellis)}
 _MOST = 1 << 40  # bytes of a stream
 _OPERATIONS = 1200  # of an element
 _BLOCK = 1 << 14  # elements that are summed at a time
@@ -87,7 +85,7 @@ def _parts(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
             raise ArtifactError(
                 f"a difference of {rows} rows and {columns} columns has rank {rank}; the file is corrupt"
             )
-        part, rest = take_part(INNER, inner, rest)
+        part, rest = take_part(inner, rest)
         parts.append(part)
     if rest:
         raise ArtifactError(f"a difference has parameters {params}; the file is corrupt or newer")
@@ -132,7 +130,7 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     return Cost(operations * size.operations, 2 * size.bytes)
 
 
-DECODER = Decoder(DIFFERENCE, layout, decode, cost)
+DECODER = Decoder(DIFFERENCE, 0, layout, decode, cost)
 
 
 def encode(weight: Tensor, base: Tensor) -> Encoded:

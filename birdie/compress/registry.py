@@ -1,22 +1,20 @@
-"""Registry of schemes: by name, by the words of specs such as `int6`, and by code in the file.
+"""Registry of schemes: by name, by the words of specs such as `int6`, and by number in the file.
 
     schemes/*.py ───────────────┐
     register(YourScheme) ───────┼──► names, specs, help texts, decoders
     entry points "birdie.schemes" ┘   (imported only when the user names one: an import runs code)
 
-Every module in the folder `birdie.compress.schemes` is collected automatically. A scheme from elsewhere (a foreign
-scheme) is a `Scheme` subclass passed to `register`, an object passed to `birdie.save`, or an installed package's entry
-point in the group `birdie.schemes`. A file never causes an import: it only names a foreign scheme, and can be loaded
-once a scheme of that name is registered.
+Every module in the folder `birdie.compress.schemes` is collected automatically. A name, a number and a word belong to
+one scheme each; numbers below 64 are birdie's. A scheme from elsewhere (a foreign scheme) is a `Scheme` subclass passed
+to `register`, an object passed to `birdie.save`, or an installed package's entry point in the group `birdie.schemes`. A
+file never causes an import: it only names a foreign scheme, and can be loaded once a scheme of that name is registered.
 """
 
 import difflib
-import importlib
 import inspect
-import pkgutil
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -26,6 +24,7 @@ from torch import Tensor
 
 from birdie.compress import schemes
 from birdie.compress.scheme import DIFFERENCE, Blocks, Decoder, Encoded, Scheme, Spec
+from birdie.compress.schemes import FOREIGN, MOST
 from birdie.compress.tensors import from_planes
 from birdie.errors import ArtifactError, ConfigError
 
@@ -49,21 +48,32 @@ class Word(NamedTuple):
         """Complete spec, for help texts."""
         return self.spec.example or self.spec.word
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Specs that call every kernel of the word; none of a word that is not listed, whose kernels others call."""
+        return self.spec.kernels or ((self.example,) if self.spec.listed else ())
+
 
 @cache
 def _builtin() -> dict[str, type[Scheme]]:
-    """Return the schemes that ship with birdie, by name, in the order of their codes."""
+    """Return the schemes that ship with birdie, by name, in the order of their numbers."""
     builtin: dict[str, type[Scheme]] = {}
-    for info in pkgutil.iter_modules(schemes.__path__):
-        module = importlib.import_module(f"{schemes.__name__}.{info.name}")
+    for module in schemes.modules():
+        if schemes.numbers().get(module.DECODER.number) != module.DECODER.name:
+            raise ConfigError(f'{module.__file__} has no line DECODER = Decoder("NAME", NUMBER, …); write one')
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__:
                 builtin[value.decoder.name] = value
-    return dict(sorted(builtin.items(), key=lambda item: schemes.NAMES.index(item[0])))
+    return dict(sorted(builtin.items(), key=lambda item: item[1].decoder.number))
+
+
+def builtin() -> tuple[type[Scheme], ...]:
+    """Return the schemes that ship with birdie, in the order of their numbers."""
+    return tuple(_builtin().values())
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all registered schemes: those of birdie in the order of their codes, then foreign ones."""
+    """Return the names of all registered schemes: those of birdie in the order of their numbers, then foreign ones."""
     return (*_builtin(), *_foreign)
 
 
@@ -73,7 +83,8 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     May be used as a decorator. Registering the same class again changes nothing.
 
     Raises:
-        ConfigError: it is no subclass of `Scheme` with a decoder, or another scheme has its name or one of its words.
+        ConfigError: it is no subclass of `Scheme` with a decoder, its number is not one of 64 to 255, or another scheme
+            has its name, its number or one of its words.
     """
     decoder = getattr(scheme, "decoder", None)
     if not (isinstance(scheme, type) and issubclass(scheme, Scheme) and isinstance(decoder, Decoder)):
@@ -82,6 +93,14 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
         return scheme
     if decoder.name in names():
         raise ConfigError(f"a scheme called {decoder.name!r} is registered already; choose another name")
+    if not FOREIGN <= decoder.number <= MOST:
+        raise ConfigError(
+            f"scheme {decoder.name!r} has number {decoder.number}, which is birdie's; choose one of {FOREIGN} to {MOST}"
+        )
+    if owner := next((other for other, kind in _foreign.items() if kind.decoder.number == decoder.number), None):
+        raise ConfigError(
+            f"schemes {owner!r} and {decoder.name!r} both have number {decoder.number}; change that of {decoder.name!r}"
+        )
     taken = {spec.word for spec in scheme.specs} & set(words())
     if taken:
         raise ConfigError(
@@ -142,9 +161,7 @@ def decode(encoded: Encoded) -> Tensor:
 @cache
 def words() -> Mapping[str, Word]:
     """Return all words that begin a spec, each with its scheme."""
-    return {
-        spec.word: Word(spec, scheme) for scheme in (*_builtin().values(), *_foreign.values()) for spec in scheme.specs
-    }
+    return {spec.word: Word(spec, scheme) for scheme in (*builtin(), *_foreign.values()) for spec in scheme.specs}
 
 
 def parse_spec(text: str) -> Scheme:
@@ -176,8 +193,8 @@ def is_spec(text: str) -> bool:
 
 
 def examples_of_words() -> Iterator[str]:
-    """Return a spec for each word, for help texts; int2 and int8 stand for the widths between them."""
-    return (word.example for word in _without_widths(words().values()))
+    """Return a spec for each word that is listed, for help texts."""
+    return (word.example for word in words().values() if word.spec.listed)
 
 
 def options_of(word: Word) -> Iterator[tuple[str, Any, Any]]:
@@ -266,13 +283,7 @@ def _spelled(value: Any) -> str:
 
 
 def markdown_table() -> str:
-    """Return the table of all words for the documentation, one row each; widths of one grid in one row."""
+    """Return the table of the words that are listed, for the documentation, one row each."""
     rows = ["| spec | what it is |", "|---|---|"]
-    for word in _without_widths(words().values()):
-        rows.append(f"| `{describe(word)}` | {word.spec.help} |")
+    rows += [f"| `{describe(word)}` | {word.spec.help} |" for word in words().values() if word.spec.listed]
     return "\n".join(rows)
-
-
-def _without_widths(every: Iterable[Word]) -> Iterator[Word]:
-    """Return all words but int3 to int7, which differ from int2 and int8 only in their width."""
-    return (word for word in every if word.spec.word not in {f"int{bits}" for bits in range(3, 8)})

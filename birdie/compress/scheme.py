@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -220,19 +220,26 @@ class Decoder:
     """The decoding half of a scheme: pure functions in a fixed order, the same bits on every machine.
 
     Attributes:
-        name: name of the scheme in files, summaries and `Encoded.scheme`.
+        name: name of the scheme in summaries and `Encoded.scheme`; of a scheme of birdie, that of its file.
+        number: number of the scheme in files, never changed: 1 to 63 for birdie's own, 64 to 255 for those of other
+            packages; 0: it is no scheme.
         layout: (shape, dtype, params) → layout of each stream; raises ArtifactError on impossible params.
         decode: `Encoded` whose streams match the layout → the tensor.
         cost: (shape, dtype, params) → cost of decoding; called with params that `layout` accepted.
         factors: where the tensor is its first stream times factors: `Encoded`, of whose first stream only the shape
             counts, → the factors.
+        inner: where a scheme may hold tensors of this one (birdie.compress.nested), if this one is birdie's and holds
+            none itself. "tensor": where they are decoded completely; "rows": also where some rows are, each of which
+            follows from its own rows of the streams and from the streams of another height.
     """
 
     name: str
+    number: int
     layout: Callable[[Shape, torch.dtype, Parameters], tuple[StreamLayout, ...]]
     decode: Callable[[Encoded], Tensor]
     cost: Callable[[Shape, torch.dtype, Parameters], Cost] = elementwise
     factors: Callable[[Encoded], Factors] | None = None
+    inner: Literal["no", "tensor", "rows"] = "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +254,17 @@ class Spec:
         help: description in one line.
         make: options → scheme; None: the scheme's class itself.
         example: a complete spec for help texts and "did you mean"; default: the word.
+        listed: whether help texts and tables name it; False where another word says all but a number.
+        kernels: specs whose encoders and decoders call every kernel that the word can reach, for `birdie kernels`;
+            default: the example.
     """
 
     word: str
     help: str
     make: "Callable[..., Scheme] | None" = None
     example: str = ""
+    listed: bool = True
+    kernels: tuple[str, ...] = ()
 
 
 class Scheme(ABC):

@@ -31,7 +31,7 @@ from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.small.qat.stored import plain
 from birdie.small.spectral.control import RateControl
 from birdie.small.spectral.network import QuantizationNetwork
-from birdie.small.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
+from birdie.small.spectral.wrap import SpectralTraining, at_bits, distinct, quantization_loss, wrapped
 from birdie.small.stored_training import BudgetFile, StoredTraining
 from birdie.system.parsing import whole_number
 
@@ -245,7 +245,7 @@ class _SpectralTarget(_Target):
 
     def end_step(self, number: int, steps: int, batch: Any) -> int:  # noqa: ARG002
         if number == steps:
-            Spectral(self.model, self.network).settle()
+            SpectralTraining(self.model, self.network).settle()
             return 0 if self.measure() else self._extra_steps(number)
         if number in self.measurements:
             self.measure()

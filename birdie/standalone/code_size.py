@@ -2,7 +2,7 @@
 
 Imports of birdie's own modules are followed through the syntax trees, imports inside functions included, so the answer
 does not depend on which modules are loaded. A module counts if it can be loaded, so the number is never too small. A
-package whose modules are listed with `pkgutil.iter_modules(package.__path__)` counts as a whole.
+package that lists its modules with `pkgutil.iter_modules(__path__)` counts as a whole.
 """
 
 import ast
@@ -15,6 +15,8 @@ from birdie.system.outputs import Kind
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SCRIPT = Kind("a script that birdie writes", rb"# ?birdie ")
+
+_LISTING = b"pkgutil.iter_modules(__path__)"
 
 Follow = Callable[[str], bool]
 
@@ -53,23 +55,22 @@ def behind(package: str) -> dict[str, tuple[str, str]]:
 
 
 def _imports(path: Path, follow: Follow, listed: Follow) -> Iterator[Path]:
-    names, packages = _imported(path.read_bytes())
-    for name, late in names:
+    content = path.read_bytes()
+    for name, late in _imported(content):
         if not late or follow(name):
             yield from _files_of(name)
-    for package in packages:
-        for file in sorted(PACKAGE.parent.joinpath(*package.split(".")).glob("*.py")):
+    if _LISTING in content and path.is_relative_to(PACKAGE):
+        package = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        for file in sorted(path.parent.glob("*.py")):
             if listed(name := f"{package}.{file.stem}"):
                 yield from _files_of(name)
 
 
 @lru_cache(maxsize=1024)  # packing a script asks twice, and parsing is most of its time
-def _imported(content: bytes) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """Return (dotted name, whether it is inside a function) of each import, and the packages that are listed."""
-    tree = ast.parse(content)
+def _imported(content: bytes) -> tuple[tuple[str, bool], ...]:
+    """Return (dotted name, whether it is inside a function) of each import."""
     imported: list[tuple[str, bool]] = []
-    packages: dict[str, str] = {}  # local name → dotted name
-    queue: list[tuple[ast.AST, bool]] = [(tree, False)]
+    queue: list[tuple[ast.AST, bool]] = [(ast.parse(content), False)]
     while queue:
         node, late = queue.pop()
         names: list[str] = []
@@ -79,17 +80,12 @@ def _imported(content: bytes) -> tuple[tuple[tuple[str, bool], ...], tuple[str, 
             homes = behind(node.module)
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             names += [homes[alias.name][0] for alias in node.names if alias.name in homes]
-            packages |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         imported += [(name, late) for name in names]
         if not for_types(node):
             late = late or isinstance(node, ast.FunctionDef)
             children = ast.iter_child_nodes(node)  # no expression holds an import
             queue += ((child, late) for child in children if not isinstance(child, ast.expr))
-    calls = (
-        [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if b"pkgutil.iter_modules(" in content else []
-    )
-    listed = [call for call in calls if ast.unparse(call.func) == "pkgutil.iter_modules"]
-    return tuple(imported), tuple(packages[ast.unparse(call.args[0]).removesuffix(".__path__")] for call in listed)
+    return tuple(imported)
 
 
 def _files_of(name: str) -> Iterator[Path]:

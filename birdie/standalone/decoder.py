@@ -1,7 +1,8 @@
 """Entry module of the one-file decoder: read a .birdie file from a path or from bytes, or run as a script.
 
-The one-file decoder is this module and the modules that it imports (`birdie.golf.packed`). Container, streams and
-schemes are decoded by the functions that `birdie.load` calls; modules, devices, dtypes and lazy loading are left out.
+The one-file decoder is this module and the modules that it imports, all schemes among them (`birdie.golf.packed`).
+Container, streams and schemes are decoded by the functions that `birdie.load` calls; modules, devices, dtypes and lazy
+loading are left out.
 """
 
 import sys
@@ -13,35 +14,20 @@ from torch import Tensor
 from birdie.artifact.file import File
 from birdie.checkpoints.rebuild import has_views, rebuild, with_views
 from birdie.compress.scheme import Decoder
-from birdie.compress.schemes import (
-    cast,
-    codebook,
-    grid,
-    lossless,
-    lowrank,
-    rotation,
-    spectral,
-    ternary,
-    trellis,
-    tucker,
-)
+from birdie.compress.schemes import decoders
 from birdie.errors import ArtifactError
 from birdie.system.outputs import Source
 from birdie.system.provenance import __version__
 
 __all__ = ["ArtifactError", "__version__", "load", "load_object", "main"]
 
-DECODERS: dict[str, Decoder] = {
-    one.DECODER.name: one.DECODER
-    for one in (lossless, grid, cast, trellis, ternary, codebook, rotation, lowrank, spectral, tucker)
-}
-
 
 def decoder_of(name: str) -> Decoder:
     """Return the decoder of a scheme."""
-    if name not in DECODERS:
+    decoder = decoders().get(name)
+    if decoder is None:
         raise ArtifactError(f"scheme {name!r} is not one of birdie's; load the file with birdie")
-    return DECODERS[name]
+    return decoder
 
 
 def load(source: Source | bytes, max_bytes: int | None = None, max_operations: int | None = None) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from birdie.system.platform import NO_LINK
 LOCK, HOLDER = ".lock", ".lock.holder"
 """The lock of a run folder, or of another folder of results, and the file that names its holder."""
 
-_START = b"process "  # of the holder's name, which was in the lock itself once
+_START = b"process "  # of the holder's name
 _MOST_HOLDER = 512
 
 
@@ -106,7 +106,7 @@ def _require_lock(path: Path) -> None:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path} is not a file but has the name of a lock; remove it")
-        if status.st_nlink > 1 or (status.st_size and not _read(path).startswith(_START)):
+        if status.st_nlink > 1 or status.st_size:
             raise ConfigError(f"{path} has the name of a lock, and something else is in it; move it elsewhere")
 
 

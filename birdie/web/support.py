@@ -1,15 +1,18 @@
 """Files that the JavaScript decoder decodes: which they are, and why another one is none."""
 
+import re
+from pathlib import Path
+
 from birdie.artifact import codes
 from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, FILES, MEMBER, Entry, Reader
 from birdie.checkpoints.rebuild import has_views
-from birdie.compress.schemes import NAMES
 from birdie.entropy.coder import NAMES as CODERS
 from birdie.system.outputs import Source
 
-SCHEMES = ("lossless", "grid", "cast", "trellis", "ternary", "codebook", "rotation", "lowrank")
-"""Schemes that birdie/web/decoder/schemes.js decodes; it decodes every coder."""
-_CODES = {NAMES.index(name) + 1 for name in SCHEMES} | {ALIAS, BLOCKS, FILES, MEMBER}
+_SOURCE = (Path(__file__).parent / "decoder" / "schemes.js").read_text(encoding="utf-8")
+SCHEMES = {int(number): name for number, name in re.findall(r'^  (\d+): \{\s+name: "(\w+)"', _SOURCE, re.MULTILINE)}
+"""Number → name of the schemes that birdie/web/decoder/schemes.js decodes; it decodes every coder."""
+_CODES = SCHEMES.keys() | {ALIAS, BLOCKS, FILES, MEMBER}
 
 
 def unsupported(source: Source | bytes) -> str | None:

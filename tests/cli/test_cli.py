@@ -152,23 +152,6 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == f"{birdie.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("tokens", "flag"),
-    [
-        (["train", "baseline", "--scale", "cpu"], "--preset"),
-        (["estimate", "baseline", "--scale=cpu"], "--preset"),
-        (["recipe", "--scale"], "--preset"),
-        (["evaluate", "model.birdie", "--stream"], "--mode streaming"),
-        (["evaluate", "model.birdie", "--adapt", "sgd"], "--mode ttt-sgd"),
-        (["evaluate", "model.birdie", "--tilt"], "--ngram.enabled"),
-    ],
-)
-def test_the_old_name_of_a_flag_suggests_the_new_one(ask: Ask, tokens: list[str], flag: str) -> None:
-    code, answer, _ = ask(*tokens)
-    assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    assert flag in answer["error"]["message"]
-
-
 def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
     code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--lossless")
     assert code == 0

@@ -20,10 +20,12 @@ from torch import Tensor
 
 import birdie
 from birdie.compress import registry
+from birdie.compress.nested import part_params, take_part
 from birdie.compress.registry import decode, decoder, options_of, parse_spec
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.cast import SIXTEEN_BIT, Cast
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.rotation import decode_parts
 from birdie.compress.small_tensors import applicable, default_scheme
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.compress.matrices import (
@@ -150,6 +152,25 @@ def assert_same(encoded: Encoded, other: Encoded) -> None:
     assert len(encoded.streams) == len(other.streams)
     for stream, expected in zip(encoded.streams, other.streams, strict=True):
         np.testing.assert_array_equal(stream, expected)
+
+
+@pytest.mark.parametrize("spec", daily([spec for spec in SPECS if spec != "squares:0.1"], AUTO))
+def test_a_tensor_is_decoded_inside_others_as_its_decoder_says(spec: str) -> None:
+    encoded = encode(spec, matrix())
+    kind, params = decoder(encoded.scheme), part_params(encoded)
+    if kind.inner == "no":
+        with pytest.raises(ArtifactError, match="inner"):
+            take_part(encoded.shape, params)
+        return
+    part, rest = take_part(encoded.shape, (*params, 7))
+    assert rest == (7,)
+    assert torch.equal(part.decode(encoded.streams), decode(encoded))
+    if kind.inner == "rows":
+        (some,) = decode_parts([part], encoded.streams, (slice(5, 11), slice(None)))
+        np.testing.assert_array_equal(some, decode(encoded)[5:11].numpy())
+    else:
+        with pytest.raises(ArtifactError, match="inner"):
+            take_part(encoded.shape, params, by_rows=True)
 
 
 def test_every_registered_scheme_is_tested() -> None:

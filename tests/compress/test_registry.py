@@ -16,7 +16,7 @@ from birdie.compress import registry
 from birdie.compress.rate.assignment import parse_rules
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Decoder, Encoded, Scheme, Sensitivity, Spec
-from birdie.compress.schemes import grid
+from birdie.compress.schemes import grid, numbers
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
 from birdie.compress.schemes.grid import Grid
@@ -27,6 +27,7 @@ from birdie.compress.schemes.spectral import Spectral
 from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.schemes.tucker import Tucker
+from birdie.compress.spec_examples import spec_examples
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ArtifactError, ConfigError
 
@@ -149,6 +150,8 @@ def test_every_word_has_an_example_that_is_a_spec() -> None:
     for text in registry.examples_of_words():
         word = registry.words()[text.partition(":")[0]]
         assert type(parse_spec(text)) is word.scheme
+        assert word.kernels
+        assert {type(parse_spec(spec)) for spec in word.kernels} == {word.scheme}
 
 
 def test_all_specs_and_rules_of_the_docs_parse() -> None:
@@ -166,7 +169,7 @@ def test_all_specs_and_rules_of_the_docs_parse() -> None:
 def test_the_table_for_the_docs_has_every_word_and_option() -> None:
     table = registry.markdown_table()
     for name, word in registry.words().items():
-        if name not in {f"int{bits}" for bits in range(3, 9)}:
+        if word.spec.listed:
             (row,) = [row for row in table.splitlines() if re.match(rf"\| `{name}[:`]", row)]
             assert all(option in row for option, _, _ in registry.options_of(word))
 
@@ -174,7 +177,7 @@ def test_the_table_for_the_docs_has_every_word_and_option() -> None:
 def test_the_help_of_compress_names_specs() -> None:
     (parameter,) = get_type_hints(compress.TargetFlags, include_extras=True)["scheme"].__metadata__
     assert all(spec in parameter.help for spec in registry.examples_of_words())
-    assert tuple(registry.examples_of_words()) == compress.SPECS
+    assert tuple(registry.examples_of_words()) == spec_examples()
 
 
 @pytest.fixture
@@ -183,10 +186,10 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scheme]]:
     monkeypatch.setattr(registry, "_foreign", {})
     registry.words.cache_clear()
 
-    def make(name: str, *words: str) -> type[Scheme]:
+    def make(name: str, *words: str, number: int = 200) -> type[Scheme]:
         @dataclass(frozen=True)
         class Foreign(Scheme):
-            decoder: ClassVar[Decoder] = replace(grid.DECODER, name=name)
+            decoder: ClassVar[Decoder] = replace(grid.DECODER, name=name, number=number)
             specs: ClassVar[tuple[Spec, ...]] = tuple(Spec(word, "a scheme of a test") for word in words)
 
             bits: int = 4
@@ -227,12 +230,33 @@ def test_a_registered_scheme_is_found_by_its_words_and_its_name(foreign: Callabl
 
 def test_names_and_words_are_taken_once(foreign: Callable[..., type[Scheme]]) -> None:
     registry.register(foreign("mine", "mine"))
-    for scheme in (foreign("mine"), foreign("grid"), foreign("other", "mine"), foreign("other", "int4")):
-        with pytest.raises(ConfigError, match=r"'(mine|grid|int4)'"):
+    for scheme in (foreign("mine"), foreign("grid")):
+        with pytest.raises(ConfigError, match=r"'(mine|grid)'"):
             registry.register(scheme)
+    for word in ("mine", "int4"):
+        with pytest.raises(ConfigError, match=word):
+            registry.register(foreign("other", word, number=201))
     for wrong in (Scheme, Grid(), int):
         with pytest.raises(ConfigError, match="no scheme"):
             registry.register(wrong)  # type: ignore[arg-type]
+
+
+def test_a_number_has_one_owner_and_those_below_64_are_of_birdie(foreign: Callable[..., type[Scheme]]) -> None:
+    registry.register(foreign("mine", number=64))
+    registry.register(foreign("last", number=255))
+    with pytest.raises(ConfigError, match=r"'mine' and 'other'.*64"):
+        registry.register(foreign("other", number=64))
+    for number in (-1, 0, 5, 63, 256):
+        with pytest.raises(ConfigError, match=rf"'other'.* {number}.*64 to 255"):
+            registry.register(foreign("other", number=number))
+    assert registry.names()[-2:] == ("mine", "last")
+
+
+def test_the_numbers_of_the_files_are_those_of_the_decoders() -> None:
+    decoders = [scheme.decoder for scheme in registry.builtin()]
+    assert {decoder.number: decoder.name for decoder in decoders} == numbers()
+    assert len({decoder.name for decoder in decoders}) == len(decoders)
+    assert all(0 < number < 64 for number in numbers())
 
 
 def test_the_decoder_of_an_unknown_scheme_is_not_imported_but_asked_for() -> None:

@@ -18,9 +18,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.processes import reset_peak, resident
 from birdie.artifact import container
+from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Reader, Stream
 from birdie.artifact.file import DTYPES, MIN_DECODED_LIMIT, decoded_bytes
 from birdie.artifact.load import load as load_file
@@ -30,7 +32,6 @@ from birdie.entropy import varint as cursor
 from birdie.entropy.side_information import Writer
 from birdie.errors import ArtifactError
 from birdie.golf.packed import pack
-from birdie.standalone import decoder
 from tests.forked import run_python
 
 varint = cursor.varint
@@ -196,9 +197,18 @@ def artifact(scheme: int, dtype: int, rows: int, columns: int, *streams: Stream)
 
 def constants(scheme: int, dtype: int, shape: Shape, params: tuple[int, ...] = (), *values: int) -> bytes:
     """A file of one tensor whose streams are constants, 0 but for the first `values`: some forty bytes."""
-    count = len(DECODERS[scheme - 1].layout(shape, DTYPES[dtype], params))
+    count = len(DECODERS[scheme].layout(shape, DTYPES[dtype], params))
     padded = (*values, *[0] * count)[:count]
     return file_of(scheme, dtype, shape, params, *(Stream(coder.CONSTANT, raw.encode_constant(v)) for v in padded))
+
+
+def like_example(scheme: int) -> bytes:
+    """A file of one large matrix of a scheme, with the parameters that its example has for a small one."""
+    kind = next(kind for kind in registry.builtin() if kind.decoder.number == scheme)
+    small = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    encoded = registry.parse_spec(next(spec.example or spec.word for spec in kind.specs)).encode("bomb", small)
+    number = registry.decoder(encoded.scheme).number
+    return constants(number, BRAIN, GIB16, encoded.params, 1)
 
 
 def tiny(count: int, payload: bytes) -> bytes:
@@ -217,7 +227,7 @@ def plain(coder_code: int, dtype: int, payload: bytes, rows: int, columns: int) 
     return artifact(2, dtype, rows, columns, Stream(coder_code, payload), Stream(0, b""))
 
 
-DECODERS = tuple(map(registry.decoder, decoder.DECODERS))
+DECODERS = {scheme.decoder.number: scheme.decoder for scheme in registry.builtin()}
 BYTE, SIGNED, SHORT, INT, LONG_INT, HALF, BRAIN, FLOAT, DOUBLE = 1, 2, 4, 6, 8, 9, 10, 11, 12  # dtypes
 SIDE, LONG, ROWS, HUGE = 1 << 12, 1 << 22, 1 << 19, 1 << 15
 GIB = (1 << 14, 1 << 14)  # shapes that are 1 GiB in float32, and in 16 bits
@@ -320,6 +330,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "512 streams of numbers": lambda: numbers_of_zero(512),
     "grid of one symbol, 1 GiB": lambda: artifact(2, FLOAT, *GIB, one_symbol(*GIB), Stream(0, b"")),
     "mixed grid of 1 GiB": lambda: artifact(2, FLOAT, *GIB, no_words(*GIB), Stream(0, b"")),
+    **{f"{name} as its example": partial(like_example, number) for number, name in SCHEMES.items()},
 }
 
 

@@ -15,7 +15,6 @@ from birdie.artifact import container, repack
 from birdie.artifact.codes import SCHEMES as NAMES
 from birdie.artifact.container import Entry, Stream
 from birdie.artifact.file import DTYPES
-from birdie.compress import registry
 from birdie.entropy import coder as entropy
 from birdie.standalone import decoder
 from tests.artifact.states import every_dtype, same_bits, small_model
@@ -225,8 +224,3 @@ def test_the_script_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(SystemExit, match=r"decode\.py MODEL") as error:
             decoder.main()
         assert "\n" not in str(error.value)
-
-
-def test_the_entry_module_has_the_schemes_of_birdie() -> None:
-    assert decoder.DECODERS.keys() == SCHEMES.keys()
-    assert all(registry.decoder(name) is one for name, one in decoder.DECODERS.items())

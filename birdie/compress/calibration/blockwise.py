@@ -124,8 +124,7 @@ def calibrate_blockwise(
     """
     world = world or World()
     names_by_memory(module)  # raises if there are none
-    # seed and temperature are settings of earlier versions, whose folders stay valid
-    settings = {"format": _FORMAT, "blocks": None if blocks is None else sorted(blocks), "seed": 0, "temperature": 1.0}
+    settings = {"format": _FORMAT, "blocks": None if blocks is None else sorted(blocks)}
     identity = {
         "another module": digest_of_module(module),
         "other batches": digest_of(list(batches)),

@@ -16,6 +16,7 @@ from torch import Tensor
 from birdie.compress import difference
 from birdie.compress.coding import estimate
 from birdie.compress.near import Components, Weights, cheaper
+from birdie.compress.nested import inner_decoder
 from birdie.compress.row_blocks import row_blocks
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.cast import Cast
@@ -41,7 +42,7 @@ def with_base(job: "Job", base: Callable[[slice], Tensor]) -> "Job":
     based = replace(job, base=base)
     if not based.is_near:
         return based
-    fits = job.scheme is None or job.scheme.decoder.name in difference.INNER
+    fits = job.scheme is None or (inner_decoder(job.scheme.decoder.name) and not job.scheme.by_axes)
     if not (fits and job.tensor.is_floating_point()):
         return job
     largest = square = power = 0.0

@@ -43,7 +43,7 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     return Cost(2 * count, (2 + dtype.itemsize) * count)
 
 
-DECODER = Decoder("cast", layout, decode, cost)
+DECODER = Decoder("cast", 3, layout, decode, cost, inner="tensor")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     return Cost(values.operations + 100 * params[1] * rows_columns(shape)[0], values.bytes)
 
 
-DECODER = Decoder("codebook", layout, decode, cost)
+DECODER = Decoder("codebook", 6, layout, decode, cost, inner="rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,14 @@ class Codebook(Scheme):
     """
 
     decoder = DECODER
-    specs = (Spec("codebook", "k levels by exact k-means", example="codebook:k=16"),)
+    specs = (
+        Spec(
+            "codebook",
+            "k levels by exact k-means",
+            example="codebook:k=16",
+            kernels=("codebook:k=9", "codebook:k=9,per_row,rate=0.1"),
+        ),
+    )
 
     k: int = 16
     per_row: bool = False

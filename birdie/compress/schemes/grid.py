@@ -165,7 +165,7 @@ def _dequantize(symbols, scales, group_size, limit, out):  # type: ignore[no-unt
                         target[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-DECODER = Decoder("grid", layout, decode, cost, factors)
+DECODER = Decoder("grid", 2, layout, decode, cost, factors, inner="rows")
 
 
 def _by_width(bits: int) -> Callable[..., "Grid"]:
@@ -209,12 +209,25 @@ class Grid(Scheme):
 
     decoder = DECODER
     specs = (
-        *(
-            Spec(f"int{bits}", f"uniform grid of {bits} bits over the row's range", _by_width(bits))
-            for bits in range(2, 9)
+        Spec("int2", "uniform grid of 2 bits over the row's range", _by_width(2)),
+        Spec(
+            "int8",
+            "uniform grid of 8 bits over the row's range",
+            _by_width(8),
+            kernels=("int8", "int4:group_size=16"),
         ),
-        Spec("sigma", "uniform grid, scale in standard deviations of the row", _by_spread, "sigma:0.3"),
+        Spec(
+            "sigma",
+            "uniform grid, scale in standard deviations of the row",
+            _by_spread,
+            "sigma:0.3",
+            kernels=("sigma:sigma=0.4,per_tensor",),
+        ),
         Spec("sdclip", "uniform grid clipped at so many standard deviations (SDClip)", _by_clip),
+        *(
+            Spec(f"int{bits}", f"uniform grid of {bits} bits over the row's range", _by_width(bits), listed=False)
+            for bits in range(3, 8)
+        ),
     )
 
     bits: int = 8

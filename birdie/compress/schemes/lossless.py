@@ -351,7 +351,7 @@ def _require_levels(numbers: Integers, count: int) -> None:
         raise ArtifactError(f"a number is beyond a table of {count} levels; the file is corrupt")
 
 
-DECODER = Decoder("lossless", layout, decode, cost)
+DECODER = Decoder("lossless", 1, layout, decode, cost, inner="tensor")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from birdie.compress.importance import importance
 from birdie.compress.log_scales import SMALLEST, nearest_indices, scales_of
-from birdie.compress.nested import part_params
+from birdie.compress.nested import inner_decoder, inner_names, part_params
 from birdie.compress.scheme import (
     INT16,
     SCALES,
@@ -41,7 +41,7 @@ from birdie.compress.scheme import (
 )
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.rotation import INNER, decode_parts, parts_of, parts_operations
+from birdie.compress.schemes.rotation import decode_parts, parts_of, parts_operations
 from birdie.compress.schemes.ternary import INT8
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
@@ -82,7 +82,7 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(cost.operations + parts_operations(parts_of(shape, params[1:])), cost.bytes)
 
 
-DECODER = Decoder("lowrank", layout, decode, _cost)
+DECODER = Decoder("lowrank", 8, layout, decode, _cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class LowRank(Scheme):
 
     Attributes:
         rank: most components, 1 or more; those that gain nothing are dropped.
-        base: the scheme whose error is corrected: a uniform grid, ternary, or a codebook.
+        base: the scheme whose error is corrected; its rows decode apart: a uniform grid, ternary, a codebook.
         left_bits: width of the factor A (rows × rank), 2 to 8.
         right_bits: width of the factor B (rank × columns), 2 to 8.
     """
@@ -126,9 +126,10 @@ class LowRank(Scheme):
         base = self.base.encode(name, inner, sensitivity=sensitivity)
         if base.scheme == "lossless" or underflows(weight, rows):
             return Lossless().encode(name, weight)
-        if base.scheme not in INNER:
-            raise ConfigError(f"lowrank cannot correct {base.scheme}; choose {', '.join(INNER)}")
-        decoded = INNER[base.scheme].decode(base)
+        inner_scheme = inner_decoder(base.scheme, by_rows=True)
+        if inner_scheme is None:
+            raise ConfigError(f"lowrank cannot correct {base.scheme}; choose {inner_names(by_rows=True)}")
+        decoded = inner_scheme.decode(base)
         error = rows.astype(np.float64) - decoded.double().numpy().reshape(rows.shape)
         weights = importance(name, sensitivity, *rows.shape)
         hessian = None

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from birdie.compress.importance import Importance
 from birdie.compress.log_scales import scales_of, stored_indices
-from birdie.compress.nested import Part, part_params, take_part
+from birdie.compress.nested import Part, inner_decoder, inner_names, part_params, take_part
 from birdie.compress.scheme import (
     BLOCK,
     Cost,
@@ -41,13 +41,12 @@ from birdie.compress.scheme import (
     StreamLayout,
     in_blocks,
 )
-from birdie.compress.schemes import codebook, grid, ternary
+from birdie.compress.schemes import codebook
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
-INNER = {decoder.name: decoder for decoder in (grid.DECODER, ternary.DECODER, codebook.DECODER)}
 SEEDS = 1 << 16
 _BLOCK = 1 << 16  # elements rotated at a time
 _REACH = 6.5  # deviations over which the Gaussian's levels are computed
@@ -58,7 +57,7 @@ def parts_of(shape: tuple[int, ...], params: tuple[int, ...]) -> list[Part]:
     """Return the inner tensors that `params` describe, all of the outer shape."""
     parts: list[Part] = []
     while params:
-        part, params = take_part(INNER, shape, params)
+        part, params = take_part(shape, params, by_rows=True)
         parts.append(part)
     return parts
 
@@ -145,7 +144,7 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(cost.operations + parts_operations(parts_of(shape, params[1:])), cost.bytes)
 
 
-DECODER = Decoder("rotation", layout, decode, _cost)
+DECODER = Decoder("rotation", 7, layout, decode, _cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class Rotation(Scheme):
 
     Attributes:
         bits: width of the Lloyd–Max quantizer, 1 to 8; no effect with a base.
-        base: a scheme instead of the Lloyd–Max levels: a uniform grid, ternary, or a codebook.
+        base: a scheme instead of the Lloyd–Max levels, whose rows decode apart: a uniform grid, ternary, a codebook.
         seed: of the signs, 0 to 65,535.
     """
 
@@ -191,8 +190,8 @@ class Rotation(Scheme):
             first = self.base.encode(name, inner, sensitivity=_rotate_sensitivity(sensitivity, self.seed))
         if first is None or first.scheme == "lossless":
             return Lossless().encode(name, weight)
-        if first.scheme not in INNER:
-            raise ConfigError(f"rotation cannot hold {first.scheme}; choose {', '.join(INNER)}")
+        if not inner_decoder(first.scheme, by_rows=True):
+            raise ConfigError(f"rotation cannot hold {first.scheme}; choose {inner_names(by_rows=True)}")
         params = (self.seed, *part_params(first))
         return Encoded("rotation", tuple(weight.shape), weight.dtype, params, first.streams)
 

@@ -281,7 +281,7 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(cost.operations + 400 * points + 8 * classes, cost.bytes + scanned + 24 * classes + 100 * points)
 
 
-DECODER = Decoder("spectral", layout, decode, _cost)
+DECODER = Decoder("spectral", 9, layout, decode, _cost, inner="tensor")
 
 
 def _of_spec(
@@ -322,6 +322,7 @@ class Spectral(Scheme):
             "coefficients of a transform (dct, wavelet53, wavelet97, hadamard, identity) on one grid per tensor",
             _of_spec,
             "spectral:auto,sigma=0.3",
+            kernels=("spectral:dct,sigma=0.4",),
         ),
     )
 

@@ -52,7 +52,7 @@ def _factors(encoded: Encoded) -> Factors:
     return replace(grid.factors(encoded), most=1)
 
 
-DECODER = Decoder("ternary", layout, decode, grid.cost, _factors)
+DECODER = Decoder("ternary", 5, layout, decode, grid.cost, _factors, inner="rows")
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def _dequantize(symbols, state, next_state, mask, row, column, out):  # type: ig
             state[0] = s
 
 
-DECODER = Decoder("trellis", layout, decode, _cost, _factors)
+DECODER = Decoder("trellis", 4, layout, decode, _cost, _factors, inner="tensor")
 
 
 def _gptq(*, bits: int = 6, clip_sigmas: float = CLIP_SIGMAS) -> "Trellis":
@@ -199,7 +199,13 @@ class Trellis(Scheme):
 
     decoder = DECODER
     specs = (
-        Spec("trellis", "two grids half a scale apart on a trellis of 4 to 256 states", _spec, "trellis:sigma=0.3"),
+        Spec(
+            "trellis",
+            "two grids half a scale apart on a trellis of 4 to 256 states",
+            _spec,
+            "trellis:sigma=0.3",
+            kernels=("trellis:states=8,sigma=0.4", "trellis:states=64", "trellis:sigma=0.4,per_tensor"),
+        ),
         Spec("feedback", "a grid of nominal bits over the range of each row, errors fed back", _by_range),
         Spec("gptq", "a grid clipped at so many deviations, errors fed back by the input Hessian (GPTQ)", _gptq),
     )

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.log_scales import nearest_indices, scales_of
-from birdie.compress.nested import Part, part_params, take_part, with_kernel
+from birdie.compress.nested import Part, inner_decoder, inner_names, part_params, take_part, with_kernel
 from birdie.compress.scheme import (
     BLOCK,
     INT16,
@@ -40,7 +40,6 @@ from birdie.compress.scheme import (
     StreamLayout,
     in_blocks,
 )
-from birdie.compress.schemes import rotation, spectral, trellis
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_are_apart, rows_columns, tensor_of_blocks, underflows
@@ -48,7 +47,6 @@ from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 from birdie.system.kernels import njit
 
-INNER = {**rotation.INNER, "trellis": trellis.DECODER, "spectral": spectral.DECODER}
 MAX_AXES = 8
 _LIMIT = float(np.finfo(np.float32).max)
 _ROWS = 64  # multiplied at a time at least, as each block reads the other factor again
@@ -86,7 +84,7 @@ def _parts(shape: tuple[int, ...], params: tuple[int, ...]) -> tuple[tuple[int, 
         raise ArtifactError(f"scheme tucker has ranks {ranks} for a tensor of {shape}; the file is corrupt or newer")
     parts: list[Part] = []
     for inner in (ranks, *((ranks[axis], shape[axis]) for axis in cut_axes(shape, ranks))):
-        part, rest = take_part(INNER, inner, rest)
+        part, rest = take_part(inner, rest)
         parts.append(part)
     if rest:
         raise ArtifactError(f"scheme tucker has {len(rest)} parameters too many; the file is corrupt or newer")
@@ -177,7 +175,7 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(output.operations + operations + sum(cost.operations for cost in inner), output.bytes + held)
 
 
-DECODER = Decoder("tucker", layout, decode, _cost)
+DECODER = Decoder("tucker", 10, layout, decode, _cost)
 
 
 def _of_spec(
@@ -207,6 +205,7 @@ class Tucker(Scheme):
             "a core and a factor for each axis that is cut, by schemes of their own",
             _of_spec,
             "tucker:energy=0.99",
+            kernels=("tucker:energy=0.9",),
         ),
     )
 
@@ -253,24 +252,26 @@ class Tucker(Scheme):
             norms = torch.linalg.vector_norm(exact.movedim(axis, 0).flatten(1), dim=1)
             indices = nearest_indices(1 / norms.clamp(1 / _LARGEST, _LARGEST).numpy())[:, None]
             scales = scales_of(indices).astype(np.float64)
-            part = self._encode_part(name, cut[axis].mT.numpy() / scales, deviation)
-            if part is None:
+            encoded = self._encode_part(name, cut[axis].mT.numpy() / scales, deviation)
+            if encoded is None:
                 return Lossless().encode(name, weight)
+            part, decoder = encoded
             factors.append((part, indices))
             # The core is fitted to the factor as it is decoded, so it makes up for the factor's error.
-            decoded = INNER[part.scheme].decode(part).double().numpy() * scales
+            decoded = decoder.decode(part).double().numpy() * scales
             core = multiply(core, np.ascontiguousarray(np.linalg.pinv(decoded, rcond=_SAME)), axis)
-        first = self._encode_part(name, core, deviation)
-        if first is None:
+        encoded = self._encode_part(name, core, deviation)
+        if encoded is None:
             return Lossless().encode(name, weight)
+        first, _ = encoded
         params, streams = [*ranks, *part_params(first)], [*first.streams]
         for part, indices in factors:
             params += part_params(part)
             streams += [*part.streams, indices]
         return Encoded("tucker", shape, weight.dtype, tuple(params), tuple(streams))
 
-    def _encode_part(self, name: str, values: _Array, deviation: float) -> Encoded | None:
-        """Encode a part (any shape) by the base; None beyond the range of float32 or its scales."""
+    def _encode_part(self, name: str, values: _Array, deviation: float) -> tuple[Encoded, Decoder] | None:
+        """Encode a part (any shape) by the base, with its decoder; None beyond the range of float32 or its scales."""
         with np.errstate(over="ignore"):
             part = torch.from_numpy(values.astype(np.float32))
         if not bool(part.isfinite().all()):
@@ -278,9 +279,10 @@ class Tucker(Scheme):
         encoded = self.base.encode_part(name, part, deviation)
         if encoded is None or encoded.scheme == "lossless":
             return None
-        if encoded.scheme not in INNER:
-            raise ConfigError(f"tucker cannot hold {encoded.scheme}; choose {', '.join(INNER)}")
-        return encoded
+        decoder = inner_decoder(encoded.scheme)
+        if decoder is None:
+            raise ConfigError(f"tucker cannot hold {encoded.scheme}; choose {inner_names()}")
+        return encoded, decoder
 
 
 def decompose(weight: Tensor, energy: float, ranks: tuple[int, ...] | None) -> tuple[Tensor, dict[int, Tensor]]:

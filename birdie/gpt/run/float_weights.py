@@ -72,7 +72,7 @@ def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, float, Score 
         with safe_open(path, "pt") as file:
             about = parse_object(file.metadata()["birdie"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        if about.get("sha256", (digest := _digest(state))) != digest:  # earlier versions wrote none
+        if about["sha256"] != _digest(state):
             raise ValueError("its weights are not those that were written")
         steps, weights = int(about["steps"]), str(about["weights"])
         score = about.get("score")

@@ -15,7 +15,7 @@ from cyclopts import CycloptsError, Parameter
 
 from birdie.errors import BirdieError, ConfigError
 from birdie.gpt.run.environment import RULES
-from birdie.gpt.run.recipe import Recipe, is_removed, setting_names, typed_setting
+from birdie.gpt.run.recipe import Recipe, setting_names, typed_setting
 from birdie.gpt.run.recipe_file import (
     ABOUT,
     CommandApp,
@@ -40,7 +40,6 @@ def typed_tables(content: Mapping[str, Any], kind: Any = Recipe, path: str = "")
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping)
         else typed_setting(value, hints[key], f"{path}{key}")
         for key, value in content.items()
-        if not is_removed(f"{path}{key}", value)
     }
 
 

@@ -299,31 +299,6 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
 
 
-REMOVED: dict[str, tuple[Any, str] | None] = {
-    "run.compile_cache": None,
-    "evaluation.ttt_lora.order": ("fixed", "ranks take batches by a fixed rule"),
-    "export.fit_temperature": (False, "evaluation.temperature takes a number"),
-    "qat.rounding": ("hard", "training rounds to the nearest level"),
-    "qat.rate": (0.0, "birdie.spectral trains weights with their bits"),
-}
-"""Settings of earlier versions: their default, and what holds now; None: any value is ignored.
-
-In the metadata of an artifact they are always ignored: nothing that is read there depends on them.
-"""
-
-
-def is_removed(name: str, value: Any) -> bool:
-    """Return True for a setting of earlier versions, which is ignored.
-
-    Raises:
-        ConfigError: it asks for something that is gone.
-    """
-    default = REMOVED.get(name)
-    if default is not None and value != default[0]:
-        raise ConfigError(f"{name} is {repr(value)[:80]}, but this setting is gone: {default[1]}; leave it out")
-    return name in REMOVED
-
-
 def typed_setting(value: Any, hint: Any, name: str) -> Any:
     """Return a value of TOML or JSON as the setting `name` of type `hint` has it."""
     try:
@@ -339,8 +314,6 @@ def _build(kind: type[R], values: Any, path: str) -> R:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
-        if path + key in REMOVED or (value is None and path + key == "calibration.reserve_seconds"):
-            continue  # earlier versions wrote None where they measured it
         if key not in fields:
             nearest = difflib.get_close_matches(key, fields, 1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""

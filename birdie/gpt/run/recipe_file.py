@@ -24,13 +24,6 @@ TABLES = (
     *("qat", "validation", "calibration", "export", "evaluation", "run"),
 )
 SETTINGS = (*TABLES, "device")
-MOVED = {
-    "tilt": "evaluation.ngram",
-    "sgd": "evaluation.ttt_sgd",
-    "lora": "evaluation.ttt_lora",
-    "phased": "evaluation.ttt_multi_phase",
-}
-"""Tables of earlier recipe versions → the tables that replaced them; for error messages only."""
 ABOUT = "about"  # table that describes the recipe and sets nothing
 PROGRAM = "program"  # settings of a program other than `birdie train`; [about] then names the program in `runs`
 
@@ -165,7 +158,7 @@ def read_recipe_file(file: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{file} is not a recipe: {error}; a recipe is a TOML file") from error
     for key, value in content.items():
         if key not in (*SETTINGS, ABOUT, PROGRAM):
-            nearest = [MOVED[key]] if key in MOVED else difflib.get_close_matches(key, SETTINGS, 1)
+            nearest = difflib.get_close_matches(key, SETTINGS, 1)
             raise ConfigError(f"{file} has no setting {key!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
         if key in (*TABLES, ABOUT, PROGRAM) and not isinstance(value, dict):
             raise ConfigError(f"{file} sets the table {key} to a value; write [{key}] and its settings below it")

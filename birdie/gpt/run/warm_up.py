@@ -15,30 +15,13 @@ from torch import Tensor, nn
 
 from birdie.artifact.load import load
 from birdie.artifact.save import save
+from birdie.compress.registry import words
 from birdie.compress.tensors import FORMATS
 from birdie.entropy import warm_up
 from birdie.entropy.hints import Effort
 from birdie.gpt.score import ngram
 from birdie.gpt.score.mode import NgramSettings
 from birdie.small.spectral.wrap import quantization_loss, spectral
-
-SPECS = (
-    "int8",
-    "int4:group_size=16",
-    "sigma:sigma=0.4,per_tensor",
-    "trellis:states=8,sigma=0.4",
-    "trellis:states=64",
-    "trellis:sigma=0.4,per_tensor",
-    "feedback:bits=8",
-    "gptq:bits=6",
-    "ternary",
-    "codebook:k=9",
-    "codebook:k=9,per_row,rate=0.1",
-    "rotation:bits=3",
-    "lowrank:rank=2",
-    "spectral:dct,sigma=0.4",
-    "tucker:energy=0.9",
-)
 
 
 def compile_kernels() -> None:
@@ -62,8 +45,9 @@ def _files() -> Iterator[tuple[Any, dict[str, Any]]]:
     floats = [dtype for dtype in FORMATS if dtype.is_floating_point and dtype.itemsize > 1]
     weights = {str(dtype): torch.randn(48, 40).to(dtype) for dtype in floats}
     for effort in get_args(Effort):
-        for spec in SPECS:
-            yield weights, {"scheme": [("*", spec)], "coder": effort}  # a rule counts for small tensors, too
+        for word in words().values():
+            for spec in word.kernels:
+                yield weights, {"scheme": [("*", spec)], "coder": effort}  # a rule counts for small tensors, too
         yield _every_dtype(), {"lossless": True, "coder": effort}
         model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16 * 36, 24), nn.ReLU(), nn.Linear(24, 10))
         images, labels = torch.randn(8, 3, 8, 8), torch.randint(10, (8,))

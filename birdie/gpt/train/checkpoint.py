@@ -40,7 +40,7 @@ from birdie.system.structured import is_number, read_bytes, unused_path
 from birdie.system.tensor_files import write_tensors
 
 FORMAT = 3
-"""Format 2 lacks optimizer state of parameters that had no gradient yet; format 1 has no digests either."""
+"""Number of the form that a checkpoint has; others are refused."""
 SUMS = "SHA256SUMS"
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "average.safetensors", "state.json")
 _NAME = re.compile(r"step-([0-9]{8,20})(?:-([0-9]{1,9}))?")
@@ -56,14 +56,12 @@ class Checkpoint(State):
         about: notes of the run's caller, as JSON can hold them.
         versions: of the software that wrote it.
         path: folder that it was read from, if any.
-        format: of the files that it was read from.
     """
 
     settings: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
     path: Path | None = None
-    format: int = FORMAT
 
 
 def require_same_checkpoint(checkpoint: Checkpoint | None, folder: Path, world: World) -> None:
@@ -172,7 +170,7 @@ def load_checkpoint(
     damaged: list[BirdieError] = []
     for path in paths:
         try:
-            checkpoint = _read(path, notify)
+            checkpoint = _read(path)
             require(checkpoint)
         except (WeightsError, ConfigError) as error:
             damaged.append(error)
@@ -185,25 +183,22 @@ def load_checkpoint(
     raise WeightsError(f"{damaged[0]}; {folder} has no other that can, so start a new run") from damaged[0]
 
 
-def _read(source: Path, notify: Notify) -> Checkpoint:
+def _read(source: Path) -> Checkpoint:
     """Return the checkpoint `source` if no file of it has changed since it was written."""
     try:
         if not os.path.isdir(source):  # noqa: PTH112 (False where it cannot look)
             raise WeightsError(f"checkpoint {source} is damaged: it is no folder")
         lines = _digests(source)
-        has_digests = os.path.lexists(source / SUMS)
-        if has_digests and (written := read_bytes(source / SUMS)) != "".join(lines).encode():
+        if not os.path.lexists(source / SUMS):
+            raise WeightsError(f"checkpoint {source} is damaged: {SUMS} is missing")
+        if (written := read_bytes(source / SUMS)) != "".join(lines).encode():
             changed = [line.split()[1] for line in lines if line.encode() not in written]
             what = f"{changed[0]} has changed" if changed else f"its files are not those that {SUMS} lists"
             raise WeightsError(f"checkpoint {source} is damaged: {what}")
         state = parse_object(read_bytes(source / "state.json"))
         number = state["format"]
-        if type(number) is not int or not 1 <= number <= FORMAT:
+        if type(number) is not int or number != FORMAT:
             raise WeightsError(f"{source} has checkpoint format {number!r}; this version reads {FORMAT}")
-        if not has_digests:
-            if number != 1:
-                raise WeightsError(f"checkpoint {source} is damaged: {SUMS} is missing")
-            notify(f"warning: {source} is of an earlier version and has no digests; damage would not be noticed")
         step, clock = state["step"], state["clock_ms"]
         if type(step) is not int or step != _step_of(source) or not (is_number(clock) and clock >= 0):
             raise WeightsError(f"checkpoint {source} contradicts itself: it says step {step!r} at {clock!r} ms")
@@ -216,12 +211,11 @@ def _read(source: Path, notify: Notify) -> Checkpoint:
             rng=load_file(source / "rng.safetensors"),
             loader=dict(state["loader"]),
             settings=dict(state["settings"]),
-            about=dict(state.get("about", {})),
+            about=dict(state["about"]),
             versions=dict(state["versions"]),
-            average=load_file(source / "average.safetensors") if state.get("averaged") else {},
-            bandit=dict(state.get("bandit", {})),
+            average=load_file(source / "average.safetensors") if state["averaged"] else {},
+            bandit=dict(state["bandit"]),
             path=source,
-            format=number,
         )
     except WeightsError:
         raise

@@ -49,9 +49,7 @@ def require_resumable(
     """
     _require_weights(checkpoint.weights, dict(model.named_parameters()), dict(model.named_buffers()))
     square = checkpoint.settings.get("muon_beta2", optimizer.muon_beta2)
-    strict = checkpoint.format > 2
-    groups = split_parameters(model)
-    require_optimizer(groups, checkpoint.optimizer, checkpoint.step, row_square=bool(square), every=strict)
+    require_optimizer(split_parameters(model), checkpoint.optimizer, checkpoint.step, row_square=bool(square))
     require_rng_state(checkpoint.rng)
     if checkpoint.average:
         require_average(checkpoint.average, tensors_of(model), checkpoint.step)
@@ -105,7 +103,7 @@ def require_rng_state(states: Mapping[str, Tensor]) -> None:
                 raise WeightsError(f"its random state of {name} is none of a generator ({reason})") from error
 
 
-def require_optimizer(groups: Groups, state: Mapping[str, Tensor], step: int, *, row_square: bool, every: bool) -> None:
+def require_optimizer(groups: Groups, state: Mapping[str, Tensor], step: int, *, row_square: bool) -> None:
     """Check that `state` is the optimizer state of these parameters after `step` steps.
 
     Args:
@@ -113,7 +111,6 @@ def require_optimizer(groups: Groups, state: Mapping[str, Tensor], step: int, *,
         state: of `Optimizers.full_state`.
         step: finished steps.
         row_square: whether the state has that tensor of Muon's.
-        every: whether parameters have a state that had no gradient yet.
     """
     parameters = {name: p for members in groups.values() for name, p in members.items()}
     for key, value in state.items():
@@ -138,9 +135,7 @@ def require_optimizer(groups: Groups, state: Mapping[str, Tensor], step: int, *,
     for name in parameters:
         matrix = name in groups.get("matrices", {})
         needed = (_MUON[: 1 + row_square] if matrix else _ADAM) if step else ()
-        present = [entry for entry in (_MUON if matrix else _ADAM) if f"{name}/{entry}" in state]
-        missing = [entry for entry in needed if entry not in present]
-        if missing and (matrix or every or present or not state):
+        if missing := [entry for entry in needed if f"{name}/{entry}" not in state]:
             raise WeightsError(f"the optimizer state of {name!r} lacks {missing[0]} after {step} steps")
 
 

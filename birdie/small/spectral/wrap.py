@@ -196,7 +196,7 @@ def distinct(model: nn.Module) -> list[Parametrized[SpectralWeight]]:
     return list({id(part.weight): part for part in wrapped(model)}.values())
 
 
-class Spectral:
+class SpectralTraining:
     """Handle on a wrapped model and on the quantization network that the model owns."""
 
     def __init__(self, model: nn.Module, network: QuantizationNetwork) -> None:
@@ -230,7 +230,7 @@ def spectral(
     init_bits: float = 10.0,
     tensors: str | Sequence[str] = "*",
     rounding: Rounding = "straight",
-) -> Spectral:
+) -> SpectralTraining:
     """Wrap a model in place: its weights become quantized coefficients, and their cost in bits can be trained.
 
     Args:
@@ -279,7 +279,7 @@ def spectral(
     ]
     parametrize_weights(model, owners.values(), parts)
     at_bits(model, network, init_bits)
-    return Spectral(model, network)
+    return SpectralTraining(model, network)
 
 
 def chooser(transform: Transform | str | Callable[[str, Tensor], Transform]) -> Callable[[str, Tensor], Transform]:

@@ -161,12 +161,14 @@ STATES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no object": lambda _: [],
     "empty": lambda _: {},
     "no loader": lambda state: {key: value for key, value in state.items() if key != "loader"},
+    "no notes": lambda state: {key: value for key, value in state.items() if key != "about"},
     "no settings": lambda state: {key: value for key, value in state.items() if key != "settings"},
     "step of text": with_value("step", value="3"),
     "clock of text": with_value("clock_ms", value="3"),
     "clock without end": with_value("clock_ms", value=10**400),
     "clock of nothing": with_value("clock_ms", value=None),
     "format of text": with_value("format", value="3"),
+    "another format": with_value("format", value=99),
     "format true": with_value("format", value=True),
     "loader of text": with_value("loader", value="abc"),
     "settings in a list": with_value("settings", value=[1]),
@@ -250,10 +252,9 @@ def test_a_checkpoint_that_is_no_folder_is_a_damaged_one(
     refused(tmp_path / "run")
 
 
-def test_a_checkpoint_of_the_second_format_may_lack_what_had_no_gradient(saved: Path) -> None:
+def test_a_checkpoint_has_the_state_of_each_parameter(saved: Path) -> None:
     checkpoint = load_checkpoint(saved)
     fewer = {key: t for key, t in checkpoint.optimizer.items() if not key.startswith(VECTOR)}
-    require(dataclasses.replace(checkpoint, optimizer=fewer, format=2))
     with pytest.raises(WeightsError, match=VECTOR):
         require(dataclasses.replace(checkpoint, optimizer=fewer))
 
