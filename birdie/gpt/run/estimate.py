@@ -274,9 +274,9 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
     )
 
 
-def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = None) -> Schedule:
-    """Return the course of a run of `recipe` on `machine`; `train` replaces the recipe's training settings."""
-    train = train or recipe.training
+def schedule(recipe: Recipe, machine: Machine) -> Schedule:
+    """Return the course of a run of `recipe` on `machine`."""
+    train = recipe.training
     cap = math.inf if train.cap_ms is None else train.cap_ms / 1000
     recurs = recipe.model.num_loops > 0
     plain = load(recipe, machine.devices, machine.dtype, depth_recurrence=False)
@@ -301,9 +301,9 @@ def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = Non
     )
 
 
-def on_this_cpu(recipe: Recipe, train: TrainSettings, ranks: int) -> Schedule:
-    """Return the course of a run of `recipe` with `train` on this CPU, if each rank has the speed of one rank alone."""
-    return schedule(recipe, dataclasses.replace(this_cpu(recipe), devices=ranks), train)
+def on_this_cpu(recipe: Recipe, ranks: int) -> Schedule:
+    """Return the course of a run of `recipe` on this CPU, if each rank has the speed of one rank alone."""
+    return schedule(recipe, dataclasses.replace(this_cpu(recipe), devices=ranks))
 
 
 def artifact(recipe: Recipe) -> Artifact:

@@ -6,11 +6,13 @@ This module holds plain data only, so that a caller that reads events imports ne
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from birdie.gpt.score.accumulator import Score
 from birdie.gpt.train.loop import Step
-from birdie.gpt.train.profile import Profile
+
+if TYPE_CHECKING:
+    from birdie.gpt.train.profile import Profile
 
 State = Literal["pass", "warn", "fail"]
 
@@ -66,7 +68,7 @@ class Started:
 class Profiled:
     """Some steps were profiled, outside the training clock; tables and trace are in `folder`."""
 
-    profile: Profile
+    profile: "Profile"
     folder: Path
 
 

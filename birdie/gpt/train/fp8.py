@@ -26,34 +26,32 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError
 from birdie.gpt.train.settings import FP8_MULTIPLE, Fp8
 from birdie.system.callbacks import Notify
+from birdie.system.context import Context
 from birdie.system.device import dtype_name
 
 CAPABILITY = (8, 9)
 _ORIGINAL = "without_fp8"  # attribute of a prepared class: the class it replaces
 
 
-def prepare_fp8(
-    module: nn.Module, mode: Fp8, device: torch.device, compute_dtype: torch.dtype, notify: Notify
-) -> "Float8 | None":
-    """Make the matrices of `module`'s blocks train in fp8, if `mode` says so and `device` supports it; else None.
+def prepare_fp8(module: nn.Module, mode: Fp8, compute_dtype: torch.dtype, context: Context) -> "Float8 | None":
+    """Make the matrices of `module`'s blocks train in fp8, if `mode` says so and the device supports it; else None.
 
     Args:
         module: its layers only change their class; an earlier preparation is undone first.
-        mode: "on" reports to `notify` where it is not supported; "emulate" works anywhere.
-        device: where the module trains.
+        mode: "on" reports to the log where it is not supported; "emulate" works anywhere.
         compute_dtype: of the activations, for that report.
-        notify: called with lines for the log.
+        context: device and log.
     """
     remove_fp8(module)
     if mode == "off":
         return None
-    reason = _missing_library() if mode == "emulate" else _missing_library() or _unsupported(device)
+    reason = _missing_library() if mode == "emulate" else _missing_library() or _unsupported(context.device)
     if reason and mode == "emulate":
         raise ConfigError(f"fp8 cannot be emulated: {reason}")
     if reason:
-        notify(f"fp8 is not supported ({reason}); training in {dtype_name(compute_dtype)}")
+        context.notify(f"fp8 is not supported ({reason}); training in {dtype_name(compute_dtype)}")
         return None
-    return Float8(module, emulate=mode == "emulate", notify=notify)
+    return Float8(module, emulate=mode == "emulate", notify=context.notify)
 
 
 def remove_fp8(module: nn.Module) -> None:

@@ -26,8 +26,16 @@ from birdie.gpt.train.fp8 import Float8, prepare_fp8, remove_fp8
 from birdie.gpt.train.training import Training
 from birdie.small.qat.fake_quantization import quantized
 from birdie.small.qat.settings import Qat
+from birdie.system.context import Context
 from tests.gpt.model.technique_table import blocks_of
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, trained_model
+from tests.tiny_run import (
+    CHUNK_TOKENS,
+    TinyBatches,
+    tiny_model,
+    tiny_settings,
+    tiny_training,
+    trained_model,
+)
 
 CPU = torch.device("cpu")
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed (extra gpu)")
@@ -59,7 +67,9 @@ class Layer(nn.Module):
 
 
 def emulate(model: nn.Module, lines: list[str] | None = None) -> Float8:
-    float8 = prepare_fp8(model, "emulate", CPU, torch.float32, (lines if lines is not None else []).append)
+    float8 = prepare_fp8(
+        model, "emulate", torch.float32, Context(CPU, notify=(lines if lines is not None else []).append)
+    )
     assert float8 is not None
     return float8
 
@@ -150,7 +160,7 @@ def start(lines: list[str] | None = None, **changes: Any) -> Training:
     model = tiny_model(num_layers=1, num_heads=2, num_kv_heads=1)
     short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS}
     notify = (lines if lines is not None else []).append
-    return Training(model, TinyBatches(), tiny_settings(**(short | changes)), OPTIMIZERS, notify=notify)
+    return tiny_training(model, TinyBatches(), tiny_settings(**(short | changes)), notify=notify)
 
 
 def losses(run: Training) -> list[float]:
@@ -169,9 +179,10 @@ def test_it_learns_nearly_what_full_precision_learns() -> None:
 def test_resuming_in_another_precision_is_reported() -> None:
     part, lines = start(fp8="emulate"), list[str]()
     next(iter(part))
-    settings = dataclasses.replace(part.plan.settings, fp8="off")
-    Training(trained_model(part), TinyBatches(), settings, OPTIMIZERS, saved=part.checkpoint(), notify=lines.append)
-    assert all(type(part) is Linear for part in trained_model(part).modules() if isinstance(part, nn.Linear))
+    model, settings = trained_model(part), dataclasses.replace(part.plan.settings, fp8="off")
+    remove_fp8(model)
+    assert all(type(layer) is Linear for layer in model.modules() if isinstance(layer, nn.Linear))
+    tiny_training(model, TinyBatches(), settings, saved=part.checkpoint(), notify=lines.append)
     assert lines == ["resuming with fp8 = off; the checkpoint was trained with emulate"]
 
 
@@ -218,16 +229,17 @@ def test_where_it_is_not_supported_training_continues_with_a_warning(monkeypatch
 
 def test_an_old_gpu_and_a_missing_library_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
+    cuda = Context(torch.device("cuda"), notify=lines.append)
     monkeypatch.setattr(fp8_module, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    assert prepare_fp8(tiny_model(), "on", torch.device("cuda"), torch.bfloat16, lines.append) is None
+    assert prepare_fp8(tiny_model(), "on", torch.bfloat16, cuda) is None
     monkeypatch.setattr(fp8_module, "find_spec", lambda _: None)
-    assert prepare_fp8(tiny_model(), "on", torch.device("cuda"), torch.bfloat16, lines.append) is None
+    assert prepare_fp8(tiny_model(), "on", torch.bfloat16, cuda) is None
     assert "this GPU has 8.6" in lines[0]
     assert lines[0].endswith("training in bfloat16")
     assert "torchao is not installed; pip install 'birdie-compress[gpu]'" in lines[1]
     with pytest.raises(ConfigError, match="torchao"):
-        prepare_fp8(tiny_model(), "emulate", CPU, torch.float32, lines.append)
+        prepare_fp8(tiny_model(), "emulate", torch.float32, Context(CPU, notify=lines.append))
 
 
 @needs_torchao
@@ -271,7 +283,7 @@ def test_a_run_reports_that_it_is_active_and_leaves_a_plain_model(tmp_path: Path
         device="cpu",
     )
     lines: list[str] = []
-    run = Run(recipe, tmp_path / "run", notify=lines.append)
+    run = Run(recipe, tmp_path / "run", Context(CPU, notify=lines.append))
     assert [event.step for event in run.train() if isinstance(event, Validated)] == [2]
     assert any(line.startswith("fp8: 6 matrices of the blocks, ") for line in lines)
     assert any(line.startswith("active: fp8: 6 matrices, ") for line in lines)

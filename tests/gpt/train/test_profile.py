@@ -16,7 +16,15 @@ from birdie.gpt.train.profile import Range, account, layer_ranges, named_ranges,
 from birdie.gpt.train.training import Training
 from birdie.system.ranges import named_range
 from tests.gpt.model.technique_table import blocks_of
-from tests.tiny_run import CHUNK_TOKENS, EVERYTHING, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, trained_model
+from tests.tiny_run import (
+    CHUNK_TOKENS,
+    EVERYTHING,
+    TinyBatches,
+    tiny_model,
+    tiny_settings,
+    tiny_training,
+    trained_model,
+)
 
 CPU = torch.device("cpu")
 TOPS = {"data", "transfer", "forward", "backward", "clip", "optimizer", "average", "techniques", "bookkeeping"}
@@ -24,7 +32,7 @@ TOPS = {"data", "transfer", "forward", "backward", "clip", "optimizer", "average
 
 def start(model_changes: dict[str, Any] | None = None, **changes: Any) -> Training:
     settings = tiny_settings(**({"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS} | changes))
-    return Training(tiny_model(**(model_changes or {})), TinyBatches(), settings, OPTIMIZERS)
+    return tiny_training(tiny_model(**(model_changes or {})), TinyBatches(), settings)
 
 
 Tree = list[tuple[str, int, "Tree"]]
@@ -144,7 +152,7 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path) -> None:
 
 def test_a_requested_stop_ends_the_profile(tmp_path: Path) -> None:
     batches = TinyBatches()
-    run = Training(tiny_model(), batches, tiny_settings(), OPTIMIZERS, stop=lambda: batches.position > 9)
+    run = tiny_training(tiny_model(), batches, tiny_settings(), stop=lambda: batches.position > 9)
     assert profile(run, CPU, tmp_path) is None
     assert (run.number, batches.position) == (0, 0)
     assert list(run) == []

@@ -16,7 +16,7 @@ from birdie.gpt.train.settings import OptimizerSettings
 from birdie.gpt.train.step_graph import CudaGraphs
 from birdie.gpt.train.training import Training
 from tests.gpt.train.recorded_graph import RecordedGraphs
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 T = TypeVar("T")
 EVERYTHING = dataclasses.replace(
@@ -42,7 +42,7 @@ def run(
 ) -> Training:
     settings = tiny_settings(fused=False, **changes)  # chunks of rows read the factor on the loss
     model = tiny_model() if model is None else model
-    return Training(model, TinyBatches(), settings, optimizers, notify=(notes if notes is not None else []).append)
+    return tiny_training(model, TinyBatches(), settings, optimizers, notify=(notes if notes is not None else []).append)
 
 
 def test_graphs_train_as_eager_steps_do(graphs: RecordedGraphs) -> None:
