@@ -1,3 +1,3 @@
-from birdie.cli.challenge import main
+from birdie.golf.checkout import main
 
 main()

@@ -28,6 +28,8 @@ from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.train.checkpoint import checkpoint_paths, load_checkpoint
 from birdie.gpt.train.loop import Step
+from birdie.system.context import Context
+from birdie.system.device import choose_device
 from birdie.system.files import atomic_path
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "bench.toml"
@@ -137,7 +139,8 @@ def _train(sources: Sources, folder: Path, steps: int) -> None:
         "--train.iterations",
         str(steps),
     ]
-    run = Run(load_recipe(RECIPE, settings), folder, notify=log)
+    recipe = load_recipe(RECIPE, settings)
+    run = Run(recipe, folder, Context(choose_device(recipe.device), notify=log))
     for event in run.train(resume=True):
         if isinstance(event, Started):
             log(f"training {event.parameters:,} parameters on {event.train_tokens:,} tokens into {folder}")

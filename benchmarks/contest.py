@@ -34,6 +34,8 @@ from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.registry import find
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.train.loop import Step
+from birdie.system.context import Context
+from birdie.system.device import choose_device
 
 VALIDATION_BYTES = 400_000
 OWN = "own"  # size of a file by the schemes of its recipe
@@ -48,7 +50,8 @@ class Contestant:
     """
 
     def __init__(self, name: str, recipe: Recipe, folder: Path) -> None:
-        self.name, self.run = name, Run(recipe, folder, notify=lambda line: log(f"{name}: {line}"))
+        context = Context(choose_device(recipe.device), notify=lambda line: log(f"{name}: {line}"))
+        self.name, self.run = name, Run(recipe, folder, context)
         self.clock_ms, self.steps, self.finished, self.float_bpb = 0.0, 0, False, float("nan")
         self._events: Iterator[Any] = self.run.train()
         start = time.perf_counter()

@@ -54,7 +54,9 @@ from birdie.gpt.score.package import Shape, load_or_compile
 from birdie.gpt.score.windows import LanguageModel, max_inputs
 from birdie.gpt.train.profile import profile
 from birdie.gpt.train.settings import TrainSettings
+from birdie.gpt.train.tables import TrainingTables
 from birdie.gpt.train.training import Training
+from birdie.system.context import Context
 from birdie.system.device import choose_dtype, synchronize
 
 CAP = 30.0  # of the logits
@@ -261,11 +263,9 @@ def _run(recipe: str, setup: Setup, notes: list[str], **changes: Any) -> tuple[T
     run = Training(
         model,
         RepeatedTokens(settings, config.vocab_size, bos_id=documents),
-        settings,
-        plain.optimizer,
-        device=setup.device,
+        TrainingTables(settings, plain.optimizer),
+        Context(setup.device, notify=notes.append),
         documents=finder,
-        notify=notes.append,
     )
     return run, config, settings
 

@@ -22,7 +22,9 @@ from benchmarks.command import Row, command_parser, report
 from benchmarks.processes import duration, take_turns
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.train.settings import DtypeName, OptimizerSettings, TrainSettings
+from birdie.gpt.train.tables import TrainingTables
 from birdie.gpt.train.training import Training
+from birdie.system.context import Context
 from birdie.system.device import choose_device, choose_dtype, dtype_name
 
 CONFIG = GPTConfig(vocab_size=1024, num_layers=4, model_dim=256, num_heads=4, num_kv_heads=2)
@@ -109,7 +111,7 @@ def birdie_run(
     settings = replace(settings, compute_dtype=dtype, compile=compiled)
     optimizers = replace(OPTIMIZERS, newton_schulz_dtype="bfloat16")  # as torch.optim.Muon has it
     batches = RepeatedTokens(settings, config.vocab_size, seed)
-    return Training(GPT(config), batches, settings, optimizers, device=device)
+    return Training(GPT(config), batches, TrainingTables(settings, optimizers), Context(device))
 
 
 def measure(

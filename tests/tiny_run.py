@@ -1,16 +1,22 @@
 """Model, batches and settings of a training run that takes milliseconds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.train.checkpoint import save_checkpoint
+from birdie.gpt.train.bandit import BanditSettings
+from birdie.gpt.train.checkpoint import Checkpoint, save_checkpoint
+from birdie.gpt.train.micro_batches import Batches, Documents
 from birdie.gpt.train.plan import StepPlan
-from birdie.gpt.train.settings import OptimizerSettings, TrainSettings
+from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings
+from birdie.gpt.train.tables import TrainingTables
 from birdie.gpt.train.training import Training
+from birdie.system.callbacks import StepHook
+from birdie.system.context import Context
 from birdie.system.distributed import World
 from tests.gpt.model.technique_table import EVERYTHING as EVERYTHING
 
@@ -44,6 +50,27 @@ def tiny_model(seed: int = 0, **changes: Any) -> GPT:
     torch.manual_seed(seed)
     shape: dict[str, Any] = {"vocab_size": VOCAB, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
     return GPT(GPTConfig(**(shape | changes)))
+
+
+def tiny_training(
+    model: nn.Module,
+    batches: Batches,
+    train: TrainSettings,
+    optimizer: OptimizerSettings = OPTIMIZERS,
+    *,
+    average: AverageSettings | None = None,
+    bandit: BanditSettings | None = None,
+    hooks: Sequence[StepHook] = (),
+    documents: Documents | None = None,
+    saved: Checkpoint | None = None,
+    **context: Any,
+) -> Training:
+    """Return a training where the model is; `context` has other fields of a `Context`, None for a default."""
+    tables = TrainingTables(train, optimizer, average or AverageSettings(), bandit or BanditSettings())
+    where = Context(
+        next(model.parameters()).device, **{name: value for name, value in context.items() if value is not None}
+    )
+    return Training(model, batches, tables, where, hooks=hooks, documents=documents, saved=saved)
 
 
 def at_rates(rate: float = 1.0, momentum: float = 0.95, decay: float = 1.0) -> StepPlan:

@@ -68,6 +68,8 @@ def command(
     from birdie.gpt.run.pipeline import Run
     from birdie.gpt.run.run_folder import require_run_folder
     from birdie.gpt.score.request import EvaluationRequest
+    from birdie.system.context import Context
+    from birdie.system.device import choose_device
     from birdie.system.files import write_bytes
 
     data = folder / "data"
@@ -75,7 +77,7 @@ def command(
     if not (Path(recipe.data.path) / "dataset.json").is_file():
         prepare_with_bar(stdlib_corpus(), vocab_size=recipe.model.vocab_size, root=data)
     require_run_folder(folder / "run")
-    run = Run(recipe, folder / "run", replace=True, notify=log)
+    run = Run(recipe, folder / "run", Context(choose_device(device), notify=log), replace=True)
     with run.locked(), log_file(run.folder / "log.txt"):
         last, interrupted = follow(run)
         if interrupted is not None or last is None:
@@ -123,7 +125,7 @@ def _baselines(run: "Run") -> tuple[int, int, float]:
     floats = zlib.compress(buffer.getvalue(), 9)
     packed = baseline.pack(state)
     decoded = baseline.unpack(packed.blob, 2 * packed.raw_bytes)
-    return len(floats), len(packed.blob), run.score(run.model_of(decoded)).bpb
+    return len(floats), len(packed.blob), run.work.score(run.work.new_model(decoded)).score.bpb
 
 
 def _table(answer: dict[str, Any]) -> Table:

@@ -136,6 +136,7 @@ def command(
     from birdie.gpt.run.pipeline import Run
     from birdie.gpt.run.registry import find
     from birdie.gpt.run.run_folder import require_run_folder
+    from birdie.system.context import Context
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, run_on_main, world_from_environment
 
@@ -145,7 +146,7 @@ def command(
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         notify = log if world.is_main else no_message
-        work = Run(recipe, folder, profiled=profile, world=world, notify=notify, origins=origins)
+        work = Run(recipe, folder, Context(device, world, notify), profiled=profile, origins=origins)
         if resume:
             work.require_unchanged()  # before a line is added to the log
         with work.locked(), log_file(folder / "log.txt"):
@@ -230,7 +231,7 @@ def _log_event(event: "Event", work: "Run", update: Callable[[float, float | Non
     from birdie.gpt.train.plan import fraction_done
 
     if isinstance(event, Step):
-        update(event.number, event.number / fraction_done(work.training, event.number, event.train_ms))
+        update(event.number, event.number / fraction_done(work.recipe.training, event.number, event.train_ms))
         if work.recipe.run.logs(event.number) or event.stopping:
             log(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
@@ -291,7 +292,7 @@ def run_json(
         "train_seconds": 0.0 if last is None else last.train_ms / 1000,
         "calibration": calibration_json(work),
         "startup": startup_json(work),
-        "never_began": work.not_begun,
+        "never_began": list(work.trained.never_began),
         "preflight": [asdict(check) for check in work.checks],
         "profile": work.profile,
         "evaluation": evaluation_json(result),
@@ -315,7 +316,7 @@ def calibration_json(work: "Run") -> dict[str, Any] | None:
         "data": work.recipe.calibration.data,
         "tokens": calibration.tokens,
         "seconds": calibration.seconds,
-        "reserved_seconds": work.reserved,
+        "reserved_seconds": work.recipe.reserved_seconds,
     }
 
 

@@ -33,7 +33,6 @@ from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Scheme
 from birdie.errors import ConfigError, DataError
 from birdie.golf import start
-from birdie.golf.script_main import has_features
 from birdie.gpt.run.environment import IGNORED
 from birdie.gpt.run.loading import setting_variables
 from birdie.gpt.run.recipe import Recipe
@@ -93,8 +92,6 @@ def pack(kind: Kind, recipe: Recipe | None = None) -> Packed:
     entry, run = _ENTRIES[kind]
     path = PACKAGE.joinpath(*entry.split(".")).with_suffix(".py")
     recipe = recipe or Recipe()
-    if recipe.qat.budget:
-        raise ConfigError("qat.budget trains in a run folder, which a script has not; run the recipe with birdie train")
     optional = frozenset(_optional_modules(recipe)) if kind in ("train", "score") else None
     sources = _sources(path, optional)
     needed = _needed(path, optional, sources)
@@ -163,8 +160,14 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
             scheme = next((part for part in parts if isinstance(part, Scheme)), None)
     if qat.enabled:
         yield "birdie.small.qat.fake_quantization"
-    if has_features(recipe):
-        yield from ("birdie.gpt.train.training", "birdie.gpt.model.mlp_kernels")
+    if qat.budget:
+        yield "birdie.small.stored_training"
+    features = {
+        "birdie.gpt.train.fp8": recipe.train.fp8,
+        "birdie.gpt.train.measured_batches": recipe.train.micro_batch_tokens == "auto",
+        "birdie.gpt.model.mlp_kernels": recipe.train.fused_mlp,
+    }
+    yield from (name for name, asked in features.items() if asked)
     if recipe.calibration.data == "own":
         yield "birdie.gpt.model.sample"
     if recipe.evaluation.ngram.enabled:

@@ -1,6 +1,6 @@
 """Lines of the challenge's log, from plain values: people and programs read them, so formats and order are fixed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,31 +9,27 @@ import torch
 from birdie.gpt.score.accumulator import Score
 
 if TYPE_CHECKING:
-    from birdie.gpt.model.config import GPTConfig
-    from birdie.gpt.train.settings import OptimizerSettings, TrainSettings
+    from birdie.gpt.run.dataset import RunData
+    from birdie.gpt.run.recipe import DataSettings, Recipe
+    from birdie.gpt.train.training import Training
 
 
-def data_lines(kind: str, tokenizer: str, train: Iterable[Path], val: str, val_tokens: int, length: int) -> list[str]:
-    """Return the lines about data: kind and name of the tokenizer, training shards, pattern and size of validation."""
-    shards = list(train)
-    return [
-        f"val_bpb:enabled tokenizer_kind={kind} tokenizer_path={tokenizer}",
-        f"train_loader:dataset:{shards[0].parent.name} train_shards:{len(shards)}",
-        f"val_loader:shards pattern={val} tokens:{(val_tokens - 1) // length * length}",
-    ]
+def data_lines(settings: "DataSettings", data: "RunData", length: int) -> Iterator[str]:
+    """Yield the lines about data: kind and name of the tokenizer, training shards, pattern and size of validation."""
+    shards, pattern = (
+        data.dataset.train,
+        settings.val[0] if settings.val else f"{Path(settings.path)}/fineweb_val_*.bin",
+    )
+    yield f"val_bpb:enabled tokenizer_kind={data.tokenizer.kind} tokenizer_path={settings.tokenizer}"
+    yield f"train_loader:dataset:{shards[0].parent.name} train_shards:{len(shards)}"
+    yield f"val_loader:shards pattern={pattern} tokens:{(len(data.text.tokens) - 1) // length * length}"
 
 
-def settings_lines(
-    parameters: int,
-    ranks: int,
-    micro_steps: int,
-    model: "GPTConfig",
-    train: "TrainSettings",
-    rates: "OptimizerSettings",
-) -> Iterator[str]:
+def settings_lines(recipe: "Recipe", parameters: int, run: "Training") -> Iterator[str]:
     """Yield the lines about the model, the ranks and the settings of training."""
+    model, train, rates = recipe.model, recipe.train, recipe.optimizer
     yield f"model_params:{parameters}"
-    yield f"world_size:{ranks} grad_accum_steps:{micro_steps}"
+    yield f"world_size:{run.world.size} grad_accum_steps:{run.micro_steps}"
     kernels = ("cudnn", "flash", "mem_efficient", "math")
     enabled = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in kernels}
     yield "sdp_backends:" + " ".join(f"{name}={on}" for name, on in enabled.items())

@@ -1,35 +1,23 @@
-"""The training script, as "int main": it trains, exports, decodes and scores a recipe, by calling birdie's core alone.
+"""The training script: it trains, exports, decodes and scores a recipe, with the log of the challenge's script.
 
-    recipe ─► data, GPT ─► train ─► calibrate ─► encode, code ─► model.birdie ─► decode ─► bits per byte
+    recipe ─► birdie.gpt.run.program: train ─► calibrate ─► export ─► model.birdie ─► script_score.py: decode ─► score
 
-`birdie script RECIPE` packs it with the modules that it imports. It has the log of the challenge's script, reads SEED,
-DATA_PATH, TOKENIZER_PATH and RUN_ID, and leaves runs/RUN_ID as `birdie train` does, with the weights before the export.
-EVAL_ONLY_PATH names an artifact that is scored and nothing else; RESTORE=1 exports those weights again. What the recipe
-asks for beside the plain path is imported where it is asked for; `packed.py` packs it then.
+`birdie script RECIPE` packs it with the modules that it imports; `train_gpt.py` of a checkout runs it with the
+variables of the records (birdie.golf.checkout). It reads SEED, DATA_PATH, TOKENIZER_PATH and RUN_ID, and leaves
+runs/RUN_ID with the files of a run, the weights before the export among them. EVAL_ONLY_PATH names an artifact that is
+scored and nothing else; RESTORE=1 exports those weights again.
 """
 
 import json
 import os
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
 
-from birdie.artifact import metadata as file_metadata
-from birdie.artifact.write import Beside
-from birdie.checkpoints.order_field import order_field
-from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.copies import merge_copies
-from birdie.compress.rate.encoding import Coder
-from birdie.compress.rate.fit import fit as encode
-from birdie.compress.rate.groups import group_tiny_tensors
-from birdie.compress.rate.target import Target, parse_size
-from birdie.compress.state import ModelState, keys_of
+from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
 from birdie.golf.record_log import (
     capped_line,
@@ -39,27 +27,17 @@ from birdie.golf.record_log import (
     step_line,
     validation_line,
 )
-from birdie.golf.script_score import Log, new_model, or_exit, roundtrip, validated, with_data
-from birdie.gpt.data.batches import Batches
-from birdie.gpt.model.documents import DocumentFinder
+from birdie.golf.script_score import Log, opened, or_exit, roundtrip, with_data
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.calibration import calibrate_gpt
-from birdie.gpt.run.dataset import RunData, open_run_data
-from birdie.gpt.run.float_weights import load_float, save_float
-from birdie.gpt.run.onset import not_begun
+from birdie.gpt.run.events import Validated
+from birdie.gpt.run.float_weights import Trained, load_float, save_float
+from birdie.gpt.run.program import calibrate, export, finish, follow, training
 from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.score.accumulator import Score
-from birdie.gpt.train.average import Average
-from birdie.gpt.train.compile_report import eager_pass
-from birdie.gpt.train.loop import Step, Trainer, tensors_of
-from birdie.gpt.train.optimizers import Optimizers
-from birdie.gpt.train.plan import Plan, micro_steps
+from birdie.gpt.run.work import Work
+from birdie.gpt.train.loop import Step
 from birdie.system import provenance
-from birdie.system.callbacks import StepHook
-from birdie.system.device import choose_device, choose_dtype, make_current
-from birdie.system.distributed import World, process_group, run_on_main, world_from_environment
+from birdie.system.distributed import run_on_main
 from birdie.system.files import write_bytes
-from birdie.system.torch_compile import CompiledOrEager
 
 CAP_BYTES = 16_000_000
 
@@ -73,7 +51,13 @@ def main(script: Path, sources: Path, settings: Mapping[str, Any], fixed: str) -
         settings: of the recipe, those that are not defaults.
         fixed: names of environment variables of settings, which this script has no more.
     """
-    or_exit(lambda: run(resolved(settings, fixed), script, sources))
+
+    def run() -> None:
+        with opened(resolved(settings, fixed)) as (log, work):
+            log.sources(sorted(sources.rglob("*.py")))
+            run_script(log, work, script.stat().st_size)
+
+    or_exit(run)
 
 
 def resolved(settings: Mapping[str, Any], fixed: str) -> Recipe:
@@ -87,241 +71,114 @@ def resolved(settings: Mapping[str, Any], fixed: str) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=int(seed)))
 
 
-def run(recipe: Recipe, script: Path, sources: Path) -> None:
-    """Train, export and score as the recipe says, on all ranks that torchrun has started."""
-    device = choose_device(recipe.device, world_from_environment().local_rank)
-    with process_group(device) as world:
-        run_id = world.broadcast(os.environ.get("RUN_ID") or str(uuid.uuid4()))
-        folder, code = Path("runs") / run_id, script.stat().st_size
-        log = Log(run_id, world)
-        log.sources(sources)
-        torch.manual_seed(recipe.train.seed)
-        data = open_run_data(recipe, log.note)
-        model = new_model(recipe, device)
-        if path := os.environ.get("EVAL_ONLY_PATH"):
-            roundtrip(log, recipe, data, Path(path), device, world, code)
-            return
-        restored = os.environ.get("RESTORE") == "1"
-        if world.is_main and not restored:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(folder / "recipe.toml", recipe.to_toml().encode())
-            card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-            machine = {"device": card, "ranks": world.size, "versions": provenance.versions()}
-            write_bytes(folder / "environment.json", json.dumps(machine).encode() + b"\n")
-        if restored:
-            state, steps, weights, train_ms, _ = load_float(folder)
-            model.load_state_dict(state)
-            trained = validated(recipe, data, model, device, world)
-            log(validation_line(steps, recipe.train.iterations, trained, train_ms))
-            log.note(f"weights of step {steps} restored; they are exported again")
-        else:
-            trained, steps, train_ms, weights = train(log, recipe, data, model, device, world)
-            if world.is_main:
-                save_float(folder, model.state_dict(), trained, train_ms, steps, weights)
-        log(memory_line(device))
-        artifact = folder / "model.birdie"
-        log(f"Code size: {code} bytes")
-        run_on_main(world, device, lambda: export(log, recipe, data, model, artifact, device, code, steps, weights))
-        plain, scored = roundtrip(log, recipe, data, artifact, device, world, code, trained)
-        if world.is_main:
-            summary = {
-                "run": str(folder),
-                "artifact": str(artifact),
-                "bytes": artifact.stat().st_size,
-                "code_bytes": code,
-                "bpb_float": trained.bpb,
-                "bpb_artifact": plain.bpb,
-                "steps": steps,
-                "train_seconds": train_ms / 1000,
-                "evaluation": asdict(plain),
-                "evaluation_asked": asdict(scored),
-            }
-            write_bytes(folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+def run_script(log: Log, work: Work, code: int) -> None:
+    """Train, export and score as the recipe says; or what EVAL_ONLY_PATH or RESTORE asks for.
+
+    Args:
+        code: bytes of the code.
+    """
+    if path := os.environ.get("EVAL_ONLY_PATH"):
+        roundtrip(log, work, Path(path), code)
+    else:
+        model, trained = trained_model(log, work)
+        write_artifact(log, work, model, trained, code)
 
 
-def train(
-    log: Log, recipe: Recipe, data: RunData, model: GPT, device: torch.device, world: World
-) -> tuple[Score, int, float, str]:
-    """Train `model`; return the last validation, the steps, the training time, and the name of the weights."""
-    settings = recipe.training
-    validation = recipe.data.val[0] if recipe.data.val else str(Path(recipe.data.path) / "fineweb_val_*.bin")
-    length, total, every = settings.train_seq_len, settings.iterations, recipe.validation.every
-    batches = Batches(
-        data.dataset.train,
-        batch_tokens=settings.train_batch_tokens,
-        seq_len=length,
-        accumulation=settings.accumulation,
-        rank=world.rank,
-        world_size=world.size,
-        order=recipe.data.order,
-        seed=settings.seed,
-        bos_id=recipe.model.bos_id,
-        vocab_size=recipe.model.vocab_size,
-        pin_memory=device.type == "cuda",
-    )
-    qat = recipe.qat.prepare(model, log.note) if recipe.qat.enabled else None
-    hooks = [*([] if qat is None else [qat]), *model.step_hooks(log.note)]
-    trainer = new_trainer(log, recipe, model, batches, hooks, device, world)
-    micro = micro_steps(settings, world.size, trainer.plan.micro_batch_tokens)
-    tokenizer, parameters = recipe.data.tokenizer, sum(p.numel() for p in model.parameters())
-    for line in data_lines(
-        data.tokenizer.kind, tokenizer, data.dataset.train, validation, len(data.text.tokens), length
-    ):
-        log(line)
-    for line in settings_lines(parameters, world.size, micro, recipe.model, recipe.train, recipe.optimizer):
-        log(line)
-    step = Step(0, 0.0, 0.0, 1.0, 0.0, 0, 0.0, stopping=total == 0)
-    score: Score | None = None
-    began_ms = ended_ms = 0.0
-    try:
-        if settings.warmup_steps and (device.type == "cuda" if settings.compile is None else settings.compile):
-            eager_pass(model, length, device)
-        fractions = trainer.plan.warmup_fractions(tuple(f for hook in hooks for f in getattr(hook, "changes", ())))
-        for done, _ in enumerate(trainer.rehearse(fractions), 1):
-            log(f"warmup_step:{done}/{len(fractions)}")
-        if every:
-            score = validated(recipe, data, model, device, world)
-            log(validation_line(0, total, score, 0.0))
-        for step in Trainer.__iter__(trainer):
-            began_ms, ended_ms = ended_ms, step.train_ms
-            if recipe.run.logs(step.number) or (step.stopping and recipe.run.log_every):
-                log(step_line(step.number, total, step.loss, step.train_ms))
-            if step.stopping or (every and step.number % every == 0):
-                with trainer.average.in_model():
-                    score = validated(recipe, data, model, device, world)
-                log(validation_line(step.number, total, score, step.train_ms))
-        if step.number < total and settings.cap_ms is not None and step.train_ms >= settings.cap_ms:
-            log(capped_line(step.number, total, step.train_ms))
-        weights = str(trainer.average)
-        for line in filter(None, (trainer.average.finish(), *model.diagnostics())):
-            log.note(f"active: {line}")
-        averaged = weights != "the last weights"
-        for line in not_begun(recipe, settings, step.number, began_ms, averaged=averaged):
-            log.note(f"never began: {line}")
-    finally:
-        batches.close()
-        if qat is not None:
-            qat.remove()
-    return score or validated(recipe, data, model, device, world), step.number, step.train_ms, weights
+def trained_model(log: Log, work: Work) -> tuple[GPT, Trained]:
+    """Return the model with its weights: trained now, or restored from the folder of the run."""
+    recipe, main, folder = work.recipe, work.context.world.is_main, Path("runs") / log.run_id
+    torch.manual_seed(recipe.train.seed)
+    model = work.new_model()
+    if os.environ.get("RESTORE") == "1":
+        trained = load_float(folder, model)
+        score = work.score(model).score
+        trained = replace(trained, score=score)
+        log(validation_line(trained.steps, recipe.train.iterations, score, trained.train_ms))
+        log.note(f"weights of step {trained.steps} restored; they are exported again")
+    else:
+        if main:
+            start_folder(folder, work)
+        trained = train(log, work, model, folder)
+        if main:
+            save_float(folder, model.state_dict(), trained)
+    log(memory_line(work.context.device))
+    return model, trained
 
 
-def new_trainer(
-    log: Log,
-    recipe: Recipe,
-    model: GPT,
-    batches: Batches,
-    hooks: Sequence[StepHook],
-    device: torch.device,
-    world: World,
-) -> Trainer:
-    """Return what takes the steps: the core alone, unless the recipe asks for a feature around it."""
-    settings, packed = recipe.training, recipe.data.order == "packed"
-    isolated = packed or (recipe.model.isolate_documents and model.kernels.varlen is not None)
-    documents = DocumentFinder(recipe.model.bos_id, device, packed=packed, notify=log.note) if isolated else None
-    if has_features(recipe):
-        from birdie.gpt.train.training import Training
-
-        return Training(
-            model,
-            batches,
-            settings,
-            recipe.optimizer,
-            average=recipe.average,
-            bandit=recipe.bandit,
-            hooks=hooks,
-            documents=documents,
-            world=world,
-            device=device,
-            notify=log.note,
-        )
-    make_current(device)
-    model.train()
-    newton_schulz_dtype = choose_dtype(recipe.optimizer.newton_schulz_dtype, device)
-    optimizers = Optimizers(model, recipe.optimizer, newton_schulz_dtype=newton_schulz_dtype, world=world)
-    compiled = device.type == "cuda" if settings.compile is None else settings.compile
-    model.fuse_loss(settings.fused, compiled=compiled)
-    return Trainer(
-        model,
-        batches,
-        Plan(settings, recipe.optimizer, world.rank, world.size, packed),
-        optimizers,
-        Average(recipe.average, tensors_of(model)),
-        hooks=hooks,
-        documents=documents,
-        loss=CompiledOrEager(model.loss, log.note) if compiled else model.loss,
-    )
+def start_folder(folder: Path, work: Work) -> None:
+    """Write what a run folder has from the start: recipe, environment, and no step yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / "recipe.toml", work.recipe.to_toml().encode())
+    device, ranks = work.context.device, work.context.world.size
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    about = {"device": card, "ranks": ranks, "versions": provenance.versions(), "log": f"logs/{folder.name}.txt"}
+    write_bytes(folder / "environment.json", json.dumps(about).encode() + b"\n")
+    for name in ("metrics", "history"):
+        write_bytes(folder / f"{name}.jsonl", b"")
 
 
-def has_features(recipe: Recipe) -> bool:
-    """Return whether training has more than the core: fp8, CUDA graphs, fused MLPs, mixed lengths, a bandit."""
-    train = recipe.train
-    sized = train.micro_batch_tokens == "auto" or bool(train.mixed_seq_lens)
-    return sized or train.fp8 or train.compile_mode != "default" or train.fused_mlp or bool(recipe.bandit.every)
+def train(log: Log, work: Work, model: GPT, folder: Path) -> Trained:
+    """Train a model, with a line for each event; steps and validations also go into the files of the run folder."""
+    recipe, total, last = work.recipe, work.recipe.train.iterations, None
+
+    def keep(name: str, values: Mapping[str, float]) -> None:
+        if log.active:
+            with (folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(values) + "\n")
+
+    with training(work, model) as run:
+        for line in data_lines(recipe.data, work.data, recipe.train.train_seq_len):
+            log(line)
+        for line in settings_lines(recipe, sum(p.numel() for p in model.parameters()), run):
+            log(line)
+        for event in follow(work, run):
+            if isinstance(event, Validated):
+                last = event
+                log(validation_line(event.step, total, event.score, event.train_ms))
+                keep("history", {"step": event.step, "train_ms": event.train_ms, "bpb": event.score.bpb})
+            elif isinstance(event, Step) and (recipe.run.logs(event.number) or event.stopping):
+                if recipe.run.log_every:
+                    log(step_line(event.number, total, event.loss, event.train_ms))
+                values = {"step": event.number, "train_ms": event.train_ms, "loss": event.loss}
+                keep("metrics", {**values, "lr_multiplier": event.lr_multiplier})
+        cap = recipe.training.cap_ms
+        if run.number < total and cap is not None and run.clock.ms >= cap:
+            log(capped_line(run.number, total, run.clock.ms))
+        return finish(work, run, last)
 
 
-def export(
-    log: Log,
-    recipe: Recipe,
-    data: RunData,
-    model: GPT,
-    path: Path,
-    device: torch.device,
-    code: int,
-    steps: int,
-    weights: str,
-) -> None:
+def write_artifact(log: Log, work: Work, model: GPT, trained: Trained, code: int) -> None:
+    """Export the weights, score what the file holds, and write the summary of the run."""
+    folder = Path("runs") / log.run_id
+    artifact, score = folder / "model.birdie", trained.score
+    assert score is not None
+    log(f"Code size: {code} bytes")
+    run_on_main(work.context.world, work.context.device, lambda: write_model(log, work, model, trained, artifact, code))
+    plain, scored = roundtrip(log, work, artifact, code, score)
+    if log.active:
+        summary = {
+            "run": str(folder),
+            "artifact": str(artifact),
+            "bytes": artifact.stat().st_size,
+            "code_bytes": code,
+            "bpb_float": score.bpb,
+            "bpb_artifact": plain.bpb,
+            "steps": trained.steps,
+            "train_seconds": trained.train_ms / 1000,
+            "never_began": trained.never_began,
+            "evaluation": asdict(plain),
+            "evaluation_asked": asdict(scored),
+        }
+        write_bytes(folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+
+
+def write_model(log: Log, work: Work, model: GPT, trained: Trained, path: Path, code: int) -> None:
     """Write the artifact: at most the recipe's budget, and at most what the cap leaves beside the code."""
     room = parse_size(os.environ.get("CAP_BYTES", str(CAP_BYTES))) - code
-    limit = recipe.export.budget
-    tokenizer = data.tokenizer
-    about: dict[str, Any] = {
-        "model": "gpt",
-        **({"weights": weights} if recipe.average.kind != "none" else {}),
-        "recipe": recipe.to_dict(),
-        "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "sha256": tokenizer.digest},
-        "steps": steps,
-        "device": str(device),
-        "versions": provenance.versions(),
-        "commit": None,
-    }
-    known: CalibrationResult | None = None
-    if recipe.calibration.data != "none":
-        state = {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
-        calibration = calibrate_gpt(recipe, state, recipe.calibration, device=device)
-        known = calibration.result
-        log.note(f"calibrated on {calibration.tokens:,} tokens in {calibration.seconds:.1f} s")
-    model.cpu()
-    size = written(path, recipe, model, about, None if limit is None else min(parse_size(limit), room), known)
+    limit, calibration = work.recipe.export.budget, calibrate(work, model)
+    budget = None if limit is None else min(parse_size(limit), room)
+    size = export(work, model, trained, path, budget=budget, calibration=calibration)
     if size > room:
         log.note(f"{size} bytes exceed the budget of {room} (cap minus code); lowering precision to fit")
-        size = written(path, recipe, model, about, room, known)
+        size = export(work, model, trained, path, budget=room, calibration=calibration)
     log(f"Serialized model birdie: {size} bytes ({8 * size / sum(p.numel() for p in model.parameters()):.3f} bits)")
-
-
-def written(
-    path: Path,
-    recipe: Recipe,
-    model: GPT,
-    about: Mapping[str, Any],
-    budget: int | None,
-    known: CalibrationResult | None,
-) -> int:
-    """Encode the weights by the recipe's schemes, or into `budget` bytes, write the file, and return its bytes."""
-    rules = list(recipe.export.schemes() if budget is None else recipe.export.pinned())
-    if recipe.qat.enabled:
-        from birdie.small.qat.fake_quantization import storage_rules
-
-        rules = [*storage_rules(recipe.qat, model), *rules]
-    state, target = ModelState.of(model), Target(budget=budget)
-    assignment = assign(state, rules, target)
-    if known is None:
-        assignment = group_tiny_tensors(merge_copies(assignment))
-    else:
-        assignment = replace(assignment, tensors=known.ordered(state).tensors)
-    copies = file_metadata.copies_of(assignment.ties, assignment.copies)
-    order = order_field(keys_of(model))
-    beside = Beside({"metadata": about, "budget": budget, "copies": copies, "order": order}, groups=assignment.groups)
-    coder = Coder(recipe.export.coder, beside.size, keeps_integers=known is not None)
-    with threadpool_limits(1, "blas"):  # many threads code; BLAS with threads of its own would only disturb them
-        beside.write(path, encode(assignment, target, coder, known).encoded)
-    return path.stat().st_size

@@ -11,7 +11,8 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,15 +23,15 @@ from birdie.compress import registry
 from birdie.errors import BirdieError
 from birdie.golf.record_log import score_lines
 from birdie.gpt.data.tokenizer import check_same_tokenizer, require_tokenizer
-from birdie.gpt.model.attention_kernels import best_kernels
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.stored_shape import require_shape
-from birdie.gpt.run.dataset import RunData, open_run_data
+from birdie.gpt.run.dataset import open_run_data
 from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.score import evaluator
+from birdie.gpt.run.work import Work
 from birdie.gpt.score.accumulator import Score
 from birdie.gpt.score.settings import EvaluationSettings
-from birdie.system.device import choose_device, choose_dtype
+from birdie.system.context import Context
+from birdie.system.device import choose_device
 from birdie.system.distributed import World, process_group, world_from_environment
 
 
@@ -52,12 +53,20 @@ def or_exit(work: Callable[[], None]) -> None:
 
 def run(path: Path) -> None:
     """Score an artifact with the recipe in it, on all ranks that torchrun has started."""
-    device = choose_device("auto", world_from_environment().local_rank)
+    with File(path, registry.decoder) as file:
+        recipe = with_data(Recipe.from_dict(file.fields.get("metadata", {}).get("recipe", {})))
+    with opened(replace(recipe, device="auto")) as (log, work):  # another machine has another device
+        roundtrip(log, work, path)
+
+
+@contextmanager
+def opened(recipe: Recipe) -> Iterator[tuple["Log", Work]]:
+    """Join the ranks that torchrun has started, open the log and the data of a recipe, and yield them."""
+    device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
-        with File(path, registry.decoder) as file:
-            recipe = with_data(Recipe.from_dict(file.fields.get("metadata", {}).get("recipe", {})))
         log = Log(world.broadcast(os.environ.get("RUN_ID") or str(uuid.uuid4())), world)
-        roundtrip(log, recipe, open_run_data(recipe, log.note), path, device, world)
+        context = Context(device, world, log.note, lambda done, total: log(f"warmup_step:{done}/{total}"))
+        yield log, Work(recipe, open_run_data(recipe, log.note), context)
 
 
 def with_data(recipe: Recipe) -> Recipe:
@@ -71,7 +80,8 @@ class Log:
     """The log: a file, and stdout; rank 0 writes it."""
 
     def __init__(self, run_id: str, world: World) -> None:
-        self.path, self.active = Path("logs") / f"{run_id}.txt", world.is_main
+        self.run_id, self.active = run_id, world.is_main
+        self.path = Path("logs") / f"{run_id}.txt"
         if self.active:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if os.environ.get("RESTORE") != "1":  # else the log of the training goes on
@@ -91,9 +101,9 @@ class Log:
         """Append a line that the challenge's script has not."""
         self(f"birdie:{line}")
 
-    def sources(self, folder: Path) -> None:
-        """Append the modules, and what runs them."""
-        for path in sorted(folder.rglob("*.py")) if self.active else ():
+    def sources(self, files: Iterable[Path]) -> None:
+        """Append source files, and what runs them."""
+        for path in files if self.active else ():
             self(f"# {path.name}\n{path.read_text(encoding='utf-8')}", console=False)
         self("=" * 100, console=False)
         self(f"Running Python {platform.python_version()}", console=False)
@@ -101,53 +111,25 @@ class Log:
         self("=" * 100, console=False)
 
 
-def new_model(recipe: Recipe, device: torch.device) -> GPT:
-    """Return the recipe's GPT on its device, with the dtype and the kernels it computes with."""
-    model = GPT(recipe.model).to(device)
-    model.compute_dtype = choose_dtype(recipe.train.compute_dtype, device)
-    model.kernels = best_kernels(device, model.compute_dtype, recipe.model.head_dim)
-    return model
-
-
-def validated(recipe: Recipe, data: RunData, model: GPT, device: torch.device, world: World) -> Score:
-    """Return the score of `model` on non-overlapping windows, shared out to all ranks."""
-    model.eval()  # in training mode, QAT would score quantized weights
-    try:
-        return evaluator.score(
-            model,
-            data.text,
-            train_seq_len=recipe.train.train_seq_len,
-            batch_tokens=recipe.validation.batch_tokens,
-            device=device,
-            world=world,
-        ).score
-    finally:
-        model.train()
-
-
 def roundtrip(
-    log: Log,
-    recipe: Recipe,
-    data: RunData,
-    path: Path,
-    device: torch.device,
-    world: World,
-    code: int | None = None,
-    trained: Score | None = None,
+    log: Log, work: Work, path: Path, code: int | None = None, trained: Score | None = None
 ) -> tuple[Score, Score]:
-    """Decode the artifact and score what comes out, by plain windows and by the recipe's evaluation."""
+    """Decode the artifact and score what comes out, by plain windows and by the recipe's evaluation.
+
+    Args:
+        code: bytes of the code; None: their sum with the artifact's is not logged.
+        trained: score of the float weights.
+    """
     with File(path, registry.decoder) as file:
         file.require()
-        about = file.fields.get("metadata", {})
+        about, recipe = file.fields.get("metadata", {}), work.recipe
         require_tokenizer(about.get("tokenizer"), path)
-        check_same_tokenizer(data.tokenizer, about.get("tokenizer"), recipe.data.tokenizer)
+        check_same_tokenizer(work.data.tokenizer, about.get("tokenizer"), recipe.data.tokenizer)
         require_shape(recipe.model, {name: file.entry(name).shape for name in file.names}, path)
         state = file.decode_all()
-    model = new_model(recipe, device)
-    model.load_state_dict(state)
-    model.eval()
+    model = work.new_model(state)
     began = time.perf_counter()
-    plain = evaluated(log, recipe, data, model, EvaluationSettings(), device, world)
+    plain = evaluated(work, model, EvaluationSettings())
     rounded, exact = score_lines("final_birdie_roundtrip", plain, 1000 * (time.perf_counter() - began))
     log(rounded)
     if trained is not None:
@@ -159,7 +141,7 @@ def roundtrip(
     if not recipe.scores_twice:
         return plain, plain
     began, settings = time.perf_counter(), recipe.evaluation
-    score = evaluated(log, recipe, data, model, settings, device, world)
+    score = evaluated(work, model, settings)
     mode, stride = settings.scoring_mode, ""
     name = mode.log_name
     if mode.name == "windows" and settings.stride and not settings.documents:
@@ -169,32 +151,16 @@ def roundtrip(
     return plain, score
 
 
-def evaluated(
-    log: Log,
-    recipe: Recipe,
-    data: RunData,
-    model: GPT,
-    settings: EvaluationSettings,
-    device: torch.device,
-    world: World,
-) -> Score:
-    """Return the score of the decoded model by a scoring mode, shared out to all ranks."""
-    began = time.perf_counter()
-    scored = evaluator.score(
-        model,
-        data.text,
-        settings,
-        train_seq_len=recipe.train.train_seq_len,
-        device=device,
-        batch_tokens=recipe.validation.batch_tokens,
-        world=world,
-    )
+def evaluated(work: Work, model: GPT, settings: EvaluationSettings) -> Score:
+    """Return the score of the decoded model by a scoring mode, and log how it came about."""
+    began, note = time.perf_counter(), work.context.notify
+    scored = work.score(model, settings)
     seconds, limit = time.perf_counter() - began, settings.budget_seconds
-    log.note(f"evaluation: {scored.method}; score:{seconds:.1f}s")
+    note(f"evaluation: {scored.method}; score:{seconds:.1f}s")
     if 0 < limit < seconds:
-        log.note(f"the evaluation took {seconds:,.0f} s, more than its budget of {limit:,.0f} s")
+        note(f"the evaluation took {seconds:,.0f} s, more than its budget of {limit:,.0f} s")
     if scored.report is not None:
-        log.note(scored.report.diagnostics)
+        note(scored.report.diagnostics)
         if not scored.report.steps:
-            log.note(f"{settings.mode} trained on nothing: all of the text is in one chunk; use smaller chunks")
+            note(f"{settings.mode} trained on nothing: all of the text is in one chunk; use smaller chunks")
     return scored.score

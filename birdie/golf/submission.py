@@ -76,7 +76,7 @@ SEED={chosen.seed} torchrun --standalone --nproc_per_node={ranks} train_gpt.py  
 
 The script carries the modules of birdie that it needs, and unpacks them into your cache folder.
 """
-_LEFT_OUT = {"EVAL_ONLY_PATH", "RESUME", "RESTORE", "CAP_BYTES", "RUN_ID", "PROFILE"}
+_LEFT_OUT = {"EVAL_ONLY_PATH", "RESTORE", "CAP_BYTES", "RUN_ID"}
 
 
 @dataclass(frozen=True, slots=True)

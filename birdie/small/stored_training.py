@@ -41,8 +41,7 @@ from birdie.small.qat.fake_quantization import matrices_to_train
 from birdie.small.qat.layers import Layer, layers_of, parameter
 from birdie.small.qat.settings import Qat
 from birdie.small.qat.stored import hold, offset_of, plain, use_decoded
-from birdie.system.callbacks import Notify, no_message
-from birdie.system.distributed import World
+from birdie.system.context import Context
 
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
 _STEERED = 0.7  # share of the estimated correction of the exponent: the rest follows at the next encoding
@@ -139,8 +138,8 @@ class StoredTraining:
         calibrate: name → tensor of the model, on the CPU → its calibration. If that sorts units, the model is sorted.
         settings: of a run: which matrices are trained so, and when they are encoded; in evaluation mode layers use the
             float weights. None: all matrices that the budget changes, in either mode, and the caller encodes.
-        world: this rank and its peers; rank 0 calibrates and encodes, inside the training clock.
-        notify: called with a line about each encoding of a run.
+        context: ranks, of which rank 0 calibrates and encodes, inside the training clock, and the log, which has a line
+            about each encoding of a run. None: one rank.
 
     Attributes:
         last: result of the last encoding, on rank 0.
@@ -153,12 +152,12 @@ class StoredTraining:
         calibrate: Calibrate,
         *,
         settings: Qat | None = None,
-        world: World | None = None,
-        notify: Notify = no_message,
+        context: Context | None = None,
     ) -> None:
         self.model, self.file = model, replace(file, order=order_field(keys_of(model)))
         self.last: Encoding | None = None
-        self._calibrate, self._settings, self._world, self._notify = calibrate, settings, world or World(), notify
+        self._calibrate, self._settings = calibrate, settings
+        self._context = context or Context(torch.device("cpu"))
         self._matrices: dict[str, Layer] = {}
         self._jobs: Jobs | None = None
         self._exponent = 0.0
@@ -183,10 +182,10 @@ class StoredTraining:
             return
         self._done = int(progress * encodings) + 1
         failure = None
-        if self._world.is_main:
+        if self._context.world.is_main:
             try:
                 last = self.encode()
-                self._notify(
+                self._context.notify(
                     f"qat budget: step {step + 1}, {last.bytes:,} bytes of {self.file.budget:,}, "
                     f"{len(self._symbols)} tensors of {last.bits:.3f} bits a weight, moved by "
                     f"{100 * last.error**0.5:.3g} % of their norm, {100 * last.changed:.3g} % of their symbols new"
@@ -194,10 +193,10 @@ class StoredTraining:
             except BirdieError as error:
                 failure = error
         offsets = [offset_of(*layer) for layer in self._matrices.values()]
-        if self._world.any(failure is not None, offsets[0].device):
+        if self._context.world.any(failure is not None, offsets[0].device):
             raise failure or ConfigError("rank 0 cannot encode the weights; see its message")
         for offset in offsets:
-            self._world.broadcast_(offset)
+            self._context.world.broadcast_(offset)
 
     def encode(self) -> Encoding:
         """Encode all matrices, make the layers use what is decoded, and let the exponent follow the size."""

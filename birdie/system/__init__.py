@@ -1,6 +1,7 @@
 """The machine that a process runs on.
 
 callbacks      types of progress, message and stop callbacks, and a progress bar
+context        device, ranks, log, progress and stop of a piece of work, in one value
 device         choice of device and dtype
 distributed    process group and collectives
 files          atomic writes, and reads of files that only this user can have written

@@ -18,15 +18,19 @@ from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.gpt.run.calibration import calibrate_gpt
 from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.program import metadata
 from birdie.gpt.run.recipe import CalibrationSettings, ExportSettings, Recipe, RunSettings
 from birdie.small import fine_tuning
 from birdie.small.fine_tuning import FineTuneStep, fine_tune
 from birdie.small.qat.layers import parameter
 from birdie.small.qat.settings import Qat
 from birdie.small.stored_training import BudgetFile, StoredTraining
+from birdie.system.context import Context
 from birdie.system.distributed import World
 from tests.gpt.run.test_run_folder import LENGTH, tiny_recipe
 from tests.ranks import run_in_process_group
+
+CPU = torch.device("cpu")
 
 Batch = tuple[Tensor, Tensor]
 BUDGET = 12_000  # of a run
@@ -260,10 +264,10 @@ def prepared(recipe: Recipe, run: Run, log: list[str]) -> StoredTraining:
     run.model.train()
     return StoredTraining(
         run.model,
-        BudgetFile(BUDGET, recipe.export.pinned(), recipe.export.coder, run.metadata()),
+        BudgetFile(BUDGET, recipe.export.pinned(), recipe.export.coder, metadata(run.work, run.trained)),
         lambda state: calibrate_gpt(recipe, state, recipe.calibration, symmetries=False).result,
         settings=recipe.qat,
-        notify=log.append,
+        context=Context(CPU, notify=log.append),
     )
 
 
@@ -329,9 +333,9 @@ def test_an_encoding_reaches_a_compiled_graph_without_a_new_one(recipe: Recipe, 
 def test_a_run_says_how_far_its_weights_are_from_the_file_and_exports_it(recipe: Recipe, tmp_path: Path) -> None:
     """Also a resumed one, which encodes at its first step."""
     log: list[str] = []
-    stopped = Run(recipe, tmp_path, notify=log.append)
+    stopped = Run(recipe, tmp_path, Context(CPU, notify=log.append))
     list(stopped.train(stop=lambda: stopped.steps == 7))
-    run = Run(recipe, tmp_path, notify=log.append)
+    run = Run(recipe, tmp_path, Context(CPU, notify=log.append))
     list(run.train(resume=True))
     lines = [line for line in log if line.startswith("qat budget: ")]
     assert [line.split(",")[0] for line in lines] == [f"qat budget: step {step}" for step in (7, 9, 10, 12)]
@@ -339,7 +343,7 @@ def test_a_run_says_how_far_its_weights_are_from_the_file_and_exports_it(recipe:
     assert all("100 % of their symbols new" in line for line in lines[:2])
     summary = run.export()
     assert 0.9 * BUDGET < summary.bytes <= BUDGET
-    run.model_of(load(summary.path))
+    run.work.new_model(load(summary.path))
 
 
 def test_parameters_and_their_names_are_those_of_a_plain_run(recipe: Recipe, tmp_path: Path) -> None:
@@ -353,7 +357,7 @@ def test_parameters_and_their_names_are_those_of_a_plain_run(recipe: Recipe, tmp
 
 
 def train_on_a_rank(world: World, folder: Path) -> None:
-    run = Run(load_recipe(folder / "ranks.toml"), folder / "run", world=world)
+    run = Run(load_recipe(folder / "ranks.toml"), folder / "run", Context(CPU, world))
     list(run.train())
     torch.save(run.model.state_dict(), folder / f"{world.rank}.pt")
 

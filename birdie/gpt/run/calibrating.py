@@ -19,6 +19,7 @@ from torch import Tensor
 from birdie.compress.calibration.module import Where
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.errors import ConfigError
+from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.calibration import artifact_metadata, calibrate_gpt
 from birdie.gpt.run.dataset import data_files
 from birdie.gpt.run.loading import load_run_recipe, recipe_file
@@ -162,7 +163,7 @@ class OnRun(Calibrator):
     @property
     def metadata(self) -> dict[str, Any]:
         """Recipe and tokenizer, which make the file one that can be scored."""
-        return artifact_metadata(self.recipe)
+        return artifact_metadata(self.recipe, load_tokenizer(self.recipe.data.tokenizer))
 
     def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
         """Return the result."""

@@ -23,7 +23,7 @@ from birdie.compress.calibration.result import CalibrationResult, held_out_batch
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.gpt.data.dataset import Dataset
 from birdie.gpt.data.shards import read_shard
-from birdie.gpt.data.tokenizer import load_tokenizer
+from birdie.gpt.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run.dataset import open_shards
 from birdie.gpt.run.recipe import CalibrationSettings, Recipe
@@ -181,8 +181,7 @@ def rows_per_batch(length: int) -> int:
     return max(1, _BATCH_TOKENS // length)
 
 
-def artifact_metadata(recipe: Recipe) -> dict[str, Any]:
+def artifact_metadata(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the metadata that an artifact of the recipe's model needs to be scored and sampled."""
-    tokenizer = load_tokenizer(recipe.data.tokenizer)
     facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "sha256": tokenizer.digest}
     return {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": facts}

@@ -6,13 +6,13 @@ A paid run is never lost: `float.safetensors` is written before anything that co
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from birdie.errors import DataError, WeightsError
 from birdie.gpt.score.accumulator import Score
@@ -25,20 +25,31 @@ from birdie.system.tensor_files import write_tensors
 FLOAT = "float.safetensors"
 
 
-def save_float(
-    folder: Path, state: Mapping[str, Tensor], score: Score | None, train_ms: float, steps: int, weights: str
-) -> None:
-    """Write the weights of a trained model, with its last validation.
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Facts about the weights of a finished run.
 
-    Args:
-        score: of these weights; None: they were never validated.
-        train_ms: training time when they were.
-        weights: name of the weights: the last ones, or their average.
+    Attributes:
+        steps: of the training.
+        weights: their name: the last ones, or their average.
+        train_ms: training time when they were validated.
+        score: of that validation; None: they were never validated.
+        never_began: a sentence for each technique that no step has had; not kept in the file.
     """
+
+    steps: int = 0
+    weights: str = "the last weights"
+    train_ms: float = 0.0
+    score: Score | None = None
+    never_began: tuple[str, ...] = ()
+
+
+def save_float(folder: Path, state: Mapping[str, Tensor], trained: Trained) -> None:
+    """Write the weights of a trained model, with facts about them."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    about: dict[str, Any] = {"steps": steps, "weights": weights, "sha256": _digest(tensors)}
-    if score is not None:
-        about |= {"train_ms": train_ms, "score": asdict(score)}
+    about: dict[str, Any] = {"steps": trained.steps, "weights": trained.weights, "sha256": _digest(tensors)}
+    if trained.score is not None:
+        about |= {"train_ms": trained.train_ms, "score": asdict(trained.score)}
     with atomic_path(folder / FLOAT) as path:
         write_tensors(path, tensors, {"birdie": json.dumps(about)}, target=folder / FLOAT)
 
@@ -64,8 +75,8 @@ def length_of(folder: Path) -> tuple[int, float] | None:
         return None
 
 
-def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, float, Score | None]:
-    """Return state, steps, name of the weights, training time and score, as `save_float` took them."""
+def load_float(folder: Path, model: nn.Module) -> Trained:
+    """Put the weights that `save_float` wrote into a model, and return the facts about them."""
     path = folder / FLOAT
     try:
         require_regular(path)
@@ -84,4 +95,10 @@ def load_float(folder: Path) -> tuple[dict[str, Tensor], int, str, float, Score 
         raise WeightsError(f"{path} does not exist: the run has not finished training; finish it first") from error
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise WeightsError(f"{path} cannot be read ({error}); train again, or resume from a checkpoint") from error
-    return state, steps, weights, train_ms, last
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise WeightsError(
+            f"the weights in {folder} are of another model than the recipe's; leave [model] as it was trained"
+        ) from error
+    return Trained(steps, weights, train_ms, last)

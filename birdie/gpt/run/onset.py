@@ -4,21 +4,17 @@ from collections.abc import Iterator
 
 from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.train.plan import fraction_done, lr_multiplier
-from birdie.gpt.train.settings import TrainSettings
 
 
-def not_begun(
-    recipe: Recipe, settings: TrainSettings, steps: int, elapsed_ms: float, *, averaged: bool
-) -> Iterator[str]:
+def not_begun(recipe: Recipe, steps: int, elapsed_ms: float, *, averaged: bool) -> Iterator[str]:
     """Yield a sentence for each technique of `recipe` that no step of a run has had.
 
     Args:
-        settings: of the training, with the cap that applied.
         steps: of the run.
         elapsed_ms: training time when its last step began.
         averaged: whether the average of the weights has a term.
     """
-    step = max(0, steps - 1)
+    step, settings = max(0, steps - 1), recipe.training
     fraction = fraction_done(settings, step, elapsed_ms)
     multiplier = lr_multiplier(settings, step, elapsed_ms)
     end = f"the last step began at {fraction:.3g} of the run, with learning rates at {multiplier:.3g} of their peaks"

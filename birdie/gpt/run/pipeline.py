@@ -1,4 +1,4 @@
-"""End-to-end pipeline of a run, from shards to an artifact; callers consume events, nothing is printed.
+"""A run in a folder, around the functions of `birdie.gpt.run.program`; callers consume events, nothing is printed.
 
     Run(recipe, folder) ── train() ──► Started, Step, Validated, Saved … ──► model
             │                                                                  │
@@ -6,42 +6,39 @@
             └── export(path) ────────────────────────────┴──► model.birdie ◄───┘
                                                                    └──► evaluation
 
-A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files of `run_folder`, after the export
-`model.birdie`, `checkpoints.birdie/` if every checkpoint is kept, and `profile/` if steps were profiled; while a
-process uses it, `.lock.holder` says which.
+What a run adds to the program: the folder and its lock, preflight checks, checkpoints, metrics, a profile, and errors
+of one rank on all. A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files of `run_folder`,
+after the export `model.birdie`, `checkpoints.birdie/` if every checkpoint is kept, and `profile/` if steps were
+profiled; while a process uses it, `.lock.holder` says which.
 """
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from birdie.artifact.container import KIND
+from birdie.artifact.inspect import inspect
 from birdie.artifact.links import link_paths
-from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.chain.chain import Chain
 from birdie.compress.rate.target import parse_size
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError, WeightsError
-from birdie.gpt.data.batches import Batches
-from birdie.gpt.model.attention_kernels import best_kernels
-from birdie.gpt.model.documents import DocumentFinder
-from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run import history, preflight
-from birdie.gpt.run.calibration import Calibration, calibrate_gpt
+from birdie.gpt.run import history, preflight, program
+from birdie.gpt.run.calibration import Calibration
 from birdie.gpt.run.dataset import open_run_data
 from birdie.gpt.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
-from birdie.gpt.run.float_weights import length_of, load_float, save_float
-from birdie.gpt.run.onset import not_begun
+from birdie.gpt.run.float_weights import Trained, length_of, save_float
+from birdie.gpt.run.program import Resumable
 from birdie.gpt.run.recipe import Recipe, setting_names
 from birdie.gpt.run.run_folder import CHAIN, FOLDERS, RECIPE, Metrics, begin_folder, write_environment
-from birdie.gpt.score import evaluator
-from birdie.gpt.score.accumulator import Score
+from birdie.gpt.run.work import Work
 from birdie.gpt.train.checkpoint import (
     Checkpoint,
     candidate_paths,
@@ -54,18 +51,16 @@ from birdie.gpt.train.checkpoint import (
     step_of,
 )
 from birdie.gpt.train.compile_report import CompileReport
+from birdie.gpt.train.loop import Step
 from birdie.gpt.train.profile import profile
 from birdie.gpt.train.resuming import require_resumable
 from birdie.gpt.train.training import Training
-from birdie.small.qat.fake_quantization import FakeQuantization, storage_rules
-from birdie.small.stored_training import BudgetFile, StoredTraining
-from birdie.system import provenance
-from birdie.system.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
-from birdie.system.device import choose_device, choose_dtype
-from birdie.system.distributed import World
+from birdie.system.callbacks import Progress, Stop, never, no_progress
+from birdie.system.context import Context
+from birdie.system.device import choose_device
 from birdie.system.files import remove_abandoned, write_bytes
 from birdie.system.locks import locked_folder
-from birdie.system.outputs import require_folder, require_writable
+from birdie.system.outputs import require_folder, require_output, require_writable
 from birdie.system.provenance import StartupTimer
 from birdie.system.structured import keep_damaged, read_toml
 
@@ -88,70 +83,69 @@ class Run:
     Args:
         recipe: every setting.
         folder: the run folder, which is created if it does not exist.
+        context: where it runs, and its log (fallbacks, warnings about the data, active techniques). None: one rank on
+            the recipe's device.
         replace: True if an earlier run in the folder may be overwritten.
         profiled: True to profile some steps after warm-up, which does not change the run.
-        world: this rank and its peers.
-        notify: called with one-line messages for the log (fallbacks, warnings about the data, active techniques).
-        log: file of the log, if it is not `log.txt` in the folder.
         origins: settings that somebody chose, as TABLE.SETTING → flag, variable or key of a file; None: those unlike
             their defaults. The preflight check names those that have no effect.
 
     Attributes:
-        training: training settings; once training has begun, with the cap that calibration leaves.
-        reserved: seconds of the cap that calibration has, once training has begun.
+        work: recipe, data and context, for `birdie.gpt.run.program`.
+        model: the model that trains.
+        steps: finished steps.
+        trained: facts about the weights in `model`.
         calibration: result of the calibration, after `calibrate`.
         profile: milliseconds of a step by named range, if steps were profiled.
-        weights: the weights in `model`: "the last weights", or the name of their average.
         last: the last validation, if there was one.
         startup: time spent before the training clock started.
         compiling: report on torch.compile, if it is used.
         checks: results of the preflight checks.
-        not_begun: a sentence for each technique that the finished run had not begun.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         folder: Path,
+        context: Context | None = None,
         *,
         replace: bool = False,
         profiled: bool = False,
-        world: World | None = None,
-        notify: Notify = no_message,
-        log: Path | None = None,
         origins: Mapping[str, str] | None = None,
     ) -> None:
-        self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
-        self.profiled, self._log, self._origins = profiled, log, origins
-        self.world = world or World()
-        self.device = choose_device(recipe.device, self.world.local_rank)
+        context = context or Context(choose_device(recipe.device))
+        self.folder, self.replace, self.profiled, self._origins = Path(folder), replace, profiled, origins
         self.startup = StartupTimer()
         self.compiling: CompileReport | None = None
         self.checks: list[Check] = []
         with self.startup.part("data"):
-            data = open_run_data(recipe, notify)
-        self.dataset, self.tokenizer = data.dataset, data.tokenizer
-        self.val_text = data.text
-        if self.world.is_main:
+            self.work = Work(recipe, open_run_data(recipe, context.notify), context)
+        if context.world.is_main:
             require_writable(self.folder)
             for name in FOLDERS:  # no link leads out of the run
                 require_folder(self.folder / name, overwrite=True)
         torch.manual_seed(recipe.train.seed)
         with self.startup.part("model"):
-            self.model = GPT(recipe.model).to(self.device)
-        self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
-        self.model.kernels = best_kernels(self.device, self.model.compute_dtype, recipe.model.head_dim)
+            self.model = self.work.new_model()
         self.steps = 0
         self._locked = False
-        self.training, self.reserved = recipe.train, 0.0
+        self.trained = Trained()
         self.calibration: Calibration | None = None
         self.profile: dict[str, float] | None = None
-        self.weights = "the last weights"
         self.last: Validated | None = None
-        self.not_begun: list[str] = []
         self._metrics: Metrics | None = None
         self._chain: Chain | None = None
         self._unlinked: dict[int, Path] = {}  # checkpoints that the chain lacks, as another process had it
+
+    @property
+    def recipe(self) -> Recipe:
+        """Every setting."""
+        return self.work.recipe
+
+    @property
+    def context(self) -> Context:
+        """Device, ranks and log."""
+        return self.work.context
 
     @property
     def checkpoints(self) -> Path:
@@ -179,14 +173,14 @@ class Run:
             return
         with ExitStack() as stack:
             refusal = ""
-            if self.world.is_main:
+            if self.context.world.is_main:
                 try:
-                    stack.enter_context(locked_folder(self.folder, self.notify))
+                    stack.enter_context(locked_folder(self.folder, self.context.notify))
                 except ConfigError as error:
                     refusal = str(error)
-            if refusal := self.world.broadcast(refusal):
+            if refusal := self.context.world.broadcast(refusal):
                 raise ConfigError(refusal)
-            if self.world.is_main:
+            if self.context.world.is_main:
                 begin_folder(self.folder)
                 for folder in (self.folder, self.checkpoints, self.chain, self.profiles):
                     remove_abandoned(folder)
@@ -205,176 +199,105 @@ class Run:
             stop: called after every step; True on any rank ends the run on all ranks, after a checkpoint.
             on_warmup: called with (done, total) after each warm-up step.
         """
+        work = replace(self.work, context=replace(self.context, stop=stop, progress=on_warmup))
         with self.locked():
-            yield from self._train(resume, stop, on_warmup)
+            yield from self._train(work, resume)
 
-    def _train(self, resume: bool, stop: Stop, on_warmup: Progress) -> Iterator[Event]:
-        job = self.world.broadcast(self.world.job)
-        checkpoint = self._common_checkpoint(resume, job)
+    def _train(self, work: Work, resume: bool) -> Iterator[Event]:
+        recipe, world, notify = self.recipe, self.context.world, self.context.notify
+        job = world.broadcast(world.job)
+        saved = self._common_checkpoint(resume, job)
         about = self._identity() | {"job": job}
-        settings = self.training = self.recipe.training
-        self.reserved = self.recipe.reserved_seconds
-        if self.reserved:
-            cap = self.recipe.train.max_wallclock_seconds
-            self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration (calibration.reserve_seconds)")
-        yield self._checked()
-        batches = Batches(
-            self.dataset.train,
-            batch_tokens=settings.train_batch_tokens,
-            seq_len=settings.train_seq_len,
-            accumulation=settings.accumulation,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            order=self.recipe.data.order,
-            seed=settings.seed,
-            bos_id=self.recipe.model.bos_id,
-            vocab_size=self.recipe.model.vocab_size,
-            pin_memory=self.device.type == "cuda",
-        )
-        prepared = self._quantized_training()
-        hooks: list[StepHook] = [*([] if prepared is None else [prepared]), *self.model.step_hooks(self.notify)]
-        try:
-            training = Training(
-                self.model,
-                batches,
-                settings,
-                self.recipe.optimizer,
-                average=self.recipe.average,
-                bandit=self.recipe.bandit,
-                hooks=hooks,
-                documents=self._documents(),
-                saved=checkpoint,
-                world=self.world,
-                device=self.device,
-                stop=stop,
-                notify=self.notify,
+        if seconds := recipe.reserved_seconds:
+            left = recipe.training.max_wallclock_seconds
+            notify(
+                f"reserved {seconds:.1f} s of {left + seconds:g} s for calibration (calibration.reserve_seconds); "
+                f"{left:.1f} s are left for training"
             )
-            if self.world.is_main:
-                if checkpoint is not None:
-                    remove_newer(checkpoint)
-                else:  # a replaced run must not be resumed later
-                    if self.checkpoints.exists():
-                        remove_checkpoints(self.checkpoints)
-                    Chain(self.chain).remove_all()
-                if self.recipe.run.checkpoint_deltas:
-                    self._chain = Chain(self.chain, follows_run=True, notify=self.notify)
-                    if checkpoint is not None and checkpoint.path is not None:  # killed before it was added
-                        self._keep(partial(self._link, checkpoint.step, checkpoint.path))
-                different = self._stored_changes() if checkpoint is not None else []
-                for name, old, new in different:  # `Training` reports its own
-                    if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):
-                        self.notify(f"resuming with {name} = {new}; the checkpoint was trained with {old}")
-                write_environment(
-                    self.folder,
-                    self.recipe.digest,
-                    settings.seed,
-                    self.device,
-                    self.world,
-                    resumed_at=None if checkpoint is None else training.number,
-                    changes=different,
-                    log=self._log,
-                    notify=self.notify,
-                )
-                write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
-                step = training.number if checkpoint is not None else -1
-                history.truncate(self.folder, step, self.notify)
-                self._metrics = Metrics(self.folder, step, self.notify)
-            yield from self._follow(training, about, on_warmup)
-        finally:
-            batches.close()
-            if prepared is not None:
-                prepared.remove()
-
-    def _quantized_training(self) -> FakeQuantization | StoredTraining | None:
-        """Prepare the model for quantization-aware training, if the recipe has it."""
-        qat, settings = self.recipe.qat, self.recipe.calibration
-        if not qat.budget:
-            return qat.prepare(self.model, self.notify) if qat.enabled else None
-        export = self.recipe.export
-        assert export.budget is not None
-        return StoredTraining(
-            self.model,
-            BudgetFile(parse_size(export.budget), export.pinned(), export.coder, self.metadata()),
-            lambda state: calibrate_gpt(self.recipe, state, settings, device=self.device, symmetries=False).result,
-            settings=qat,
-            world=self.world,
-            notify=self.notify,
-        )
-
-    def _follow(self, loop: Training, about: Mapping[str, Any], on_warmup: Progress) -> Iterator[Event]:
-        self.steps = loop.number
-        yield self._started(loop)
-        save_every, validate_every = self.recipe.run.checkpoint_every, self.recipe.validation.every
-        validated = None
-        self._warm_up(loop, on_warmup)
-        if self.profiled and not loop.interrupted:
-            yield from self._profile(loop)
-        if loop.number == 0 and validate_every and not loop.interrupted:
-            validated = 0
-            yield self._validated(loop)
-        # when the last step began; where none follows a resumed run's, at its mean pace
-        began_ms, ended_ms = loop.clock.ms * max(0, loop.number - 1) / max(1, loop.number), loop.clock.ms
-        for step in loop:
-            began_ms, ended_ms = ended_ms, step.train_ms
-            self.steps = step.number
-            if self._metrics is not None and (self.recipe.run.logs(step.number) or step.stopping):
-                self._keep(partial(self._metrics.record, step))
-            yield step
-            if not loop.interrupted and (step.stopping or (validate_every and step.number % validate_every == 0)):
-                validated = step.number
-                yield self._validated(loop)
-            if step.stopping or (save_every and step.number % save_every == 0):
-                yield from self._saved(loop, about)
-        if loop.interrupted:
-            if self.steps == 0:  # stopped during warm-up
-                yield from self._saved(loop, about)
-            yield Interrupted(loop.number, self.checkpoints)
-        elif validated != loop.number:  # resumed after the last step
-            yield self._validated(loop)
-        if not loop.interrupted:
-            self.weights = str(loop.average)
-            for line in (*loop.finish(), *self.model.diagnostics()):
-                self.notify(f"active: {line}")
-            averaged = self.weights != "the last weights"
-            self.not_begun = list(not_begun(self.recipe, self.training, self.steps, began_ms, averaged=averaged))
-            for line in self.not_begun:
-                self.notify(f"never began: {line}")
+        with self.startup.part("preflight"):  # before the clock starts
+            self.checks = preflight.checked(self.work, self.folder, self._origins)
+        yield Checked(tuple(self.checks))
+        with program.training(work, self.model, saved) as training:
+            if world.is_main:
+                self._begin(training, saved)
+            self.steps = training.number
+            yield self._started(training)
+            self._warm_up(training, work.context.progress)
+            if self.profiled and not training.interrupted:
+                yield from self._profile(training)
+            yield from self._follow(work, training, about)
+            if training.interrupted:
+                yield Interrupted(training.number, self.checkpoints)
+                return
+            self.trained = program.finish(work, training, self.last)
             if self.compiling is not None:
                 self.compiling.end_run()
-            if self.world.is_main:
-                state = self.model.state_dict()
-                last = self.last
-                score, train_ms = (None, 0.0) if last is None else (last.score, last.train_ms)
-                self._keep(partial(save_float, self.folder, state, score, train_ms, self.steps, self.weights))
+            if world.is_main:
+                self._keep(partial(save_float, self.folder, self.model.state_dict(), self.trained))
+
+    def _begin(self, training: Training, saved: Checkpoint | None) -> None:
+        """Bring the files of the folder to the step at which the run begins."""
+        notify = self.context.notify
+        if saved is not None:
+            remove_newer(saved)
+        else:  # a replaced run must not be resumed later
+            if self.checkpoints.exists():
+                remove_checkpoints(self.checkpoints)
+            Chain(self.chain).remove_all()
+        if self.recipe.run.checkpoint_deltas:
+            self._chain = Chain(self.chain, follows_run=True, notify=notify)
+            if saved is not None and saved.path is not None:  # killed before it was added
+                self._keep(partial(self._link, saved.step, saved.path))
+        different = self._stored_changes() if saved is not None else []
+        for name, old, new in different:  # `Training` reports its own
+            if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):
+                notify(f"resuming with {name} = {new}; the checkpoint was trained with {old}")
+        resumed_at = None if saved is None else training.number
+        write_environment(self.folder, self.recipe, self.context, resumed_at=resumed_at, changes=different)
+        write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
+        step = training.number if saved is not None else -1
+        history.truncate(self.folder, step, notify)
+        self._metrics = Metrics(self.folder, step, notify)
+
+    def _follow(self, work: Work, training: Training, about: Mapping[str, Any]) -> Iterator[Event]:
+        """Train, and keep what happens in the folder."""
+        save_every = self.recipe.run.checkpoint_every
+        for event in program.follow(work, training):
+            if isinstance(event, Resumable):
+                step = event.step
+                if step.stopping or (save_every and step.number % save_every == 0):
+                    yield from self._saved(training, about)
+                continue
+            if isinstance(event, Step):
+                self.steps = event.number
+                if self._metrics is not None and (self.recipe.run.logs(event.number) or event.stopping):
+                    self._keep(partial(self._metrics.record, event))
+            else:
+                self.last = event
+                if self.context.world.is_main:
+                    entry = history.Entry(event.step, event.train_ms, event.score.bpb)
+                    self._keep(partial(history.record, self.folder, entry, self.context.notify))
+            yield event
+        if training.interrupted and training.number == 0:  # stopped during warm-up
+            yield from self._saved(training, about)
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Call `write`; training must not end because of a file that it does not need."""
         try:
             write()
         except (OSError, BirdieError) as error:
-            self.notify(f"warning: the run goes on without a file of its folder: {error}")
-
-    def restore(self) -> None:
-        """Load the weights of the folder's finished run, as if it had been trained now: for another export."""
-        state, self.steps, self.weights, train_ms, score = load_float(self.folder)
-        self.last = None if score is None else Validated(self.steps, train_ms, score, self.weights)
-        try:
-            self.model.load_state_dict(state)
-        except RuntimeError as error:
-            raise WeightsError(
-                f"the weights in {self.folder} are of another model than the recipe's; leave [model] as it was trained"
-            ) from error
+            self.context.notify(f"warning: the run goes on without a file of its folder: {error}")
 
     def _saved(self, loop: Training, about: Mapping[str, Any]) -> Iterator[Saved]:
         """Write a checkpoint; if that fails, a run that is not being stopped continues without it."""
         try:
             checkpoint, keep = loop.checkpoint(about), self.recipe.run.keep_checkpoints
-            main = self.world.is_main
+            main = self.context.world.is_main
             path = save_checkpoint(self.checkpoints, checkpoint, keep=keep) if main else self.checkpoints
         except OutputError as error:
             if loop.interrupted:
                 raise
-            self.notify(f"no checkpoint of step {loop.number}, training goes on: {error}")
+            self.context.notify(f"no checkpoint of step {loop.number}, training goes on: {error}")
         else:
             self._keep(partial(self._link, loop.number, path))
             yield Saved(loop.number, path)
@@ -394,60 +317,38 @@ class Run:
                 kind = f"difference to {Path(row.base).stem}" if row.base else "full"
                 took = f"{time.perf_counter() - began:.1f} s"
                 share, file = f"{row.bytes:,} of {row.checkpoint_bytes:,} bytes", self.chain / row.name
-                self.notify(f"step {row.step}  {share} in {file}, {kind}, {took}")
-
-    def _checked(self) -> Checked:
-        """Run the preflight checks before the clock starts; a failure on any rank ends the run on all ranks."""
-        with self.startup.part("preflight"):
-            facts = preflight.collect_facts(
-                self.recipe, self.folder, self.dataset.train, self.dataset.train_tokens, self.device, self.world
-            )
-            self.checks = preflight.run_checks(self.recipe, facts, self._origins)
-            failed = any(check.state == "fail" for check in self.checks)
-            if self.world.any(failed, self.device):
-                preflight.require_no_failure(self.checks)
-                raise ConfigError("the preflight check of another rank failed; see the message of that rank")
-        return Checked(tuple(self.checks))
+                self.context.notify(f"step {row.step}  {share} in {file}, {kind}, {took}")
 
     def _warm_up(self, loop: Training, on_step: Progress) -> None:
         """Warm up, and report what was compiled and the start-up time."""
+        world, notify = self.context.world, self.context.notify
         if loop.compiled:
-            self.compiling = CompileReport(self.notify)
+            self.compiling = CompileReport(notify)
         with self.startup.part("priming"):
             loop.warm_up(on_step)
         if self.compiling is not None:
-            if self.world.any(loop.runs_eagerly, self.device) and not loop.runs_eagerly:
-                self.notify("torch.compile failed on another rank, which runs eagerly and slows all ranks down")
+            if world.any(loop.runs_eagerly, self.context.device) and not loop.runs_eagerly:
+                notify("torch.compile failed on another rank, which runs eagerly and slows all ranks down")
             self.compiling.end_warmup()
-        self.notify(self.startup.line())
+        notify(self.startup.line())
 
     def _profile(self, loop: Training) -> Iterator[Profiled]:
         """Profile steps and undo them; every rank takes them, and rank 0 writes the profile."""
-        self.profile = profile(loop, self.device, self.profiles if self.world.is_main else None)
+        self.profile = profile(loop, self.context.device, self.profiles if self.context.world.is_main else None)
         if self.profile is not None:
             yield Profiled(self.profile, self.profiles)
-
-    def _validated(self, loop: Training) -> Validated:
-        """Score the weights that would be exported now, the average if there is one, and record it in the history."""
-        with loop.average.in_model():
-            score = self.score(self.model)
-        if self.world.is_main:
-            entry = history.Entry(loop.number, loop.clock.ms, score.bpb)
-            self._keep(partial(history.record, self.folder, entry, self.notify))
-        self.last = Validated(loop.number, loop.clock.ms, score, str(loop.average))
-        return self.last
 
     def _common_checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
         """Return the checkpoint to resume from, the same on all ranks; an error on any rank ends the run on all."""
         checkpoint, failure = None, None
-        restarted = self.world.max_int(self.world.restarts, self.device) > 0
+        restarted = self.context.world.max_int(self.context.world.restarts, self.context.device) > 0
         try:
             checkpoint = self._checkpoint(resume, restarted, job)
         except BirdieError as error:
             failure = error
-        if self.world.any(failure is not None, self.device):
+        if self.context.world.any(failure is not None, self.context.device):
             raise failure or ConfigError("another rank cannot start from the run folder; see the message of that rank")
-        require_same_checkpoint(checkpoint, self.checkpoints, self.world)
+        require_same_checkpoint(checkpoint, self.checkpoints, self.context.world)
         return checkpoint
 
     def _checkpoint(self, resume: bool, restarted: bool, job: str) -> Checkpoint | None:
@@ -459,7 +360,7 @@ class Run:
                     "birdie decompress and continue it with --resume, or choose another --folder"
                 )
             if resume:
-                self.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
+                self.context.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
             return None
 
         def require(newest: Checkpoint) -> None:
@@ -469,7 +370,7 @@ class Run:
         checkpoint = None
         if resume or restarted:
             self.require_unchanged()
-            checkpoint = load_checkpoint(self.checkpoints, notify=self.notify, require=require)
+            checkpoint = load_checkpoint(self.checkpoints, notify=self.context.notify, require=require)
         if checkpoint is None or not (resume or checkpoint.about.get("job") == job):
             if not self.replace:
                 raise ConfigError(
@@ -488,7 +389,7 @@ class Run:
                     f"cannot resume: {name} is {value}, but the run in {self.folder} has {str(saved)[:200]}"
                 )
         try:
-            require_resumable(checkpoint, self.model, recipe.optimizer, recipe.average, recipe.bandit)
+            require_resumable(checkpoint, self.model, recipe.tables)
             chunks, most = checkpoint.loader.get("spans"), checkpoint.step * recipe.train.accumulation
             if type(chunks) is not int or not checkpoint.step <= chunks <= most:
                 raise WeightsError(f"its data are at chunk {str(chunks)[:40]} after {checkpoint.step} steps")
@@ -533,15 +434,8 @@ class Run:
         try:
             return self._changes()
         except (DataError, ConfigError) as error:
-            keep_damaged(self.folder / RECIPE, str(error), self.notify)
+            keep_damaged(self.folder / RECIPE, str(error), self.context.notify)
             return []
-
-    def _documents(self) -> DocumentFinder | None:
-        """Return the finder of document boundaries, if rows are packed or the attention kernel takes boundaries."""
-        config, packed = self.recipe.model, self.recipe.data.order == "packed"
-        if not packed and (not config.isolate_documents or self.model.kernels.varlen is None):
-            return None
-        return DocumentFinder(config.bos_id, self.device, packed=packed, notify=self.notify)
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with its checkpoint: model, tokenizer, and the order of the data."""
@@ -551,20 +445,20 @@ class Run:
             **{f"model.{name}": value for name, value in values["model"].items()},
             **{f"train.{name}": values["train"][name] for name in train},
             "data.order": values["data"]["order"],
-            "tokenizer": self.tokenizer.digest,
-            "train_tokens": self.dataset.train_tokens,
+            "tokenizer": self.work.data.tokenizer.digest,
+            "train_tokens": self.work.data.dataset.train_tokens,
         }
 
     def _started(self, loop: Training) -> Started:
         return Started(
             parameters=sum(p.numel() for p in self.model.parameters()),
-            world_size=self.world.size,
+            world_size=self.context.world.size,
             micro_steps=loop.micro_steps,
-            dataset=self.dataset.train[0].parent.name,
-            train_shards=len(self.dataset.train),
-            train_tokens=self.dataset.train_tokens,
-            val_tokens=len(self.val_text.tokens),
-            device=str(self.device),
+            dataset=self.work.data.dataset.train[0].parent.name,
+            train_shards=len(self.work.data.dataset.train),
+            train_tokens=self.work.data.dataset.train_tokens,
+            val_tokens=len(self.work.data.text.tokens),
+            device=str(self.context.device),
             attention_kernel=self.model.kernels.name,
             compute_dtype=loop.in_effect["compute_dtype"],
             newton_schulz_dtype=loop.in_effect["newton_schulz_dtype"],
@@ -573,44 +467,13 @@ class Run:
             resumed_at=loop.number,
         )
 
-    def score(self, model: GPT) -> Score:
-        """Score `model` on the validation tokens; all ranks share the work and return the same score."""
-        training = model.training
-        model.eval()  # in training mode, QAT would score quantized weights
-        try:
-            return evaluator.score(
-                model,
-                self.val_text,
-                train_seq_len=self.recipe.train.train_seq_len,
-                batch_tokens=self.recipe.validation.batch_tokens,
-                device=self.device,
-                world=self.world,
-            ).score
-        finally:
-            model.train(training)
-
-    def model_of(self, state: Mapping[str, Tensor]) -> GPT:
-        """Return a second model with the weights `state` and this run's shape, device and precision."""
-        model = GPT(self.recipe.model)
-        model.load_state_dict(state)
-        model.compute_dtype, model.kernels = self.model.compute_dtype, self.model.kernels
-        return model.to(self.device)
-
     def calibrate(self, progress: Progress | None = None) -> Calibration | None:
         """Calibrate the model, once, if the recipe has calibration; `export` uses the result.
 
         Call it on rank 0 alone, which alone exports; the other ranks need not wait.
         """
-        settings = self.recipe.calibration
-        if self.calibration is None and settings.data != "none":
-            state = {name: weight.detach().cpu() for name, weight in self.model.state_dict().items()}
-            calibration = calibrate_gpt(self.recipe, state, settings, progress=progress, device=self.device)
-            source = "its own samples" if settings.data == "own" else "training data"
-            budget = f"; {self.reserved:.1f} s were reserved" if self.training.cap_ms else ""
-            self.notify(
-                f"calibrated on {calibration.tokens:,} tokens of {source} in {calibration.seconds:.1f} s{budget}"
-            )
-            self.calibration = calibration
+        if self.calibration is None:
+            self.calibration = program.calibrate(self.work, self.model, progress)
         return self.calibration
 
     def export(
@@ -625,38 +488,17 @@ class Run:
             budget: maximum bytes of the file; None: that of the recipe, if it has one.
             progress: called with (done, total).
         """
-        settings = self.recipe.export
-        if budget is None and settings.budget is not None:
-            budget = parse_size(settings.budget)
-        calibration, path = self.calibrate(), path or self.folder / "model.birdie"
-        return save(
+        path = require_output(path or self.folder / "model.birdie", kind=KIND, overwrite=None)
+        require_writable(path.parent)
+        if budget is None and self.recipe.export.budget is not None:
+            budget = parse_size(self.recipe.export.budget)
+        program.export(
+            self.work,
             self.model,
+            replace(self.trained, steps=self.steps),
             path,
-            scheme=[
-                *storage_rules(self.recipe.qat, self.model),
-                *(settings.schemes() if budget is None else settings.pinned()),
-            ],
             budget=budget,
-            coder=settings.coder,
-            calibration=None if calibration is None else calibration.result,
-            metadata=self.metadata(),
+            calibration=self.calibrate(),
             progress=progress,
         )
-
-    def metadata(self) -> dict[str, Any]:
-        """Return the artifact's metadata: what scoring and sampling need, and the provenance of the weights."""
-        tokenizer = {
-            "kind": self.tokenizer.kind,
-            "vocab_size": self.tokenizer.vocab_size,
-            "sha256": self.tokenizer.digest,
-        }
-        return {
-            "model": "gpt",
-            **({"weights": self.weights} if self.recipe.average.kind != "none" else {}),
-            "recipe": self.recipe.to_dict(),
-            "tokenizer": tokenizer,
-            "steps": self.steps,
-            "device": str(self.device),
-            "versions": provenance.versions(),
-            "commit": provenance.commit(),
-        }
+        return inspect(path)

@@ -24,10 +24,11 @@ from birdie.gpt.run import estimate
 from birdie.gpt.run.effect import no_effect
 from birdie.gpt.run.events import Check
 from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.work import Work
 from birdie.gpt.train.plan import require_divisible
 from birdie.system import platform
+from birdie.system.context import Context
 from birdie.system.device import choose_dtype
-from birdie.system.distributed import World
 
 EXPORT_BYTES = 6  # per weight, at most, of the files that a run writes besides its checkpoints
 
@@ -59,6 +60,21 @@ class Facts:
     unread: tuple[str, ...]
     compiles: bool
     coder_s: float | None
+
+
+def checked(work: Work, folder: Path, origins: Mapping[str, str] | None = None) -> list[Check]:
+    """Return the results of all checks of a run in `folder`; a failure on any rank ends the run on all ranks.
+
+    Args:
+        origins: as of `run_checks`.
+    """
+    dataset, context = work.data.dataset, work.context
+    facts = collect_facts(work.recipe, folder, dataset.train, dataset.train_tokens, context)
+    checks = run_checks(work.recipe, facts, origins)
+    if context.world.any(any(check.state == "fail" for check in checks), context.device):
+        require_no_failure(checks)
+        raise ConfigError("the preflight check of another rank failed; see the message of that rank")
+    return checks
 
 
 def run_checks(recipe: Recipe, facts: Facts, origins: Mapping[str, str] | None = None) -> list[Check]:
@@ -165,10 +181,9 @@ def _size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def collect_facts(
-    recipe: Recipe, folder: Path, shards: Sequence[Path], train_tokens: int, device: torch.device, world: World
-) -> Facts:
+def collect_facts(recipe: Recipe, folder: Path, shards: Sequence[Path], train_tokens: int, context: Context) -> Facts:
     """Return the facts of this machine for one rank; rank 0 compiles the coder's kernels on the way."""
+    device, world = context.device, context.world
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     return Facts(
         device=device.type,

@@ -24,6 +24,7 @@ from birdie.gpt.run.values import typed
 from birdie.gpt.score.settings import EvaluationSettings, ValidationSettings
 from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings, comma_separated
+from birdie.gpt.train.tables import TrainingTables
 from birdie.small.qat.settings import Qat
 
 if TYPE_CHECKING:
@@ -287,6 +288,11 @@ class Recipe:
                 "calibration.reserve_seconds, or raise max_wallclock_seconds"
             )
         return dataclasses.replace(self.train, max_wallclock_seconds=cap - seconds)
+
+    @property
+    def tables(self) -> TrainingTables:
+        """Settings of the steps, with the cap that calibration leaves."""
+        return TrainingTables(self.training, self.optimizer, self.average, self.bandit)
 
     @property
     def scores_twice(self) -> bool:

@@ -1,6 +1,6 @@
 """Files that every run leaves in its folder, so that a paid run is never lost and runs can be compared.
 
-environment.json     versions, commit, machine, device, ranks, seed, command, times of the starts, path of the log
+environment.json     versions, commit, machine, device, ranks, seed, command, times of the starts
 metrics.jsonl        one JSON object a line for each logged step: {"step", "train_ms", "loss", "lr_multiplier"}
 float.safetensors    the weights before the export (birdie.gpt.run.float_weights)
 """
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from birdie.errors import DataError
+from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.train.loop import Step
 from birdie.system import provenance
 from birdie.system.callbacks import Notify
-from birdie.system.distributed import World
+from birdie.system.context import Context
 from birdie.system.files import open_append, write_bytes
 from birdie.system.locks import HOLDER, LOCK
 from birdie.system.outputs import require_own_folder
@@ -48,40 +49,33 @@ def begin_folder(folder: Path) -> None:
 
 def write_environment(
     folder: Path,
-    digest: str,
-    seed: int,
-    device: torch.device,
-    world: World,
+    recipe: Recipe,
+    context: Context,
     *,
     resumed_at: int | None,
     changes: Sequence[tuple[str, Any, Any]] = (),
-    log: Path | None,
-    notify: Notify,
 ) -> None:
     """Write where and how a run was started; a resumed run keeps the times and the changes of its earlier starts.
 
     Args:
-        digest: of the recipe.
         resumed_at: step from which the run goes on; None: it starts.
         changes: (setting, value up to that step, value from now on) of each setting of training that differs.
-        log: of the run, if it is not `log.txt` in the folder.
-        notify: called with a warning if the earlier starts cannot be read.
     """
+    device = context.device
     path = folder / ENVIRONMENT
-    starts, changed = ([], []) if resumed_at is None else _earlier(path, notify)
+    starts, changed = ([], []) if resumed_at is None else _earlier(path, context.notify)
     changed += [{"after_step": resumed_at, "setting": name, "from": old, "to": new} for name, old, new in changes]
     values = {
         "starts": [*starts, datetime.now(UTC).isoformat(timespec="seconds")],
         "command": sys.argv,
         **({"changed": changed} if changed else {}),
-        "recipe_digest": digest,
-        "seed": seed,
+        "recipe_digest": recipe.digest,
+        "seed": recipe.train.seed,
         "versions": provenance.versions(),
         "commit": provenance.commit(),
         "machine": provenance.machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "ranks": world.size,
-        "log": None if log is None else str(log.resolve()),
+        "ranks": context.world.size,
     }
     write_bytes(path, json.dumps(values, indent=1).encode() + b"\n")
 

@@ -125,6 +125,7 @@ class Trainer:
     Attributes:
         number: finished steps.
         clock: training time so far.
+        began_ms: training time when the last step began; of a restored state, at the mean pace of its steps.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Trainer:
         self.hooks, self.documents = tuple(hooks), documents
         self.world, self.device = optimizers.world, next(model.parameters()).device
         self.loss: Callable[..., Tensor] = cast(Any, model).loss if loss is None else loss
-        self.number, self.clock = 0, Clock(self.world, self.device)
+        self.number, self.clock, self.began_ms = 0, Clock(self.world, self.device), 0.0
         self._inside_step = False
         self.send_weights()
 
@@ -163,6 +164,7 @@ class Trainer:
 
     def timed(self, plan: StepPlan) -> Step:
         """Take one step by `plan`, inside the clock."""
+        self.began_ms = self.clock.ms
         with named_range("step"), self.clock.running():
             step = self.take(plan)
         return dataclasses.replace(step, train_ms=self.clock.ms, stopping=not self.remaining)
@@ -255,6 +257,7 @@ class Trainer:
         self.average.load_state(state.average)
         self.plan.load_state(state.bandit)
         self.number, self.clock.ms, self._inside_step = state.step, state.clock_ms, False
+        self.began_ms = state.clock_ms * max(0, state.step - 1) / max(1, state.step)
         set_rng_state(state.rng)
 
     def send_weights(self) -> None:

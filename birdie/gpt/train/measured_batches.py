@@ -15,8 +15,7 @@ from torch import nn
 
 from birdie.gpt.train.plan import differ_within_a_rank, micro_steps
 from birdie.gpt.train.settings import TrainSettings
-from birdie.system.callbacks import Notify
-from birdie.system.distributed import World
+from birdie.system.context import Context
 
 MOST = 8192  # tokens at once where memory is not measured; a CPU gains nothing from more
 MEMORY_FRACTION = 0.9  # of the free memory
@@ -54,24 +53,17 @@ def largest_that_fits(sizes: Sequence[int], needs: Callable[[int], int], free: i
 
 
 def measured_size(
-    model: nn.Module,
-    settings: TrainSettings,
-    world: World,
-    device: torch.device,
-    *,
-    saved: object,
-    uncut: bool = False,
-    notify: Notify,
+    model: nn.Module, settings: TrainSettings, context: Context, *, saved: object, uncut: bool = False
 ) -> int:
     """Return the tokens of a micro-batch that "auto" stands for, the same on every rank.
 
     Args:
         model: on its device.
-        world: of this rank; the rank with the least memory decides.
+        context: device, ranks, of which the one with the least memory decides, and log.
         saved: size in the checkpoint that this run resumes, or None.
         uncut: whether chunks are rows that must not be cut, as packed ones are.
-        notify: called with the line that says what was chosen.
     """
+    world, device = context.world, context.device
     sizes = candidate_sizes(settings, world.size, uncut=uncut)
     if isinstance(saved, int) and saved in sizes:
         tokens, reason = saved, "as in the checkpoint"
@@ -79,7 +71,7 @@ def measured_size(
         tokens = -world.max_int(-_size_of_this_rank(model, settings, sizes, device), device)
         reason = "measured" if device.type == "cuda" else f"at most {MOST:,} on {device.type}"
     steps = micro_steps(settings, world.size, tokens)
-    notify(f"micro-batches of {tokens:,} tokens, {steps} to a step on each rank ({reason})")
+    context.notify(f"micro-batches of {tokens:,} tokens, {steps} to a step on each rank ({reason})")
     return tokens
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from birdie.errors import WeightsError
 from birdie.gpt.train.average import TERMS
-from birdie.gpt.train.bandit import Bandit, BanditSettings
+from birdie.gpt.train.bandit import Bandit
 from birdie.gpt.train.checkpoint import Checkpoint
 from birdie.gpt.train.loop import tensors_of
 from birdie.gpt.train.muon import STATE
 from birdie.gpt.train.optimizers import Groups, split_parameters
-from birdie.gpt.train.settings import AverageSettings, OptimizerSettings
+from birdie.gpt.train.tables import TrainingTables
 
 STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
     **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), lambda shape: shape),
@@ -30,25 +30,20 @@ _MUON, _ADAM = STATE, ("step", "exp_avg", "exp_avg_sq")
 _SIGNED = ("momentum_buffer", "exp_avg")
 
 
-def require_resumable(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizer: OptimizerSettings,
-    averaging: AverageSettings,
-    bandit: BanditSettings,
-) -> None:
+def require_resumable(checkpoint: Checkpoint, model: nn.Module, tables: TrainingTables) -> None:
     """Check that a run can resume from `checkpoint`; the position of the loader is left to the caller.
 
     Args:
         checkpoint: read from a file.
         model: of the run, with any weights.
-        optimizer, averaging, bandit: settings of the run; what has changed since the checkpoint begins anew.
+        tables: settings of the run; what has changed since the checkpoint begins anew.
 
     Raises:
         WeightsError: it cannot.
     """
+    averaging, bandit = tables.average, tables.bandit
     _require_weights(checkpoint.weights, dict(model.named_parameters()), dict(model.named_buffers()))
-    square = checkpoint.settings.get("muon_beta2", optimizer.muon_beta2)
+    square = checkpoint.settings.get("muon_beta2", tables.optimizer.muon_beta2)
     require_optimizer(split_parameters(model), checkpoint.optimizer, checkpoint.step, row_square=bool(square))
     require_rng_state(checkpoint.rng)
     if checkpoint.average:

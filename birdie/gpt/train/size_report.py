@@ -10,8 +10,7 @@ Source of the mixed lengths: openai/parameter-golf #1212, where each GPU has row
 from collections import Counter
 
 from birdie.gpt.train.plan import Plan, StepSize, chunk_lengths
-from birdie.system.callbacks import Notify
-from birdie.system.distributed import World
+from birdie.system.context import Context
 
 
 class SizeReport:
@@ -19,12 +18,11 @@ class SizeReport:
 
     Args:
         plan: of the run.
-        world: this rank and its peers.
-        notify: called with a line when a stage begins.
+        context: ranks and log.
     """
 
-    def __init__(self, plan: Plan, world: World, notify: Notify) -> None:
-        self._plan, self._world, self._notify = plan, world, notify
+    def __init__(self, plan: Plan, context: Context) -> None:
+        self._plan, self._world, self._notify = plan, context.world, context.notify
         self._settings = plan.settings
         self._up_to = "up to " if self._settings.mixed_seq_lens else ""
         self._trained: Counter[int] = Counter()

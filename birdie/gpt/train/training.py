@@ -1,56 +1,49 @@
 """A run with everything that its settings ask for: what `Trainer` needs, and the features around it.
 
-    settings ─► Plan [bandit] · Optimizers · Average ─┐
-    compile, fused kernels, fp8 ──────────────────────┴─► Training ─► warm-up ─► steps, until the end or a stop
-                                                             └─► checkpoint() ◄─► resume()
+    tables ─► Plan [bandit] · Optimizers · Average ──┐
+    compile, fused kernels, fp8 ─────────────────────┴─► Training ─► warm-up ─► steps, until the end or a stop
+                                                             └─► checkpoint() ◄─► resume
 
-A script that needs none of the features makes these parts itself and calls `Trainer` alone.
+The module of a feature is imported where the settings ask for it: a packed script has no other (birdie.golf.packed).
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from birdie.gpt.train.average import Average
-from birdie.gpt.train.bandit import BanditPlan, BanditSettings
-from birdie.gpt.train.checkpoint import Checkpoint
+from birdie.gpt.train.bandit import BanditPlan
 from birdie.gpt.train.compile_report import eager_pass
-from birdie.gpt.train.fp8 import fp8_supported, train_in_fp8
 from birdie.gpt.train.loop import Step, Trainer, tensors_of
-from birdie.gpt.train.measured_batches import measured_size
 from birdie.gpt.train.micro_batches import Batches, Documents
 from birdie.gpt.train.optimizers import Optimizers
 from birdie.gpt.train.plan import Plan, StepPlan, micro_steps
-from birdie.gpt.train.resuming import changes, require_resumable
-from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings
 from birdie.gpt.train.size_report import SizeReport
-from birdie.system.callbacks import Notify, Progress, StepHook, Stop, never, no_message, no_progress
+from birdie.gpt.train.tables import TrainingTables
+from birdie.system.callbacks import Progress, StepHook, no_progress
+from birdie.system.context import Context
 from birdie.system.device import choose_dtype, dtype_name, make_current
-from birdie.system.distributed import World
 from birdie.system.torch_compile import CompiledOrEager
+
+if TYPE_CHECKING:
+    from birdie.gpt.train.checkpoint import Checkpoint
 
 
 class Training(Trainer):
     """A `Trainer` that is made of settings; iterating warms up first.
 
     Args:
-        model: with `loss(ids, targets)`, the mean cross-entropy in nats. It is moved to `device`.
+        model: with `loss(ids, targets)`, the mean cross-entropy in nats. It is moved to the device.
         batches: this rank's loader.
-        settings: length, batch, precision.
-        optimizer: learning rates and momenta.
-        average: of the weights, which `finish` puts into the model; None: the last weights are the result.
-        bandit: varies the learning rates; None: only the schedule does.
+        tables: settings of the steps.
+        context: device, ranks and log. Its `stop` is called after every step: True on any rank makes that step the last
+            on all. None: one rank, where the model is.
         hooks: techniques that take part in the steps.
         documents: finds the documents that the loss isolates by their bounds; has `packed` if rows are packed.
         saved: checkpoint that the run resumes, whose weights and state it takes.
-        world: this rank and its peers.
-        device: where to train; None: where the model is.
-        stop: called after every step; True on any rank makes that step the last on all.
-        notify: called with lines for the log.
 
     Attributes:
         in_effect: settings of the run with every "auto" resolved, as JSON can hold them.
@@ -67,31 +60,29 @@ class Training(Trainer):
         self,
         model: nn.Module,
         batches: Batches,
-        settings: TrainSettings,
-        optimizer: OptimizerSettings,
+        tables: TrainingTables,
+        context: Context | None = None,
         *,
-        average: AverageSettings | None = None,
-        bandit: BanditSettings | None = None,
         hooks: Sequence[StepHook] = (),
         documents: Documents | None = None,
-        saved: Checkpoint | None = None,
-        world: World | None = None,
-        device: torch.device | None = None,
-        stop: Stop = never,
-        notify: Notify = no_message,
+        saved: "Checkpoint | None" = None,
     ) -> None:
-        average, bandit, world = average or AverageSettings(), bandit or BanditSettings(), world or World()
-        device = next(model.parameters()).device if device is None else device
+        self.context = context = context or Context(next(model.parameters()).device)
+        settings, optimizer, device, notify = tables.train, tables.optimizer, context.device, context.notify
         packed = bool(getattr(documents, "packed", False))
-        self.stop, self.notify, self.stopped, self._warmed_up = stop, notify, False, False
+        self.stopped, self._warmed_up = False, False
         make_current(device)
         gpt: Any = model.to(device).train()
         gpt.compute_dtype = choose_dtype(settings.compute_dtype, device)
         newton_schulz_dtype = choose_dtype(optimizer.newton_schulz_dtype, device)
-        self.fp8 = settings.fp8 and fp8_supported(device, notify)
-        if self.fp8:
-            train_in_fp8(model, notify)
-        optimizers = Optimizers(model, optimizer, newton_schulz_dtype=newton_schulz_dtype, world=world)
+        self.fp8 = False
+        if settings.fp8:
+            from birdie.gpt.train.fp8 import fp8_supported, train_in_fp8
+
+            self.fp8 = fp8_supported(context.device, context.notify)
+            if self.fp8:
+                train_in_fp8(model, context.notify)
+        optimizers = Optimizers(model, optimizer, newton_schulz_dtype=newton_schulz_dtype, world=context.world)
         self.compiled = device.type == "cuda" if settings.compile is None else settings.compile
         if fuse_loss := getattr(model, "fuse_loss", None):
             fuse_loss(settings.fused, compiled=self.compiled)
@@ -106,19 +97,21 @@ class Training(Trainer):
             optimizers.copy_gradients()
         loss: Callable[..., Tensor] = CompiledOrEager(gpt.loss, notify, mode) if self.compiled else gpt.loss
         if settings.micro_batch_tokens == "auto":
+            from birdie.gpt.train.measured_batches import measured_size
+
             known = None if saved is None else saved.settings.get("micro_batch_tokens")
-            tokens = measured_size(model, settings, world, device, saved=known, uncut=packed, notify=notify)
+            tokens = measured_size(model, settings, context, saved=known, uncut=packed)
             settings = dataclasses.replace(settings, micro_batch_tokens=tokens)
-        plan = Plan(settings, optimizer, world.rank, world.size, packed)
-        self._sizes = SizeReport(plan, world, notify) if plan.staged or settings.mixed_seq_lens else None
+        plan = Plan(settings, optimizer, context.world.rank, context.world.size, packed)
+        self._sizes = SizeReport(plan, context) if plan.staged or settings.mixed_seq_lens else None
         if self._sizes is not None and settings.mixed_seq_lens:
             notify(self._sizes.mixed_lengths())
         super().__init__(
             model,
             batches,
-            BanditPlan(plan, bandit) if bandit.every else plan,
+            BanditPlan(plan, tables.bandit) if tables.bandit.every else plan,
             optimizers,
-            Average(average, tensors_of(model)),
+            Average(tables.average, tensors_of(model)),
             hooks=[*hooks, *([] if self._sizes is None else [self._sizes])],
             documents=documents,
             loss=loss,
@@ -127,8 +120,8 @@ class Training(Trainer):
             **dataclasses.asdict(settings),
             "mixed_seq_lens": list(settings.mixed_seq_lens),  # as JSON restores it
             **dataclasses.asdict(optimizer),
-            **{f"average.{name}": value for name, value in dataclasses.asdict(average).items()},
-            **{f"bandit.{name}": value for name, value in bandit.plain().items()},
+            **{f"average.{name}": value for name, value in dataclasses.asdict(tables.average).items()},
+            **{f"bandit.{name}": value for name, value in tables.bandit.plain().items()},
             "compile": self.compiled,
             "compile_mode": mode,
             "fp8": self.fp8,
@@ -136,7 +129,9 @@ class Training(Trainer):
             "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
         }
         if saved is not None:
-            require_resumable(saved, model, optimizer, average, bandit)
+            from birdie.gpt.train.resuming import changes, require_resumable
+
+            require_resumable(saved, model, tables)
             for line in changes(saved, self.in_effect):
                 notify(line)
             self.restore(saved)
@@ -201,7 +196,7 @@ class Training(Trainer):
                     break
         self._warmed_up = True
         if fractions and self.plan.changes and self._sizes is not None and not self.stopped:
-            self.notify(self._sizes.warmup())
+            self.context.notify(self._sizes.warmup())
 
     def timed(self, plan: StepPlan) -> Step:
         """Take one step by `plan`, inside the clock, and agree with the other ranks on whether it is the last."""
@@ -209,8 +204,10 @@ class Training(Trainer):
         self._agree_on_stop()
         return dataclasses.replace(step, stopping=not self.remaining)
 
-    def checkpoint(self, about: Mapping[str, Any] | None = None) -> Checkpoint:
+    def checkpoint(self, about: Mapping[str, Any] | None = None) -> "Checkpoint":
         """Return the state with the settings in effect and notes of the caller. Every rank must call it."""
+        from birdie.gpt.train.checkpoint import Checkpoint
+
         state = self.state()
         parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         return Checkpoint(**parts, settings=self.in_effect, about=dict(about or {}))
@@ -234,5 +231,5 @@ class Training(Trainer):
 
     def _agree_on_stop(self) -> bool:
         """Return whether any rank stops: a rank that stopped alone would leave the others waiting for it."""
-        self.stopped = self.world.any(self.stop(), self.device)
+        self.stopped = self.world.any(self.context.stop(), self.device)
         return self.stopped

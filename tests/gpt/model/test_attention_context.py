@@ -22,6 +22,7 @@ from birdie.gpt.train.training import Training
 from tests.gpt.model.packed_text import BOS, CPU, attentive_model, document_text
 from tests.gpt.model.technique_table import blocks_of
 from tests.gpt.model.varlen_reference import KERNELS, flash3
+from tests.tiny_run import tiny_training
 
 
 def masks_only(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -170,7 +171,7 @@ def packed_run(shard: Path, model: GPT, lines: list[str] | None = None, **change
     settings = TrainSettings(**(TRAIN | changes))
     batches = Batches([shard], batch_tokens=128, seq_len=16, accumulation=2, order="packed", bos_id=BOS)
     optimizers = OptimizerSettings(matrix_lr=0.02, newton_schulz_dtype="float32")
-    return Training(model, batches, settings, optimizers, documents=finder(lines=lines)), batches
+    return tiny_training(model, batches, settings, optimizers, documents=finder(lines=lines)), batches
 
 
 @pytest.mark.parametrize("kernel", ["FlashAttention-3", "torch varlen"])

@@ -14,8 +14,7 @@ from birdie.gpt.model import fused_loss
 from birdie.gpt.model.fused_loss import capped_loss, choose_backend
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.train.training import Training
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import TinyBatches, tiny_model, tiny_settings, tiny_training
 
 CPU = torch.device("cpu")
 
@@ -75,7 +74,7 @@ def test_a_second_backward_pass_is_refused() -> None:
 
 def curve(**changes: Any) -> tuple[list[float], GPT]:
     model = tiny_model()
-    return [step.loss for step in Training(model, TinyBatches(), tiny_settings(**changes), OPTIMIZERS)], model
+    return [step.loss for step in tiny_training(model, TinyBatches(), tiny_settings(**changes))], model
 
 
 @pytest.mark.nightly

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from birdie.gpt.train.training import Training
 from tests.interpreted_kernels import run_interpreted
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import TinyBatches, tiny_model, tiny_settings, tiny_training
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def test_a_model_with_fused_mlps_equals_the_eager_one_and_compiles_to_one_graph(
 def test_a_run_without_fused_mlps_reports_why_and_trains() -> None:
     lines: list[str] = []
     settings = tiny_settings(iterations=2, fused_mlp=True)
-    requested = [step.loss for step in Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS, notify=lines.append)]
-    plain = [step.loss for step in Training(tiny_model(), TinyBatches(), tiny_settings(iterations=2), OPTIMIZERS)]
+    requested = [step.loss for step in tiny_training(tiny_model(), TinyBatches(), settings, notify=lines.append)]
+    plain = [step.loss for step in tiny_training(tiny_model(), TinyBatches(), tiny_settings(iterations=2))]
     assert requested == plain
     assert any("fused MLPs need CUDA" in line for line in lines)

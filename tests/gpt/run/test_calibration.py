@@ -29,6 +29,7 @@ from birdie.gpt.train.loop import Step
 from birdie.gpt.train.settings import TrainSettings
 from birdie.small.qat.fake_quantization import quantized, storage_rules
 from birdie.small.qat.settings import Qat
+from birdie.system.context import Context
 from tests.ranks import birdie_command, run_as_ranks
 
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ class LoggedRun(Run):
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.log: list[str] = []
-        super().__init__(recipe, folder, notify=self.log.append)
+        super().__init__(recipe, folder, Context(CPU, notify=self.log.append))
 
 
 def train(
@@ -91,7 +92,7 @@ def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Logged
 def as_trained(run: Run, recipe: Recipe) -> Run:
     """Return the finished run of a recipe that differs in nothing that training reads."""
     other = copy.copy(run)
-    other.recipe, other.calibration = recipe, None
+    other.work, other.calibration = dataclasses.replace(run.work, recipe=recipe), None
     return other
 
 
@@ -116,7 +117,8 @@ def test_a_calibrated_export_sorts_units_and_computes_the_same(
     assert not torch.equal(decoded[name], uncalibrated[name])
     torch.testing.assert_close(decoded[name].norm(dim=1).sort().values, uncalibrated[name].norm(dim=1).sort().values)
     ids = torch.arange(200)[None]
-    torch.testing.assert_close(run.model_of(decoded)(ids), run.model_of(uncalibrated)(ids), rtol=1e-2, atol=1e-2)
+    calibrated, plain = (run.work.new_model(state)(ids) for state in (decoded, uncalibrated))
+    torch.testing.assert_close(calibrated, plain, rtol=1e-2, atol=1e-2)
 
 
 def test_calibration_does_not_change_training(recipe: Recipe, tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_calibration_does_not_change_training(recipe: Recipe, tmp_path: Path) ->
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, warmdown_iters=0))
     calibrated, _ = train(recipe, tmp_path / "a")
     plain, _ = train(dataclasses.replace(recipe, calibration=CalibrationSettings()), tmp_path / "b")
-    assert calibrated.reserved == 15 > 0 == plain.reserved
+    assert calibrated.recipe.reserved_seconds == 15 > 0 == plain.recipe.reserved_seconds
     expected = weights(calibrated)
     for name, weight in weights(plain).items():
         assert torch.equal(weight, expected[name])

@@ -29,9 +29,8 @@ from birdie.gpt.run.registry import find
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.loop import Step
 from birdie.gpt.train.muon import newton_schulz
-from birdie.gpt.train.training import Training
 from birdie.system.distributed import PendingTensor, World
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 TINY = GPTConfig(vocab_size=32, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2)
 SHAPES = {
@@ -134,7 +133,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_reduced_bytes_equal_those_of_a_real_step(reduced: list[int]) -> None:
     world = World(0, 2)
-    steps = iter(Training(tiny_model(), TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world))
+    steps = iter(tiny_training(tiny_model(), TinyBatches(world), tiny_settings(), world=world))
     reduced.clear()
     next(steps)
     expected = load(tiny_recipe(), 2, torch.float32, depth_recurrence=False)

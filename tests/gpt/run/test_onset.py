@@ -40,27 +40,27 @@ def test_a_technique_is_said_exactly_if_no_step_had_it(technique: str) -> None:
     tables = {**tables, "train": {**END["train"], **tables.get("train", {})}}
     recipe = changed(Recipe(), tables)
     for steps in range(1, STEPS + 1):
-        lines = list(not_begun(recipe, recipe.train, steps, 0.0, averaged=False))
+        lines = list(not_begun(recipe, steps, 0.0, averaged=False))
         assert any(line.startswith(sentence) for line in lines) == (steps - 1 < first), (steps, lines)
 
 
 def test_an_average_without_a_term_is_said() -> None:
     recipe = changed(Recipe(), {**END, "average": {"kind": "swa", "swa_below": 0.5, "swa_every": 3}})
-    (line,) = not_begun(recipe, recipe.train, STEPS, 0.0, averaged=False)
+    (line,) = not_begun(recipe, STEPS, 0.0, averaged=False)
     assert line.startswith("average of weights swa (every 3 steps, below 0.5), so the last weights are the result")
-    assert list(not_begun(recipe, recipe.train, STEPS, 0.0, averaged=True)) == []
+    assert list(not_begun(recipe, STEPS, 0.0, averaged=True)) == []
 
 
 def test_a_warmdown_by_the_clock_that_the_last_step_outran_is_said() -> None:
     """Under a cap the warmdown begins by the time that is left, and this run ends by its steps long before."""
     recipe = changed(Recipe(), {"train": {"iterations": STEPS, "max_wallclock_seconds": 600, "warmdown_iters": 5}})
-    (line,) = not_begun(recipe, recipe.train, STEPS, 1000.0, averaged=False)
+    (line,) = not_begun(recipe, STEPS, 1000.0, averaged=False)
     assert line.startswith("warmdown of the learning rates: the last step began at 0.9 of the run")
 
 
 def test_a_recipe_without_late_techniques_says_nothing() -> None:
     recipe = changed(Recipe(), END)
-    assert list(not_begun(recipe, recipe.train, STEPS, 0.0, averaged=False)) == []
+    assert list(not_begun(recipe, STEPS, 0.0, averaged=False)) == []
 
 
 LATE_RUN: dict[str, dict[str, Any]] = {

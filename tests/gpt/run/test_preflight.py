@@ -24,7 +24,7 @@ from birdie.gpt.run.preflight import (
 from birdie.gpt.run.recipe import Recipe, RunSettings
 from birdie.gpt.run.registry import find
 from birdie.gpt.train.plan import require_divisible
-from birdie.system.distributed import World
+from birdie.system.context import Context
 
 CPU = torch.device("cpu")
 RECIPE = Recipe.from_dict(
@@ -131,13 +131,13 @@ def test_all_failures_are_listed_in_one_sentence() -> None:
 
 def test_facts_describe_this_machine(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
-    facts = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
+    facts = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU))
     assert (facts.device, facts.ranks, facts.train_tokens, facts.unread) == ("cpu", 1, 50, ())
     assert facts.disk > 0
     assert facts.memory is None or facts.memory > 10**6
     assert facts.coder_s is not None
     (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
-    broken = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
+    broken = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU))
     assert len(broken.unread) == 1
     assert "a.bin" in broken.unread[0]
 
@@ -154,7 +154,7 @@ def test_warming_up_a_broken_coder_returns_none(monkeypatch: pytest.MonkeyPatch)
 def test_collecting_facts_does_not_change_the_random_state(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
     state = torch.get_rng_state()
-    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World()))
+    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, Context(CPU)))
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -23,19 +23,24 @@ from birdie.cli.console import run as run_command
 from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.prepare import prepare
-from birdie.gpt.model.gpt import GPTConfig
+from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.events import Event, Saved, Started
+from birdie.gpt.run.float_weights import load_float
 from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.program import export
 from birdie.gpt.run.recipe import DataSettings, Recipe, RunSettings
 from birdie.gpt.run.run_folder import CHAIN, Metrics, read_metrics
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.checkpoint import FILES, SUMS, checkpoint_paths, load_checkpoint
 from birdie.gpt.train.loop import Step
 from birdie.gpt.train.settings import TrainSettings
+from birdie.system.context import Context
 from birdie.system.distributed import World
 from birdie.system.structured import read_steps
 from tests.ranks import run_in_process_group
+
+CPU = torch.device("cpu")
 
 LENGTH = 32
 
@@ -66,7 +71,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 
 def train(recipe: Recipe, folder: Path, log: list[str], *, resume: bool = False, stop_after: int = 0) -> list[Event]:
-    run = Run(recipe, folder, notify=log.append)
+    run = Run(recipe, folder, Context(CPU, notify=log.append))
     return list(run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after))
 
 
@@ -92,20 +97,20 @@ def damage(checkpoint: Path) -> None:
 def test_a_damaged_checkpoint_costs_its_interval_and_changes_no_weight(
     recipe: Recipe, finished: Path, tmp_path: Path
 ) -> None:
-    uninterrupted = Run(recipe, finished)
-    uninterrupted.restore()
+    uninterrupted = GPT(recipe.model)
+    load_float(finished, uninterrupted)
     folder, log = tmp_path / "stopped", list[str]()
     train(recipe, folder, log, stop_after=6)
     newest, older = checkpoint_paths(folder / "checkpoints")
     damage(newest)
-    resumed = Run(recipe, folder, notify=log.append)
+    resumed = Run(recipe, folder, Context(CPU, notify=log.append))
     begun = resumed.train(resume=True)
     started = next(event for event in begun if isinstance(event, Started))
     assert started.resumed_at == 4
     assert checkpoint_paths(folder / "checkpoints") == [older], "a damaged one must not be kept for a good one"
     assert [line for line in log if newest.name in line and "going back to step-00000004" in line]
     list(begun)
-    for name, weight in uninterrupted.model.state_dict().items():
+    for name, weight in uninterrupted.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
     for checkpoint in checkpoint_paths(folder / "checkpoints"):
         damage(checkpoint)
@@ -243,7 +248,7 @@ def test_a_process_can_train_again_once_the_run_ended_or_was_closed(recipe: Reci
 def refused_on_all(world: World, folder: Path) -> None:
     """Rank 0 alone meets the lock, rank 1 alone a damaged checkpoint; each ends both ranks."""
     recipe = Recipe.from_dict(torch.load(folder / "recipe.pt"))
-    run = Run(recipe, folder / "run", world=world)
+    run = Run(recipe, folder / "run", Context(CPU, world))
     if world.is_main:
         with Run(recipe, folder / "run").locked():
             with pytest.raises(ConfigError, match="in use by"):
@@ -272,12 +277,11 @@ def test_finished_run_leaves_what_another_export_needs(recipe: Recipe, tmp_path:
     run = Run(recipe, tmp_path / "run")
     list(run.train())
     run.export()
-    again = Run(recipe, tmp_path / "run")
-    again.restore()
-    again.export(tmp_path / "again.birdie")
+    again = run.work.new_model()
+    trained = load_float(tmp_path / "run", again)
+    export(run.work, again, trained, tmp_path / "again.birdie")
     assert (tmp_path / "again.birdie").read_bytes() == (tmp_path / "run" / "model.birdie").read_bytes()
-    assert again.last == run.last
-    assert again.weights == run.weights
+    assert trained == dataclasses.replace(run.trained, never_began=())
 
 
 def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_stopped(
@@ -365,8 +369,8 @@ def test_a_history_that_cannot_be_written_does_not_end_the_training(
 
 def test_a_full_disk_under_the_float_weights_leaves_the_last_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk; it is set for the last file alone."""
-    run, log = Run(recipe, tmp_path), list[str]()
-    run.notify = log.append
+    log = list[str]()
+    run = Run(recipe, tmp_path, Context(CPU, notify=log.append))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -428,7 +432,7 @@ def test_a_checkpoint_of_absurd_values_costs_its_interval(
 ) -> None:
     folder, log = copied(stopped, tmp_path), list[str]()
     rewritten(folder / "checkpoints" / "step-00000005", change)
-    begun = Run(validating(recipe), folder, notify=log.append).train(resume=True)
+    begun = Run(validating(recipe), folder, Context(CPU, notify=log.append)).train(resume=True)
     assert [event.resumed_at for event in itertools.islice(begun, 2) if isinstance(event, Started)] == [4]
     begun.close()
     (warning,) = [line for line in log if "going back to step-00000004" in line]
@@ -457,11 +461,11 @@ def test_a_flipped_bit_in_the_float_weights_is_found(recipe: Recipe, finished: P
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(WeightsError, match=r"float\.safetensors cannot be read \(its weights are not those"):
-        Run(recipe, folder).restore()
+        load_float(folder, GPT(recipe.model))
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(WeightsError, match="named pipe"):
-        Run(recipe, folder).restore()
+        load_float(folder, GPT(recipe.model))
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -469,13 +473,13 @@ def test_run_without_its_float_weights_cannot_be_restored(recipe: Recipe, tmp_pa
     if damaged:
         (tmp_path / "float.safetensors").write_bytes(bytes(40))
     with pytest.raises(WeightsError, match=r"float\.safetensors"):
-        Run(recipe, tmp_path).restore()
+        load_float(tmp_path, GPT(recipe.model))
 
 
 def test_weights_of_another_model_are_refused(recipe: Recipe, finished: Path) -> None:
     wider = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, model_dim=64))
     with pytest.raises(WeightsError, match="another model"):
-        Run(wider, finished).restore()
+        load_float(finished, GPT(wider.model))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

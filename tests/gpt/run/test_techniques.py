@@ -18,8 +18,11 @@ from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.settings import TrainSettings
+from birdie.system.context import Context
 from birdie.system.distributed import World
 from tests.tiny_run import EVERYTHING
+
+CPU = torch.device("cpu")
 
 LENGTH = 32
 TECHNIQUES = {**EVERYTHING, "enable_looping_at": 0.5}
@@ -54,7 +57,7 @@ def train(
     recipe: Recipe, folder: Path, *, resume: bool = False, stop_after: int | None = None
 ) -> tuple[Run, list[str]]:
     log: list[str] = []
-    run = Run(recipe, folder, notify=log.append)
+    run = Run(recipe, folder, Context(CPU, notify=log.append))
     for _ in run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after):
         pass
     return run, log
@@ -94,7 +97,7 @@ def test_the_artifact_of_a_model_calibrated_on_its_samples_decodes_to_the_model(
     assert model.depth_recurrence
     decoded = load(tmp_path / "model.birdie")
     ids = torch.randint(2, 260, (2, LENGTH))
-    twin = run.model_of({name: weight.float() for name, weight in decoded.items()}).eval()
+    twin = run.work.new_model({name: weight.float() for name, weight in decoded.items()}).eval()
     torch.testing.assert_close(model(ids), twin(ids))
     error = (model(ids) - run.model.eval()(ids)).abs().mean()
     assert error < 0.1 * run.model(ids).std()
@@ -165,7 +168,7 @@ def test_a_restart_resumes_the_checkpoint_of_its_own_job_only(recipe: Recipe, tm
 
     def attempt(number: int, job: str, stop_after: int | None = None) -> list[str]:
         log: list[str] = []
-        run = Run(plain, tmp_path / "run", world=World(restarts=number, job=job), notify=log.append)
+        run = Run(plain, tmp_path / "run", Context(CPU, World(restarts=number, job=job), log.append))
         events = list(run.train(stop=lambda: run.steps + 1 == stop_after))
         return [*log, *(f"resumed at {event.resumed_at}" for event in events if isinstance(event, Started))]
 

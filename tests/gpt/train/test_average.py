@@ -16,6 +16,7 @@ from birdie.gpt.model.gpt import GPTConfig
 from birdie.gpt.run.evaluation import evaluate
 from birdie.gpt.run.events import Validated
 from birdie.gpt.run.pipeline import Run
+from birdie.gpt.run.program import metadata
 from birdie.gpt.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import ValidationSettings
@@ -25,7 +26,8 @@ from birdie.gpt.train.resuming import require_average
 from birdie.gpt.train.settings import AverageSettings, TrainSettings
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, save, tiny_model, tiny_settings
+from birdie.system.context import Context
+from tests.tiny_run import CHUNK_TOKENS, TinyBatches, save, tiny_model, tiny_settings, tiny_training
 
 EMA = AverageSettings("ema", ema_decay=0.8)
 SWA = AverageSettings("swa", swa_every=2, swa_below=0.6)
@@ -36,7 +38,7 @@ Weights = dict[str, Tensor]
 
 def start(average: AverageSettings | None = None, **changes: Any) -> Training:
     settings = tiny_settings(**({"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS} | changes))
-    return Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS, average=average)
+    return tiny_training(tiny_model(), TinyBatches(), settings, average=average)
 
 
 def weights_of(run: Training) -> Weights:
@@ -145,8 +147,8 @@ def test_a_checkpoint_without_it_starts_it_anew_and_reports_that(saved: AverageS
     save(run, tmp_path)
     lines: list[str] = []
     resume = load_checkpoint(tmp_path)
-    resumed = Training(
-        tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, saved=resume, average=EMA, notify=lines.append
+    resumed = tiny_training(
+        tiny_model(), TinyBatches(), tiny_settings(), saved=resume, average=EMA, notify=lines.append
     )
     assert "the checkpoint has no EMA of weights; the average begins at its step" in lines
     assert any(line.startswith("resuming with average.kind = ema") for line in lines)
@@ -266,7 +268,7 @@ def finished(
     recipe: Recipe, folder: Path, *, resume: bool = False, stop_after: int | None = None
 ) -> tuple[Run, list[Validated], list[str]]:
     lines: list[str] = []
-    run = Run(recipe, folder, notify=lines.append)
+    run = Run(recipe, folder, Context(torch.device("cpu"), notify=lines.append))
     events = list(run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after))
     return run, [event for event in events if isinstance(event, Validated)], lines
 
@@ -318,8 +320,8 @@ def test_the_average_is_validated_exported_and_scored(
     (line,) = [line for line in lines if line.startswith("active: average of weights: EMA 0.7 of 8 steps, ")]
     assert line.endswith(" of their norm from the last weights, is the result")
     assert not [line for line in silent if "average of weights" in line]
-    assert run.metadata()["weights"] == "EMA 0.7 of 8 steps"
-    assert "weights" not in off.metadata()
+    assert metadata(run.work, run.trained)["weights"] == "EMA 0.7 of 8 steps"
+    assert "weights" not in metadata(off.work, off.trained)
 
 
 def test_a_stopped_run_ends_with_the_same_average(

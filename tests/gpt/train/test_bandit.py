@@ -10,13 +10,13 @@ import torch
 from birdie.errors import ConfigError, WeightsError
 from birdie.gpt.train.bandit import Bandit, BanditSettings
 from birdie.gpt.train.training import Training
-from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import TinyBatches, tiny_model, tiny_settings, tiny_training
 
 ON = BanditSettings(every=2)
 
 
 def start(bandit: BanditSettings | None, seed: int = 0, **changes: Any) -> Training:
-    return Training(tiny_model(seed), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, bandit=bandit)
+    return tiny_training(tiny_model(seed), TinyBatches(), tiny_settings(**changes), bandit=bandit)
 
 
 def play(bandit: Bandit, gains: dict[float, float], steps: int, noise: float = 0.0) -> list[float]:

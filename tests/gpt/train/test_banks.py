@@ -10,8 +10,7 @@ from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.train.banks import Bank, make_banks
 from birdie.gpt.train.muon import Muon
 from birdie.gpt.train.optimizers import split_parameters
-from birdie.gpt.train.training import Training
-from tests.tiny_run import LENGTH, OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import LENGTH, OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 
 def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -86,7 +85,7 @@ def test_an_update_of_the_bank_is_an_update_of_the_model() -> None:
 def test_training_with_banks_equals_training_without() -> None:
     """The loop of `fit` against a plain loop on the matrices without banks: all losses within 1e-5."""
     settings = tiny_settings(iterations=6, warmdown_iters=0)
-    curve = [step.loss for step in Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS)]
+    curve = [step.loss for step in tiny_training(tiny_model(), TinyBatches(), settings)]
     model, batches = tiny_model(), TinyBatches()
     groups = split_parameters(model)
     muon = Muon(groups["matrices"].values(), OPTIMIZERS.matrix_lr)

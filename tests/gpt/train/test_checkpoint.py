@@ -36,7 +36,7 @@ from birdie.gpt.train.training import Training
 from birdie.system.distributed import World
 from tests.forked import Program
 from tests.kills import kill_at_each_call
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, VOCAB, TinyBatches, save, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, VOCAB, TinyBatches, save, tiny_model, tiny_settings, tiny_training
 
 ITERATIONS = 30
 SHORT = {"iterations": ITERATIONS, "accumulation": 2, "train_batch_tokens": 2 * CHUNK_TOKENS}
@@ -46,8 +46,8 @@ def start(folder: Path | None = None, optimizers: OptimizerSettings = OPTIMIZERS
     """Start a run, or resume the checkpoint in `folder` with a model of other initial weights."""
     settings = tiny_settings(**(SHORT | changes))
     if folder is None:
-        return Training(tiny_model(), TinyBatches(), settings, optimizers)
-    return Training(tiny_model(seed=5), TinyBatches(), settings, optimizers, saved=load_checkpoint(folder))
+        return tiny_training(tiny_model(), TinyBatches(), settings, optimizers)
+    return tiny_training(tiny_model(seed=5), TinyBatches(), settings, optimizers, saved=load_checkpoint(folder))
 
 
 def curve(run: Training) -> dict[int, float]:
@@ -71,7 +71,7 @@ def test_a_resumed_run_continues_in_the_shards(order: Order, warmup_steps: int, 
             order=order,
         )
         curve = {}
-        for step in (run := Training(model, batches, settings, OPTIMIZERS, saved=resume)):
+        for step in (run := tiny_training(model, batches, settings, saved=resume)):
             curve[step.number] = step.loss
             if step.number == 3 and resume is None:
                 save(run, tmp_path / "run")
@@ -119,13 +119,13 @@ def test_changed_settings_are_reported(tmp_path: Path) -> None:
     changed = OptimizerSettings(matrix_lr=0.5, newton_schulz_dtype="float32")
     resume = load_checkpoint(tmp_path)
     settings = tiny_settings(**SHORT)
-    Training(tiny_model(), TinyBatches(), settings, changed, saved=resume, notify=lines.append)
+    tiny_training(tiny_model(), TinyBatches(), settings, changed, saved=resume, notify=lines.append)
     assert lines == ["resuming with matrix_lr = 0.5; the checkpoint was trained with 0.02"]
 
 
 def test_notes_of_the_caller_round_trip(tmp_path: Path) -> None:
     about = {"tokenizer": "abc", "model": {"num_layers": 3, "tied": True, "softcap": None}}
-    save_checkpoint(tmp_path, Training(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS).checkpoint(about))
+    save_checkpoint(tmp_path, tiny_training(tiny_model(), TinyBatches(), tiny_settings()).checkpoint(about))
     assert load_checkpoint(tmp_path).about == about
 
 
@@ -276,7 +276,7 @@ def test_a_kill_at_each_call_of_a_save_leaves_a_checkpoint_that_loads(tmp_path: 
 def test_a_checkpoint_of_another_model_is_refused(change: dict[str, int], tensor: str, tmp_path: Path) -> None:
     save(start(), tmp_path)
     with pytest.raises(WeightsError, match=tensor):
-        Training(tiny_model(**change), TinyBatches(), tiny_settings(), OPTIMIZERS, saved=load_checkpoint(tmp_path))
+        tiny_training(tiny_model(**change), TinyBatches(), tiny_settings(), saved=load_checkpoint(tmp_path))
 
 
 class Different(World):

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from birdie.gpt.train.compile_report import CompileReport, compiled_graphs, eager_pass
-from birdie.gpt.train.training import Training
 from birdie.system.torch_compile import CompiledOrEager
-from tests.tiny_run import LENGTH, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import LENGTH, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 CPU = torch.device("cpu")
 
@@ -43,8 +42,8 @@ def test_an_eager_pass_saves_a_graph() -> None:
 @pytest.mark.usefixtures("graphs_only")
 def test_a_compiled_run_compiles_only_before_its_clock() -> None:
     lines: list[str] = []
-    run = Training(
-        tiny_model(num_layers=1), TinyBatches(), tiny_settings(warmup_steps=2, iterations=2, compile=True), OPTIMIZERS
+    run = tiny_training(
+        tiny_model(num_layers=1), TinyBatches(), tiny_settings(warmup_steps=2, iterations=2, compile=True)
     )
     report = CompileReport(lines.append)
     run.warm_up()
@@ -56,7 +55,7 @@ def test_a_compiled_run_compiles_only_before_its_clock() -> None:
         "torch.compile: 1 graph compiled before the clock",
         "active: torch.compile: no graph compiled inside the clock",
     ]
-    plain = Training(tiny_model(num_layers=1), TinyBatches(), tiny_settings(iterations=2), OPTIMIZERS)
+    plain = tiny_training(tiny_model(num_layers=1), TinyBatches(), tiny_settings(iterations=2))
     assert losses == pytest.approx([step.loss for step in plain], abs=1e-5)
 
 
@@ -66,7 +65,7 @@ def test_a_graph_inside_the_clock_is_reported() -> None:
     report = CompileReport(lines.append)
     report.end_warmup()
     settings = tiny_settings(warmup_steps=0, iterations=2, compile=True)
-    list(Training(tiny_model(num_layers=1), TinyBatches(), settings, OPTIMIZERS))
+    list(tiny_training(tiny_model(num_layers=1), TinyBatches(), settings))
     report.end_run()
     assert report.late_graphs == 2
     assert "2 graphs compiled inside the clock; more warmup_steps" in lines[-1]

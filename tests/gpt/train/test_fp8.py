@@ -17,7 +17,13 @@ from birdie.gpt.train.fp8 import fits_fp8, fp8_supported, train_in_fp8
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat
 from tests.gpt.model.technique_table import blocks_of
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import (
+    CHUNK_TOKENS,
+    TinyBatches,
+    tiny_model,
+    tiny_settings,
+    tiny_training,
+)
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed (extra gpu)")
 
@@ -105,7 +111,7 @@ def start(lines: list[str] | None = None, **changes: Any) -> Training:
     model = tiny_model(num_layers=1, num_heads=2, num_kv_heads=1)
     short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS}
     notify = (lines if lines is not None else []).append
-    return Training(model, TinyBatches(), tiny_settings(**(short | changes)), OPTIMIZERS, notify=notify)
+    return tiny_training(model, TinyBatches(), tiny_settings(**(short | changes)), notify=notify)
 
 
 def test_where_it_is_not_supported_training_continues_without(monkeypatch: pytest.MonkeyPatch) -> None:

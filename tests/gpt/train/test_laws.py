@@ -31,7 +31,7 @@ from birdie.system.callbacks import Notify, StepHook
 from birdie.system.distributed import World
 from tests.gpt.model.technique_table import COMBINATIONS
 from tests.ranks import run_in_process_group
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 STOP = 3  # of 6 steps: in the middle of every stage, window and average below
 
@@ -138,7 +138,7 @@ def run(
     seed = (world or World()).rank if saved is None else 5
     model = tiny_model(seed, **(SHAPE | feature.model))
     hooks = [*([] if feature.hook is None else [feature.hook(model, log.append)]), *model.step_hooks(log.append)]
-    training = Training(
+    training: Training = tiny_training(
         model,
         RandomBatches(world),
         tiny_settings(**(SHORT | feature.train | train)),

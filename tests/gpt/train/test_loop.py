@@ -24,12 +24,13 @@ from tests.tiny_run import (
     save,
     tiny_model,
     tiny_settings,
+    tiny_training,
     trained_model,
 )
 
 
 def start(optimizers: OptimizerSettings = OPTIMIZERS, **changes: Any) -> Training:
-    return Training(tiny_model(), TinyBatches(), tiny_settings(**changes), optimizers)
+    return tiny_training(tiny_model(), TinyBatches(), tiny_settings(**changes), optimizers)
 
 
 def losses(run: Training) -> list[float]:
@@ -105,7 +106,7 @@ def test_the_time_of_another_rank_at_a_yield_is_not_on_the_clock(clock: Time) ->
         def barrier(self) -> None:
             clock.now += 9.0
 
-    run = Training(tiny_model(), TinyBatches(), tiny_settings(iterations=3), OPTIMIZERS, world=Late())
+    run = tiny_training(tiny_model(), TinyBatches(), tiny_settings(iterations=3), world=Late())
     assert [step.train_ms for step in run] == [10, 20, 30]
 
 
@@ -118,9 +119,7 @@ def test_the_cap_ends_the_run_after_the_step_that_reaches_it() -> None:
 
 
 def test_a_stop_during_a_step_makes_it_the_last(tmp_path: Path) -> None:
-    run = Training(
-        tiny_model(), (batches := TinyBatches()), tiny_settings(), OPTIMIZERS, stop=lambda: batches.position > 9
-    )
+    run = tiny_training(tiny_model(), (batches := TinyBatches()), tiny_settings(), stop=lambda: batches.position > 9)
     steps = list(run)
     assert [step.stopping for step in steps] == [False, False, True]  # a step takes 4 chunks
     assert run.interrupted
@@ -130,11 +129,10 @@ def test_a_stop_during_a_step_makes_it_the_last(tmp_path: Path) -> None:
 
 def test_a_stop_during_warm_up_leaves_the_run_at_its_start() -> None:
     done: list[int] = []
-    run = Training(
+    run = tiny_training(
         tiny_model(),
         TinyBatches(),
         tiny_settings(warmup_steps=5),
-        OPTIMIZERS,
         stop=lambda: done[-1:] == [2],
     )
     run.warm_up(lambda step, _: done.append(int(step)))
@@ -155,7 +153,7 @@ def test_accumulation_does_not_change_the_gradient() -> None:
             chunks = [super(Joined, self).next() for _ in range(CHUNKS)]
             return torch.cat([x for x, _ in chunks]), torch.cat([y for _, y in chunks])
 
-    joined = Training(tiny_model(), Joined(), tiny_settings(accumulation=1), OPTIMIZERS)
+    joined = tiny_training(tiny_model(), Joined(), tiny_settings(accumulation=1))
     assert losses(joined) == pytest.approx(losses(start()), abs=1e-4)
 
 
@@ -183,7 +181,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update() -> None:
 
 
 def test_the_resolution_of_auto_is_recorded() -> None:
-    run = Training(tiny_model(), TinyBatches(), tiny_settings(compute_dtype="auto"), OptimizerSettings())
+    run = tiny_training(tiny_model(), TinyBatches(), tiny_settings(compute_dtype="auto"), OptimizerSettings())
     assert run.in_effect["newton_schulz_dtype"] in ("float32", "bfloat16")
     assert run.checkpoint().settings == run.in_effect
     assert run.groups["matrices"]["tensors"] == 18
@@ -207,4 +205,4 @@ def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, An
 
 def test_ranks_that_do_not_divide_the_accumulation_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"3 ranks .* accumulation 4"):
-        Training(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, world=World(size=3))
+        tiny_training(tiny_model(), TinyBatches(), tiny_settings(), world=World(size=3))

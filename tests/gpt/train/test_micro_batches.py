@@ -1,7 +1,6 @@
 """Micro-batches: any size gives the same gradient, and "auto" takes the fewest micro-steps that fit."""
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,25 @@ from birdie.gpt.train.micro_batches import micro_batches
 from birdie.gpt.train.plan import micro_steps
 from birdie.gpt.train.settings import TrainSettings
 from birdie.gpt.train.training import Training
+from birdie.system.context import Context
 from birdie.system.distributed import World
-from tests.tiny_run import CHUNK_TOKENS, CHUNKS, OPTIMIZERS, STEP_TOKENS, TinyBatches, save, tiny_model, tiny_settings
+from tests.tiny_run import (
+    CHUNK_TOKENS,
+    CHUNKS,
+    STEP_TOKENS,
+    TinyBatches,
+    save,
+    tiny_model,
+    tiny_settings,
+    tiny_training,
+)
 
 SIZES = [16, 32, 64, 128]
 
 
 def start(lines: list[str] | None = None, **changes: Any) -> Training:
     notify = (lines if lines is not None else []).append
-    return Training(tiny_model(), TinyBatches(), tiny_settings(**changes), OPTIMIZERS, notify=notify)
+    return tiny_training(tiny_model(), TinyBatches(), tiny_settings(**changes), notify=notify)
 
 
 @functools.cache
@@ -100,8 +109,8 @@ def test_the_rank_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(World, "max_int", with_another)
     settings = tiny_settings(micro_batch_tokens="auto")
     lines: list[str] = []
-    args: Sequence[Any] = (tiny_model(), settings, World(0, 2), torch.device("cpu"))
-    assert measured_size(*args, saved=None, notify=lines.append) == 32
+    context = Context(torch.device("cpu"), World(0, 2), lines.append)
+    assert measured_size(tiny_model(), settings, context, saved=None) == 32
     assert lines[0].startswith("micro-batches of 32 tokens, 2 to a step")
 
 
@@ -116,9 +125,7 @@ def test_a_resumed_run_keeps_its_size(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("birdie.gpt.train.measured_batches.MOST", 16)
     lines: list[str] = []
     settings = tiny_settings(micro_batch_tokens="auto")
-    resumed = Training(
-        tiny_model(), TinyBatches(), settings, OPTIMIZERS, saved=load_checkpoint(tmp_path), notify=lines.append
-    )
+    resumed = tiny_training(tiny_model(), TinyBatches(), settings, saved=load_checkpoint(tmp_path), notify=lines.append)
     assert lines == ["micro-batches of 64 tokens, 2 to a step on each rank (as in the checkpoint)"]
     assert {step.number: step.loss for step in resumed} == {n: loss for n, loss in losses.items() if n > 5}
 

@@ -22,7 +22,16 @@ from birdie.gpt.train.micro_batches import micro_batches
 from birdie.gpt.train.plan import StepSize, chunk_lengths, differ_within_a_rank
 from birdie.gpt.train.training import Training
 from birdie.system.distributed import World
-from tests.tiny_run import CHUNKS, LENGTH, OPTIMIZERS, STEP_TOKENS, VOCAB, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import (
+    CHUNKS,
+    LENGTH,
+    STEP_TOKENS,
+    VOCAB,
+    TinyBatches,
+    tiny_model,
+    tiny_settings,
+    tiny_training,
+)
 
 CPU, BOS = torch.device("cpu"), 1
 MIXED: dict[str, Any] = {"mixed_seq_lens": (16, 4)}
@@ -44,9 +53,7 @@ class RecordingGPT(GPT):
 def start(
     model: GPT | None = None, world: World | None = None, more: dict[str, Any] | None = None, **to: Any
 ) -> Training:
-    return Training(
-        model or tiny_model(), TinyBatches(world), tiny_settings(**to), OPTIMIZERS, world=world, **(more or {})
-    )
+    return tiny_training(model or tiny_model(), TinyBatches(world), tiny_settings(**to), world=world, **(more or {}))
 
 
 def test_a_step_keeps_its_tokens_and_their_order() -> None:

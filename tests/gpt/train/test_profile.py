@@ -9,14 +9,14 @@ import torch
 from birdie.gpt.train.profile import RECORDED, profile
 from birdie.gpt.train.training import Training
 from birdie.system.ranges import named_range
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 CPU = torch.device("cpu")
 
 
 def start(**changes: int) -> Training:
     settings = tiny_settings(accumulation=1, train_batch_tokens=CHUNK_TOKENS, **changes)
-    return Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS)
+    return tiny_training(tiny_model(), TinyBatches(), settings)
 
 
 def test_without_a_profiler_a_range_is_nothing() -> None:
@@ -44,7 +44,7 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path) -> None:
 
 def test_a_requested_stop_ends_the_profile(tmp_path: Path) -> None:
     batches = TinyBatches()
-    run = Training(tiny_model(), batches, tiny_settings(), OPTIMIZERS, stop=lambda: batches.position > 9)
+    run = tiny_training(tiny_model(), batches, tiny_settings(), stop=lambda: batches.position > 9)
     assert profile(run, CPU, tmp_path) is None
     assert (run.number, batches.position) == (0, 0)
     assert list(run) == []

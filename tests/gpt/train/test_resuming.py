@@ -20,8 +20,9 @@ from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.checkpoint import FILES, SUMS, Checkpoint, load_checkpoint
 from birdie.gpt.train.resuming import require_resumable
 from birdie.gpt.train.settings import AverageSettings, OptimizerSettings
+from birdie.gpt.train.tables import TrainingTables
 from birdie.gpt.train.training import Training
-from tests.tiny_run import TinyBatches, save, tiny_model, tiny_settings
+from tests.tiny_run import TinyBatches, save, tiny_model, tiny_settings, tiny_training
 
 OPTIMIZERS = OptimizerSettings(newton_schulz_dtype="float32", muon_beta2=0.95)
 EMA, BANDIT = AverageSettings("ema"), BanditSettings(every=2)
@@ -29,7 +30,8 @@ MATRIX, VECTOR = "blocks.0.attn.c_q.weight", "tok_emb.weight"
 
 
 def start(resume: Checkpoint | None = None) -> Training:
-    return Training(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, average=EMA, bandit=BANDIT, saved=resume)
+    parts = tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS
+    return tiny_training(*parts, average=EMA, bandit=BANDIT, saved=resume)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def require(checkpoint: Checkpoint) -> None:
-    require_resumable(checkpoint, tiny_model(), OPTIMIZERS, EMA, BANDIT)
+    require_resumable(checkpoint, tiny_model(), TrainingTables(tiny_settings(), OPTIMIZERS, EMA, BANDIT))
 
 
 def sign(path: Path) -> None:
@@ -265,9 +267,9 @@ def test_an_optimizer_state_has_every_parameter() -> None:
     model.unused = torch.nn.Parameter(torch.ones(3))
     groups = model.parameter_groups()
     model.parameter_groups = lambda: {**groups, "unused": "scalars"}  # type: ignore[method-assign]
-    run = Training(model, TinyBatches(), tiny_settings(iterations=1), OPTIMIZERS)
+    run = tiny_training(model, TinyBatches(), tiny_settings(iterations=1), OPTIMIZERS)
     assert run.checkpoint().optimizer == {}
     list(run)
     checkpoint = run.checkpoint()
     assert not checkpoint.optimizer["unused/exp_avg"].any()
-    require_resumable(checkpoint, model, OPTIMIZERS, AverageSettings(), BanditSettings())
+    require_resumable(checkpoint, model, TrainingTables(tiny_settings(), OPTIMIZERS))

@@ -12,7 +12,7 @@ from birdie.gpt.train.plan import decay_multiplier, fraction_done, muon_momentum
 from birdie.gpt.train.plan import lr_multiplier as scheduled
 from birdie.gpt.train.settings import TrainSettings
 from birdie.gpt.train.training import Training
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, TinyBatches, tiny_model, tiny_settings, tiny_training
 
 
 def lr_multiplier(step: int, elapsed_ms: float, *, cap_ms: float | None, **settings: Any) -> float:
@@ -105,7 +105,7 @@ def test_the_taper_of_the_record() -> None:
 
 def run_of(**changes: Any) -> Training:
     settings = tiny_settings(accumulation=1, train_batch_tokens=CHUNK_TOKENS, **changes)
-    return Training(tiny_model(), TinyBatches(), settings, OPTIMIZERS)
+    return tiny_training(tiny_model(), TinyBatches(), settings)
 
 
 def test_the_last_steps_train_at_the_floor() -> None:

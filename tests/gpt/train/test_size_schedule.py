@@ -18,7 +18,17 @@ from birdie.gpt.train.plan import Plan, StepSize, warmup_fractions
 from birdie.gpt.train.training import Training
 from birdie.system.callbacks import no_message
 from birdie.system.distributed import World
-from tests.tiny_run import CHUNKS, LENGTH, OPTIMIZERS, STEP_TOKENS, VOCAB, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import (
+    CHUNKS,
+    LENGTH,
+    OPTIMIZERS,
+    STEP_TOKENS,
+    VOCAB,
+    TinyBatches,
+    tiny_model,
+    tiny_settings,
+    tiny_training,
+)
 
 SCHEDULED: dict[str, Any] = {"seq_len_start": 4, "seq_schedule_fraction": 0.5}
 BOTH: dict[str, Any] = {**SCHEDULED, "batch_tokens_start": STEP_TOKENS // 4, "batch_schedule_fraction": 0.7}
@@ -27,9 +37,7 @@ BOTH: dict[str, Any] = {**SCHEDULED, "batch_tokens_start": STEP_TOKENS // 4, "ba
 def start(
     model: GPT | None = None, world: World | None = None, more: dict[str, Any] | None = None, **to: Any
 ) -> Training:
-    return Training(
-        model or tiny_model(), TinyBatches(world), tiny_settings(**to), OPTIMIZERS, world=world, **(more or {})
-    )
+    return tiny_training(model or tiny_model(), TinyBatches(world), tiny_settings(**to), world=world, **(more or {}))
 
 
 def plan_of(**changes: Any) -> Plan:
@@ -164,7 +172,7 @@ def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
         return Batches([tmp_path / "a_train_0.bin"], batch_tokens=STEP_TOKENS, seq_len=LENGTH, accumulation=CHUNKS)
 
     batches, indices = loader(), list[int]()
-    run = Training(tiny_model(), batches, settings, OPTIMIZERS)
+    run = tiny_training(tiny_model(), batches, settings)
     make = batches._make
     batches._make = lambda index: indices.append(index) or make(index)  # type: ignore[assignment]  # a lambda
     run.warm_up()
@@ -177,7 +185,7 @@ def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
     losses = [step.loss for step in run]
     batches.close()
     plain = loader()
-    cold = Training(tiny_model(), plain, tiny_settings(warmup_steps=0, iterations=2), OPTIMIZERS)
+    cold = tiny_training(tiny_model(), plain, tiny_settings(warmup_steps=0, iterations=2))
     assert [step.loss for step in cold] == losses
     plain.close()
 

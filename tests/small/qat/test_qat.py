@@ -21,7 +21,7 @@ from birdie.gpt.train.settings import OptimizerSettings
 from birdie.gpt.train.training import Training
 from birdie.small.qat.fake_quantization import FakeQuantization, quantized, storage_rules
 from birdie.small.qat.settings import Qat
-from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings
+from tests.tiny_run import VOCAB, TinyBatches, tiny_settings, tiny_training
 
 pytestmark = pytest.mark.usefixtures("squares", "one_thread")
 
@@ -214,7 +214,7 @@ def trained(qat: Qat | None) -> tuple[GPT, list[str]]:
     prepared = qat.prepare(model, lines.append) if qat else None
     settings = tiny_settings(iterations=40, warmdown_iters=20, accumulation=1)
     optimizers = OptimizerSettings(matrix_lr=0.05, newton_schulz_dtype="float32")
-    for _ in Training(model, TinyBatches(), settings, optimizers, hooks=[prepared] if prepared else []):
+    for _ in tiny_training(model, TinyBatches(), settings, optimizers, hooks=[prepared] if prepared else []):
         pass
     if prepared is not None:
         prepared.remove()
@@ -247,9 +247,7 @@ def test_it_is_off_before_its_start_to_the_last_bit() -> None:
     def curve(qat: Qat | None) -> list[float]:
         model = small_gpt()
         prepared = qat.prepare(model) if qat else None
-        run = Training(
-            model, TinyBatches(), tiny_settings(iterations=6), OPTIMIZERS, hooks=[prepared] if prepared else []
-        )
+        run = tiny_training(model, TinyBatches(), tiny_settings(iterations=6), hooks=[prepared] if prepared else [])
         return [step.loss for step in run]
 
     plain, late = curve(None), curve(Qat(bits=2, start=0.5))
@@ -277,7 +275,7 @@ def test_it_starts_by_share_or_by_rate(qat: Qat, on: list[bool]) -> None:
 def test_a_resumed_run_goes_on_as_one_that_was_not_stopped() -> None:
     def start(model: GPT, **more: Any) -> Training:
         prepared = Qat(bits=3, start=0.5).prepare(model)
-        return Training(model, TinyBatches(), tiny_settings(iterations=6), OPTIMIZERS, hooks=[prepared], **more)
+        return tiny_training(model, TinyBatches(), tiny_settings(iterations=6), hooks=[prepared], **more)
 
     sequence = list(start(small_gpt()))
     first = start(small_gpt())

@@ -1,0 +1,64 @@
+"""What the stages of a run share: recipe, data and context; a model of the recipe, and its score.
+
+Work ─┬─► program.py: train, calibrate, export
+      └─► new_model, score: validation while training, and the decoded artifact
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from birdie.gpt.model.attention_kernels import best_kernels
+from birdie.gpt.model.gpt import GPT
+from birdie.gpt.run.dataset import RunData
+from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.score import evaluator
+from birdie.gpt.score.evaluator import Scored
+from birdie.gpt.score.settings import EvaluationSettings
+from birdie.system.context import Context
+from birdie.system.device import choose_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A recipe, its data, and where it runs."""
+
+    recipe: Recipe
+    data: RunData
+    context: Context
+
+    def new_model(self, state: Mapping[str, Tensor] | None = None) -> GPT:
+        """Return the recipe's GPT on its device, with the dtype and the kernels it computes with.
+
+        Args:
+            state: its weights; None: initial ones.
+        """
+        model, device = GPT(self.recipe.model), self.context.device
+        if state is not None:
+            model.load_state_dict(state)
+        model = model.to(device)
+        model.compute_dtype = choose_dtype(self.recipe.train.compute_dtype, device)
+        model.kernels = best_kernels(device, model.compute_dtype, self.recipe.model.head_dim)
+        return model
+
+    def score(self, model: GPT, settings: EvaluationSettings | None = None) -> Scored:
+        """Score a model on the validation tokens; all ranks share the work and return the same score.
+
+        Args:
+            settings: of the evaluation; None: non-overlapping windows.
+        """
+        training = model.training
+        model.eval()  # in training mode, QAT would score quantized weights
+        try:
+            return evaluator.score(
+                model,
+                self.data.text,
+                settings,
+                train_seq_len=self.recipe.train.train_seq_len,
+                batch_tokens=self.recipe.validation.batch_tokens,
+                device=self.context.device,
+                world=self.context.world,
+            )
+        finally:
+            model.train(training)
