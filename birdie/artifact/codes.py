@@ -1,12 +1,12 @@
 """Codes: the numbers by which a file refers to dtypes and schemes; torch is not needed to read them.
 
-Schemes that ship with birdie have fixed codes from 1 to 127. A foreign scheme (one that another package defines) has no
-fixed code: a file numbers those it uses from 128 on and names them in its metadata, "schemes": {"128": NAME}.
+Schemes that ship with birdie have fixed codes below 64. A foreign scheme (one that another package defines) has no
+fixed code: a file numbers those it uses from 64 on and names them in its metadata, "schemes": {"64": NAME}.
 """
 
 from collections.abc import Iterable, Mapping
 
-from birdie.artifact.container import MAX_CODE, Entry
+from birdie.artifact.container import MAX_SCHEME, Entry
 from birdie.compress.schemes import NAMES
 from birdie.errors import ArtifactError, ConfigError
 
@@ -17,7 +17,7 @@ DTYPES = (
     "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
 )  # fmt: skip
 SCHEMES = dict(enumerate(NAMES, 1))
-_FIRST_FOREIGN = 128
+_FIRST_FOREIGN = 64
 
 
 def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
@@ -27,9 +27,9 @@ def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
     """
     builtin = {name: code for code, name in SCHEMES.items()}
     foreign = sorted(set(names) - set(builtin))
-    if _FIRST_FOREIGN + len(foreign) > MAX_CODE:
+    if _FIRST_FOREIGN + len(foreign) > MAX_SCHEME:
         raise ConfigError(
-            f"a file can use {MAX_CODE - _FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}; use fewer"
+            f"a file can use {MAX_SCHEME - _FIRST_FOREIGN:,} schemes from outside birdie, not {len(foreign)}; use fewer"
         )
     codes = {name: _FIRST_FOREIGN + index for index, name in enumerate(foreign)}
     return builtin | codes, {str(code): name for name, code in codes.items()}

@@ -1,7 +1,7 @@
 """Files that the JavaScript decoder decodes: which they are, and why another one is none."""
 
 from birdie.artifact import codes
-from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, FILES, MEMBER, Entry, Reader
+from birdie.artifact.container import DELTA, TENSOR, Entry, Reader
 from birdie.checkpoints.rebuild import has_views
 from birdie.compress.schemes import NAMES
 from birdie.entropy.coder import NAMES as CODERS
@@ -9,7 +9,7 @@ from birdie.system.outputs import Source
 
 SCHEMES = ("lossless", "grid", "cast", "trellis", "ternary", "codebook", "rotation", "lowrank")
 """Schemes that birdie/web/decoder/schemes.js decodes; it decodes every coder."""
-_CODES = {NAMES.index(name) + 1 for name in SCHEMES} | {ALIAS, BLOCKS, FILES, MEMBER}
+_CODES = {NAMES.index(name) + 1 for name in SCHEMES}
 
 
 def unsupported(source: Source | bytes) -> str | None:
@@ -33,9 +33,9 @@ def unsupported(source: Source | bytes) -> str | None:
 
 
 def _problem(entry: Entry, reader: Reader) -> str | None:
-    if entry.scheme == DIFFERENCE:
-        return "is a difference to another checkpoint"
-    if entry.scheme not in _CODES:
+    if entry.kind == DELTA:
+        return "is a delta, relative to another tensor"
+    if entry.kind == TENSOR and entry.scheme not in _CODES:
         foreign = {} if entry.scheme in codes.SCHEMES else reader.fields.get("schemes", {})
         return f"has the scheme {codes.scheme_name(entry, foreign)}"
     unknown = [stream.coder for stream in entry.streams if stream.coder not in CODERS]

@@ -446,4 +446,4 @@ export const SCHEMES = {
 };
 
 /** Names of schemes that are not decoded here. @type {Record<number, string>} */
-export const FOREIGN = { 9: "spectral", 10: "tucker", 14: "difference to a base" };
+export const FOREIGN = { 9: "spectral", 10: "tucker" };
