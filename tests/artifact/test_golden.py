@@ -173,8 +173,8 @@ def pinned(folder: Path, name: str) -> tuple[container.Reader, dict[str, Tensor]
 SPECTRAL_PARTS = [
     (Transform("identity"), (12, 20), "none", torch.float32),
     (Transform("identity"), (3, 4, 2, 2), "planes-morton", torch.bfloat16),
-    (Transform("dct"), (8, 24), "blocks-zigzag", torch.float32),
-    (Transform("dct", 5), (7, 12, 3, 3), "planes-zigzag", torch.float32),
+    (Transform("dct"), (8, 24), "blocks-morton", torch.float32),
+    (Transform("dct", 5), (7, 12, 3, 3), "planes-morton", torch.float32),
     (Transform("dct", 4, axes="kernel"), (6, 4, 3, 5), "planes-morton", torch.float64),
     (Transform("dct", 2), (6, 4, 2), "blocks-morton", torch.float16),
     (Transform("wavelet53", levels=2), (9, 17), "planes", torch.float32),
@@ -189,7 +189,7 @@ def spectral(transform: Transform, shape: tuple[int, ...], scan: str, dtype: tor
     weights, classes = np.arange(int(np.prod(shape))), np.arange(int(np.prod(counts)))
     symbols = (weights * 2654435761 % 4093 % 31 - 15).reshape(shape)
     indices = (classes * 2654435761 % 4093 % 40 - 80).reshape(counts)
-    layout, _, order = scan.partition("-")  # zigzag is no longer written, and still read
+    layout, _, order = scan.partition("-")
     chosen, axes = Scan(layout, order or "raster"), transform.plan
     streams = (
         np.ascontiguousarray(chosen.arrange(symbols.astype(np.int32), axes)),
@@ -199,7 +199,7 @@ def spectral(transform: Transform, shape: tuple[int, ...], scan: str, dtype: tor
 
 
 GRID, TRELLIS, TERNARY, CODEBOOK = (2, 0), (4, 5, 8, 16, 0, -70, 1), (5, 1, 3), (6, 2, 5, 0)
-SPECTRAL = (9, 6, 1, 4, 0, 0, 1, 1)  # a DCT in blocks of 4, planes in zig-zag order
+SPECTRAL = (9, 6, 1, 4, 0, 0, 1, 1)  # a DCT in blocks of 4, planes in Morton order
 TUCKER_PARTS = [
     ((12, 20), torch.float32, (4, 5, *GRID, *GRID, *TRELLIS)),
     ((12, 10, 3, 3), torch.bfloat16, (6, 4, 3, 3, *SPECTRAL, *GRID, *TERNARY)),

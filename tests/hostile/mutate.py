@@ -123,7 +123,7 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
     entry = entries[at]
     shape, streams = list(entry.shape), list(entry.streams)
     kind = rng.randrange(6)
-    if kind == 0:
+    if kind == 0 and entry.kind == container.TENSOR:
         entry = dataclasses.replace(entry, scheme=rng.randrange(1, len(SCHEMES) + 2))
     elif kind == 1:
         entry = dataclasses.replace(entry, dtype=rng.randrange(24))
@@ -132,7 +132,7 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
         shape[side] = _changed(shape[side], _NUMBERS, rng)
     elif kind == 3:
         rng.shuffle(shape)
-    elif kind == 4:
+    elif kind == 4 and entry.kind != container.BLOCKS:
         entry = dataclasses.replace(entry, params=tuple(rng.randrange(-1, 5) for _ in range(rng.randrange(3))))
     else:
         rng.shuffle(streams)

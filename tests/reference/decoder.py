@@ -1,4 +1,4 @@
-"""Reference decoder of coded streams in plain Python integers, written from docs/format.md: the oracle of birdie's.
+"""Reference decoder of coded streams in plain Python integers, written from docs/coders.md: the oracle of birdie's.
 
 It shares no code with birdie and prefers plainness to speed. It does not look for damage: its input is valid streams.
 """
@@ -17,7 +17,7 @@ CHUNK = 2**20
 
 
 def decode_chunk(words: list[int], kinds: list[int], columns: int, side: "Side", states: int) -> list[int]:
-    """Return the symbols of one chunk in row-major order (format.md, "Chunks of coder 4")."""
+    """Return the symbols of one chunk in row-major order (coders.md, "Chunks of coder 4")."""
     size = 3 if side.paired else 2
     lanes = [sum(words[size * lane + i] << 16 * i for i in range(size)) for lane in range(4)]
     least = 1 << (24 if side.paired else 16)

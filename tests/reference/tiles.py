@@ -1,4 +1,4 @@
-"""Tiles in plain Python integers (format.md, "Coder 6")."""
+"""Tiles in plain Python integers (coders.md, "Coder 6")."""
 
 from dataclasses import dataclass
 

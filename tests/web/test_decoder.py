@@ -369,7 +369,7 @@ def test_python_says_in_one_sentence_what_javascript_refuses() -> None:
 
 def test_the_tables_of_context_mixing_are_those_of_the_format_by_a_wide_margin() -> None:
     """Floats of any engine give them, since no entry lies near the boundary of two integers."""
-    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "coders.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| (?:F, )?\w+ \| `(\w{64})` \|$", page, re.MULTILINE)
     tables = SOURCE.parent / "decoder" / "mixing_tables.js"
     listed = evaluated(tables, "[...Object.values(m.tables()), ...[0, 1, 2].map(m.priorOf)].map((one) => [...one])")

@@ -1,4 +1,4 @@
-/** Coder "static": rANS with a table for each class of rows (docs/format.md, "Coder 4"). */
+/** Coder "static": rANS with a table for each class of rows (docs/coders.md, "Coder 4"). */
 
 import { CHUNK, chunkRows, joinTokens, lookUp, machine, takeAlphabet } from "./alphabet.js";
 import { fail } from "./bytes.js";

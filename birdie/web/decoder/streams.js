@@ -1,4 +1,4 @@
-/** Streams: arrays of integers, coded (docs/format.md, "Streams"). */
+/** Streams: arrays of integers, coded (docs/coders.md). */
 
 import { fail } from "./bytes.js";
 import { decodeMixed } from "./mixing.js";
