@@ -1,15 +1,20 @@
 """The .birdie container: named entries of opaque streams in one checksummed file.
 
-    magic 8 | version 1 | flags 1 | packed length 4 | header length 4 | CRC-32 4 | header | payloads in header order
+    magic 8 | version 2 | packed length 4 | header length 4 | CRC-32 4 | header | payloads in header order
 
 The header lists every entry (sorted by name) in columns and is deflated, so a thousand tensors cost a few bytes each.
-The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exceptions are
-scheme 0, an alias, a second name of another entry, and scheme 11: a tensor that is cut into blocks of rows or the
-matrices of a stack, each an entry of its own that `Reader.names` leaves out. So are files beside the tensors, scheme 12
-(kept_files.py), and groups, each an entry that holds several tensors, its members, scheme 13. Scheme 14 is a difference
-to a tensor of another file. Every length is checked against a limit and against the size of the file before anything is
-allocated, and the payloads must fill the file exactly.
-`docs/format.md` is the byte-exact spec.
+Each entry has a kind:
+
+    tensor    coded by a scheme, whose number the entry has as well; so is a block of a tensor
+    alias     a second name of another tensor
+    blocks    a tensor that is cut into blocks of rows or the matrices of a stack, each an entry of its own
+    member    one of the tensors that another entry, a group, holds together
+    delta     coded relative to a tensor of a base (birdie.compress.difference)
+    files     contents of files beside the tensors (birdie.artifact.kept_files)
+
+`Reader.names` leaves out blocks, groups and files. The container does not interpret the numbers of schemes, dtypes and
+coders. Every length is checked against a limit and against the size of the file before anything is allocated, and the
+payloads must fill the file exactly. `docs/format.md` is the byte-exact spec.
 """
 
 import functools
@@ -44,12 +49,12 @@ from birdie.system.regular import regular_file
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"
 KIND = outputs.Kind("a .birdie file", re.escape(MAGIC))
-VERSION = 1
-ALIAS = 0
-BLOCKS = 11
-FILES = 12
-MEMBER = 13  # a tensor that is a part of an entry that others share
-DIFFERENCE = 14  # a tensor, or a block of one, stored as its difference to another file's (birdie.compress.difference)
+VERSION = 1, 0
+KINDS = ("tensor", "alias", "blocks", "member", "delta", "files")
+"""Kinds of entries; the index is the number in the file."""
+TENSOR, ALIAS, BLOCKS, MEMBER, DELTA, FILES = range(len(KINDS))
+_CODED = (TENSOR, DELTA, FILES)  # kinds with parameters and streams of their own
+_LINKED = (ALIAS, MEMBER)  # kinds that refer to another entry
 
 MAX_HEADER_BYTES = 1 << 26
 HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file
@@ -57,28 +62,31 @@ MAX_FIELDS = 1 << 20  # dimensions, parameters and streams of all entries togeth
 MAX_PARAMS = 1 << 12
 MAX_STREAMS = 64
 MAX_ELEMENTS = 1 << 48
-MAX_CODE = 255
+DTYPES = 64  # numbers that a dtype may have; kind · 64 + dtype is one number of the header
+MAX_SCHEME = (1 << 16) - 1
+MAX_KIND = 1 << 16
+MAX_CODER = 255
 _SMALL = 1 << 16  # bytes of an entry that are read at once
 
-_HEAD = struct.Struct("<BBII")
+_HEAD = struct.Struct("<HII")
 _PREFIX_BYTES = len(MAGIC) + _HEAD.size + 4
-_DEFLATED = 1
 _INT64 = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of the file, still coded.
+    """One entry of the file, still coded.
 
     Attributes:
         name: unique in the file, at most 4,096 bytes of UTF-8.
-        scheme, dtype: codes below 256 of the layer above; scheme 0 is an alias.
+        scheme: number of the scheme of a tensor; 0 for all other kinds.
+        dtype: number below 64 of the layer above.
         shape: of the decoded tensor; the number of elements stays below 2**48.
-        params: signed 64-bit integers of the scheme. An alias has one, the index of its target among the sorted
-            names, which the writer fills in; a member that of its group.
+        params: signed 64-bit integers of a tensor's scheme, or of a delta.
         streams: coded streams, in the scheme's order.
         target: for an alias, the name of the entry it repeats, for a member that of its group; None otherwise.
         crc: CRC-32 of the payloads, one after the other, if the writer knows it.
+        kind: index in `KINDS`.
     """
 
     name: str
@@ -89,9 +97,10 @@ class Entry:
     streams: tuple[Stream, ...] = ()
     target: str | None = None
     crc: int | None = None
+    kind: int = TENSOR
 
 
-_EMPTY = [Stream(code, b"") for code in range(MAX_CODE + 1)]
+_EMPTY = [Stream(code, b"") for code in range(MAX_CODER + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +180,21 @@ def _opened(
 
 def _head(entries: Iterable[Entry], metadata: bytes) -> tuple[bytes, list[Stream]]:
     """Return what stands before the payloads, and the streams in the order of the file."""
-    ordered = _resolved(sorted(entries, key=lambda entry: name_bytes(entry.name)))
+    ordered = sorted(entries, key=lambda entry: name_bytes(entry.name))
+    _require_sound(ordered)
     header = _encode_header(ordered, metadata)
     streams = [stream for entry in ordered for stream in entry.streams]
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
-    packed, flags = packer.compress(header) + packer.flush(), _DEFLATED
+    packed = packer.compress(header) + packer.flush()
     if len(packed) >= len(header) or len(header) > _longest_header(len(packed) + sum(one.length for one in streams)):
-        packed, flags = header, 0
-    head = _HEAD.pack(VERSION, flags, len(packed), len(header))
-    crc = zlib.crc32(packed, zlib.crc32(head))
-    return b"".join([MAGIC, head, struct.pack("<I", crc), packed]), streams
+        packed = header
+    return with_prefix(packed, len(header)), streams
+
+
+def with_prefix(packed: bytes, length: int) -> bytes:
+    """Return what a file begins with, up to its payloads, from its packed header and the length of that unpacked."""
+    head = _HEAD.pack(VERSION[0] << 8 | VERSION[1], len(packed), length)
+    return b"".join([MAGIC, head, struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))), packed])
 
 
 class Reader:
@@ -193,7 +207,7 @@ class Reader:
         where: the file, for messages.
         metadata: bytes that the writer passed.
         header_bytes: position of the first payload byte.
-        schemes: the code of the scheme of every entry, in name order.
+        kinds: the kind of every entry, in name order.
         groups: name of an entry that tensors share → their names, in order.
     """
 
@@ -222,13 +236,13 @@ class Reader:
 
     def _open(self) -> None:
         header, self.header_bytes = self._read_header()
-        self.metadata, names, self.schemes, self._offsets, self.groups, self._header_at = _decode_header(
+        self.metadata, names, self.kinds, self._offsets, self.groups, self._header_at = _decode_header(
             header, self.where, self.header_bytes
         )
         self._index = {name: index for index, name in enumerate(names)}
         self._names = tuple(name for name in names if "\0" not in name)
-        for name, scheme in zip(names, self.schemes, strict=True):
-            if scheme == BLOCKS and ("\0" not in name or name in self.groups):
+        for name, kind in zip(names, self.kinds, strict=True):
+            if kind == BLOCKS and ("\0" not in name or name in self.groups):
                 self._require_blocks(name)
         if (end := self._offsets[-1]) != self._size:
             raise ArtifactError(
@@ -244,10 +258,11 @@ class Reader:
         if len(prefix) < _PREFIX_BYTES:
             raise ArtifactError(f"{self.where} is cut inside its first {_PREFIX_BYTES} bytes; copy it again")
         head = prefix[len(MAGIC) : len(MAGIC) + _HEAD.size]
-        version, flags, packed_length, length = _HEAD.unpack(head)
-        if version != VERSION:
-            raise ArtifactError(f"{self.where} has format version {version}, {VERSION} is read here; update birdie")
-        if length > _longest_header(self._size) or packed_length > length or flags > _DEFLATED:
+        number, packed_length, length = _HEAD.unpack(head)
+        if (version := divmod(number, 256)) != VERSION:
+            found, known = (".".join(map(str, parts)) for parts in (version, VERSION))
+            raise ArtifactError(f"{self.where} has format version {found}, {known} is read here; update birdie")
+        if length > _longest_header(self._size) or packed_length > length:
             raise ArtifactError(f"{self.where} declares an impossible header ({packed_length:,} → {length:,} bytes)")
         if packed_length > self._size - _PREFIX_BYTES:
             raise ArtifactError(f"{self.where} is cut inside its header; copy it again")
@@ -255,7 +270,7 @@ class Reader:
         (crc,) = struct.unpack("<I", prefix[-4:])
         if zlib.crc32(packed, zlib.crc32(head)) != crc:
             raise ArtifactError(f"the header of {self.where} fails its checksum; the file is damaged")
-        return _unpack_header(packed, flags, length, self.where), _PREFIX_BYTES + packed_length
+        return _unpack_header(packed, length, self.where), _PREFIX_BYTES + packed_length
 
     def _at(self, offset: int, length: int) -> memoryview:
         """Return `length` bytes at `offset`; the caller has checked both against the size."""
@@ -278,9 +293,7 @@ class Reader:
     @functools.cached_property
     def fields(self) -> dict[str, Any]:
         """The metadata, parsed and checked (birdie.artifact.metadata)."""
-        aliases = sum(
-            scheme == ALIAS and "\0" not in name for name, scheme in zip(self._index, self.schemes, strict=True)
-        )
+        aliases = sum(kind == ALIAS and "\0" not in name for name, kind in zip(self._index, self.kinds, strict=True))
         return file_metadata.parse(bytes(self.metadata), self.where, aliases)
 
     @property
@@ -323,12 +336,12 @@ class Reader:
     def holder(self, name: str) -> str:
         """Return the name of the entry that holds the elements of a tensor: that of its group, or its own."""
         entry = self.entry(name)
-        return name if entry.scheme != MEMBER or entry.target is None else entry.target
+        return name if entry.kind != MEMBER or entry.target is None else entry.target
 
     def stored(self, name: str) -> str:
         """Return `name`, or the name that it is an alias of."""
         entry = self.entry(name)
-        return name if entry.scheme != ALIAS or entry.target is None else entry.target
+        return name if entry.kind != ALIAS or entry.target is None else entry.target
 
     def position(self, name: str) -> int:
         """Return the position of a tensor in its group."""
@@ -337,7 +350,7 @@ class Reader:
 
     def blocks(self, name: str) -> tuple[str, ...]:
         """Return the names of the entries that hold the blocks of a tensor, in order; else the name itself."""
-        if self.entry(name).scheme != BLOCKS:
+        if self.entry(name).kind != BLOCKS:
             return (name,)
         names = (block_name(name, index) for index in count())
         return tuple(takewhile(self._index.__contains__, names))
@@ -352,16 +365,10 @@ class Reader:
             shape = (2, *shape[:1], math.prod(shape[1:]))
         cut = len(shape) - len(last)
         sizes = [math.prod(block.shape) for block in blocks]
-        alike = {(size > 0, one.dtype, one.scheme in (ALIAS, BLOCKS)) for size, one in zip(sizes, blocks, strict=True)}
+        alike = {(size > 0, one.dtype, one.kind in (TENSOR, DELTA)) for size, one in zip(sizes, blocks, strict=True)}
         # blocks of a vector are rows and what is left over; others are rows of the tensor
         of_rows = cut >= 1 and shape[cut:] == last and {block.shape[1:] for block in blocks} == {last}
-        if (
-            entry.params
-            or entry.streams
-            or not (of_rows or len(entry.shape) == 1)
-            or alike != {(True, dtype, False)}
-            or sum(sizes) != math.prod(shape)
-        ):
+        if not (of_rows or len(entry.shape) == 1) or alike != {(True, dtype, True)} or sum(sizes) != math.prod(shape):
             raise ArtifactError(f"the blocks of tensor {name!r} of {self.where} do not make it up; the file is damaged")
 
     def read(self, name: str) -> Entry:
@@ -413,37 +420,36 @@ class Reader:
         self.close()
 
 
-def _resolved(ordered: list[Entry]) -> list[Entry]:
-    """Return the entries with the indices of aliases filled in, everything checked against the limits."""
+def _require_sound(ordered: list[Entry]) -> None:
+    """Check entries against the limits, and those that refer to others."""
     index = {entry.name: position for position, entry in enumerate(ordered)}
     if len(index) != len(ordered):
         twice = next(a.name for a, b in pairwise(ordered) if a.name == b.name)
         raise ConfigError(f"two tensors are named {twice!r}; names must differ")
     require_names([entry.name for entry in ordered])
-    resolved = []
     for entry in ordered:
-        if entry.scheme in (ALIAS, MEMBER):
+        if entry.kind in _LINKED:
             target = None if entry.target is None else index.get(entry.target)
             if (
                 target is None
-                or ordered[target].scheme in ((ALIAS,) if entry.scheme == ALIAS else (ALIAS, MEMBER))
-                or ("\0" in ordered[target].name) != (entry.scheme == MEMBER)
+                or ordered[target].kind in ((ALIAS,) if entry.kind == ALIAS else (ALIAS, MEMBER))
+                or ("\0" in ordered[target].name) != (entry.kind == MEMBER)
             ):
                 raise ConfigError(f"alias {entry.name!r} points to {entry.target!r}, which is not a stored tensor")
-            entry = replace(entry, params=(target,), streams=())
         if problem := _over_limit(entry):
             raise ConfigError(f"tensor {entry.name!r} cannot be stored: {problem}")
-        resolved.append(entry)
-    if sum(len(entry.shape) + len(entry.params) + len(entry.streams) for entry in resolved) > MAX_FIELDS:
+    if sum(len(entry.shape) + len(entry.params) + len(entry.streams) for entry in ordered) > MAX_FIELDS:
         raise ConfigError(f"the tensors have more than {MAX_FIELDS:,} dimensions and streams; split the model")
-    return resolved
 
 
 def _over_limit(entry: Entry) -> str | None:
     """Return the property of `entry` that the format cannot hold, or None."""
-    codes = (entry.scheme, entry.dtype, *(stream.coder for stream in entry.streams))
-    if not all(0 <= code <= MAX_CODE for code in codes):
-        return f"a code is outside 0…{MAX_CODE}"
+    if not 0 <= entry.dtype < DTYPES:
+        return f"the number of its dtype, {entry.dtype}, is outside 0…{DTYPES - 1}"
+    if not all(0 <= stream.coder <= MAX_CODER for stream in entry.streams):
+        return f"the number of a coder is outside 0…{MAX_CODER}"
+    if not 0 <= entry.scheme <= (MAX_SCHEME if entry.kind == TENSOR else 0):
+        return f"the number of its scheme, {entry.scheme}, is outside 0…{MAX_SCHEME}, or it has none"
     if len(entry.name.encode()) > MAX_NAME_BYTES:
         return f"its name is longer than {MAX_NAME_BYTES:,} bytes"
     if len(entry.shape) > MAX_DIMS or any(size < 0 for size in entry.shape):
@@ -452,6 +458,8 @@ def _over_limit(entry: Entry) -> str | None:
         return f"its shape {entry.shape} has more than {MAX_ELEMENTS:,} elements"
     if len(entry.params) > MAX_PARAMS or not all(-_INT64 <= value < _INT64 for value in entry.params):
         return f"it has more than {MAX_PARAMS:,} parameters or one beyond 64 bits"
+    if (entry.params or entry.streams) and entry.kind not in _CODED:
+        return f"it is of kind {KINDS[entry.kind]!r} and has parameters or streams"
     if len(entry.streams) > MAX_STREAMS:
         return f"it has more than {MAX_STREAMS} streams"
     return None
@@ -470,8 +478,12 @@ def _encode_header(ordered: list[Entry], metadata: bytes) -> bytes:
         shared = next((i for i, (a, b) in enumerate(zip(previous, name, strict=False)) if a != b), len(previous))
         out += varint(shared) + varint(len(name) - shared) + name[shared:]
         previous = name
-    out += bytes(entry.scheme for entry in ordered) + bytes(entry.dtype for entry in ordered)
+    out += b"".join(varint(entry.kind * DTYPES + entry.dtype) for entry in ordered)
+    out += b"".join(varint(entry.scheme) for entry in ordered if entry.kind == TENSOR)
+    index = {entry.name: position for position, entry in enumerate(ordered)}
+    out += b"".join(varint(index[entry.target or ""]) for entry in ordered if entry.kind in _LINKED)
     out += b"".join(varint(len(entry.shape)) + b"".join(map(varint, entry.shape)) for entry in ordered)
+    ordered = [entry for entry in ordered if entry.kind in _CODED]
     for entry in ordered:
         out += varint(len(entry.params)) + b"".join(varint(v << 1 if v >= 0 else ~(v << 1)) for v in entry.params)
     for entry in ordered:
@@ -495,8 +507,8 @@ def _longest_header(size: int) -> int:
     return min(MAX_HEADER_BYTES, max(1 << 20, HEADER_RATIO * size))
 
 
-def _unpack_header(packed: bytes, flags: int, length: int, where: str) -> bytes:
-    if not flags:
+def _unpack_header(packed: bytes, length: int, where: str) -> bytes:
+    if len(packed) == length:
         header, complete = packed, True
     else:
         inflater = zlib.decompressobj(-15)
@@ -570,8 +582,8 @@ def _decode_columns(
 
 def _decode_header(
     header: bytes, where: str, offset: int
-) -> tuple[bytes, list[str], bytes, list[int], dict[str, list[str]], Callable[[int], EntryHeader]]:
-    """Check a header; return the metadata, names, schemes, where payloads begin and the last one ends, and groups.
+) -> tuple[bytes, list[str], list[int], list[int], dict[str, list[str]], Callable[[int], EntryHeader]]:
+    """Check a header; return the metadata, names, kinds, where payloads begin and the last one ends, and groups.
 
     The last value makes the description of an entry: making all takes longer than reading the header.
     """
@@ -579,43 +591,47 @@ def _decode_header(
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
     count = cursor.count(limits.MAX_ENTRIES, "number of entries")
     names = _decode_names(cursor, count)
-    schemes, dtypes = cursor.take(count), cursor.take(count)
+    codes = [code for (code,) in _decode_columns(cursor, count, 0, MAX_KIND * DTYPES, "kind of an entry", [1] * count)]
+    kinds, dtypes = [code // DTYPES for code in codes], [code % DTYPES for code in codes]
+    if max(kinds, default=TENSOR) >= len(KINDS):
+        name, kind = next((name, kind) for name, kind in zip(names, kinds, strict=True) if kind >= len(KINDS))
+        raise ArtifactError(f"{name!r} of {where} is an entry of kind {kind}, unknown to this version; update birdie")
+    each = functools.partial(_decode_columns, cursor, count, 0)
+    schemes = each(MAX_SCHEME, "number of a scheme", [int(kind == TENSOR) for kind in kinds])
+    targets = each(max(count - 1, 0), "index of an entry", [int(kind in _LINKED) for kind in kinds])
     shapes = _decode_columns(cursor, count, MAX_DIMS, MAX_ELEMENTS, "size of a dimension")
     if any(_elements(shape) > MAX_ELEMENTS for shape in {*shapes}):
         raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
-    zigzag = _decode_columns(cursor, count, MAX_PARAMS, 2 * _INT64 - 1, "parameter")
-    params = [tuple([v >> 1 ^ -(v & 1) for v in numbers]) for numbers in zigzag]
-    coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) for _ in range(count)]
+    is_coded = [kind in _CODED for kind in kinds]
+    zigzag = iter(_decode_columns(cursor, sum(is_coded), MAX_PARAMS, 2 * _INT64 - 1, "parameter"))
+    params = [tuple([v >> 1 ^ -(v & 1) for v in next(zigzag)]) if coded else () for coded in is_coded]
+    coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) if coded else b"" for coded in is_coded]
     lengths = _decode_columns(cursor, count, 0, _INT64, "length of a stream", [*map(len, coders)])
     offsets = [*accumulate(map(sum, lengths), initial=offset)]
     crcs = [int.from_bytes(cursor.take(4), "little") if end > start else 0 for start, end in pairwise(offsets)]
     if cursor.position != len(header):
         raise cursor.fail("bytes follow the last field")
     for i, name in enumerate(names):
-        if schemes[i] != ALIAS:
+        if kinds[i] != ALIAS:
             continue
+        (target,) = targets[i]
         if (
-            len(params[i]) != 1
-            or coders[i]
-            or not 0 <= (target := params[i][0]) < count
-            or schemes[target] == ALIAS
+            kinds[target] == ALIAS
             or "\0" in names[target]  # a block, or the files beside the tensors
             or (shapes[i], dtypes[i]) != (shapes[target], dtypes[target])
         ):
             raise cursor.fail(f"alias {name!r} points to no stored tensor of its shape and dtype")
     members: dict[int, list[int]] = {}
-    for i in [i for i in range(count) if schemes[i] == MEMBER] if MEMBER in schemes else []:
-        if len(params[i]) != 1 or coders[i] or not 0 <= params[i][0] < count:
-            raise cursor.fail(f"tensor {names[i]!r} is no member of a group")
-        members.setdefault(params[i][0], []).append(i)
+    for i in [i for i in range(count) if kinds[i] == MEMBER] if MEMBER in kinds else []:
+        members.setdefault(targets[i][0], []).append(i)
     for target, indices in members.items():
-        kinds = {(shapes[i], dtypes[i]) for i in indices}
+        forms = {(shapes[i], dtypes[i]) for i in indices}
         if (
-            schemes[target] in (ALIAS, FILES, MEMBER)
+            kinds[target] in (ALIAS, FILES, MEMBER)
             or not names[target].startswith("\0")
             or "\0" in names[target][1:]  # a block
             or any("\0" in names[i] for i in indices)
-            or kinds != {(shapes[indices[0]], dtypes[target])}
+            or forms != {(shapes[indices[0]], dtypes[target])}
             or len(indices) * math.prod(shapes[indices[0]]) != math.prod(shapes[target])
         ):
             raise cursor.fail(f"the tensors of group {names[target][1:]!r} do not make it up")
@@ -624,8 +640,8 @@ def _decode_header(
     @functools.cache
     def header_at(i: int) -> EntryHeader:
         streams = tuple([_EMPTY[code] for code in coders[i]])
-        target = names[params[i][0]] if schemes[i] in (ALIAS, MEMBER) else None
-        entry = Entry(names[i], schemes[i], dtypes[i], shapes[i], params[i], streams, target)
+        scheme, target = sum(schemes[i]), next((names[index] for index in targets[i]), None)
+        entry = Entry(names[i], scheme, dtypes[i], shapes[i], params[i], streams, target, kind=kinds[i])
         return EntryHeader(entry, lengths[i], offsets[i], crcs[i])
 
-    return metadata, names, schemes, offsets, groups, header_at
+    return metadata, names, kinds, offsets, groups, header_at

@@ -196,7 +196,7 @@ def _groups(file: File) -> Iterator[list[str]]:
     count, dtype = 0, None
     for name in file.names:
         entry = file.entry(name)
-        if entry.scheme == ALIAS or file.holder(name) != name or file.is_planes(name):
+        if entry.kind == ALIAS or file.holder(name) != name or file.is_planes(name):
             continue
         if not all(_may_recode(file, file.entry(block)) for block, _ in file.parts(name)):
             continue

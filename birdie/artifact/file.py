@@ -20,7 +20,7 @@ from torch import Tensor
 
 from birdie.artifact import codes
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, MEMBER, Entry, Reader
+from birdie.artifact.container import ALIAS, BLOCKS, DELTA, MEMBER, Entry, Reader
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
 from birdie.compress.tensors import empty, from_planes
 from birdie.compress.tiled import Product, Recode
@@ -126,11 +126,11 @@ class File(Reader):
     @property
     def needs_base(self) -> bool:
         """Return whether tensors are stored as differences."""
-        return DIFFERENCE in self.schemes
+        return DELTA in self.kinds
 
     def is_difference(self, name: str) -> bool:
         """Return whether a tensor, or a block of it, is stored as a difference."""
-        return any(self.entry(block).scheme == DIFFERENCE for block in self.blocks(self.holder(self.stored(name))))
+        return any(self.entry(block).kind == DELTA for block in self.blocks(self.holder(self.stored(name))))
 
     @property
     def default_limit(self) -> int:
@@ -173,17 +173,17 @@ class File(Reader):
                 max_operations += OPERATIONS_PER_BASE_BYTE * self._base.bytes
         operations = "operations", max_operations, "max_operations (--max-operations)"
         if names is None:  # before the entries are made, which takes longer
-            stored = len(self.schemes) - self.schemes.count(ALIAS) - self.schemes.count(MEMBER)
+            stored = len(self.kinds) - self.kinds.count(ALIAS) - self.kinds.count(MEMBER)
             self._require(OPERATIONS_PER_TENSOR * stored, *operations)
         named = [self.entry(name) for name in (self.names if names is None else names)]
         holders = dict.fromkeys(self.holder(self.stored(entry.name)) for entry in named)
         entries = [self.entry(block) for name in holders for block, _ in self.parts(name)]
-        if any(entry.scheme == DIFFERENCE for entry in entries):
+        if any(entry.kind == DELTA for entry in entries):
             self._require_base()
         total = sum(map(decoded_bytes, entries))
         apart = set(independent)
         copies = sum(
-            decoded_bytes(entry) for entry in named if entry.scheme == ALIAS and (not shared or entry.name in apart)
+            decoded_bytes(entry) for entry in named if entry.kind == ALIAS and (not shared or entry.name in apart)
         )
         self._require(total + copies, "bytes", limit, "max_bytes (--max-size)")
         costs = [self._cost(entry) for entry in entries]
@@ -194,13 +194,16 @@ class File(Reader):
 
     def _require_base(self) -> None:
         if self._base is None:
-            if file_metadata.is_inside(self.fields):
-                raise ArtifactError(f"{self.where} holds differences between its tensors; decompress it with birdie")
-            of, _ = file_metadata.base_in(self.fields)
-            raise ArtifactError(
-                f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "
-                "cannot be decoded; give that as base=… (--base)"
-            )
+            raise self._lacks_base()
+
+    def _lacks_base(self) -> ArtifactError:
+        if file_metadata.is_inside(self.fields):
+            return ArtifactError(f"{self.where} holds differences between its tensors; decompress it with birdie")
+        of, _ = file_metadata.base_in(self.fields)
+        return ArtifactError(
+            f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "
+            "cannot be decoded; give that as base=… (--base)"
+        )
 
     def _require(self, number: int, what: str, limit: int, argument: str) -> None:
         if number > limit:
@@ -222,7 +225,9 @@ class File(Reader):
 
     def decoder_of(self, entry: Entry) -> Decoder:
         """Return the decoder of an entry."""
-        if entry.scheme == DIFFERENCE and self._base is not None:
+        if entry.kind == DELTA:
+            if self._base is None:
+                raise self._lacks_base()
             return self._base.decoder
         foreign = {} if entry.scheme in codes.SCHEMES else self.fields.get("schemes", {})
         return self._decoder(codes.scheme_name(entry, foreign))
@@ -242,7 +247,7 @@ class File(Reader):
 
     def parts(self, name: str) -> list[tuple[str, slice]]:
         """Return the entries that a stored tensor consists of, each with its elements in row-major order."""
-        if self.entry(name).scheme != BLOCKS:
+        if self.entry(name).kind != BLOCKS:
             return [(name, slice(None))]
         blocks = [self.entry(block) for block in self.blocks(name)]
         ends = accumulate(math.prod(block.shape) for block in blocks)
@@ -251,7 +256,7 @@ class File(Reader):
     def is_planes(self, name: str) -> bool:
         """Return whether the blocks of a complex tensor hold its real parts and then its imaginary parts."""
         entry = self.entry(name)
-        if entry.scheme != BLOCKS:
+        if entry.kind != BLOCKS:
             return False
         dtype, part = dtype_of(entry), dtype_of(self.entry(self.blocks(name)[0]))
         if part != dtype and (not dtype.is_complex or part != dtype.to_real()):
@@ -268,7 +273,7 @@ class File(Reader):
         """
         names, workers = self.ordered if names is None else names, workers or os.cpu_count() or 1
         holders = dict.fromkeys(self.holder(self.stored(name)) for name in names)
-        decoded = {name: self._empty(name) for name in holders if self.entry(name).scheme == BLOCKS}
+        decoded = {name: self._empty(name) for name in holders if self.entry(name).kind == BLOCKS}
         blocks = [(name, block, part) for name in holders for block, part in self.parts(name)]
         lengths = {block: self.header(block).length for _, block, _ in blocks}
         share = sum(lengths.values()) / workers
@@ -296,9 +301,9 @@ class File(Reader):
         """Read and decode one tensor on at most `threads` threads."""
         name = self.stored(name)
         entry = self.entry(name)
-        if entry.scheme == MEMBER:
+        if entry.kind == MEMBER:
             return self._group(self.holder(name), threads)[self.position(name)].clone()
-        if entry.scheme != BLOCKS:
+        if entry.kind != BLOCKS:
             return self.decode_entry(name, threads)
         out = self._empty(name)
         for block, part in self.parts(name):
@@ -351,7 +356,7 @@ class File(Reader):
                 )
                 for stream, expected in zip(entry.streams, layout, strict=True)
             )
-            base = self._base_of(entry) if entry.scheme == DIFFERENCE else None
+            base = self._base_of(entry) if entry.kind == DELTA else None
             return decoder.decode(Encoded(decoder.name, entry.shape, dtype_of(entry), entry.params, streams, base))
 
     @functools.cached_property

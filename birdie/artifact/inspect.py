@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from birdie.artifact import kept_files
 from birdie.artifact.codes import SCHEMES, dtype_name, scheme_name
-from birdie.artifact.container import ALIAS, DIFFERENCE, Entry, Reader
+from birdie.artifact.container import ALIAS, DELTA, Entry, Reader
 from birdie.artifact.metadata import base_in, is_inside
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.system.file_objects import Input, source_of
@@ -64,7 +64,7 @@ def inspect(path: Input) -> Summary:
             reader.header(kept_files.ENTRY).length if kept else 0,
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
-            base=base_in(fields)[0] if DIFFERENCE in reader.schemes and not is_inside(fields) else None,
+            base=base_in(fields)[0] if DELTA in reader.kinds and not is_inside(fields) else None,
         )
 
 
@@ -75,7 +75,7 @@ def load_seconds(effort: str, weights: int) -> float:
 
 def _seconds(entry: Entry) -> float:
     """Return about the time that decoding takes one core."""
-    if entry.scheme == DIFFERENCE and entry.params[1:2] != _NEAR:
+    if entry.kind == DELTA and entry.params[1:2] != _NEAR:
         return 1e-6 * math.prod(entry.shape) / _DIFFERENCES if entry.streams else 0.0
     planes = SCHEMES.get(entry.scheme) in ("lossless", "cast")
     coders = [stream.coder for stream in (entry.streams if planes else entry.streams[:1])]
@@ -87,9 +87,9 @@ _PARAMS = {_SCALED: 5, _TABLES: 2}  # number of parameters of these forms; a hos
 
 def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
     """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias, difference, levels."""
-    if entry.scheme == ALIAS:
+    if entry.kind == ALIAS:
         return "alias"
-    if entry.scheme == DIFFERENCE:
+    if entry.kind == DELTA:
         return "difference"
     name = scheme_name(entry, foreign)
     if name == "lossless" and _PARAMS.get(next(iter(entry.params), 0)) == len(entry.params) and 0 not in entry.shape:

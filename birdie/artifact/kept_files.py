@@ -34,7 +34,7 @@ def entry_of(files: Mapping[str, bytes]) -> Entry:
             )
     content = b"".join(files[name] for name in sorted(files))
     data = lzma.compress(content, lzma.FORMAT_RAW, filters=_filters(len(content)))
-    return Entry(ENTRY, FILES, _UINT8, (len(content),), (), (Stream(_LZMA, data),))
+    return Entry(ENTRY, 0, _UINT8, (len(content),), (), (Stream(_LZMA, data),), kind=FILES)
 
 
 def sizes_of(files: Mapping[str, bytes]) -> dict[str, int] | None:
@@ -68,7 +68,7 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
         )
     entry = reader.read(ENTRY)
     total = sum(sizes.values())
-    if entry.scheme != FILES or entry.shape != (total,) or [stream.coder for stream in entry.streams] != [_LZMA]:
+    if entry.kind != FILES or entry.shape != (total,) or [stream.coder for stream in entry.streams] != [_LZMA]:
         raise ArtifactError(f"the files kept in {reader.where} are not those that its header lists; it is damaged")
     try:
         decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_filters(total))

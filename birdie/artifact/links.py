@@ -25,9 +25,10 @@ from torch import Tensor
 
 from birdie.artifact import kept_files
 from birdie.artifact.base import Base, BaseOption
-from birdie.artifact.container import BLOCKS, DIFFERENCE, Reader
+from birdie.artifact.container import BLOCKS, DELTA, Reader
 from birdie.artifact.file import Data, File
 from birdie.artifact.metadata import base_in, is_inside
+from birdie.checkpoints.order import Json, in_order, is_order
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError
 from birdie.system.names import is_part
@@ -50,15 +51,15 @@ class FileTable:
     Attributes:
         bytes: size of the file.
         sha256: digest of the file, hexadecimal.
-        order: of its tensors as they lie in the file, the rank of each among the sorted names of all.
-        gaps: the number of other bytes before each of them.
+        order: of its tensors as they lie in the file, then of further names of them (birdie.checkpoints.order).
+        gaps: the number of other bytes before each tensor that lies there.
         same: whether the other bytes are those of the base's file of this name, and not in the link; of a checkpoint
             that is one file, as its base is, those of that file.
     """
 
     bytes: int
     sha256: str
-    order: tuple[int, ...]
+    order: Json
     gaps: tuple[int, ...]
     same: bool = False
 
@@ -111,7 +112,8 @@ class Link:
             name: {
                 "bytes": file.bytes,
                 "sha256": file.sha256,
-                **({"order": file.order, "gaps": file.gaps} if file.order else {}),
+                **({"order": file.order} if file.order else {}),
+                **({"gaps": file.gaps} if file.gaps else {}),
                 **({"same": True} if file.same else {}),
             }
             for name, file in sorted(self.files.items())
@@ -230,14 +232,14 @@ def opened(
 def base_of(base: BaseOption | None, source: Data, names: Names | None = None, **limits: Unpack[Limits]) -> Base | None:
     """Return the base of a file, which the caller closes; arguments as of `opened`."""
     with Reader(source) as reader:
-        inside = DIFFERENCE in reader.schemes and is_inside(reader.fields)
+        inside = DELTA in reader.kinds and is_inside(reader.fields)
         if inside and base is not None:
             raise ConfigError(f"{reader.where} holds differences between its own tensors; leave base= (--base) out")
         if inside:
             return Base.inside(source, limits.get("max_bytes"), limits.get("max_operations"))
         if base is not None:
             return Base.open(base)
-        if DIFFERENCE not in reader.schemes:
+        if DELTA not in reader.kinds:
             return None
         if isinstance(source, bytes | memoryview) or Link.of(reader.fields, reader.where) is None:
             return None
@@ -401,21 +403,18 @@ def _differences(reader: Reader, names: Collection[str] | None) -> set[str]:
     needed = set()
     for name in dict.fromkeys(reader.stored(name) for name in (reader.names if names is None else names)):
         entry = reader.entry(name)
-        parts = reader.blocks(name) if entry.scheme == BLOCKS else (name,)
-        if any(reader.entry(part).scheme == DIFFERENCE for part in parts):
+        parts = reader.blocks(name) if entry.kind == BLOCKS else (name,)
+        if any(reader.entry(part).kind == DELTA for part in parts):
             needed.add(renamed.get(name, name))
     return needed
 
 
 def _table(file: Any) -> FileTable:
-    order, gaps = file.get("order", []), file.get("gaps", [])
-    if len(order) != len(gaps):
-        raise ValueError("an order without its gaps")
     return FileTable(
         _natural(file["bytes"]),
         _checked(file["sha256"], _is_digest),
-        tuple(map(_natural, order)),
-        tuple(map(_natural, gaps)),
+        _checked(file.get("order", []), lambda value: value == [] or is_order(value)),
+        tuple(map(_natural, file.get("gaps", []))),
         _checked(file.get("same", False), lambda value: type(value) is bool),
     )
 
@@ -440,10 +439,10 @@ def tensors_of(link: Link, file: str, tensors: Mapping[str, Tensor]) -> list[Ten
     """Return the tensors of a file in the order in which they lie there.
 
     Raises:
-        ArtifactError: the order is none of theirs.
+        ArtifactError: the order is none of theirs, or there are fewer.
     """
-    prefix = link.prefix(file)
-    names, order = sorted(name for name in tensors if name.startswith(prefix)), link.files[file].order
-    if len({*order}) < len(order) or any(rank >= len(names) for rank in order):
-        raise ArtifactError(f"the order of the tensors of {file} is none of theirs; the link is damaged")
-    return [tensors[names[rank]] for rank in order]
+    prefix, table = link.prefix(file), link.files[file]
+    names = in_order([name for name in tensors if name.startswith(prefix)], table.order, file)
+    if len(table.gaps) > len(names):
+        raise ArtifactError(f"{file} has {len(table.gaps):,} tensors, of which {len(names):,} are there; it is damaged")
+    return [tensors[name] for name in names[: len(table.gaps)]]

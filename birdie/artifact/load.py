@@ -296,7 +296,7 @@ def _copies(file: File) -> list[str]:
     """Return the aliases whose tensors are independent of their targets."""
     if "copies" not in file.fields:
         return []
-    aliases = [name for name in file.names if file.entry(name).scheme == ALIAS]
+    aliases = [name for name in file.names if file.entry(name).kind == ALIAS]
     return file_metadata.copies_in(file.fields, aliases)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import scheme_codes
-from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, MEMBER, Entry, block_name
+from birdie.artifact.container import ALIAS, BLOCKS, DELTA, MEMBER, TENSOR, Entry, block_name
 from birdie.artifact.file import DTYPES
 from birdie.compress import registry
 from birdie.compress.coding import Coded, code
@@ -41,18 +41,18 @@ class Beside:
         """Return the entries and the metadata of the file that holds these coded tensors."""
         tensors = dict(_parts(state))
         codes, foreign = scheme_codes({tensor.scheme for tensor in tensors.values()} - {FORM}, _number_of)
-        codes[FORM] = DIFFERENCE
         entries = [*self.hidden]
         for name, tensor in tensors.items():
-            kind = codes[tensor.scheme], DTYPES.index(tensor.dtype), tensor.shape
-            entries.append(Entry(name, *kind, tensor.params, tensor.streams, crc=tensor.crc))
+            kind, scheme = (DELTA, 0) if tensor.scheme == FORM else (TENSOR, codes[tensor.scheme])
+            coded = tensor.shape, tensor.params, tensor.streams
+            entries.append(Entry(name, scheme, DTYPES.index(tensor.dtype), *coded, crc=tensor.crc, kind=kind))
         kinds = {name: (DTYPES.index(tensor.dtype), tensor.shape) for name, tensor in state.tensors.items()}
-        entries += [Entry(name, BLOCKS, *kinds[name]) for name in state.tensors if name not in tensors]
+        entries += [Entry(name, 0, *kinds[name], kind=BLOCKS) for name in state.tensors if name not in tensors]
         for group, members in self.groups.items():
             if group in kinds:
                 kinds |= dict.fromkeys(members.names, (kinds[group][0], members.shape))
-                entries += [Entry(name, MEMBER, *kinds[name], target=group) for name in members.names]
-        entries += [Entry(name, ALIAS, *kinds[first], target=first) for name, first in state.ties.items()]
+                entries += [Entry(name, 0, *kinds[name], target=group, kind=MEMBER) for name in members.names]
+        entries += [Entry(name, 0, *kinds[first], target=first, kind=ALIAS) for name, first in state.ties.items()]
         return entries, file_metadata.to_bytes(**self.about, schemes=foreign)
 
     def size(self, state: EncodedState) -> int:

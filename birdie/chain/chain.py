@@ -351,8 +351,7 @@ class Chain:
     ) -> None:
         """Write the link of a checkpoint and note it in `links`; `base` may be the name of its base."""
         files = {
-            file: FileTable(one.size, one.sha256, tuple(parts.order(file)), one.gaps)
-            for file, one in parts.files.items()
+            file: FileTable(one.size, one.sha256, parts.order(file), one.gaps) for file, one in parts.files.items()
         }
         known = (base, links[base]) if base else None
         link, content = replace(link, files=files), content_of(parts)

@@ -23,6 +23,7 @@ from birdie.chain.file_parts import FileParts, split
 from birdie.chain.settled import is_twin
 from birdie.checkpoints.checkpoint_facts import facts_of, step_inside, step_key
 from birdie.checkpoints.folder_scan import TORCH, foreign_folder
+from birdie.checkpoints.order_field import Json, order_of
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.names import is_name
 
@@ -241,11 +242,10 @@ class CheckpointParts:
         """The files, which are mapped."""
         return [self.path / name for name in self.files] if self.is_folder else [self.path]
 
-    def order(self, file: str) -> list[int]:
-        """Return the rank of each tensor of a file, as they lie in it, among their sorted names."""
-        parts = self.files[file]
-        ranks = {name: rank for rank, name in enumerate(sorted([*parts.tensors, *parts.ties]))}
-        return [ranks[name] for name in parts.tensors]
+    def order(self, file: str) -> Json:
+        """Return the order of the tensors of a file as they lie in it, then of further names of them."""
+        parts, prefix = self.files[file], f"{file}/" if self.is_folder else ""
+        return order_of([prefix + name for name in (*parts.tensors, *parts.ties)])
 
 
 def _numbers(paths: Sequence[Path]) -> dict[Path, int]:

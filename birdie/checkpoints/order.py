@@ -1,4 +1,6 @@
-"""Order of the tensors of a file: that of the state dict that was saved. The entries of the file are sorted by name.
+"""Order of names: of the tensors of a state dict, of the keys of a dict in a tree, of the tensors in a file of a chain.
+
+The entries of a .birdie file are sorted by name, so each of these is kept as what it differs from a natural order.
 
 Names nest: all that begin with "h.0." stand together in a state dict, and those of "h.1." are in the same order. So of
 each set of parts that follow the same beginning a file has, once, the moves from the natural order, in which numbers
@@ -30,12 +32,14 @@ def in_order(names: Iterable[str], order: Json, where: str) -> list[str]:
 
     Args:
         names: in any order.
-        order: the field.
+        order: the field; [] for names that are sorted.
         where: what has the field, for error messages.
 
     Raises:
         ArtifactError: the field is no order of them.
     """
+    if order == []:
+        return sorted(names)
     if not is_order(order):
         raise ArtifactError(f"the order of tensors in {where} is not what birdie writes; the file is damaged")
     cut, *waiting = order

@@ -25,7 +25,9 @@ def order_field(keys: Sequence[str], extra: Mapping[str, Sequence[str]] | None =
 
 
 def order_of(names: Sequence[str]) -> Json:
-    """Return the order of names, in as few characters as possible."""
+    """Return the order of names, in as few characters as possible; [] if they are sorted."""
+    if [*names] == sorted(names):
+        return []
     letters = set().union(*names)
     fields = (_field(names, cut) for cut in _CUTS if not cut or letters & {*cut})
     return min(filter(None, fields), key=lambda field: len(json.dumps(field)))

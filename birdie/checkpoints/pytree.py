@@ -156,7 +156,7 @@ class _Writer:
         parts = [segment(key) if path else key for key in value]
         for part, item in zip(parts, value.values(), strict=True):
             self._add(name_of((*path, part)), item)
-        order = number if number is not None else [] if parts == sorted(parts) else order_of(parts)
+        order = order_of(parts) if number is None else number
         traits = [_trait(item) for item in value.values()]
         if any(trait != traits[0] for trait in traits) or isinstance(traits[0], list):
             return ["tensors", order, traits]

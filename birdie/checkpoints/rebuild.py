@@ -7,7 +7,6 @@ import warnings
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -87,16 +86,6 @@ def _text_key(part: str) -> str:
     return key
 
 
-def _ordered(parts: list[str], order: Json) -> list[str]:
-    """Return sorted parts of paths in the order of their dict."""
-    if order and type(order[0]) is str:
-        return in_order(parts, order, "the tree of the file")
-    ranks = list(accumulate((step + 1 for step in order), initial=-1))[1:] if order else list(range(len(parts)))
-    if sorted(ranks) != list(range(len(parts))):
-        raise damaged("orders tensors by numbers that are no permutation")
-    return [parts[rank] for rank in ranks]
-
-
 class _Reader:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors, self.names = tensors, sorted(tensors)
@@ -173,7 +162,7 @@ class _Reader:
     def _tensors(self, path: Path, order: Json, traits: Json = 0) -> dict[str, Tensor]:
         if isinstance(order, list):
             start = len(name_of(path)) + 1 if path else 0
-            parts = _ordered([name[start:] for name in self._below(path)], order)
+            parts = in_order([name[start:] for name in self._below(path)], order, "the tree of the file")
             texts = [_text_key(part) if path else part for part in parts]
             names = list(zip(texts, parts, strict=True))
             self.keys.append([(text, segment(text)) for text in texts])

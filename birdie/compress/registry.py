@@ -83,7 +83,7 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     May be used as a decorator. Registering the same class again changes nothing.
 
     Raises:
-        ConfigError: it is no subclass of `Scheme` with a decoder, its number is not one of 64 to 255, or another scheme
+        ConfigError: it is no subclass of `Scheme` with a decoder, its number is not one of 64 to 65,535, or another scheme
             has its name, its number or one of its words.
     """
     decoder = getattr(scheme, "decoder", None)

@@ -5,7 +5,7 @@
 `context_mixing` and `differences` choose what to decide and the contexts. Counters and logistic mixing are those of
 PAQ: M. Mahoney, "Adaptive weighing of context models for lossless data compression", Florida Tech CS-2005-16. The
 arithmetic coder is a range coder (G. N. N. Martin, 1979): the code of a chunk is a number in an interval [low, low +
-width), which every bit narrows. All arithmetic is integer; docs/format.md defines every bit.
+width), which every bit narrows. All arithmetic is integer; docs/coders.md defines every bit.
 
 Indices of inner loops are unsigned, which saves the test for negative ones. A step that branches on every bit takes no
 array: reference counts would cost 5 % of the time.

@@ -4,7 +4,6 @@
     packed     a fixed number of bits per value     numbers   adaptive models, nothing to describe first: small arrays
     static     interleaved rANS with tables per class of rows, and for odd states of a trellis: decodes fast
     tiles      the same tables, words of 32 columns apart, for larger arrays: decodes fastest, and on a GPU
-    lanes      of older files, which nothing writes any more
     mixed      context mixing: the fewest bytes, and the slowest
 
 `encode` tries the coders that suit the array and the effort, and keeps the smallest result. Decoding is integer
@@ -23,8 +22,8 @@ from birdie.entropy.hints import Effort, Hints, Stream
 from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError
 
-CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED, LANES, TILES = range(8)
-NAMES = dict(enumerate(("constant", "bytes", "packed", "numbers", "static", "mixed", "lanes", "tiles")))
+CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED, TILES = range(7)
+NAMES = dict(enumerate(("constant", "bytes", "packed", "numbers", "static", "mixed", "tiles")))
 DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
     np.dtype(kind) for kind in (np.uint8, np.int8, np.uint16, np.int16, np.int32)
 )
@@ -37,7 +36,6 @@ _COSTS = {
     NUMBERS: (128, 0),
     STATIC: (64, 2),
     MIXED: (800, 4),
-    LANES: (64, 2),
     TILES: (64, 2),
 }
 _TRY_NUMBERS = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the coder "numbers" is tried
@@ -55,7 +53,6 @@ _DECODERS: dict[int, _Decode] = {
     NUMBERS: numbers.decode,
     STATIC: static.decode,
     MIXED: mixed.decode,
-    LANES: static.decode_lanes,
     TILES: tiles.decode,
 }
 
@@ -150,7 +147,7 @@ def decode(
         raise ArtifactError(f"coder {coder} is unknown to this birdie; update birdie, or copy the file again")
     if coder != CONSTANT and rows * columns == 0:
         raise ArtifactError(f"an empty stream has coder {coder} and {len(payload):,} bytes; the file is damaged")
-    states = (hints.states,) if coder in (STATIC, MIXED, LANES, TILES) and hints is not None else ()
+    states = (hints.states,) if coder in (STATIC, MIXED, TILES) and hints is not None else ()
     return _DECODERS[coder](payload, rows, columns, known, threads or os.cpu_count() or 1, *states)
 
 

@@ -15,7 +15,7 @@ Given their local scale, weights are nearly independent of each other. So the co
 so far, of the column so far, their product, a fast-adapting one of the column, and that of the neighbors.
 
 Counters, mixers and the arithmetic coder are those of `birdie.entropy.binary`. The APM (adaptive probability map; also
-SSE, secondary symbol estimation) is that of PAQ. All arithmetic is integer; docs/format.md defines every bit.
+SSE, secondary symbol estimation) is that of PAQ. All arithmetic is integer; docs/coders.md defines every bit.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Lookup tables of context mixing, pinned by hash in docs/format.md and computed by integer arithmetic alone.
+"""Lookup tables of context mixing, pinned by hash in docs/coders.md and computed by integer arithmetic alone.
 
 Floating-point exp and log differ in the last bit between machines, and one differing entry would make a file decode to
 noise. So every entry comes from integers of Python: exponential series and nested square roots with 96 binary digits.

@@ -1,6 +1,6 @@
 """Side information of a stream: small non-negative numbers, coded one after another by adaptive binary models.
 
-Every number comes with a context, and each context learns for itself (the contexts are listed in docs/format.md). A
+Every number comes with a context, and each context learns for itself (the contexts are listed in docs/coders.md). A
 number v is binarized as the Elias gamma code of n = v + 1: the length of n in unary, then its lower bits, of which the
 first three are modeled too, as a tree. Nothing has to be described first, so a hundred numbers cost little.
 

@@ -1,9 +1,8 @@
-"""Coders "static" and "lanes": interleaved rANS with a frequency table per class of rows.
+"""Coder "static": interleaved rANS with a frequency table per class of rows.
 
     Plan ─► side information: alphabet, classes, tables ─► rANS words, in chunks ─► low bits of a split alphabet
 
-The two coders differ in the chunks alone. Those of "static" have four states that share their words. Those of "lanes",
-which older files have and nothing writes any more, have many states with words of their own.
+The four states of a chunk share its words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
-from birdie.entropy import frequency_tables, payload, prediction, rans, rans_lanes, row_classes, trellis
+from birdie.entropy import frequency_tables, payload, prediction, rans, row_classes, trellis
 from birdie.entropy.alphabet import Alphabet
 from birdie.entropy.plan import MIN_COLUMNS, Plan, search
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range, narrowest
-from birdie.entropy.side_information import Reader, Writer, unzigzag
+from birdie.entropy.side_information import Reader, Writer
 from birdie.errors import ArtifactError
 
 _Integer = TypeVar("_Integer", bound=np.integer)
 
 MIN_PRECISION = 8
 # Contexts of the side information
-_SCAN, _PRECISION, _CLASSES, _LANES, _WORDS, _ZERO, _MORE_WORDS = 5, 6, 7, 20, 21, 23, 57
+_SCAN, _PRECISION, _CLASSES, _WORDS, _ZERO = 5, 6, 7, 21, 23
 
 
 def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> bytes:
@@ -79,7 +78,7 @@ def _chunks(
 ) -> Iterator[tuple[NDArray[_Integer], NDArray[np.uint8]]]:
     """Yield the parts that are coded independently, with the classes of their rows.
 
-    With one class, unpaired tables and no lanes rows mean nothing, so the array is cut as one long row.
+    With one class and unpaired tables rows mean nothing, so the array is cut as one long row.
     """
     if int(classes.max()) == 0 and not in_rows:
         flat = symbols.reshape(1, -1)
@@ -105,7 +104,7 @@ class Opened:
         classes: (rows,) class of each row.
         frequencies: (tables, size), of each class, or of each class for even and for odd states.
         in_rows: chunks are whole rows.
-        lengths: (chunks, 1) words of each chunk, or (chunks, lanes) words of each lane.
+        lengths: words of each chunk.
         data: the bytes that follow the side information: the words, then low bits.
     """
 
@@ -129,16 +128,15 @@ class Opened:
         return self.predictor is None and self.alphabet.kind != alphabets.SPLIT
 
 
-def open_stream(data: Bytes, rows: int, columns: int, states: int = 1, *, in_lanes: bool = False) -> Opened:
-    """Decode the side information of a stream of the coder "static", or "lanes", of `rows` × `columns` values."""
+def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened:
+    """Decode the side information of a stream of the coder "static", of `rows` × `columns` values."""
     side, words = payload.split(data)
     reader = Reader(side)
     alphabet = Alphabet.take(reader)
     columns_first = reader.take(_SCAN, 1, "the scan")
     precision = reader.take(_PRECISION, rans.MAX_PRECISION - MIN_PRECISION, "the precision") + MIN_PRECISION
     most = row_classes.MAX_CLASSES
-    # A path along the rows leads from lane to lane, so that they would not be independent.
-    may_pair = states > 1 if in_lanes else abs(states) > 1
+    may_pair = abs(states) > 1
     form = reader.take(_CLASSES, most - 1 + may_pair * most, "the number of classes")
     paired, count = form // most, form % most + 1
     if columns_first:
@@ -149,9 +147,9 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1, *, in_lan
     zero = reader.take(_ZERO, alphabet.size - 1, "the zero") if predictor is not None else 0
     classes = row_classes.take(reader, rows, count) if count > 1 else np.zeros(rows, np.uint8)
     frequencies = frequency_tables.take(reader, count << paired, alphabet.size, precision)
-    in_rows = bool(paired or in_lanes or classes.any())
+    in_rows = bool(paired or classes.any())
     chunks = -(-rows // trellis.chunk_rows(columns)) if in_rows else -(-rows * columns // trellis.CHUNK)
-    lengths = _take_lengths(reader, chunks, columns, in_lanes=in_lanes)
+    lengths = reader.take_all(_WORDS, chunks)
     reader.finish()
     if int(lengths.min()) < 0 or int(lengths.max()) > len(words) or 2 * int(lengths.sum()) > len(words):
         raise ArtifactError("the chunks of a stream are longer than its payload; the file is damaged")
@@ -172,33 +170,11 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1, *, in_lan
     )
 
 
-def _take_lengths(reader: Reader, chunks: int, columns: int, *, in_lanes: bool) -> NDArray[np.int64]:
-    """Read the words of each chunk, (chunks, 1), or of each lane, (chunks, lanes)."""
-    if not in_lanes:
-        return reader.take_all(_WORDS, chunks)[:, None]
-    lanes = 1 << reader.take(_LANES, rans_lanes.MOST.bit_length() - 1, "log2 of the lanes")
-    # With more lanes than columns some would stay empty, and looking at them takes time.
-    if not rans_lanes.LEAST <= lanes <= max(columns, rans_lanes.LEAST):
-        raise ArtifactError(f"rows of {columns} in a stream have {lanes} lanes; the file is damaged")
-    first, more = reader.take_all(_WORDS, 1), unzigzag(reader.take_all(_MORE_WORDS, chunks * lanes - 1))
-    return np.cumsum(np.concatenate([first, more])).reshape(chunks, lanes)
-
-
 def decode(
     data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
 ) -> NDArray[np.integer]:
     """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values."""
-    return _decode(open_stream(data, rows, columns, states), dtype, threads)
-
-
-def decode_lanes(
-    data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
-) -> NDArray[np.integer]:
-    """Decode a stream of the coder "lanes" as `decode` does one of "static"."""
-    return _decode(open_stream(data, rows, columns, states, in_lanes=True), dtype, threads)
-
-
-def _decode(stream: Opened, dtype: np.dtype[np.integer], threads: int) -> NDArray[np.integer]:
+    stream = open_stream(data, rows, columns, states)
     alphabet, direct = stream.alphabet, stream.direct
     if alphabet.kind != alphabets.SPLIT:
         lowest, highest = int(alphabet.values[0]), int(alphabet.values[-1])
@@ -212,9 +188,9 @@ def _decode(stream: Opened, dtype: np.dtype[np.integer], threads: int) -> NDArra
 
     def decode_part(index: int, words: memoryview) -> None:
         part, classes = parts[index]
-        _decode_chunk(words, stream.lengths[index], classes, table, stream.precision, stream.paths, part)
+        rans.decode(words, classes, table, stream.precision, stream.paths, part)
 
-    tail = payload.decode_chunks(stream.data, stream.lengths.sum(1), 2, decode_part, threads)
+    tail = payload.decode_chunks(stream.data, stream.lengths, 2, decode_part, threads)
     if alphabet.kind != alphabets.SPLIT and len(tail):
         raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
     if not direct:
@@ -222,18 +198,3 @@ def _decode(stream: Opened, dtype: np.dtype[np.integer], threads: int) -> NDArra
         out = np.empty(symbols.shape, dtype)
         alphabets.values_of(symbols, alphabet, tail, out)
     return out.T if stream.columns_first else out
-
-
-def _decode_chunk(
-    words: memoryview,
-    lengths: NDArray[np.int64],
-    classes: NDArray[np.uint8],
-    table: NDArray[np.uint64],
-    precision: int,
-    paths: trellis.Machine,
-    out: NDArray[np.integer],
-) -> None:
-    if lengths.size > 1:
-        rans_lanes.decode(words, lengths, classes, table, precision, paths, out)
-    else:
-        rans.decode(words, classes, table, precision, paths, out)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, differences, mixed, numbers, plan, planes, rans, rans_lanes, static, tiles, trellis
+from birdie.entropy import coder, differences, mixed, numbers, plan, planes, static, tiles
 from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
 from birdie.entropy.rans_tiles import Kind
@@ -38,8 +38,6 @@ def compile_kernels() -> None:
         if tiled is not None:
             _decode_weights(tiles.open_stream(tiled, *shape, states))
         coder.estimate(values, hints)
-    for dtype in coder.DTYPES:
-        _decode_lanes(dtype)
     for form in planes.FORMATS:
         words = np.zeros((2, 1), planes.word_dtype(form))
         differences.decode(differences.encode(words, words, form), words, form)
@@ -54,13 +52,6 @@ def _decode_weights(stream: tiles.Opened) -> None:
     for kind in kinds:
         words = np.empty(shape, np.uint32 if kind == "float32" else np.uint16)
         tiles.decode_weights(stream, factors, words, kind, 1)
-
-
-def _decode_lanes(dtype: np.dtype[np.integer]) -> None:
-    """Decode four zeros of the coder "lanes", which take no words and which nothing encodes any more."""
-    table = rans.decode_table(np.array([[1 << rans.MAX_PRECISION]]), np.zeros(1, np.int64), rans.MAX_PRECISION, 1)
-    lengths, classes, out = np.zeros(4, np.int64), np.zeros(1, np.uint8), np.empty((1, 4), dtype)
-    rans_lanes.decode(memoryview(b""), lengths, classes, table, rans.MAX_PRECISION, trellis.machine(1), out)
 
 
 def _arrays() -> Iterator[tuple[Integers, tuple[int, int], int]]:

@@ -23,7 +23,7 @@ from torch import nn
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.container import DIFFERENCE, Reader
+from birdie.artifact.container import DELTA, Reader
 from birdie.artifact.folders import SHARD, write_folder
 from birdie.artifact.load import load
 from birdie.checkpoints.folder_scan import PIPELINE
@@ -71,7 +71,7 @@ def from_pretrained(
     """
     file = local_file(path, revision)
     with Reader(file) as reader:
-        differs = DIFFERENCE in reader.schemes and not file_metadata.is_inside(reader.fields)
+        differs = DELTA in reader.kinds and not file_metadata.is_inside(reader.fields)
         listed = kept_files.listed(reader.fields, reader.where)
         text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
     try:

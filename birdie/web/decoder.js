@@ -10,7 +10,7 @@
 
 import { bytesOf, maxBytesOf } from "./decoder/arguments.js";
 import { crc32, fail } from "./decoder/bytes.js";
-import { ALIAS, BLOCKS, MEMBER, blocksOf, openContainer, product } from "./decoder/container.js";
+import { ALIAS, BLOCKS, DELTA, MEMBER, blocksOf, openContainer, product } from "./decoder/container.js";
 import { DTYPES, emptyWords, toFloat32 } from "./decoder/floats.js";
 import { hasViews } from "./decoder/metadata.js";
 import { FOREIGN, SCHEMES } from "./decoder/schemes.js";
@@ -40,9 +40,10 @@ const ROOM = 2 ** 28;
 /**
  * Return the name of a scheme, for messages.
  * @param {Container} file
- * @param {number} code
+ * @param {Entry} entry
  */
-function nameOf(file, code) {
+function nameOf(file, { kind, scheme: code }) {
+  if (kind === DELTA) return "delta";
   return SCHEMES[code]?.name ?? FOREIGN[code] ?? file.metadata.schemes?.[code] ?? `of code ${code}`;
 }
 
@@ -53,7 +54,7 @@ function nameOf(file, code) {
 function coded(file) {
   const tensors = file.entries.filter((entry) => !entry.name.includes("\0"));
   const holders = [
-    ...tensors.filter((entry) => entry.scheme !== ALIAS && entry.scheme !== MEMBER),
+    ...tensors.filter((entry) => entry.kind !== ALIAS && entry.kind !== MEMBER),
     ...file.groups.keys(),
   ];
   return { tensors, parts: holders.flatMap((entry) => blocksOf(file, entry)) };
@@ -67,7 +68,7 @@ function coded(file) {
 export function needs(buffer) {
   const file = openContainer(bytesOf(buffer));
   const { parts } = coded(file);
-  const schemes = parts.map((entry) => nameOf(file, entry.scheme));
+  const schemes = parts.map((entry) => nameOf(file, entry));
   const coders = parts.flatMap((entry) => Array.from(entry.coders, (code) => CODERS[code] ?? `of code ${code}`));
   return { schemes: [...new Set(schemes)].sort(), coders: [...new Set(coders)].sort() };
 }
@@ -94,7 +95,7 @@ function sizeOf(dtype, count) {
  * @param {Entry[]} tensors
  */
 function copiesOf(file, tensors) {
-  const aliases = tensors.filter((entry) => entry.scheme === ALIAS);
+  const aliases = tensors.filter((entry) => entry.kind === ALIAS);
   return new Set((file.metadata.copies ?? []).map((index) => aliases[index]));
 }
 
@@ -105,7 +106,8 @@ function copiesOf(file, tensors) {
  */
 function planOf(file, entry) {
   const dtype = DTYPES[entry.dtype] ?? fail(`it has dtype code ${entry.dtype}, unknown here`);
-  const scheme = SCHEMES[entry.scheme] ?? fail(`scheme ${nameOf(file, entry.scheme)} is not decoded here; use birdie`);
+  if (entry.kind === DELTA) fail("it is a delta, which needs its base and is not decoded here; use birdie");
+  const scheme = SCHEMES[entry.scheme] ?? fail(`scheme ${nameOf(file, entry)} is not decoded here; use birdie`);
   const [rows, columns] = matrixOf(entry.shape);
   const count = rows * columns;
   const bytes = sizeOf(dtype, count);
@@ -188,7 +190,7 @@ function tensorOf(entry, words) {
  * @param {Map<Entry, Plan>} plans
  */
 function wordsOf(file, entry, plans) {
-  if (entry.scheme !== BLOCKS) return naming(entry, () => decodeEntry(file, /** @type {Plan} */ (plans.get(entry))));
+  if (entry.kind !== BLOCKS) return naming(entry, () => decodeEntry(file, /** @type {Plan} */ (plans.get(entry))));
   const dtype = DTYPES[entry.dtype];
   const count = product(entry.shape);
   const words = emptyWords(dtype, count);
@@ -239,13 +241,13 @@ export function decode(buffer, options) {
     });
   }
   for (const entry of tensors) {
-    if (entry.scheme !== ALIAS && entry.scheme !== MEMBER)
+    if (entry.kind !== ALIAS && entry.kind !== MEMBER)
       decoded.set(entry, tensorOf(entry, wordsOf(file, entry, plans)));
   }
   /** @type {Record<string, Tensor>} */
   const result = Object.create(null);
   for (const entry of tensors) {
-    const owner = entry.scheme === ALIAS ? file.entries[entry.params[0]] : entry;
+    const owner = entry.kind === ALIAS ? file.entries[entry.target] : entry;
     const tensor = /** @type {Tensor} */ (decoded.get(owner));
     result[entry.name] = copies.has(entry) ? { ...tensor, data: tensor.data.slice() } : tensor;
   }

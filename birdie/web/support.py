@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from birdie.artifact import codes
-from birdie.artifact.container import ALIAS, BLOCKS, DIFFERENCE, FILES, MEMBER, Entry, Reader
+from birdie.artifact.container import DELTA, TENSOR, Entry, Reader
 from birdie.checkpoints.rebuild import has_views
 from birdie.entropy.coder import NAMES as CODERS
 from birdie.system.outputs import Source
@@ -12,7 +12,6 @@ from birdie.system.outputs import Source
 _SOURCE = (Path(__file__).parent / "decoder" / "schemes.js").read_text(encoding="utf-8")
 SCHEMES = {int(number): name for number, name in re.findall(r'^  (\d+): \{\s+name: "(\w+)"', _SOURCE, re.MULTILINE)}
 """Number → name of the schemes that birdie/web/decoder/schemes.js decodes; it decodes every coder."""
-_CODES = SCHEMES.keys() | {ALIAS, BLOCKS, FILES, MEMBER}
 
 
 def unsupported(source: Source | bytes) -> str | None:
@@ -36,9 +35,9 @@ def unsupported(source: Source | bytes) -> str | None:
 
 
 def _problem(entry: Entry, reader: Reader) -> str | None:
-    if entry.scheme == DIFFERENCE:
-        return "is a difference to another checkpoint"
-    if entry.scheme not in _CODES:
+    if entry.kind == DELTA:
+        return "is a delta, relative to another tensor"
+    if entry.kind == TENSOR and entry.scheme not in SCHEMES:
         foreign = {} if entry.scheme in codes.SCHEMES else reader.fields.get("schemes", {})
         return f"has the scheme {codes.scheme_name(entry, foreign)}"
     unknown = [stream.coder for stream in entry.streams if stream.coder not in CODERS]

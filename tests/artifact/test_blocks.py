@@ -56,7 +56,7 @@ def test_a_file_of_blocks_reads_like_one_without(
     summary = birdie.save(state, path, **settings)  # type: ignore[arg-type]
     with Reader(path) as reader:
         assert reader.names == tuple(sorted(state))
-        assert reader.entry("large").scheme == BLOCKS
+        assert reader.entry("large").kind == BLOCKS
         assert [reader.entry(name).shape[0] for name in reader.blocks("large")] == [256, 344]
         assert reader.blocks("small") == ("small",)
         assert sum(reader.table().values()) + reader.header_bytes == reader.size
@@ -134,7 +134,7 @@ def entries(*heights: int, shape: tuple[int, ...] = (5, 3)) -> list[Entry]:
         Entry(block_name("w", index), 1, 2, (height, 3), (), (Stream(1, bytes(3 * height)),))
         for index, height in enumerate(heights)
     ]
-    return [Entry("w", BLOCKS, 2, shape), *blocks]
+    return [Entry("w", 0, 2, shape, kind=BLOCKS), *blocks]
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 3), (3, 2, 3), (1, 6, 3), (3, 1, 2, 3)])
@@ -161,7 +161,7 @@ def test_blocks_are_put_together(shape: tuple[int, ...], tmp_path: Path) -> None
         entries(2, 3, shape=(5, 2, 3)),
         [*entries(2, 3)[:2], Entry(block_name("w", 1), 1, 2, ())],
         [*entries(2, 3)[:2], Entry(block_name("w", 1), 1, 3, (3, 3), (), (Stream(1, bytes(9)),))],
-        [*entries(2, 3)[:2], Entry(block_name("w", 1), BLOCKS, 2, (3, 3))],
+        [*entries(2, 3)[:2], Entry(block_name("w", 1), 0, 2, (3, 3), kind=BLOCKS)],
     ],
 )
 def test_blocks_that_do_not_make_up_a_tensor_are_refused(damaged: list[Entry], tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_block_without_a_tensor_is_ignored(tmp_path: Path) -> None:
 
 def test_an_alias_is_no_block(tmp_path: Path) -> None:
     damaged = entries(2, 3)
-    damaged[1] = Entry(block_name("w", 0), container.ALIAS, 2, (2, 3), target="v")
+    damaged[1] = Entry(block_name("w", 0), 0, 2, (2, 3), target="v", kind=container.ALIAS)
     container.write(tmp_path / "x.birdie", [*damaged, Entry("v", 1, 2, (2, 3), (), (Stream(1, bytes(6)),))])
     with pytest.raises(ArtifactError):
         birdie.load(tmp_path / "x.birdie")

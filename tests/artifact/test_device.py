@@ -16,9 +16,7 @@ from birdie.artifact.file import File
 from birdie.compress import registry
 from birdie.compress.device import compressed
 from birdie.compress.device.compressed import CompressedTensor
-from birdie.entropy import coder
 from birdie.errors import ArtifactError
-from tests.artifact.states import same_bits
 from tests.interpreted_kernels import run_interpreted
 
 CPU = torch.device("cpu")
@@ -33,15 +31,6 @@ def interpreted() -> dict[str, dict[str, Any]]:
 def test_a_loaded_state_equals_that_of_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
     compressed = ["down.weight", "up.weight"]
     assert interpreted["state"] == {"same": True, "tied": True, "compressed": compressed, "kernels": 2}
-
-
-def test_files_of_the_coder_lanes_are_decoded_on_the_cpu() -> None:
-    path = Path(__file__).parents[1] / "golden" / "0.1.0" / "fast.birdie"
-    expected = birdie.load(path)
-    with DeviceFile(path, registry.decoder, CPU) as file:
-        assert coder.LANES in {stream.coder for name in file.names for stream in file.entry(name).streams}
-        tensors = file.decode_all()
-    assert all(same_bits(tensors[name], expected[name]) for name in expected)
 
 
 def test_tensors_in_blocks_of_rows_are_decoded_block_by_block(interpreted: dict[str, dict[str, Any]]) -> None:

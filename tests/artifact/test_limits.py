@@ -162,7 +162,7 @@ def test_a_header_that_says_it_is_huge_is_not_read(size: int, tmp_path: Path) ->
 
 def aliases(path: Path, count: int) -> int:
     """Write one constant tensor with so many aliases; return the bytes of the tensor."""
-    named = [Entry(f"w{index:02}", container.ALIAS, FLOAT, (64, 64), target="w") for index in range(count)]
+    named = [Entry(f"w{index:02}", 0, FLOAT, (64, 64), target="w", kind=container.ALIAS) for index in range(count)]
     container.write(path, [Entry("w", 1, FLOAT, (64, 64), (), (ZERO,) * 4), *named], b"{}")
     return 4 * 64 * 64
 

@@ -243,11 +243,11 @@ def test_names_and_words_are_taken_once(foreign: Callable[..., type[Scheme]]) ->
 
 def test_a_number_has_one_owner_and_those_below_64_are_of_birdie(foreign: Callable[..., type[Scheme]]) -> None:
     registry.register(foreign("mine", number=64))
-    registry.register(foreign("last", number=255))
+    registry.register(foreign("last", number=65_535))
     with pytest.raises(ConfigError, match=r"'mine' and 'other'.*64"):
         registry.register(foreign("other", number=64))
     for number in (-1, 0, 5, 63, 256):
-        with pytest.raises(ConfigError, match=rf"'other'.* {number}.*64 to 255"):
+        with pytest.raises(ConfigError, match=rf"'other'.* {number}.*64 to 65535"):
             registry.register(foreign("other", number=number))
     assert registry.names()[-2:] == ("mine", "last")
 

@@ -125,7 +125,7 @@ def test_every_scheme_stores_stacks_under_one_name(spec: str, tmp_path: Path) ->
     assert (row.shape, len(summary.tensors)) == (tuple(weight.shape), 2)
     assert row.scheme != "blocks"
     with Reader(path) as reader:
-        assert (reader.entry(NAME).scheme == BLOCKS) != spec.startswith(("tucker", "spectral"))
+        assert (reader.entry(NAME).kind == BLOCKS) != spec.startswith(("tucker", "spectral"))
         assert sum(reader.table().values()) + reader.header_bytes == reader.size
     loaded = birdie.load(path)[NAME]
     assert loaded.shape == weight.shape
@@ -215,7 +215,7 @@ def test_what_calibration_knows_as_a_convolution_is_none() -> None:
     data = [torch.randn(4, 8, 100, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     file, decoded = saved(module, quality=0.001, calibration=(module, data, loss))  # type: ignore[arg-type]
     with Reader(file) as reader:
-        assert reader.entry("0.weight").scheme != BLOCKS
+        assert reader.entry("0.weight").kind != BLOCKS
     assert decoded["0.weight"].shape == weight.shape
 
 

@@ -21,7 +21,6 @@ from birdie.entropy.hints import Effort, Hints, Stream
 from birdie.errors import ArtifactError, ConfigError
 from tests.nightly import mostly_nightly
 from tests.reference import decoder as reference
-from tests.reference import lanes
 from tests.reference import mixed as reference_mixed
 from tests.reference.streams import FEATURES, GOLDEN, facts, gaussian, near_copies, stream
 
@@ -116,7 +115,7 @@ def test_the_reference_decoder_agrees_on_any_array(case: tuple[Integers, tuple[i
         for module in (trellis, reference, reference_mixed):
             patch.setattr(module, "CHUNK", chunk)
         streams = {coder.STATIC: static.encode(values, kernel), coder.MIXED: mixed.encode(values, kernel)}
-        streams |= {coder.NUMBERS: numbers.encode(values), coder.LANES: lanes.encode(values, kernel, 1, 4)}
+        streams |= {coder.NUMBERS: numbers.encode(values)}
         for code, payload in streams.items():
             if payload is not None:
                 assert reference.decode(code, payload, rows, columns) == values.tolist(), coder.NAMES[code]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from birdie.entropy import mixing_tables
 from tests.reference import mixing_tables as reference
 
-FORMAT = Path(__file__).parents[2] / "docs" / "format.md"
+FORMAT = Path(__file__).parents[2] / "docs" / "coders.md"
 PRIORS = {"Gaussian": mixing_tables.GAUSSIAN, "logistic": mixing_tables.LOGISTIC, "Laplace": mixing_tables.LAPLACE}
 TABLES = {**mixing_tables.tables()._asdict(), **{name: mixing_tables.prior_cdf(kind) for name, kind in PRIORS.items()}}
 

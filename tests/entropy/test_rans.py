@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from birdie.entropy import rans, rans_lanes, trellis
+from birdie.entropy import rans, trellis
 from birdie.errors import ArtifactError
 from tests.reference import decoder as reference
-from tests.reference import lanes as reference_lanes
 
 Integers = NDArray[np.integer]
 STATES = st.sampled_from([sign * states for states in trellis.STATES for sign in (1, -1)])
@@ -62,20 +61,6 @@ class Case:
         """Return the values of the chunk."""
         out = self._unset()
         rans.decode(memoryview(data), self.classes, self.table, self.precision, self.machine, out)
-        return out
-
-    def encode_lanes(self, lanes: int) -> tuple[bytes, NDArray[np.int64]]:
-        """Return the bytes of the chunk in lanes, and the words of each lane."""
-        odd = self.odd if self.paired else None
-        words, lengths = reference_lanes.words_of(
-            self.symbols, self.classes, self.frequencies, self.precision, odd, lanes
-        )
-        return words.astype("<u2").tobytes(), lengths
-
-    def decode_lanes(self, data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the values of the chunk, one lane after the other."""
-        out = self._unset()
-        rans_lanes.decode(memoryview(data), lengths, self.classes, self.table, self.precision, self.machine, out)
         return out
 
     def _unset(self) -> NDArray[np.int32]:
@@ -168,70 +153,6 @@ def test_damaged_words_give_an_error_or_values_of_the_table(case: Case, data: st
         damaged[bit // 8] ^= 1 << bit % 8
     try:
         values = case.decode(bytes(damaged))
-    except ArtifactError:
-        return
-    assert np.isin(values, case.values).all()
-
-
-LANES = st.sampled_from([4, 8, 32])
-IN_LANES = st.builds(
-    any_case,
-    rows=st.integers(1, 12),
-    columns=st.integers(1, 70),
-    size=st.integers(1, 200),
-    precision=st.sampled_from([8, 12, rans.MAX_PRECISION]),
-    states=st.sampled_from(trellis.STATES),
-    seed=st.integers(0, 1 << 30),
-)
-
-
-@settings(max_examples=25, deadline=None)
-@given(IN_LANES, LANES)
-def test_any_symbols_come_back_from_lanes(case: Case, lanes: int) -> None:
-    data, lengths = case.encode_lanes(lanes)
-    assert 2 * lengths.sum() == len(data)
-    assert (case.decode_lanes(data, lengths) == case.values[case.symbols]).all()
-    words, columns = np.frombuffer(data, "<u2").tolist(), case.symbols.shape[1]
-    symbols = reference.decode_lanes(
-        words, lengths.tolist(), case.classes.tolist(), columns, reference_side(case), case.states
-    )
-    assert symbols == case.symbols.ravel().tolist()
-
-
-def test_symbols_of_no_bits_take_no_words() -> None:
-    case = any_case(5, 20, 1, 12, 1, 0)
-    data, lengths = case.encode_lanes(8)
-    assert (data, lengths.tolist()) == (b"", [0] * 8)
-    assert (case.decode_lanes(data, lengths) == case.values[0]).all()
-
-
-@pytest.mark.parametrize("states", [1, 8])
-@pytest.mark.parametrize("lane", [0, 2, 7])
-def test_a_lane_with_a_needless_word_is_refused(states: int, lane: int) -> None:
-    """At its beginning, where it would not change the state, and at its end."""
-    case = any_case(4, 23, 30, 12, states, 1)
-    data, lengths = case.encode_lanes(8)
-    for at in int(lengths[:lane].sum()), int(lengths[: lane + 1].sum()):
-        longer = lengths + (np.arange(8) == lane)
-        with pytest.raises(ArtifactError):
-            case.decode_lanes(data[: 2 * at] + bytes(2) + data[2 * at :], longer)
-
-
-@settings(max_examples=50, deadline=None)
-@given(IN_LANES, LANES, st.data())
-def test_damaged_lanes_give_an_error_or_values_of_the_table(case: Case, lanes: int, data: st.DataObject) -> None:
-    coded, lengths = case.encode_lanes(lanes)
-    damaged = bytearray(coded)
-    if damaged and data.draw(st.booleans()):
-        bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
-        damaged[bit // 8] ^= 1 << bit % 8
-    elif lengths.max():  # words move to the lane before or after
-        lane = data.draw(st.sampled_from(np.flatnonzero(lengths).tolist()))
-        words = data.draw(st.integers(1, int(lengths[lane])))
-        lengths[lane] -= words
-        lengths[data.draw(st.integers(0, lanes - 1))] += words
-    try:
-        values = case.decode_lanes(bytes(damaged), lengths)
     except ArtifactError:
         return
     assert np.isin(values, case.values).all()

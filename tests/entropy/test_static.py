@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from birdie.entropy import frequency_tables, static, trellis
 from birdie.entropy.trellis import STATES
 from birdie.errors import ArtifactError
-from tests.reference import lanes
-from tests.reference.streams import FEATURES, gaussian, on_paths, stream
+from tests.reference.streams import on_paths
 
 Integers = NDArray[np.integer]
 PATHS = [sign * states for states in STATES[1:] for sign in (1, -1)]  # down columns, along rows
@@ -54,21 +53,3 @@ def test_tables_for_odd_states_are_refused_without_a_trellis() -> None:
     payload = static.encode(values, (1, 1), 8)
     with pytest.raises(ArtifactError, match="number of classes"):
         static.decode(payload, 64, 60, np.dtype(np.int32), 1)
-
-
-def test_paths_along_rows_are_refused_in_lanes() -> None:
-    """One path leads through all lanes, which then would not be independent."""
-    rows, columns = FEATURES["lanes 32 states"].values.shape
-    with pytest.raises(ArtifactError, match="number of classes"):
-        static.decode_lanes(stream("lanes 32 states").payload, rows, columns, np.dtype(np.int32), 1, -32)
-
-
-@pytest.mark.parametrize(("columns", "count", "sound"), [(3, 4, True), (7, 8, False), (8, 8, True), (4, 2, False)])
-def test_lanes_are_four_or_at_most_one_a_column(columns: int, count: int, sound: bool) -> None:
-    values = gaussian(90, columns, 3, 3)
-    payload = lanes.encode(values, (1, 1), 1, count)
-    if sound:
-        assert (static.decode_lanes(payload, 90, columns, np.dtype(np.int32), 1) == values).all()
-        return
-    with pytest.raises(ArtifactError, match=f"{count} lanes"):
-        static.decode_lanes(payload, 90, columns, np.dtype(np.int32), 1)

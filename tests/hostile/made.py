@@ -17,7 +17,6 @@ from birdie.entropy.side_information import Writer, zigzag
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 from tests.hostile.seeds import CHUNK, Seed
-from tests.reference import lanes as reference_lanes
 
 _SIDES = (1, 1, 2, 3, 4, 7, 8, 9, 16, 33)
 _WIDE = (31, 32, 32, 33, 33, 40, 70, 70)  # columns of tiles
@@ -26,8 +25,7 @@ _WIDE = (31, 32, 32, 33, 33, 40, 70, 70)  # columns of tiles
 def stream(seed: Seed, rng: random.Random) -> bytes:  # noqa: ARG001 (one of the interchangeable mutations)
     """A file of one stream of a coder from 4 on."""
     rows, columns = rng.choice((*_SIDES, 70)), rng.choice(_SIDES)
-    code, swapped = rng.choice([coder.STATIC, coder.MIXED, coder.LANES, coder.TILES]), rng.randrange(2)
-    lanes = rng.choice([4, 4, 4, 8, 16, 32]) if code == coder.LANES else 0
+    code, swapped = rng.choice([coder.STATIC, coder.MIXED, coder.TILES]), rng.randrange(2)
     try:
         if code == coder.MIXED:
             data = _mixed(rows, columns, swapped, rng)
@@ -35,7 +33,7 @@ def stream(seed: Seed, rng: random.Random) -> bytes:  # noqa: ARG001 (one of the
             columns = rng.choice(_WIDE)
             data = _tiles(rows, columns, swapped, rng)
         else:
-            data = _static(rows, columns, swapped, lanes, rng)
+            data = _static(rows, columns, swapped, rng)
     except ArtifactError:  # no such tables: then another prediction or alphabet
         data = _mixed(rows, columns, swapped, rng)
         code = coder.MIXED
@@ -116,7 +114,7 @@ def _mixed(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
     return _joined(writer, words, tail)
 
 
-def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Random) -> bytes:
+def _static(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
     alphabet, predicted = _alphabet(rng), _prediction(rows, columns, rng)
     noise = np.random.default_rng(rng.randrange(1 << 30))
     precision = rng.choice([15, 15, 14, 12, 8])
@@ -127,7 +125,7 @@ def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Rando
     symbols: Symbols = np.empty((rows, columns), np.uint16)
     for row in range(rows):
         symbols[row] = noise.choice(np.flatnonzero(frequencies[classes[row]]), columns)
-    if classes.any() or lanes:
+    if classes.any():
         high = max(1, CHUNK // columns)
         parts = [(symbols[at : at + high], classes[at : at + high]) for at in range(0, rows, high)]
     else:
@@ -135,12 +133,8 @@ def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Rando
         parts = [(flat[:, at : at + CHUNK], classes[:1]) for at in range(0, flat.size, CHUNK)]
     words, lengths = [], []
     for part, kinds in parts:
-        if lanes:
-            coded, of_lanes = reference_lanes.words_of(part, kinds, frequencies, precision, None, lanes)
-            lengths += of_lanes.tolist()
-        else:
-            coded = rans.encode(part, kinds, frequencies, precision)
-            lengths.append(coded.size)
+        coded = rans.encode(part, kinds, frequencies, precision)
+        lengths.append(coded.size)
         words.append(coded.astype("<u2").tobytes())
     writer = Writer()
     alphabet.put(writer)
@@ -154,16 +148,7 @@ def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Rando
         writer.put_chain(24, classes.astype(np.int64), 31)
     for shape in shapes:
         shape.put(writer, alphabet.size)
-    if lanes:
-        writer.put(20, _at_limits(lanes.bit_length() - 1, lanes.bit_length() - 1, rng))
-        if rng.random() < 0.2:  # lanes as long together, but not each
-            i, j = rng.randrange(len(lengths)), rng.randrange(len(lengths))
-            some = rng.randint(0, lengths[i])
-            lengths[i], lengths[j] = lengths[i] - some, lengths[j] + some * (i != j)
-        writer.put_all(21, lengths[:1])
-        writer.put_all(57, zigzag(np.array(lengths[1:], np.int64) - np.array(lengths[:-1], np.int64)))
-    else:
-        writer.put_all(21, lengths)
+    writer.put_all(21, lengths)
     return _joined(writer, words, b"")
 
 

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from birdie.artifact import container
+from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Stream
 from birdie.entropy.varint import varint
 from tests.hostile.seeds import Seed, Side
@@ -97,8 +98,9 @@ def _changed(value: int, others: tuple[int, ...], rng: random.Random) -> int:
 
 def header(seed: Seed, rng: random.Random) -> bytes:
     """One or two fields of the header, or a few of its bytes."""
-    flags, packed = seed.data[9], seed.data[_PREFIX : seed.reader.header_bytes]
-    unpacked = zlib.decompress(packed, -15) if flags else packed
+    packed = seed.data[_PREFIX : seed.reader.header_bytes]
+    is_packed = len(packed) < int.from_bytes(seed.data[14:18], "little")
+    unpacked = zlib.decompress(packed, -15) if is_packed else packed
     if rng.random() < 0.2:
         return _headed(seed, edit(unpacked, rng))
     fields = _fields(seed)
@@ -121,8 +123,8 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
     entry = entries[at]
     shape, streams = list(entry.shape), list(entry.streams)
     kind = rng.randrange(6)
-    if kind == 0:
-        entry = dataclasses.replace(entry, scheme=rng.randrange(1, container.FILES + 1))
+    if kind == 0 and entry.kind == container.TENSOR:
+        entry = dataclasses.replace(entry, scheme=rng.randrange(1, len(SCHEMES) + 2))
     elif kind == 1:
         entry = dataclasses.replace(entry, dtype=rng.randrange(24))
     elif kind == 2 and shape:
@@ -130,7 +132,7 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
         shape[side] = _changed(shape[side], _NUMBERS, rng)
     elif kind == 3:
         rng.shuffle(shape)
-    elif kind == 4:
+    elif kind == 4 and entry.kind != container.BLOCKS:
         entry = dataclasses.replace(entry, params=tuple(rng.randrange(-1, 5) for _ in range(rng.randrange(3))))
     else:
         rng.shuffle(streams)
@@ -139,17 +141,17 @@ def shapes(seed: Seed, rng: random.Random) -> bytes:
 
 
 def links(seed: Seed, rng: random.Random) -> bytes:
-    """Change what one entry says of others: its scheme, the target of an alias, its name; or leave it out."""
+    """Change what one entry says of others: its kind, the target of an alias, its name; or leave it out."""
     entries = list(seed.entries)
     at, other = rng.randrange(len(entries)), rng.choice(entries)
     entry, kind = entries[at], rng.randrange(5)
     if kind == 0:
         entries[at] = dataclasses.replace(other, name=entry.name)
     elif kind == 1:
-        index = (rng.randrange(len(entries)),)
-        entries[at] = Entry(entry.name, container.ALIAS, other.dtype, other.shape, index)
+        target = rng.choice(entries).name
+        entries[at] = Entry(entry.name, 0, other.dtype, other.shape, target=target, kind=container.ALIAS)
     elif kind == 2:
-        entries[at] = dataclasses.replace(entry, scheme=rng.choice([container.BLOCKS, container.FILES]))
+        entries[at] = dataclasses.replace(entry, scheme=0, kind=rng.randrange(len(container.KINDS) + 1))
     elif kind == 3:
         hidden = rng.choice(["files", "0", "1", "2", "00", "-1", "0\0" + "0"])
         name = rng.choice([other.name, container.block_name(other.name, 0)[:-1] + hidden, "\0" + hidden])
@@ -157,7 +159,15 @@ def links(seed: Seed, rng: random.Random) -> bytes:
             entries[at] = dataclasses.replace(entry, name=name)
     else:
         del entries[at]
-    with mock.patch.object(container, "_resolved", list):  # aliases point to where they did, checked or not
+    names = [one.name for one in entries]
+    linked = container.ALIAS, container.MEMBER
+    entries = [
+        dataclasses.replace(one, target=one.target if one.target in names else rng.choice(names))
+        if one.kind in linked
+        else dataclasses.replace(one, target=None)
+        for one in entries
+    ]
+    with mock.patch.object(container, "_require_sound"):  # aliases point to where they did, checked or not
         return container.to_bytes(entries, seed.reader.metadata)
 
 
@@ -229,9 +239,13 @@ def _fields(seed: Seed) -> list[int | bytes]:
     for previous, name in pairwise(names):
         shared = next((i for i, (a, b) in enumerate(zip(previous, name, strict=False)) if a != b), len(previous))
         out += [shared, len(name) - shared, name[shared:]]
-    out += [bytes([entry.scheme]) for entry in entries] + [bytes([entry.dtype]) for entry in entries]
+    out += [64 * entry.kind + entry.dtype for entry in entries]
+    out += [entry.scheme for entry in entries if entry.kind == container.TENSOR]
+    index = {entry.name: position for position, entry in enumerate(entries)}
+    out += [index[entry.target] for entry in entries if entry.target is not None]
     for entry in entries:
         out += [len(entry.shape), *entry.shape]
+    entries = [entry for entry in entries if entry.target is None and entry.kind != container.BLOCKS]
     for entry in entries:
         out += [len(entry.params), *(value << 1 if value >= 0 else ~(value << 1) for value in entry.params)]
     for entry in entries:
@@ -245,9 +259,7 @@ def _fields(seed: Seed) -> list[int | bytes]:
 
 def _headed(seed: Seed, unpacked: bytes) -> bytes:
     """The file with another header, stored as it is, and the payloads as they were."""
-    head = struct.pack("<BBII", container.VERSION, 0, len(unpacked), len(unpacked))
-    crc = struct.pack("<I", zlib.crc32(unpacked, zlib.crc32(head)))
-    return container.MAGIC + head + crc + unpacked + seed.data[seed.reader.header_bytes :]
+    return container.with_prefix(unpacked, len(unpacked)) + seed.data[seed.reader.header_bytes :]
 
 
 REPAIRED: dict[str, Callable[[Seed, random.Random], bytes]] = {

@@ -22,7 +22,6 @@ from birdie.compress import registry, row_blocks
 from birdie.entropy import coder, mixed, numbers, plan, rans_tiles, raw, side_information, static, tiles, trellis
 from birdie.entropy import payload as payloads
 from birdie.entropy.varint import varint
-from tests.reference import lanes
 
 _SPECS = (  # features that the examples of the registry lack
     *(
@@ -156,11 +155,6 @@ def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
         payload = mixed.encode(some, (1, 1), states)
         assert payload is not None
         yield f"mixed {name}, {states} states", some, coder.MIXED, payload, states
-    for name, count in ("plain", 4), ("classes", 32), ("columns first", 16), ("rows", 8), ("split", 4), ("vector", 256):
-        values, kernel = arrays()[name]
-        yield f"lanes {name}", values, coder.LANES, lanes.encode(values, kernel, 1, count), 1
-    some = np.random.default_rng(6).normal(0, 1, (128, 70)).round().astype(np.int64)
-    yield "lanes, 16 states", some, coder.LANES, lanes.encode(some, (1, 1), 16, 8), 16
     sparse = np.where(np.arange(40)[:, None] % 3 == 1, 0, arrays()["plain"][0][np.arange(40) % 20])
     near = np.where(abs(arrays()["listed"][0]) < 1000, arrays()["listed"][0], 70_000).reshape(30, 40)
     for name, values, states in (
@@ -189,7 +183,7 @@ def streams() -> list[Seed]:
         coded = list(_coded())
     for name, values, code, payload, states in coded:
         entry = Entry(name, 1, 2, values.shape, (states,), (Stream(code, payload),))
-        alias = Entry("~", ALIAS, 2, values.shape, target=name)
+        alias = Entry("~", 0, 2, values.shape, target=name, kind=ALIAS)
         side = side_of(code, payload, known)
         data = container.to_bytes([entry, alias], b"{}")
         out.append(Seed(data, {} if side is None else {(0, 0): side}))
@@ -200,7 +194,7 @@ def side_of(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64
     """Return the side information of a stream that was `recorded`; None for a coder without."""
     if code == coder.NUMBERS:
         return Side(*known[payload], b"")
-    if code not in (coder.STATIC, coder.MIXED, coder.LANES, coder.TILES):
+    if code not in (coder.STATIC, coder.MIXED, coder.TILES):
         return None
     words, rest = payloads.split(payload)
     return Side(*known[words.astype("<u2").tobytes()], bytes(rest))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from birdie.artifact import container, kept_files, repack
-from birdie.artifact.container import DIFFERENCE
+from birdie.artifact.container import DELTA
 from birdie.artifact.file import DTYPES
 from birdie.artifact.load import load
 from birdie.artifact.to_safetensors import to_safetensors
@@ -140,7 +140,7 @@ def decode_artifact(seed: Seed, data: bytes, path: Path) -> Content:
     _agree(expected, lambda node: node.tensors(data, MAX_BYTES))
     loaded = _outcome(lambda: load(path, base=seed.base, max_bytes=MAX_BYTES, workers=1))
     reader = container.Reader(data) if not isinstance(loaded, ArtifactError) else None
-    if reader is None or DIFFERENCE in reader.schemes:
+    if reader is None or DELTA in reader.kinds:
         if not isinstance(alone, ArtifactError) and not _is_of_modules(data):
             raise BrokenError(f"the one-file decoder accepts what birdie refuses: {loaded}")
     elif loaded != alone:

@@ -23,7 +23,7 @@ from birdie.errors import ArtifactError
 
 STEPS = (1, 2, 3, 4)
 MUTANTS = 10
-UNSEEN = ("does not come back", "do not add up", "none of theirs", "give another base", "other values")
+UNSEEN = ("does not come back", "do not add up", "order of tensors", "are there", "give another base", "other values")
 
 
 def write_run(folder: Path) -> dict[int, dict[str, bytes]]:
@@ -169,9 +169,11 @@ LIES = {
     "digest of a file": (put(*FILE, "sha256", value="0" * 64), "does not come back"),
     "size of a file": (put(*FILE, "bytes", value=1 << 50), "do not add up"),
     "gaps": (put(*FILE, "gaps", value=[1 << 40, 1]), "do not add up"),
-    "order": (put(*FILE, "order", value=[0, 5]), "none of theirs"),
-    "order twice": (put(*FILE, "order", value=[0, 0]), "none of theirs"),
-    "order without gaps": (put(*FILE, "gaps", value=[]), "not what birdie writes"),
+    "order": (put(*FILE, "order", value=["", [5]]), "no permutation"),
+    "order of more": (put(*FILE, "order", value=["", [], [1]]), "more than the file holds"),
+    "order of numbers": (put(*FILE, "order", value=[0, 1]), "not what birdie writes"),
+    "no gaps": (put(*FILE, "gaps", value=[]), "do not add up"),
+    "more gaps than tensors": (put(*FILE, "gaps", value=[0] * 9), "9 tensors"),
     "negative gap": (put(*FILE, "gaps", value=[-1, 1]), "not what birdie writes"),
     "no files": (put("link", "files", value={}), "not what birdie writes"),
     "files that leave the folder": (put("link", "files", value={"../x": {"bytes": 0, "sha256": "0" * 64}}), "not what"),
@@ -254,7 +256,7 @@ def test_a_base_with_other_values_is_refused(chain: Path, tmp_path: Path) -> Non
 def test_a_long_chain_takes_the_memory_of_two_checkpoints(tmp_path: Path) -> None:
     """A hundred links, each of which names the one before, are followed without holding them."""
     weight = torch.randn(1 << 14)
-    first = links.Link(0, "step-0", True, {"x": links.FileTable(0, "0" * 64, (), ())})
+    first = links.Link(0, "step-0", True, {"x": links.FileTable(0, "0" * 64, [], ())})
     birdie.save({"x/a": weight}, tmp_path / "step-0.birdie", lossless=True)
     edit(tmp_path / "step-0.birdie", put("link", value=first.to_json()))
     birdie.save({"x/a": weight}, tmp_path / "same.birdie", lossless=True, base={"x/a": weight})

@@ -1,4 +1,4 @@
-"""Context mixing in plain integers (format.md, from "Tables of coder 5" on), with the names of the format."""
+"""Context mixing in plain integers (coders.md, from "Tables of coder 5" on), with the names of the format."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Reference decoder of coded streams in plain Python integers, written from docs/format.md: the oracle of birdie's.
+"""Reference decoder of coded streams in plain Python integers, written from docs/coders.md: the oracle of birdie's.
 
 It shares no code with birdie and prefers plainness to speed. It does not look for damage: its input is valid streams.
 """
@@ -17,7 +17,7 @@ CHUNK = 2**20
 
 
 def decode_chunk(words: list[int], kinds: list[int], columns: int, side: "Side", states: int) -> list[int]:
-    """Return the symbols of one chunk in row-major order (format.md, "Chunks of coder 4")."""
+    """Return the symbols of one chunk in row-major order (coders.md, "Chunks of coder 4")."""
     size = 3 if side.paired else 2
     lanes = [sum(words[size * lane + i] << 16 * i for i in range(size)) for lane in range(4)]
     least = 1 << (24 if side.paired else 16)
@@ -42,45 +42,9 @@ def decode_chunk(words: list[int], kinds: list[int], columns: int, side: "Side",
     return out
 
 
-def decode_lanes(
-    words: list[int], lengths: list[int], kinds: list[int], columns: int, side: "Side", states: int
-) -> list[int]:
-    """Return the symbols of one chunk in row-major order (format.md, "Chunks of coder 6")."""
-    count, begin = len(lengths), 0
-    lanes: list[list[int]] = []
-    for length in lengths:
-        lanes.append(words[begin : begin + length])
-        begin += length
-    if any(lane and not lane[0] for lane in lanes):
-        raise ValueError("a lane begins with a needless word")
-    states_of_lanes = [0] * count
-    for lane in range(count):
-        while states_of_lanes[lane] < 2**24 and lanes[lane]:
-            states_of_lanes[lane] = states_of_lanes[lane] << 16 | lanes[lane].pop(0)
-    out, state = [], [0] * columns
-    slots = [[(s, f, i) for s, f in enumerate(table) for i in range(f)] for table in side.tables]
-    for kind in kinds:
-        for column in range(columns):
-            lane = column % count
-            table = 2 * kind + state[column] % 2 if side.paired else kind
-            x = states_of_lanes[lane]
-            symbol, frequency, offset = slots[table][x % 2**side.precision]
-            x = frequency * (x >> side.precision) + offset
-            if x < 2**24 and lanes[lane]:
-                x = x << 16 | lanes[lane].pop(0)
-            states_of_lanes[lane] = x
-            out.append(symbol)
-            if side.paired:
-                assert side.values is not None
-                state[column] = after(states, state[column], side.values[symbol])
-    if begin != len(words) or any(lanes) or any(states_of_lanes):
-        raise ValueError("a lane does not end where it should")
-    return out
-
-
 @dataclass
 class Side:
-    """Side information of coder 4 or 6; `words` are those of the chunks, of coder 6 of each of its `lanes` lanes."""
+    """Side information of coder 4; `words` are those of the chunks."""
 
     values: list[int] | None
     center: int
@@ -95,10 +59,9 @@ class Side:
     parts: list[tuple[list[int], int]]
     words: list[int]
     shape: tuple[int, int]
-    lanes: int = 0
 
 
-def described(bits: Bits, rows: int, columns: int, in_lanes: bool = False) -> Side:
+def described(bits: Bits, rows: int, columns: int) -> Side:
     values, center, size = alphabet(bits)
     scan, precision = bits.number(5), bits.number(6) + 8
     paired, count = divmod(bits.number(7), 32)
@@ -109,40 +72,25 @@ def described(bits: Bits, rows: int, columns: int, in_lanes: bool = False) -> Si
     zero = bits.number(23) if predicted != ("none",) else 0
     kinds = bits.chain(24, rows, 31) if count > 1 else [0] * rows
     tables = [frequencies(bits, size, precision) for _ in range(count * (1 + paired))]
-    if max(kinds) == 0 and not paired and not in_lanes:
+    if max(kinds) == 0 and not paired:
         parts = [([0], min(CHUNK, rows * columns - i)) for i in range(0, rows * columns, CHUNK)]
     else:
         step = max(1, CHUNK // columns)
         parts = [(kinds[i : i + step], columns) for i in range(0, rows, step)]
-    lanes = 0
-    if in_lanes:
-        lanes = 2 ** bits.number(20)
-        words = [bits.number(21)]
-        for _ in range(len(parts) * lanes - 1):
-            words.append(words[-1] + bits.signed(57))
-    else:
-        words = [bits.number(21) for _ in parts]
+    words = [bits.number(21) for _ in parts]
     shape = rows, columns
-    return Side(
-        values, center, size, scan, precision, predicted, zero, paired, kinds, tables, parts, words, shape, lanes
-    )
+    return Side(values, center, size, scan, precision, predicted, zero, paired, kinds, tables, parts, words, shape)
 
 
-def decode_static(payload: bytes, rows: int, columns: int, states: int = 1, in_lanes: bool = False) -> list[list[int]]:
-    """Return the rows of values of coder 4, or 6; `states` are those of the trellis whose paths they are."""
+def decode_static(payload: bytes, rows: int, columns: int, states: int = 1) -> list[list[int]]:
+    """Return the rows of values of coder 4; `states` are those of the trellis whose paths they are."""
     bits, rest = opened(payload)
-    side = described(bits, rows, columns, in_lanes)
+    side = described(bits, rows, columns)
     rows, columns = side.shape
     flat: list[int] = []
-    for index, part in enumerate(side.parts):
-        lanes = max(side.lanes, 1)
-        lengths = side.words[lanes * index : lanes * (index + 1)]
-        words = words_of(rest[: 2 * sum(lengths)])
-        if in_lanes:
-            flat += decode_lanes(words, lengths, *part, side, states)
-        else:
-            flat += decode_chunk(words, *part, side, states)
-        rest = rest[2 * sum(lengths) :]
+    for part, length in zip(side.parts, side.words, strict=True):
+        flat += decode_chunk(words_of(rest[: 2 * length]), *part, side, states)
+        rest = rest[2 * length :]
     grid = [flat[i : i + columns] for i in range(0, rows * columns, columns)]
     grid = prediction.add(side.predicted, grid, side.zero, side.size)
     if side.values is None:
@@ -198,8 +146,8 @@ def decode(coder: int, payload: bytes, rows: int, columns: int, states: int = 1)
         return decode_plain(coder, payload, rows, columns)
     if coder == 5:
         return decode_mixed(payload, rows, columns, states)
-    if coder == 7:
+    if coder == 6:
         return decode_tiles(payload, rows, columns, states)
-    if coder in (4, 6):
-        return decode_static(payload, rows, columns, states, in_lanes=coder == 6)
+    if coder == 4:
+        return decode_static(payload, rows, columns, states)
     return decode_numbers(payload, rows, columns)

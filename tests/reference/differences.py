@@ -1,4 +1,4 @@
-"""Differences in plain integers (format.md, "Differences"), with the names of the format."""
+"""Differences in plain integers (coders.md, "Deltas"), with the names of the format."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Frequency tables in plain Python integers (format.md, "Tables")."""
+"""Frequency tables in plain Python integers (coders.md, "Tables")."""
 
 from math import isqrt
 
@@ -6,7 +6,7 @@ from tests.reference.side_information import Bits, unsigned
 
 
 def frequencies(bits: Bits, size: int, precision: int) -> list[int]:
-    """Return the frequencies of one table (format.md, "Tables")."""
+    """Return the frequencies of one table (coders.md, "Tables")."""
     low = bits.number(8)
     high = size - 1 - bits.number(8)
     stride, coarseness = divmod(bits.number(9), 5)

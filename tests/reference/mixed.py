@@ -1,4 +1,4 @@
-"""Coder 5 in plain integers, without the context mixing (format.md, "Side information of coder 5")."""
+"""Coder 5 in plain integers, without the context mixing (coders.md, "Side information of coder 5")."""
 
 from dataclasses import dataclass
 from typing import Any

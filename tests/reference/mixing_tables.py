@@ -1,4 +1,4 @@
-"""Tables of coder 5 from their definitions (format.md, "Tables of coder 5"), by decimals of 60 digits."""
+"""Tables of coder 5 from their definitions (coders.md, "Tables of coder 5"), by decimals of 60 digits."""
 
 from bisect import bisect_right
 from decimal import ROUND_HALF_UP, Decimal, localcontext

@@ -1,4 +1,4 @@
-"""Linear prediction of symbols by symbols before them, in plain integers (format.md, "Prediction")."""
+"""Linear prediction of symbols by symbols before them, in plain integers (coders.md, "Prediction")."""
 
 from typing import Any
 

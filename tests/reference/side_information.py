@@ -1,8 +1,8 @@
-"""Side information in plain integers (format.md, "Numbers"), and the alphabet that it begins with in coders 4 and 5."""
+"""Side information in plain integers (coders.md, "Numbers"), and the alphabet that it begins with in coders 4 and 5."""
 
 
 class Bits:
-    """Decoder of numbers: binary rANS over 16-bit words with adaptive models (format.md, "Numbers")."""
+    """Decoder of numbers: binary rANS over 16-bit words with adaptive models (coders.md, "Numbers")."""
 
     def __init__(self, words: list[int]) -> None:
         self.words, self.at, self.x = words, 2, words[0] | words[1] << 16

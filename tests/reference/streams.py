@@ -1,9 +1,5 @@
-"""One array for each feature of coded streams, with the coder that has the feature: the golden file pins them.
+"""One array for each feature of coded streams, with the coder that has the feature: the golden file pins them."""
 
-Streams of the coder "lanes", which nothing writes any more, are read from there.
-"""
-
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,7 +37,7 @@ class Feature:
         return Hints(kernel=self.kernel, states=self.states)
 
     def coded(self) -> Stream:
-        """Code the array, in any coder but "lanes"."""
+        """Code the array."""
         low, high = int(self.values.min()), int(self.values.max())
         write: dict[int, Callable[[], bytes | None]] = {
             coder.CONSTANT: lambda: raw.encode_constant(low),
@@ -66,10 +62,10 @@ def facts(coded: Stream, rows: int, columns: int) -> dict[str, object]:
     bits, _ = opened(coded.payload)
     side: reference.Side | reference_mixed.Side | reference_tiles.TiledSide
     more: dict[str, object]
-    if coded.coder in (coder.STATIC, coder.LANES):
-        side = static_side = reference.described(bits, rows, columns, coded.coder == coder.LANES)
-        more = {"classes": max(static_side.kinds) > 0, "paired": bool(static_side.paired), "lanes": static_side.lanes}
-        more |= {"predicted": side.predicted[0], "chunks": len(side.words) // max(static_side.lanes, 1)}
+    if coded.coder == coder.STATIC:
+        side = static_side = reference.described(bits, rows, columns)
+        more = {"classes": max(static_side.kinds) > 0, "paired": bool(static_side.paired)}
+        more |= {"predicted": side.predicted[0], "chunks": len(side.words)}
     elif coded.coder == coder.TILES:
         side = tiled = reference_tiles.described(bits, rows, columns)
         more = {"classes": tiled.classes, "paired": bool(tiled.paired), "raw": tiled.raw}
@@ -170,16 +166,6 @@ FEATURES: dict[str, Feature] = {
     "static 8 states": Feature(coder.STATIC, on_paths(64, 60, 8, 0.6), {"paired": True}, states=8),
     "static along rows": Feature(coder.STATIC, on_paths(30, 70, -4, 0.6), {"paired": True}, states=-4),
     "mixed chunks": Feature(coder.MIXED, mostly_zero(1100, 1024), {"chunks": 2}),
-    "lanes plain": Feature(coder.LANES, gaussian(40, 37, 5, 5), {"classes": False, "lanes": 8}),
-    "lanes row classes": Feature(coder.LANES, gaussian(96, 48, 1, 40), {"classes": True, "lanes": 16}),
-    "lanes column classes": Feature(coder.LANES, gaussian(96, 48, 1, 40).T, {"transposed": True, "lanes": 4}),
-    "lanes 32 states": Feature(coder.LANES, on_paths(70, 66, 32, 0.6), {"paired": True, "lanes": 32}, states=32),
-    "lanes listed": Feature(coder.LANES, LISTED, {"alphabet": "listed"}),
-    "lanes split": Feature(coder.LANES, FAR, {"alphabet": "split"}),
-    "lanes rows": Feature(coder.LANES, near_copies(), {"predicted": "rows"}),
-    "lanes narrow": Feature(coder.LANES, gaussian(300, 3, 9, 9), {"lanes": 4}),
-    "lanes of one value": Feature(coder.LANES, gaussian(9, 256, 9, 9), {"lanes": 256}),
-    "lanes chunks": Feature(coder.LANES, mostly_zero(1100, 1024), {"chunks": 2, "lanes": 64}),
     "tiles plain": Feature(coder.TILES, gaussian(40, 37, 5, 5), {"classes": 1, "tiles": 2, "left out": 0}),
     "tiles narrow": Feature(coder.TILES, gaussian(60, 32, 5, 5), {"tiles": 1}),
     "tiles row classes": Feature(coder.TILES, gaussian(96, 48, 1, 40), {"classes": 4, "transposed": False}),
@@ -200,6 +186,4 @@ FEATURES: dict[str, Feature] = {
 @cache
 def stream(name: str) -> Stream:
     """Return the stream of a feature, coded once."""
-    if FEATURES[name].coder != coder.LANES:
-        return FEATURES[name].coded()
-    return Stream(coder.LANES, bytes.fromhex(json.loads(GOLDEN.read_text())[name]["payload"]))
+    return FEATURES[name].coded()

@@ -1,4 +1,4 @@
-"""Tiles in plain Python integers (format.md, "Coder 7")."""
+"""Tiles in plain Python integers (coders.md, "Coder 6")."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ COLUMNS = 32
 
 @dataclass
 class TiledSide:
-    """Side information of coder 7; `words`, `tails` and `starts` are those of each tile."""
+    """Side information of coder 6; `words`, `tails` and `starts` are those of each tile."""
 
     values: list[int]
     raw: int
@@ -85,7 +85,7 @@ def decode_tile(
 
 
 def decode_tiles(payload: bytes, rows: int, columns: int, states: int = 1) -> list[list[int]]:
-    """Return the rows of values of coder 7; `states` are those of the trellis whose paths they are."""
+    """Return the rows of values of coder 6; `states` are those of the trellis whose paths they are."""
     bits, rest = opened(payload)
     side = described(bits, rows, columns)
     rows, columns = side.shape

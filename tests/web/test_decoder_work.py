@@ -24,16 +24,16 @@ def tensors(count: int) -> list[Entry]:
 
 def members(count: int) -> list[Entry]:
     group = Entry("\0group", LOSSLESS, UINT8, (count,), (), ZEROS)
-    return [group, *(Entry(f"m{i:06}", MEMBER, UINT8, (1,), target="\0group") for i in range(count))]
+    return [group, *(Entry(f"m{i:06}", 0, UINT8, (1,), target="\0group", kind=MEMBER) for i in range(count))]
 
 
 def aliases(count: int) -> list[Entry]:
     stored = Entry("stored", LOSSLESS, UINT8, (1,), (), ZEROS)
-    return [stored, *(Entry(f"m{i:06}", ALIAS, UINT8, (1,), target="stored") for i in range(count))]
+    return [stored, *(Entry(f"m{i:06}", 0, UINT8, (1,), target="stored", kind=ALIAS) for i in range(count))]
 
 
 def blocks(count: int) -> list[Entry]:
-    cut = Entry("w", BLOCKS, UINT8, (count, 1))
+    cut = Entry("w", 0, UINT8, (count, 1), kind=BLOCKS)
     return [cut, *(Entry(block_name("w", i), LOSSLESS, UINT8, (1, 1), (), ZEROS) for i in range(count))]
 
 

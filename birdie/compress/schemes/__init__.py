@@ -21,7 +21,7 @@ from birdie.errors import ConfigError
 if TYPE_CHECKING:
     from birdie.compress.scheme import Decoder
 
-FOREIGN, MOST = 64, 255
+FOREIGN, MOST = 64, 65_535
 """Numbers of schemes that other packages define."""
 
 _DECODER = re.compile(r"""\bDECODER ?= ?Decoder\(\s*["'](\w+)["'], ?(\d+)\b""")

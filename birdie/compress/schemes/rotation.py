@@ -1,7 +1,7 @@
 """Rotation scheme: rows rotated at random, then quantized to the best levels for a Gaussian (TurboQuant, 2504.19874).
 
-    rotation   params (seed, then one or two inner tensors), whose sum is the rotated matrix
-    streams: those of the inner tensors
+    rotation   params (seed, then an inner tensor), which is the rotated matrix
+    streams: those of the inner tensor
 
     row ─► seeded signs, Hadamard transform ─► root mean square ─► Lloyd–Max levels
 
@@ -15,7 +15,7 @@ tails and similar neighboring symbols become uniform noise. Measured: 1.08–1.1
 error (docs/schemes.md).
 
 TurboQuant (arXiv 2504.19874) sketches the residual by signs of a second projection, to make inner products unbiased.
-Older files hold the sign of the residual itself as a second inner tensor, which is worth less than a bit of the grid.
+Those are worth less than a bit of the grid.
 """
 
 from dataclasses import dataclass, replace
@@ -110,23 +110,21 @@ def rotate(columns: NDArray[np.float64], seed: int, back: bool = True) -> None:
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    """Return the layouts of the inner tensors, one after another."""
+    """Return the layouts of the inner tensor."""
     real_matrix(shape, dtype)
     parts = parts_of(shape, params[1:])
-    if not 1 <= len(parts) <= 2 or not 0 <= params[0] < SEEDS:
+    if len(parts) != 1 or not 0 <= params[0] < SEEDS:
         raise ArtifactError(f"scheme rotation has parameters {params}; the file is corrupt or newer")
     return tuple(stream for part in parts for stream in part.layout)
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return the sum of the inner tensors, rotated back."""
+    """Return the inner tensor, rotated back."""
     parts = parts_of(encoded.shape, encoded.params[1:])
 
     def rotated_back(block: Block) -> NDArray[np.float64]:
-        first, *others = decode_parts(parts, encoded.streams, block)
-        total = np.array(first.T, np.float64, order="C")
-        for addend in others:
-            total += addend.T
+        (inner,) = decode_parts(parts, encoded.streams, block)
+        total = np.array(inner.T, np.float64, order="C")
         rotate(total, encoded.params[0])
         return total.T
 

@@ -65,8 +65,7 @@ from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
 LAYOUTS = ("none", "planes", "blocks")  # by their numbers in the file
-ORDERS = ("raster", "zigzag", "morton")
-_ORDERS = ("raster", "morton")  # that are written
+ORDERS = ("raster", "morton")
 SCANS = ("none", "planes", "planes-morton", "blocks", "blocks-morton")
 _TOGETHER = 1 << 20  # elements of several rows transformed at a time: fewer take longer between transforms than in them
 _SAMPLE = 1 << 16  # coefficients on which transforms and scans are compared
@@ -75,16 +74,6 @@ _HALVINGS = 14  # bisections of the range in which a scale is searched, ± two o
 _LONGEST = 512  # most samples of an axis from which the gains of a wavelet are computed
 _Array = NDArray[np.float64]
 _Indices = NDArray[np.int64]
-
-
-def zigzag(points: _Indices) -> _Indices:
-    """Return the order of `points` (points, axes; not negative) by the sum of their coordinates, as (points,) indices.
-
-    The direction turns at each sum, as in JPEG (ITU-T T.81, figure 5).
-    """
-    sums = points.sum(axis=1)
-    turn = np.where(sums % 2 == 0, -1, 1)[:, None]
-    return np.lexsort([*reversed((points * turn).T), sums])
 
 
 def morton(points: _Indices) -> _Indices:
@@ -163,7 +152,7 @@ class Scan:
         return planes.transpose(1, 2, 0).reshape(shape)
 
     def _ordered(self, points: _Indices) -> _Indices:
-        return {"raster": raster, "zigzag": zigzag, "morton": morton}[self.order](points)
+        return {"raster": raster, "morton": morton}[self.order](points)
 
     def _blocks(self, shape: tuple[int, ...], axes: Axes) -> tuple[list[int], list[int], _Indices]:
         """Return every axis as blocks and offsets in a block, the transposition to blocks first, the offsets' order."""
@@ -572,10 +561,10 @@ def _scans(shape: tuple[int, ...], axes: Axes) -> list[Scan]:
     counts = axes.counts(shape)
     scans = [Scan()]
     if prod(shape[2:]) > 1 or prod(counts) > 1:
-        orders = _ORDERS if sum(count > 1 for count in counts[2:]) > 1 else _ORDERS[:1]
+        orders = ORDERS if sum(count > 1 for count in counts[2:]) > 1 else ORDERS[:1]
         scans += [Scan("planes", order) for order in orders]
     if axes.kind == "dct" and prod(counts) > 1 and Scan("blocks").fits(shape, axes):
-        scans += [Scan("blocks", order) for order in _ORDERS]
+        scans += [Scan("blocks", order) for order in ORDERS]
     return scans
 
 

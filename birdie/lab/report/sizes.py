@@ -91,7 +91,7 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
         reader.require(reader.default_limit)
         tensors: list[TensorSize] = []
         firsts: dict[str, tuple[str, tuple[StreamLayout, ...]]] = {}  # name → its first block, and the layout of that
-        stored = {name: name for name in reader.names if reader.entry(name).scheme not in (ALIAS, MEMBER)}
+        stored = {name: name for name in reader.names if reader.entry(name).kind not in (ALIAS, MEMBER)}
         stored |= {f"{one[0]} and {len(one) - 1} others like it": group for group, one in reader.groups.items()}
         for name, holder in stored.items():
             entry = reader.entry(holder)

@@ -1,4 +1,4 @@
-/** What symbols stand for, and trellis paths (docs/format.md, "Side information of coder 4" and "Trellis"). */
+/** What symbols stand for, and trellis paths (docs/coders.md, "Side information of coder 4"; docs/format.md, "Trellis"). */
 
 import { fail } from "./bytes.js";
 import { unzigzag } from "./numbers.js";

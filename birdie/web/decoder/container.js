@@ -11,17 +11,25 @@ const MAX_ELEMENTS = 2 ** 48;
 const MAX_FIELDS = 2 ** 20;
 const MAX_NAMES = 2 ** 24;
 
-export const ALIAS = 0;
-export const BLOCKS = 11;
-export const FILES = 12;
-export const MEMBER = 13;
+const VERSION = 0x100;
+const MAX_SCHEME = 2 ** 16 - 1;
+
+/** Kinds of entries. */
+export const TENSOR = 0;
+export const ALIAS = 1;
+export const BLOCKS = 2;
+export const MEMBER = 3;
+export const DELTA = 4;
+const FILES = 5;
 
 /**
  * @typedef {object} Entry
  * @property {string} name
- * @property {number} scheme
+ * @property {number} kind
+ * @property {number} scheme of a tensor; 0 for other kinds
  * @property {number} dtype
  * @property {number[]} shape
+ * @property {number} target index of the entry that an alias or member refers to; -1 for other kinds
  * @property {number[]} params
  * @property {Uint8Array} coders of its streams
  * @property {number[]} lengths of their payloads
@@ -58,12 +66,12 @@ export function openContainer(data) {
   }
   if (data.length < PREFIX) fail(`the file is cut inside its first ${PREFIX} bytes`);
   const view = new DataView(data.buffer, data.byteOffset);
-  const version = data[8];
+  const version = view.getUint16(8, true);
   const packedLength = view.getUint32(10, true);
   const length = view.getUint32(14, true);
   const longest = Math.min(MAX_HEADER, Math.max(2 ** 20, 64 * data.length));
-  if (version !== 1) fail(`the file has format version ${version}, 1 is read here`);
-  if (length > longest || packedLength > length || data[9] > 1) fail("the file declares an impossible header");
+  if (version !== VERSION) fail(`the file has format version ${version >> 8}.${version & 255}, 1.0 is read here`);
+  if (length > longest || packedLength > length) fail("the file declares an impossible header");
   const headerBytes = PREFIX + packedLength;
   if (headerBytes > data.length) fail("the file is cut inside its header");
   const packed = data.subarray(PREFIX, headerBytes);
@@ -71,16 +79,15 @@ export function openContainer(data) {
   checked.set(data.subarray(8, 18));
   checked.set(packed, 10);
   if (crc32(checked) !== view.getUint32(18, true)) fail("the header of the file fails its checksum");
-  if (!data[9] && packedLength !== length) fail(`the header does not unpack to ${length} bytes`);
-  const header = readHeader(data[9] ? inflate(packed, length) : packed, headerBytes);
+  const header = readHeader(packedLength < length ? inflate(packed, length) : packed, headerBytes);
   if (header.end !== data.length) {
     fail(`the file has ${data.length} bytes, its header describes ${header.end}; it is cut or has bytes added`);
   }
   const byName = new Map(header.entries.map((entry) => [entry.name, entry]));
-  const aliases = header.entries.filter((entry) => entry.scheme === ALIAS && !entry.name.includes("\0"));
+  const aliases = header.entries.filter((entry) => entry.kind === ALIAS && !entry.name.includes("\0"));
   const container = { data, headerBytes, byName, ...header, metadata: parseMetadata(header.metadata, aliases.length) };
   for (const entry of header.entries) {
-    if (entry.scheme === BLOCKS && (!entry.name.includes("\0") || header.groups.has(entry)))
+    if (entry.kind === BLOCKS && (!entry.name.includes("\0") || header.groups.has(entry)))
       requireBlocks(container, entry);
   }
   return container;
@@ -95,27 +102,37 @@ function readHeader(header, offset) {
   const metadata = cursor.take(cursor.count(MAX_HEADER, "length of the metadata"));
   const count = cursor.count(2 ** 17, "number of entries");
   const names = readNames(cursor, count);
-  const schemes = cursor.take(count);
-  const dtypes = cursor.take(count);
+  const codes = names.map(() => cursor.varint(2 ** 22, "kind of an entry"));
+  const kinds = codes.map((code) => code >> 6);
+  const unknown = kinds.findIndex((kind) => kind > FILES);
+  if (unknown >= 0) fail(`'${names[unknown]}' is an entry of kind ${kinds[unknown]}, unknown here; use a newer birdie`);
+  const schemes = kinds.map((kind) => (kind === TENSOR ? cursor.varint(MAX_SCHEME, "number of a scheme") : 0));
+  const targets = kinds.map((kind) =>
+    kind === ALIAS || kind === MEMBER ? cursor.varint(count - 1, "index of an entry") : -1,
+  );
   let left = MAX_FIELDS;
   /**
+   * @param {boolean[]} has whether an entry has such numbers
    * @param {number} most
    * @param {number} limit
    * @param {string} what
    */
-  const column = (most, limit, what) =>
-    names.map(() => {
+  const column = (has, most, limit, what) =>
+    has.map((hasAny) => {
+      if (!hasAny) return [];
       const size = cursor.count(most, `number of times a ${what}`);
       left -= size;
       if (left < 0) cursor.fail("there are more dimensions, parameters and streams than any model has");
       return Array.from({ length: size }, () => cursor.varint(limit, what));
     });
-  const shapes = column(16, MAX_ELEMENTS, "size of a dimension");
+  const shapes = column(Array(count).fill(true), 16, MAX_ELEMENTS, "size of a dimension");
   if (shapes.some((shape) => product(shape.filter((size) => size)) > MAX_ELEMENTS)) {
     cursor.fail(`a shape has more than ${MAX_ELEMENTS} elements`);
   }
-  const zigzag = column(4096, 2 ** 64, "parameter");
-  const coders = names.map(() => {
+  const isCoded = kinds.map((kind) => kind === TENSOR || kind === DELTA || kind === FILES);
+  const zigzag = column(isCoded, 4096, 2 ** 64, "parameter");
+  const coders = isCoded.map((coded) => {
+    if (!coded) return new Uint8Array(0);
     const size = cursor.count(64, "number of streams");
     left -= size;
     if (left < 0) cursor.fail("there are more dimensions, parameters and streams than any model has");
@@ -129,8 +146,8 @@ function readHeader(header, offset) {
     const params = zigzag[i].map((v) => (v % 2 ? -(v + 1) / 2 : v / 2));
     end += length;
     const start = end - length;
-    const fixed = { name, scheme: schemes[i], dtype: dtypes[i], shape: shapes[i], params, coders: coders[i] };
-    return { ...fixed, lengths: lengths[i], offset: start, crc };
+    const fixed = { name, kind: kinds[i], scheme: schemes[i], dtype: codes[i] & 63, shape: shapes[i], params };
+    return { ...fixed, target: targets[i], coders: coders[i], lengths: lengths[i], offset: start, crc };
   });
   if (cursor.position !== header.length) cursor.fail("bytes follow the last field");
   return { metadata, entries, groups: linked(cursor, entries), end };
@@ -176,20 +193,19 @@ function linked(cursor, entries) {
   /** @type {Map<Entry, Entry[]>} */
   const groups = new Map();
   for (const entry of entries) {
-    if (entry.scheme !== ALIAS && entry.scheme !== MEMBER) continue;
-    const target = entry.params.length === 1 && !entry.coders.length ? entries[entry.params[0]] : undefined;
-    if (entry.scheme === MEMBER) {
-      if (!target) cursor.fail(`tensor '${entry.name}' is no member of a group`);
+    if (entry.kind !== ALIAS && entry.kind !== MEMBER) continue;
+    const target = entries[entry.target];
+    if (entry.kind === MEMBER) {
       const members = groups.get(target) ?? [];
       members.push(entry);
       groups.set(target, members);
-    } else if (!target || target.scheme === ALIAS || target.name.includes("\0") || !isAlike(entry, target)) {
+    } else if (target.kind === ALIAS || target.name.includes("\0") || !isAlike(entry, target)) {
       cursor.fail(`alias '${entry.name}' points to no stored tensor of its shape and dtype`);
     }
   }
   for (const [group, members] of groups) {
     if (
-      [ALIAS, FILES, MEMBER].includes(group.scheme) ||
+      [ALIAS, FILES, MEMBER].includes(group.kind) ||
       group.name.lastIndexOf("\0") !== 0 ||
       members.some((member) => member.name.includes("\0") || !isAlike(member, members[0])) ||
       members[0].dtype !== group.dtype ||
@@ -215,7 +231,7 @@ function isAlike(one, other) {
  * @param {Entry} entry
  */
 export function blocksOf(container, entry) {
-  if (entry.scheme !== BLOCKS) return [entry];
+  if (entry.kind !== BLOCKS) return [entry];
   const blocks = [];
   for (let block; (block = container.byName.get(`${entry.name}\0${blocks.length}`));) blocks.push(block);
   return blocks;
@@ -240,15 +256,12 @@ function requireBlocks(container, entry) {
     blocks.every((block) => block.shape.length > 0 && `${block.shape.slice(1)}` === `${last}`);
   const isSound =
     first &&
-    !entry.params.length &&
-    !entry.coders.length &&
     (ofRows || entry.shape.length === 1) &&
     blocks.every(
       (block) =>
         product(block.shape) > 0 &&
         block.dtype === first.dtype &&
-        block.scheme !== ALIAS &&
-        block.scheme !== BLOCKS,
+        (block.kind === TENSOR || block.kind === DELTA),
     ) &&
     blocks.reduce((sum, block) => sum + product(block.shape), 0) === product(shape) &&
     (first.dtype === entry.dtype || isPart(first.dtype, entry.dtype));

@@ -1,4 +1,4 @@
-/** Frequency tables of symbols and classes of rows (docs/format.md, "Tables"). */
+/** Frequency tables of symbols and classes of rows (docs/coders.md, "Tables"). */
 
 import { fail } from "./bytes.js";
 import { unzigzag } from "./numbers.js";

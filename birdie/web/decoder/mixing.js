@@ -1,4 +1,4 @@
-/** Coder "mixed": context mixing (docs/format.md, "Coder 5" and what follows it).
+/** Coder "mixed": context mixing (docs/coders.md, "Coder 5" and what follows it).
  *
  * All values are integers. Those beyond 32 bits are held in floats, which are exact below 2**53, or in two halves.
  */

@@ -1,7 +1,7 @@
-/** Tables of context mixing (docs/format.md, "Tables of coder 5").
+/** Tables of context mixing (docs/coders.md, "Tables of coder 5").
  *
  * Floats suffice: no entry lies nearer than 10⁻¹² of itself to where it would be rounded otherwise, and exp and log of
- * any engine are right to 10⁻¹⁵. A test holds the hashes of docs/format.md and this margin.
+ * any engine are right to 10⁻¹⁵. A test holds the hashes of docs/coders.md and this margin.
  */
 
 export const LIMIT = 2047;

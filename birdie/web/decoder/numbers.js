@@ -1,4 +1,4 @@
-/** Side information: small numbers by adaptive binary models and binary rANS (docs/format.md, "Numbers"). */
+/** Side information: small numbers by adaptive binary models and binary rANS (docs/coders.md, "Numbers"). */
 
 import { Cursor, fail } from "./bytes.js";
 

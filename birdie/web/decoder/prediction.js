@@ -1,4 +1,4 @@
-/** Linear prediction of symbols by symbols before them (docs/format.md, "Prediction"). */
+/** Linear prediction of symbols by symbols before them (docs/coders.md, "Prediction"). */
 
 import { fail } from "./bytes.js";
 import { unzigzag } from "./numbers.js";

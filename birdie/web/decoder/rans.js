@@ -1,9 +1,9 @@
-/** Coders "static" and "lanes": rANS with a table for each class of rows (docs/format.md, "Coder 4" and "Coder 6"). */
+/** Coder "static": rANS with a table for each class of rows (docs/coders.md, "Coder 4"). */
 
 import { CHUNK, chunkRows, joinTokens, lookUp, machine, takeAlphabet } from "./alphabet.js";
 import { fail } from "./bytes.js";
 import { takeClasses, takeTables } from "./frequency.js";
-import { opened, unzigzag, words16 } from "./numbers.js";
+import { opened, words16 } from "./numbers.js";
 import { addPrediction, takePrediction } from "./prediction.js";
 
 /**
@@ -112,76 +112,15 @@ function decodePaired(words, position, last, classes, columns, side, out) {
 }
 
 /**
- * Decode a chunk in lanes, which have words of their own.
- * @param {Uint16Array} words
- * @param {number} begin
- * @param {Float64Array} lengths words of each lane
- * @param {Uint8Array} classes
- * @param {number} columns
- * @param {Side} side
- * @param {Int32Array} out
- */
-function decodeLanes(words, begin, lengths, classes, columns, side, out) {
-  const { slots, values, precision, paths, parities } = side;
-  const { shift, flip } = paths;
-  const size = 1 << precision;
-  const count = lengths.length;
-  const state = new Int32Array(columns);
-  const x = new Float64Array(count);
-  const position = new Int32Array(count);
-  const ends = new Int32Array(count);
-  let sound = true;
-  for (let lane = 0; lane < count; lane++) {
-    ends[lane] = begin + lengths[lane];
-    if (lengths[lane] && !words[begin]) sound = false;
-    while (x[lane] < 2 ** 24 && begin < ends[lane]) x[lane] = x[lane] * 65536 + words[begin++];
-    position[lane] = begin;
-    begin = ends[lane];
-  }
-  let at = 0;
-  for (let row = 0; row < classes.length; row++) {
-    const first = (classes[row] * parities) << precision;
-    for (let column = 0; column < columns; column++, at++) {
-      const lane = column & (count - 1);
-      const s = state[column];
-      const quotient = Math.floor(x[lane] / size);
-      const slot = first + ((s & (parities - 1)) << precision) + (x[lane] - quotient * size);
-      const entry = slots[slot];
-      const value = (out[at] = values[slot]);
-      const next = ((entry >>> 15) + 1) * quotient + (entry & 32767);
-      x[lane] = next < 2 ** 24 && position[lane] < ends[lane] ? next * 65536 + words[position[lane]++] : next;
-      state[column] = (s >> 1) ^ (-(s & 1) & shift) ^ (-(value & 1) & flip);
-    }
-  }
-  return sound && x.every((one) => !one) && position.every((one, lane) => one === ends[lane]);
-}
-
-/**
- * Read the words of each lane of each chunk.
- * @param {import("./numbers.js").Numbers} side
- * @param {number} chunks
- * @param {number} columns
- */
-function takeLanes(side, chunks, columns) {
-  const lanes = 1 << side.take(20, 8, "log2 of the lanes");
-  if (lanes < 4 || lanes > Math.max(columns, 4)) fail(`rows of ${columns} in a stream have ${lanes} lanes`);
-  const lengths = new Float64Array(chunks * lanes);
-  let length = side.number(21);
-  for (let i = 0; i < lengths.length; i++) lengths[i] = length += i ? unzigzag(side.number(57)) : 0;
-  return { lanes, lengths };
-}
-
-/**
- * Decode a stream of the coder "static" or "lanes"; the array may be transposed.
+ * Decode a stream of the coder "static"; the array may be transposed.
  * @type {import("./streams.js").Decode}
  */
-export function decodeStatic(payload, layout, coder) {
+export function decodeStatic(payload, layout) {
   const [side, data] = opened(payload);
-  const inLanes = coder === 6;
   const alphabet = takeAlphabet(side);
   const transposed = side.take(5, 1, "the scan") === 1;
   const precision = side.take(6, 7, "the precision") + 8;
-  const mayPair = inLanes ? layout.states > 1 : Math.abs(layout.states) > 1;
+  const mayPair = Math.abs(layout.states) > 1;
   const form = side.take(7, mayPair ? 63 : 31, "the number of classes");
   const paired = form > 31;
   const count = (form & 31) + 1;
@@ -192,11 +131,11 @@ export function decodeStatic(payload, layout, coder) {
   const zero = prediction ? side.take(23, size - 1, "the zero") : 0;
   const classes = takeClasses(side, rows, count);
   const tables = takeTables(side, paired ? 2 * count : count, size, precision);
-  const inRows = paired || inLanes || classes.some((kind) => kind);
+  const inRows = paired || classes.some((kind) => kind);
   const height = inRows ? chunkRows(columns) : 0;
   const total = rows * columns;
   const chunks = Math.ceil(inRows ? rows / height : total / CHUNK);
-  const { lanes, lengths } = inLanes ? takeLanes(side, chunks, columns) : { lanes: 1, lengths: side.chain(21, chunks) };
+  const lengths = side.chain(21, chunks);
   side.finish();
   const end = lengths.reduce((sum, length) => (length < 0 ? NaN : sum + length), 0);
   if (!(2 * end <= data.length)) fail("the chunks of a stream are longer than its payload");
@@ -214,15 +153,12 @@ export function decodeStatic(payload, layout, coder) {
   const kinds = new Uint8Array(1);
   let begin = 0;
   for (let chunk = 0; chunk < chunks; chunk++) {
-    const some = lengths.subarray(chunk * lanes, (chunk + 1) * lanes);
-    const last = begin + some.reduce((sum, length) => sum + length, 0);
+    const last = begin + lengths[chunk];
     const first = inRows ? chunk * height * columns : chunk * CHUNK;
     const target = out.subarray(first, inRows ? first + height * columns : first + CHUNK);
     const parts = inRows ? classes.subarray(chunk * height, (chunk + 1) * height) : kinds;
     const width = inRows ? columns : target.length;
-    const sound = inLanes
-      ? decodeLanes(words, begin, some, parts, width, part, target)
-      : (paired ? decodePaired : decodePlain)(words, begin, last, parts, width, part, target);
+    const sound = (paired ? decodePaired : decodePlain)(words, begin, last, parts, width, part, target);
     if (!sound) fail("a coded chunk does not end where it should");
     begin = last;
   }

@@ -1,4 +1,4 @@
-/** Coders without a probability model, and "numbers" (docs/format.md, "Streams" and "Numbers"). */
+/** Coders without a probability model, and "numbers" (docs/coders.md, "Numbers"). */
 
 import { fail } from "./bytes.js";
 import { Numbers, unzigzag } from "./numbers.js";

@@ -302,39 +302,19 @@ function decodeLowRank(rows, columns, dtype, params, read) {
 /** @type {LayoutOf} */
 function rotationLayout(rows, columns, dtype, params) {
   requireReal(rows, columns, dtype);
-  const layouts = [];
-  let rest = params.slice(1);
-  let count = 0;
-  for (; rest.length && count < 3; count++) {
-    const inner = innerOf(rows, columns, rest);
-    layouts.push(...inner.layouts);
-    rest = inner.rest;
-  }
-  if (count < 1 || count > 2 || !(params[0] >= 0 && params[0] < 65536))
-    fail(`scheme rotation has parameters ${params}`);
-  return layouts;
+  const inner = innerOf(rows, columns, params.slice(1));
+  if (inner.rest.length || !(params[0] >= 0 && params[0] < 65536)) fail(`scheme rotation has parameters ${params}`);
+  return inner.layouts;
 }
 
-/** Sum of inner tensors, rows rotated back. @type {DecodeOf} */
+/** Inner tensor, rows rotated back. @type {DecodeOf} */
 function decodeRotation(rows, columns, dtype, params, read) {
-  /** @type {Float32Array[]} */
-  const parts = [];
-  let first = 0;
-  for (let rest = params.slice(1); rest.length;) {
-    const inner = innerOf(rows, columns, rest);
-    const from = first;
-    parts.push(decodeInner(inner, rows, columns, (index) => read(from + index)));
-    first += inner.layouts.length;
-    rest = inner.rest;
-  }
+  const matrix = decodeInner(innerOf(rows, columns, params.slice(1)), rows, columns, read);
   const size = 2 ** (31 - Math.clz32(columns));
   const signs = [2 * params[0], 2 * params[0] + 1].map((seed) => signsOf(size, seed));
   /** @param {Block} block @param {Float64Array} out */
   const fill = ({ row, rows: height }, out) => {
-    out.set(parts[0].subarray(row * columns, (row + height) * columns));
-    if (parts.length > 1) {
-      for (let i = 0; i < out.length; i++) out[i] += parts[1][row * columns + i];
-    }
+    out.set(matrix.subarray(row * columns, (row + height) * columns));
     for (let r = 0; r < height; r++) {
       const line = out.subarray(r * columns, (r + 1) * columns);
       if (size < columns) turnBack(line.subarray(columns - size), signs[1]);
@@ -446,4 +426,4 @@ export const SCHEMES = {
 };
 
 /** Names of schemes that are not decoded here. @type {Record<number, string>} */
-export const FOREIGN = { 9: "spectral", 10: "tucker", 14: "difference to a base" };
+export const FOREIGN = { 9: "spectral", 10: "tucker" };

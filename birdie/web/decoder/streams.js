@@ -1,4 +1,4 @@
-/** Streams: arrays of integers, coded (docs/format.md, "Streams"). */
+/** Streams: arrays of integers, coded (docs/coders.md). */
 
 import { fail } from "./bytes.js";
 import { decodeMixed } from "./mixing.js";
@@ -6,9 +6,9 @@ import { decodeStatic } from "./rans.js";
 import { decodeBytes, decodeConstant, decodeNumbers, decodePacked } from "./raw.js";
 import { decodeTiles } from "./tiles.js";
 
-export const CODERS = ["constant", "bytes", "packed", "numbers", "static", "mixed", "lanes", "tiles"];
+export const CODERS = ["constant", "bytes", "packed", "numbers", "static", "mixed", "tiles"];
 /** Operations that a value takes at most, of about a nanosecond, and bytes beside the value itself. */
-const COSTS = [0, 1, 64, 128, 64, 800, 64, 64];
+const COSTS = [0, 1, 64, 128, 64, 800, 64];
 
 /**
  * @typedef {object} Layout shape of a stream, and what its values must fit
@@ -29,7 +29,6 @@ const COSTS = [0, 1, 64, 128, 64, 800, 64, 64];
  * @callback Decode
  * @param {Uint8Array} payload
  * @param {Layout} layout
- * @param {number} coder
  * @returns {{ values: Int32Array, transposed: boolean }}
  */
 
@@ -75,8 +74,8 @@ export function decodeStream(coder, payload, layout) {
   if (coder < 4) {
     return { values: [decodeBytes, decodePacked, decodeNumbers][coder - 1](payload, layout), step: 1 };
   }
-  const decode = coder === 5 ? decodeMixed : coder === 7 ? decodeTiles : decodeStatic;
-  const { values, transposed } = decode(payload, layout, coder);
+  const decode = coder === 5 ? decodeMixed : coder === 6 ? decodeTiles : decodeStatic;
+  const { values, transposed } = decode(payload, layout);
   return { values: transposed ? transpose(values, layout.rows, layout.columns) : values, step: 1 };
 }
 

@@ -1,4 +1,4 @@
-/** Coder "tiles": rANS of 32 columns of about a thousand rows, a column in a lane (docs/format.md, "Coder 7"). */
+/** Coder "tiles": rANS of 32 columns of about a thousand rows, a column in a lane (docs/coders.md, "Coder 6"). */
 
 import { chunkRows, machine, takeAlphabet } from "./alphabet.js";
 import { fail } from "./bytes.js";

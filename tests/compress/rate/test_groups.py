@@ -169,7 +169,7 @@ def test_errors_name_the_tensor() -> None:
 def group_of(count: int, **changes: Any) -> list[Entry]:
     with Reader(saved({f"t{i}": torch.arange(3.0) + i for i in range(70)}, lossless=True)) as reader:
         entries = [reader.read(name) for name in reader.entries]
-    group, *parts = sorted(entries, key=lambda entry: entry.scheme == MEMBER)
+    group, *parts = sorted(entries, key=lambda entry: entry.kind == MEMBER)
     return [group, *(replace(entry, params=(), **changes) for entry in parts[:count])]
 
 

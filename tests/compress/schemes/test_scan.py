@@ -1,11 +1,11 @@
-"""Scans: permutations, undone; zig-zag as JPEG has it, Morton's curve as its bits say, for any number of axes."""
+"""Scans: permutations, undone; Morton's curve as its bits say, for any number of axes."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.schemes.spectral import LAYOUTS, ORDERS, Scan, morton, points_of, raster, zigzag
+from birdie.compress.schemes.spectral import LAYOUTS, ORDERS, Scan, morton, points_of, raster
 from birdie.compress.spectral.inverse import KINDS, Axes
 
 SIZES = st.lists(st.integers(1, 7), min_size=0, max_size=5).map(tuple)
@@ -19,11 +19,9 @@ def block(*sizes: int) -> np.ndarray:
 @given(sizes=SIZES)
 def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
     points = block(*sizes)
-    for order in (raster, zigzag, morton):
+    for order in (raster, morton):
         assert sorted(order(points)) == list(range(len(points)))
     assert list(raster(points)) == list(range(len(points)))
-    sums = points[zigzag(points)].sum(axis=1)
-    assert (np.diff(sums) >= 0).all()
 
 
 @settings(max_examples=25)
@@ -49,11 +47,6 @@ def test_morton_knows_no_64_bits() -> None:
 
     codes = [code(points[index]) for index in morton(points)]
     assert codes == sorted(codes)
-
-
-def test_zigzag_turns_as_in_jpeg() -> None:
-    turns = [tuple(point) for point in block(3, 3)[zigzag(block(3, 3))].tolist()]
-    assert turns == [(0, 0), (0, 1), (1, 0), (2, 0), (1, 1), (0, 2), (1, 2), (2, 1), (2, 2)]
 
 
 @settings(max_examples=25)
