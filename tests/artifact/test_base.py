@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import birdie
 from benchmarks.subjects import tiny_subject
 from birdie.artifact import container
+from birdie.artifact.options import Limits
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli import main
 from birdie.compress import row_blocks
@@ -149,7 +150,7 @@ def test_large_tensors_are_differences_of_their_blocks(monkeypatch: pytest.Monke
     birdie.save(later, tmp_path / "x.birdie", lossless=True, base=tmp_path / "base.safetensors")
     assert len([name for name in container.Reader((tmp_path / "x.birdie").read_bytes()).entries if "\0" in name]) > 4
     assert bits(birdie.load(tmp_path / "x.birdie", base=tmp_path / "base.safetensors")) == bits(later)
-    to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", base=base)
+    to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", Limits(base=base))
     assert bits(load_file(tmp_path / "x.safetensors")) == bits(later)
 
 

@@ -22,6 +22,7 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact import save as saving
 from birdie.artifact.codes import scheme_codes
+from birdie.artifact.options import SaveOptions
 from birdie.compress.row_blocks import row_blocks
 from birdie.entropy import coder
 from tests.artifact.states import fingerprint, small_model
@@ -33,7 +34,9 @@ BY_FORMAT = ("artifact", "spectral", "tucker")  # pinned by test_golden.py as we
 
 
 def write_model(path: Path) -> None:
-    saving.write_model(small_model(), path, bits=4, metadata={"title": "a budget"}, files={"config.json": b"{}"})
+    saving.write_model(
+        small_model(), path, SaveOptions(bits=4, metadata={"title": "a budget"}), files={"config.json": b"{}"}
+    )
 
 
 def write_fast(path: Path) -> None:
