@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     CalibrationOption = Calibration | CalibrationResult | Literal["synthetic"]
 else:  # for the command line, which reads the types; what they are takes seconds to import
-    BaseOption = CalibrationOption = Schemes = Any
+    BaseOption = CalibrationOption = Any
+    Schemes = list[str]
 
 SPECS = (
     *("lossless", "int2", "int8", "sigma:0.3", "sdclip", "fp16", "bf16", "trellis:sigma=0.3", "feedback", "gptq"),
@@ -130,7 +131,6 @@ class Precision:
         Parameter(
             negative=(),
             converter=_schemes,
-            allow_repeating=True,
             help="SPEC for all matrices, or PATTERN=SPEC, repeatable, of which the first that matches a name wins. "
             f"SPEC: {', '.join(SPECS)}; or a scheme of an installed package (docs/schemes.md).",
         ),
@@ -252,7 +252,12 @@ class ObjectOptions(Coding, Relation):
 class SaveOptions(Coding, Relation, Precision):
     """Options of `birdie.save`."""
 
-    lossless: Annotated[bool, Parameter(negative=(), help="Keep every bit of every tensor.")] = False
+    lossless: Annotated[
+        bool,
+        Parameter(
+            negative=(), help="Keep every bit of every tensor; of the flag also all other values of the checkpoint."
+        ),
+    ] = False
 
     @property
     def target(self) -> Target:

@@ -132,7 +132,7 @@ def decode(encoded: Encoded) -> Tensor:
     """
     if isinstance(encoded, Blocks):
         parts = [decode(part) for part in encoded.parts]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        joined = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])  # a tail is a vector
         if encoded.dtype.is_complex and not joined.is_complex():
             return from_planes(joined, encoded.shape)
         return joined.reshape(encoded.shape)

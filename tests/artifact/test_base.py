@@ -23,7 +23,7 @@ from birdie.cli import main
 from birdie.compress import row_blocks
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.difference import digest
-from birdie.compress.rate.jobs import Job
+from birdie.compress.rate.job import Delta
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import FORMATS
 from birdie.errors import ArtifactError, ConfigError
@@ -161,14 +161,14 @@ def test_near_differences_of_large_tensors_are_read_block_by_block(
     monkeypatch.setattr(row_blocks, "_BLOCK", 1 << 9)
     base = {"matrix": torch.randn(300, 24)}
     later = {"matrix": base["matrix"] + 0.01 * torch.randn(300, 24)}
-    most, values = [0], Job.values
+    most, values = [0], Delta.values
 
-    def measured(self: Job, rows: slice = slice(None)) -> Tensor:
+    def measured(self: Delta, rows: slice = slice(None)) -> Tensor:
         some = values(self, rows)
         most.append(some.numel())
         return some
 
-    monkeypatch.setattr(Job, "values", measured)
+    monkeypatch.setattr(Delta, "values", measured)
     for target in ({"bits": 3.0}, {"scheme": "int8"}):
         birdie.save(later, tmp_path / "x.birdie", base=base, **target)
         back = birdie.load(tmp_path / "x.birdie", base=base)
