@@ -16,10 +16,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from cyclopts import Parameter
+
 from birdie.artifact import codes, container, file
+from birdie.artifact.options import LoadOptions, SaveOptions
 from birdie.checkpoints import pytree
 from birdie.checkpoints.limits import MAX_DIMS, MAX_ENTRIES, MAX_NAME_BYTES, MAX_NAMES_BYTES
 from birdie.cli import GROUPS, commands
+from birdie.cli.compress_flags import flag_of
 from birdie.compress import registry
 from birdie.gpt.run import environment
 from birdie.gpt.run.estimate import parameters
@@ -27,6 +31,7 @@ from birdie.gpt.run.presets import PRESETS
 from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.registry import shipped_recipes
 from birdie.gpt.score.settings import ALWAYS_READ, MODES, shared_names
+from birdie.system.keywords import help_of, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -262,6 +267,19 @@ def benchmark_table() -> str:
     return table("benchmark | what it measures", rows)
 
 
+def option_table(kind: Any) -> str:
+    """Return the options of a function, whose fields they are, with their flags."""
+    rows = []
+    for option, _, metadata in options_of(kind):
+        flags = [item for item in metadata if isinstance(item, Parameter) and item.parse is not False]
+        flag = f"`{flag_of(option.name)}`" if flags and kind is SaveOptions else ""
+        default = "" if option.default in (None, (), "") else f" (`{option.default!r}`)"
+        rows.append((f"`{option.name}`{default}", flag, help_of(metadata).replace("|", "/")))
+    if kind is SaveOptions:
+        return table("option | flag of `birdie compress` | what it does", rows)
+    return table("option | what it does", ((name, text) for name, _, text in rows))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "commands": command_table,
     "settings": setting_list,
@@ -269,6 +287,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "unavailable": unavailable_list,
     "ignored": ignored_list,
     "recipes": recipe_table,
+    "save-options": lambda: option_table(SaveOptions),
+    "load-options": lambda: option_table(LoadOptions),
     "presets": preset_table,
     "schemes": registry.markdown_table,
     "scheme-classes": scheme_classes,
@@ -283,7 +303,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def with_tables(text: str) -> str:

@@ -4,18 +4,19 @@ A conftest.py imports the fixture. Golden files, the tests of `entropy` and whoe
 """
 
 import inspect
+from typing import Any
 
 import pytest
 
-import birdie
-from birdie.artifact.options import SaveRequest
+from birdie.artifact.options import ObjectOptions, QuantizeOptions, SaveOptions
 
-_SAVERS = [inspect.unwrap(saver) for saver in (birdie.save, birdie.save_object, SaveRequest.__init__)]
-DEFAULTS = {saver.__qualname__: saver.__kwdefaults__["coder"] for saver in _SAVERS}
-"""Function → its own default."""
+_KINDS = (SaveOptions, ObjectOptions, QuantizeOptions)
+DEFAULTS = [inspect.signature(kind).parameters["coder"].default for kind in _KINDS]
+"""Of the library."""
 
 
 @pytest.fixture(autouse=True)
 def fast_coder(monkeypatch: pytest.MonkeyPatch) -> None:
-    for saver in _SAVERS:
-        monkeypatch.setitem(saver.__kwdefaults__, "coder", "fast")
+    for kind in _KINDS:
+        defaults: Any = kind.__init__.__kwdefaults__
+        monkeypatch.setitem(defaults, "coder", "fast")

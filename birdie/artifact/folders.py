@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from birdie.artifact import kept_files
-from birdie.artifact.base import BaseOption
 from birdie.artifact.file import File, decoded_bytes
-from birdie.artifact.links import Limits, opened
+from birdie.artifact.links import opened
+from birdie.artifact.options import DEFAULT_LIMITS, Limits
 from birdie.artifact.summary import Summary
 from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.checkpoints import pytree
@@ -50,14 +50,10 @@ def holds_folder(summary: Summary) -> bool:
 def write_folder(
     file: Path,
     target: Path,
+    limits: Limits = DEFAULT_LIMITS,
     *,
     overwrite: bool = False,
     max_shard_bytes: int | None = None,
-    base: BaseOption | None = None,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
     hidden: Hidden = log_hidden,
 ) -> None:
     """Decode a .birdie file into a folder that `from_pretrained` of its library loads.
@@ -66,18 +62,17 @@ def write_folder(
         file: the .birdie file.
         target: a folder that does not exist, is empty, or holds nothing but what an earlier decompression wrote; it
             appears complete or not at all. A link to a folder stands for it.
+        limits: as in `birdie.load`.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
         max_shard_bytes: most bytes of a file of weights, where one tensor may be larger; all weights are then
             safetensors. None: the files are those that the folder had, or have at most 5 GB.
-        base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
         hidden: called with the names of hidden files, which are not written into a folder that has content.
     """
     if max_shard_bytes is not None and max_shard_bytes < 1:
         raise ConfigError(f"shards of {max_shard_bytes} bytes hold nothing; give for example 5GB")
-    registry.import_schemes(schemes)
-    limits: Limits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
-    with opened(base, file, **limits) as reference, File(file, registry.decoder, reference) as reader:
-        kept = kept_files.read(reader, max_bytes)
+    registry.import_schemes(limits.schemes)
+    with opened(file, limits) as reference, File(file, registry.decoder, reference) as reader:
+        kept = kept_files.read(reader, limits.max_bytes)
         if has_views(reader.fields.get("tree")):
             raise ConfigError(f"{file} holds tensors that are views of others; write a .pt file instead of a folder")
         components = _components(reader.ordered, reader.fields, reader.where, kept)
@@ -86,12 +81,12 @@ def write_folder(
             kept = {name: data for name, data in kept.items() if name not in indices}
         is_own = not overwrite and _is_own(target, kept)
         target = require_output_folder(target, overwrite=overwrite or is_own)
-        left = None if max_bytes is None else max_bytes - sum(map(len, kept.values()))
-        reader.require(left, max_operations, shared=False)
+        left = None if limits.max_bytes is None else limits.max_bytes - sum(map(len, kept.values()))
+        reader.require(left, limits.max_operations, shared=False)
         with atomic_folder(target, overwrite=overwrite, replace=is_own, inputs=[file], hidden=hidden) as folder:
             kept_files.write(kept, folder)
             for component in components:
-                _write_weights(reader, folder, component, max_shard_bytes, workers)
+                _write_weights(reader, folder, component, max_shard_bytes, limits.workers)
 
 
 def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:

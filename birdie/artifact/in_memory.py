@@ -7,9 +7,9 @@ One file of the complete model, as `birdie.save` writes it, is smaller than thos
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import Unpack, overload
+from typing import ParamSpec, Protocol, overload
 
 import numpy as np
 import torch
@@ -17,18 +17,21 @@ from torch import Tensor, nn
 
 from birdie.artifact import container
 from birdie.artifact.load import load
-from birdie.artifact.options import QuantizeOptions
-from birdie.artifact.save import save
+from birdie.artifact.options import QuantizeOptions, SaveOptions
+from birdie.artifact.save import write_model
 from birdie.artifact.summary import Summary
 from birdie.artifact.write import Beside
 from birdie.compress.filling import fill
-from birdie.compress.rate.assignment import Schemes, assign
+from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import Coder
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState, keys_of
 from birdie.entropy.hints import EffortOption, effort_for
 from birdie.errors import ArtifactError, ConfigError
+from birdie.system.keywords import keywords
+
+P = ParamSpec("P")
 
 _NAME = "tensor"
 
@@ -93,7 +96,20 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = N
     return state if into is None else fill(into, state, "the compressed weights")
 
 
-def quantize_(model: nn.Module, scheme: Schemes | None = None, **options: Unpack[QuantizeOptions]) -> Summary:
+class Quantize(Protocol[P]):
+    """Type of `quantize_`: options are the fields of a dataclass."""
+
+    def __call__(self, model: nn.Module, *args: P.args, **kwargs: P.kwargs) -> Summary: ...
+
+
+def _takes(
+    kind: Callable[P, QuantizeOptions],
+) -> Callable[[Callable[[nn.Module, QuantizeOptions], Summary]], Quantize[P]]:
+    return keywords(kind)
+
+
+@_takes(QuantizeOptions)
+def quantize_(model: nn.Module, options: QuantizeOptions) -> Summary:
     """Quantize the weights of `model` in place: to the values that a file with these settings decodes to.
 
     The result is that of `birdie.save` and `birdie.load` into the module, bit for bit, without a file: to try settings,
@@ -104,21 +120,19 @@ def quantize_(model: nn.Module, scheme: Schemes | None = None, **options: Unpack
 
     Args:
         model: a module, wrapped or not; its parameters and buffers are overwritten.
-        scheme: how to store the matrices, as for `birdie.save`.
-        options: budget, bits, quality, coder, calibration, progress and workers, as for `birdie.save`.
 
     Returns:
         Bytes and tensors of the file that `birdie.save` would write.
 
     Raises:
-        ConfigError: `model` is not a module, or settings contradict one another; the module is unchanged.
+        ConfigError: `model` is not a module, or options contradict one another; the module is unchanged.
         WeightsError: a tensor holds NaN or infinite values, or cannot be stored at all; the module is unchanged.
         BudgetError: nothing fits the budget; the module is unchanged.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}, not a module; give a module, or use birdie.save")
     file = BytesIO()
-    summary = save(model, file, scheme=scheme, **options)
+    summary = write_model(model, file, SaveOptions(**vars(options)))
     limit = sys.maxsize  # limits are for files from elsewhere
-    load(file.getbuffer(), into=model, max_bytes=limit, max_operations=limit, workers=options.get("workers"))
+    load(file.getbuffer(), into=model, max_bytes=limit, max_operations=limit, workers=options.workers)
     return summary

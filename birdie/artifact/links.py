@@ -19,15 +19,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self
 
 from torch import Tensor
 
 from birdie.artifact import kept_files
-from birdie.artifact.base import Base, BaseOption
+from birdie.artifact.base import Base
 from birdie.artifact.container import BLOCKS, DELTA, Reader
 from birdie.artifact.file import Data, File
 from birdie.artifact.metadata import base_in, is_inside
+from birdie.artifact.options import Limits
 from birdie.checkpoints.order import Json, in_order, is_order
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError
@@ -201,27 +202,17 @@ class Stage:
     files: Collection[str]
 
 
-class Limits(TypedDict, total=False):
-    """Limits of decoding, as in `birdie.load`, for each link of a chain."""
-
-    max_bytes: int | None
-    max_operations: int | None
-    workers: int | None
-
-
 @contextmanager
-def opened(
-    base: BaseOption | None, source: Data, names: Names | None = None, **limits: Unpack[Limits]
-) -> Iterator[Base | None]:
+def opened(source: Data, limits: Limits, names: Names | None = None) -> Iterator[Base | None]:
     """Open the base of a file for as long as its tensors are decoded.
 
     Args:
-        base: what the caller gives; None: a link has one beside it, and a file may have one in it.
         source: the file.
+        limits: of the file and of the links before it, and its base; without one, a link has one beside it, and a file
+            may have one in it.
         names: reader of the file → the tensors that will be decoded; None: all.
-        limits: of the links before it.
     """
-    reference = base_of(base, source, names, **limits)
+    reference = base_of(source, limits, names)
     if reference is None:
         yield None
         return
@@ -229,22 +220,22 @@ def opened(
         yield reference
 
 
-def base_of(base: BaseOption | None, source: Data, names: Names | None = None, **limits: Unpack[Limits]) -> Base | None:
+def base_of(source: Data, limits: Limits, names: Names | None = None) -> Base | None:
     """Return the base of a file, which the caller closes; arguments as of `opened`."""
     with Reader(source) as reader:
         inside = DELTA in reader.kinds and is_inside(reader.fields)
-        if inside and base is not None:
+        if inside and limits.base is not None:
             raise ConfigError(f"{reader.where} holds differences between its own tensors; leave base= (--base) out")
         if inside:
-            return Base.inside(source, limits.get("max_bytes"), limits.get("max_operations"))
-        if base is not None:
-            return Base.open(base)
+            return Base.inside(source, limits.max_bytes, limits.max_operations)
+        if limits.base is not None:
+            return Base.open(limits.base)
         if DELTA not in reader.kinds:
             return None
         if isinstance(source, bytes | memoryview) or Link.of(reader.fields, reader.where) is None:
             return None
         stages = _stages(reader, None if names is None else names(reader), files=False)
-    return decoded(stages, **limits)
+    return decoded(stages, limits)
 
 
 def stages_of(path: Path) -> list[Stage]:
@@ -253,15 +244,15 @@ def stages_of(path: Path) -> list[Stage]:
         return _stages(reader, None, files=True)
 
 
-def decoded(stages: Sequence[Stage], **limits: Unpack[Limits]) -> Base | None:
+def decoded(stages: Sequence[Stage], limits: Limits) -> Base | None:
     """Return the tensors that the link after some stages is a difference to, decoded forward; None if it needs none."""
     base: Base | None = None
     for stage in stages:
         if not stage.tensors:
             continue
         with File(stage.path, registry.decoder, base) as file:
-            file.require(limits.get("max_bytes"), limits.get("max_operations"), stage.tensors)
-            tensors = file.decode_all(stage.tensors, limits.get("workers"))
+            file.require(limits.max_bytes, limits.max_operations, stage.tensors)
+            tensors = file.decode_all(stage.tensors, limits.workers)
         base = Base.of(str(stage.path), tensors)
     return base
 

@@ -10,20 +10,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.base import BaseOption
 from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.device import CompressedTensors, open_file, target_of
 from birdie.artifact.file import Data, File, decoded_bytes
 from birdie.artifact.lazy import Coded, attach
-from birdie.artifact.links import Limits as ChainLimits
 from birdie.artifact.links import base_of, opened
+from birdie.artifact.options import Limits, LoadOptions
 from birdie.artifact.state_dict import belongs_to_extra, state_dict_of
 from birdie.checkpoints.rebuild import has_views, rebuild, with_views
 from birdie.compress import registry
@@ -34,56 +33,34 @@ from birdie.compress.wrappers import own_names, unwrapped
 from birdie.errors import ArtifactError, ConfigError
 from birdie.system.device import dtype_name
 from birdie.system.file_objects import Input, source_of
-from birdie.system.parsing import whole_number
+from birdie.system.keywords import keywords
 
 M = TypeVar("M", bound=nn.Module)
+P = ParamSpec("P")
 
 
-class Limits(TypedDict, total=False):
-    """Options of everything that reads a .birdie file; `load` describes them."""
+class Load(Protocol[P]):
+    """Type of `load`: options are the fields of a dataclass."""
 
-    base: BaseOption | None
-    max_bytes: int | None
-    max_operations: int | None
-    schemes: Collection[str]
-    workers: int | None
-
-
-class LoadOptions(Limits, total=False):
-    """Options of `load`, which describes them, besides the module and `strict`, on which depends what it returns."""
-
-    device: torch.device | str | None
-    dtype: torch.dtype | None
-    lazy: bool
-    cache_bytes: int | None
-    prefix: str
-    names: Collection[str] | None
+    @overload
+    def __call__(
+        self, path: Input, into: None = None, strict: bool = True, *args: P.args, **kwargs: P.kwargs
+    ) -> dict[str, Tensor]: ...
+    @overload
+    def __call__(self, path: Input, into: M, strict: Literal[True] = True, *args: P.args, **kwargs: P.kwargs) -> M: ...
+    @overload
+    def __call__(
+        self, path: Input, into: nn.Module, strict: Literal[False], *args: P.args, **kwargs: P.kwargs
+    ) -> Keys: ...
 
 
-@overload
+def _takes(kind: Callable[P, LoadOptions]) -> Callable[[Callable[..., dict[str, Tensor] | nn.Module | Keys]], Load[P]]:
+    return keywords(kind)
+
+
+@_takes(LoadOptions)
 def load(
-    path: Input, *, into: None = None, strict: bool = True, **options: Unpack[LoadOptions]
-) -> dict[str, Tensor]: ...
-@overload
-def load(path: Input, *, into: M, strict: Literal[True] = True, **options: Unpack[LoadOptions]) -> M: ...
-@overload
-def load(path: Input, *, into: nn.Module, strict: Literal[False], **options: Unpack[LoadOptions]) -> Keys: ...
-def load(
-    path: Input,
-    *,
-    into: nn.Module | None = None,
-    strict: bool = True,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    lazy: bool = False,
-    cache_bytes: int | None = None,
-    prefix: str = "",
-    names: Collection[str] | None = None,
-    base: BaseOption | None = None,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
+    path: Input, into: nn.Module | None = None, strict: bool = True, *, options: LoadOptions
 ) -> dict[str, Tensor] | nn.Module | Keys:
     """Decode a file to a dict of tensors, or into a module.
 
@@ -94,25 +71,6 @@ def load(
             modules do with files of their older versions, is right here too. Wrappers (DataParallel, torch.compile,
             AveragedModel, …) may be around the module, or any part of it, or around what the file was made of.
         strict: names must be those of `into`; False loads those that are.
-        device: destination of the tensors (or of the module); default: the CPU (or the module's current device). On
-            CUDA with Triton, files of the coder "fast" are decoded there (birdie.compress.device), to the same bits.
-        dtype: dtype to which floating tensors (or the module) are cast after decoding.
-        lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run,
-            where it was loaded: it is put in evaluation mode, and may have been built on the meta device. The file
-            stays open.
-        cache_bytes: with lazy, most bytes of decoded tensors to keep; default: the largest tensor.
-        prefix: load only tensors whose names begin with it, under the rest of their names: `prefix="encoder."` with
-            `into=model.encoder`.
-        names: load only these tensors (names or patterns, after `prefix`); the others of `into` stay as they are.
-        base: the checkpoint that a file of differences was made with: what `save` took, or the same tensors otherwise.
-            A link of a chain of checkpoints finds its base beside it.
-        max_bytes: refuse to decode more than this; default 1 GiB, 64 × the file or 2 × its base. By default tensors for
-            which `into` has memory already do not count.
-        max_operations: refuse to decode a file that takes more operations, of about a nanosecond each; default 2 for
-            each byte that may be decoded, and 65,536 for each of the file. Small files that would take long are refused
-            by it.
-        schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
-        workers: threads; None uses every core.
 
     Returns:
         name → tensor, tied names sharing one tensor, equal ones with one each: a state dict, with extra state and
@@ -124,44 +82,38 @@ def load(
             an unknown scheme.
         WeightsError: names, shapes or kinds of numbers do not match `into`, or `into` has no memory (meta). The module
             is as it was.
-        ConfigError: a setting is wrong, or `into` cannot be loaded lazily.
+        ConfigError: an option is wrong, or `into` cannot be loaded lazily.
     """
+    device, dtype = options.device, options.dtype
     _require_arguments(into, device, dtype)
     source = source_of(path)
-    max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
-    max_operations = whole_number("max_operations", max_operations, 0)
-    cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
-    if cache_bytes is not None and not lazy:
-        raise ConfigError("cache_bytes limits the cache of lazy loading; give lazy=True as well, or leave it out")
-    registry.import_schemes(schemes)
-    if not isinstance(prefix, str):
-        raise ConfigError(f"prefix is a {type(prefix).__name__}; give the beginning of names, such as 'encoder.'")
+    registry.import_schemes(options.schemes)
     if into is None and not strict:
         raise ConfigError("strict=False is about the names of a module; give into=, or leave it out")
-    part = Part(prefix, names)
+    part = Part(options.prefix, options.names)
     chosen = None if part.is_all else part.of
-    limits: ChainLimits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
-    if lazy:
+    if options.lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
-        file = File(source, registry.decoder, base_of(base, source, chosen, **limits))
+        file = File(source, registry.decoder, base_of(source, options, chosen))
         try:
-            file.require(max_bytes, max_operations, None if part.is_all else part.of(file))
-            settings = {"strict": strict, "dtype": dtype, "cache_bytes": cache_bytes}
-            keys = _attach(file, into, part, workers, device, **settings)
+            file.require(options.max_bytes, options.max_operations, None if part.is_all else part.of(file))
+            settings = {"strict": strict, "dtype": dtype, "cache_bytes": options.cache_bytes}
+            keys = _attach(file, into, part, options.workers, device, **settings)
         except BaseException:
             file.close()
             raise
         return into if strict else keys
     with (
-        opened(base, source, chosen, **limits) as reference,
+        opened(source, options, chosen) as reference,
         open_file(source, device if part.is_all else "cpu", into, reference) as file,
     ):
         names, copies = part.of(file), () if into is not None else _copies(file)
+        max_bytes = options.max_bytes
         if max_bytes is None and into is not None:
             max_bytes = file.default_limit + _allocated(file, into)
-        file.require(max_bytes, max_operations, None if part.is_all else names, independent=copies)
-        tensors = file.decode_all(names, workers)
+        file.require(max_bytes, options.max_operations, None if part.is_all else names, independent=copies)
+        tensors = file.decode_all(names, options.workers)
         if into is None:
             distinct = {id(tensor): moved(tensor, device, dtype) for tensor in tensors.values()}
             tensors = {name: distinct[id(tensor)] for name, tensor in tensors.items()}
@@ -176,24 +128,13 @@ def load(
     return into if strict else keys
 
 
-def load_entries(
-    path: Data,
-    *,
-    base: BaseOption | None = None,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
-) -> dict[str, Tensor]:
-    """Return the tensors that a file has entries of, by name; arguments as for `load`."""
-    max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
-    max_operations = whole_number("max_operations", max_operations, 0)
-    registry.import_schemes(schemes)
-    limits: ChainLimits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
-    with opened(base, path, None, **limits) as reference, File(path, registry.decoder, reference) as file:
+def load_entries(path: Data, limits: Limits) -> dict[str, Tensor]:
+    """Return the tensors that a file has entries of, by name."""
+    registry.import_schemes(limits.schemes)
+    with opened(path, limits) as reference, File(path, registry.decoder, reference) as file:
         copies = _copies(file)
-        file.require(max_bytes, max_operations, independent=copies)
-        tensors = file.decode_all(None, workers)
+        file.require(limits.max_bytes, limits.max_operations, independent=copies)
+        tensors = file.decode_all(None, limits.workers)
         return tensors | {name: tensors[name].clone() for name in copies if name in tensors}
 
 

@@ -14,60 +14,58 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, ParamSpec, Protocol, cast
 
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from birdie.artifact.base import Base, BaseOption
+from birdie.artifact.base import Base
 from birdie.artifact.container import KIND
 from birdie.artifact.content import Content
 from birdie.artifact.inspect import inspect
-from birdie.artifact.options import CalibrationOption, SaveOptions, SaveRequest
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.resume import Resume
 from birdie.artifact.summary import Summary
 from birdie.checkpoints.views import not_kept
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
-from birdie.compress.rate.assignment import Assignment, Schemes, assign
+from birdie.compress.rate.assignment import Assignment, assign
 from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.siblings import siblings
 from birdie.compress.wrappers import unwrapped, without_prefixes
-from birdie.entropy.hints import EffortOption, effort_for
+from birdie.entropy.hints import effort_for
 from birdie.errors import ConfigError
-from birdie.system.callbacks import Progress, reporting
+from birdie.system.callbacks import reporting
 from birdie.system.distributed import World, run_on_main
 from birdie.system.file_objects import Output, is_writable, require_room, write_all
+from birdie.system.keywords import keywords
 from birdie.system.mapped import releasing, require_complete
 from birdie.system.outputs import Source, require_output, require_writable
+
+P = ParamSpec("P")
+Model = nn.Module | Mapping[str, Tensor]
 
 _ON_DISK = 1_000_000_000  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
-@torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients
-def save(
-    model: nn.Module | Mapping[str, Tensor],
-    path: Output,
-    *,
-    scheme: Schemes | None = None,
-    budget: int | None = None,
-    bits: float | None = None,
-    quality: float | None = None,
-    lossless: bool = False,
-    base: BaseOption | None = None,
-    coder: EffortOption = "auto",
-    calibration: CalibrationOption = None,
-    tune: float = 0.0,
-    metadata: Mapping[str, Any] | None = None,
-    progress: Progress | bool | None = None,
-    workers: int | None = None,
-) -> Summary:
+class Save(Protocol[P]):
+    """Type of `save`: options are the fields of a dataclass."""
+
+    def __call__(self, model: Model, path: Output, *args: P.args, **kwargs: P.kwargs) -> Summary: ...
+
+
+def _takes(kind: Callable[P, SaveOptions]) -> Callable[[Callable[[Model, Output, SaveOptions], Summary]], Save[P]]:
+    return keywords(kind)
+
+
+@_takes(SaveOptions)
+def save(model: Model, path: Output, options: SaveOptions) -> Summary:
     """Compress `model` into one .birdie file.
 
     Args:
@@ -76,66 +74,21 @@ def save(
             `birdie.spectral` wrapped are stored as they were trained, under plain names, unless a rule names them.
         path: the file to write, which appears complete or not at all, also in place of another .birdie file; or an
             empty `io.BytesIO`; or another binary file object, at whose position all bytes are written at the end.
-        scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
-            the first that matches a name wins. Default: "feedback:bits=8", eight bits over the range of each row, with
-            small tensors in 16 bits or lossless.
-        budget: bytes the file may have; the precision of tensors without a rule is chosen so that the file lands just
-            under it.
-        bits: the same budget as bits per weight, everything included.
-        quality: largest mean difference from the float model, measured on batches held out from calibration, which it
-            needs. Losses of probabilities (cross-entropy, NLL, binary cross-entropy): the KL in nats per target (token,
-            image, element). Losses of values (squared, absolute, Huber, margin): relative squared error of the
-            predictions, Σ ‖decoded − float‖² / Σ ‖float − mean‖². Losses that call no function of
-            `torch.nn.functional`: relative difference of the loss.
-        lossless: keep every bit of every tensor.
-        base: a checkpoint like this one: what it was fine-tuned from, or an earlier step of the run. The differences
-            alone are stored, in a fraction of the bytes: every bit of them with lossless, else by the same settings as
-            weights. `birdie.load` needs the same base again. A path (a file or folder that `birdie compress` takes,
-            also a .birdie file), a module, or a dict of tensors.
-        coder: "max" for the smallest file, "fast" for the least time, also when it is loaded; "auto" is "max" below 64
-            million weights, "fast" above.
-        calibration: what `birdie.calibrate` returned, for one file or several: quantization scales then follow the
-            sensitivity of the loss, and units whose order is arbitrary are sorted. Or its arguments (module, batches,
-            loss). Or "synthetic": inputs are made up for the module, random tokens for a language model, noise for an
-            image network. With `budget` or `bits`, the file is compared with one by assumed sensitivities on inputs
-            kept apart, and the better of both, or one by their mean, is written; the summary's `control` says which.
-        tune: seconds of training towards the float model's predictions on the inputs of the calibration: matrices are
-            encoded in six parts, and those that are left make up for the errors of the others. The file meets the same
-            target, and is closer to the model on inputs held out by more than chance; else it is that without tuning.
-            How far it gets depends on the machine. If it is stopped, the same call goes on after the last part.
-        metadata: JSON to store in the file.
-        progress: True shows a progress bar on stderr or in the notebook; or a function, which is called with (done,
-            total) as tensors are coded.
-        workers: threads; None uses every core. The bytes do not depend on it.
 
     Raises:
-        ConfigError: settings contradict one another, or a spec or pattern is wrong.
+        ConfigError: options contradict one another, or a spec or pattern is wrong.
         WeightsError: a tensor holds NaN or infinite values and is not kept losslessly, or cannot be stored at all.
         BudgetError: nothing fits the budget.
         OutputError: the file cannot be written, or something else is there.
     """
-    return write_model(
-        model,
-        path,
-        scheme=scheme,
-        budget=budget,
-        bits=bits,
-        quality=quality,
-        lossless=lossless,
-        base=base,
-        coder=coder,
-        calibration=calibration,
-        tune=tune,
-        metadata=metadata,
-        progress=progress,
-        workers=workers,
-    )
+    return write_model(model, path, options)
 
 
-@torch.inference_mode(False)
+@torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients
 def write_model(
-    model: nn.Module | Mapping[str, Tensor],
+    model: Model,
     path: Output,
+    options: SaveOptions | None = None,
     *,
     overwrite: bool | None = None,
     files: Mapping[str, bytes] | None = None,
@@ -143,7 +96,6 @@ def write_model(
     link: Mapping[str, Any] | None = None,
     check: Callable[[Path], None] | None = None,
     world: World | None = None,
-    **options: Unpack[SaveOptions],
 ) -> Summary:
     """Compress `model` into one .birdie file, as `save` does.
 
@@ -158,20 +110,20 @@ def write_model(
         world: ranks that share the tensors out, if there is no calibration or one in blocks. All call this with the
             same arguments; rank 0 writes the file, and its bytes are those of one process.
     """
-    request = SaveRequest(**options)
-    target, calibration, world = request.target, request.calibration, world or World()
+    options = options or SaveOptions()
+    target, calibration, world = options.target, options.calibration, world or World()
     model = unwrapped(model)
     if isinstance(model, Mapping) and isinstance(calibration, CalibrationResult | tuple | list):
         model = _under_calibrated_names(model, calibration)
     if calibration == "synthetic" and not isinstance(model, nn.Module):
         raise ConfigError("made-up inputs are for a module; give the module instead of its state dict")
-    if request.tune and isinstance(calibration, CalibrationResult):
+    if options.tune and isinstance(calibration, CalibrationResult):
         calibration.measured()  # raises here, before long work
-    rebase = calibration is None and request.base is None and not target.lossless
-    content = Content.of(model, request.metadata, files, tree, link, rebase=rebase)
+    rebase = calibration is None and options.base is None and not target.lossless
+    content = Content.of(model, options.metadata, files, tree, link, rebase=rebase)
     state = content.state
-    assignment = assign(state, request.scheme, target, measured=calibration is not None)
-    base = None if request.base is None else Base.open(request.base)
+    assignment = assign(state, options.scheme, target, measured=calibration is not None)
+    base = None if options.base is None else Base.open(options.base)
     parts, renamed = ({}, {}) if base is None else base.matching(assignment.tensors)
     if base is not None and not parts:
         base.close()
@@ -184,13 +136,13 @@ def write_model(
             assignment = replace(assignment, bases=Base.of("", assignment.tensors).pairs(near, assignment.tensors))
             about_base = {"of": "", "names": near, "inside": True}
         assignment = group_tiny_tensors(assignment)
-    effort = effort_for(request.coder, assignment.weights)
+    effort = effort_for(options.coder, assignment.weights)
     beside = content.beside(assignment, effort, target.in_bytes(assignment.weights), about_base)
     destination = _output(path, overwrite)
     if calibration == "synthetic":
         calibration = synthetic_calibration(cast(nn.Module, model))
     with (
-        reporting(request.progress, "compressing", "tensors") as update,
+        reporting(options.progress, "compressing", "tensors") as update,
         releasing((calibration.files or ()) if isinstance(calibration, CalibrationResult) else ()),
         nullcontext() if base is None else base.mapped(),
     ):
@@ -208,14 +160,14 @@ def write_model(
             coder = Coder(
                 effort,
                 beside.size,
-                request.workers or _threads(world),
+                options.workers or _threads(world),
                 keeps_integers=in_memory,
                 world=World() if in_memory else world,
                 records=resume,
                 meter=Meter(update, _ROUNDS if target.searched and known is not None else 1),
             )
             coder.meter.begin(len(assignment.tensors))
-            fitted = fit(assignment, target, coder, known, tune=request.tune)
+            fitted = fit(assignment, target, coder, known, tune=options.tune)
             encoded = fitted.encoded
             if resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))

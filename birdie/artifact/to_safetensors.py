@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.artifact.base import BaseOption
 from birdie.artifact.file import File, decoded_bytes, dtype_of
-from birdie.artifact.links import Limits, opened
+from birdie.artifact.links import opened
+from birdie.artifact.options import DEFAULT_LIMITS, Limits
 from birdie.checkpoints.rebuild import has_views, with_views
 from birdie.compress import registry
 from birdie.errors import ArtifactError, WeightsError
@@ -43,34 +43,24 @@ DTYPES = {
 _IN_FLIGHT = 1 << 28  # bytes that are decoded at a time; coded streams and tables take about as many again
 
 
-def to_safetensors(
-    file: Path,
-    target: Path,
-    *,
-    base: BaseOption | None = None,
-    max_bytes: int | None = None,
-    max_operations: int | None = None,
-    schemes: Collection[str] = (),
-    workers: int | None = None,
-) -> None:
+def to_safetensors(file: Path, target: Path, limits: Limits = DEFAULT_LIMITS) -> None:
     """Decode `file` into the file `target`. Tied tensors are written under each of their names.
 
     Args:
         file: a .birdie file.
         target: the .safetensors file; the caller sees to it that it appears complete or not at all.
-        base, max_bytes, max_operations, schemes, workers: as in `birdie.load`.
+        limits: as in `birdie.load`.
     """
-    registry.import_schemes(schemes)
-    limits: Limits = {"max_bytes": max_bytes, "max_operations": max_operations, "workers": workers}
-    with opened(base, file, **limits) as reference, File(file, registry.decoder, reference) as reader:
-        reader.require(max_bytes, max_operations, shared=False)
+    registry.import_schemes(limits.schemes)
+    with opened(file, limits) as reference, File(file, registry.decoder, reference) as reader:
+        reader.require(limits.max_bytes, limits.max_operations, shared=False)
         header = headers_in(reader.fields, reader.where).get("", {})
         if has_views(tree := reader.fields.get("tree")):  # they have no entries that could be decoded one by one
-            tensors = with_views(tree, reader.decode_all(workers=workers))
+            tensors = with_views(tree, reader.decode_all(workers=limits.workers))
             apart = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
             save_file(apart, target, {**header, "format": "pt"})
             return
-        write_tensors(reader, target, {name: name for name in reader.ordered}, header, workers)
+        write_tensors(reader, target, {name: name for name in reader.ordered}, header, limits.workers)
 
 
 def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeVar, Unpack
+from typing import BinaryIO, TypeVar
 
 from torch import Tensor
 
 from birdie.artifact import kept_files
 from birdie.artifact.base import Base
 from birdie.artifact.file import File
-from birdie.artifact.links import Limits, Link, decoded, link_in, link_paths, other_bytes, stages_of, tensors_of
+from birdie.artifact.links import Link, decoded, link_in, link_paths, other_bytes, stages_of, tensors_of
+from birdie.artifact.options import DEFAULT_LIMITS, Limits
 from birdie.chain.file_parts import join
 from birdie.compress import registry
 from birdie.errors import ArtifactError
@@ -47,17 +48,17 @@ class LinkContent:
         return self.since.keys()
 
 
-def read_content(path: Path, **limits: Unpack[Limits]) -> tuple[Link, LinkContent]:
+def read_content(path: Path, limits: Limits = DEFAULT_LIMITS) -> tuple[Link, LinkContent]:
     """Return the facts about a link and its content, decoded from the links beside it; `limits` are of each link.
 
     Raises:
         ArtifactError: a link is damaged or missing, or needs more than the limits.
     """
     stages = stages_of(path)
-    with File(path, registry.decoder, decoded(stages, **limits)) as file:
-        file.require(limits.get("max_bytes"), limits.get("max_operations"))
-        other = other_bytes(file, stages, limits.get("max_bytes"))
-        return link_in(file), LinkContent(file.decode_all(workers=limits.get("workers")), other)
+    with File(path, registry.decoder, decoded(stages, limits)) as file:
+        file.require(limits.max_bytes, limits.max_operations)
+        other = other_bytes(file, stages, limits.max_bytes)
+        return link_in(file), LinkContent(file.decode_all(workers=limits.workers), other)
 
 
 def content_after(path: Path, base: LinkContent, base_link: Link | None) -> LinkContent:
@@ -85,22 +86,27 @@ def require_digests(link: Link, content: LinkContent, where: Path) -> None:
 
 
 def restore(
-    path: Path, target: Path, *, overwrite: bool = False, hidden: Hidden = log_hidden, **limits: Unpack[Limits]
+    path: Path,
+    target: Path,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    overwrite: bool = False,
+    hidden: Hidden = log_hidden,
 ) -> int:
     """Write the checkpoint of a link as it was, bit for bit, and return its bytes.
 
     Args:
         path: of the link; its chain is beside it.
         target: the folder of the checkpoint; of a checkpoint that is a file, that file.
+        limits: of each link of the chain.
         overwrite: let a folder have content: files of the same names are replaced, and all others stay.
         hidden: called with the names of hidden files of the checkpoint that such a folder does not get.
-        limits: of each link of the chain.
 
     Raises:
         ArtifactError: a link is damaged or missing, or what it decodes to does not have the digests of the checkpoint.
         OutputError: the target cannot be written.
     """
-    link, content = steadily(path.parent, lambda: read_content(path, **limits))
+    link, content = steadily(path.parent, lambda: read_content(path, limits))
     if not link.is_folder:
         with atomic_path(target) as new, new.open("wb") as out:
             _write(out, link, link.name, content, path)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from birdie.artifact.base import Base
 from birdie.artifact.links import Link
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.chain.checkpoint_series import CheckpointParts
 from birdie.chain.link_content import LinkContent, content_after, require_digests
@@ -75,9 +76,11 @@ def write_link(
         write_model(
             content.tensors,
             path,
-            lossless=True,
-            base=Base.of(link.base, counterparts, earlier.paths) if counterparts else None,
-            coder=coder,
+            SaveOptions(
+                lossless=True,
+                base=Base.of(link.base, counterparts, earlier.paths) if counterparts else None,
+                coder=coder,
+            ),
             files=other,
             link=link.to_json(),
             check=check,

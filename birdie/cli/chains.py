@@ -28,6 +28,7 @@ from birdie.system.names import is_hidden
 from birdie.system.outputs import require_output, require_output_folder
 
 if TYPE_CHECKING:
+    from birdie.artifact.options import Limits
     from birdie.chain.chain_rows import Row
     from birdie.entropy.hints import EffortOption
 
@@ -131,7 +132,7 @@ def link_of(chain: Path, step: int | None) -> Path:
     return find_link(chain, step)
 
 
-def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **limits: Any) -> bool:
+def decompress_link(link: Path, output: str, limits: "Limits", *, overwrite: bool, json: bool) -> bool:
     """Restore the checkpoint of a link bit for bit; return False if the output asks for its tensors in another format.
 
     Args:
@@ -166,7 +167,7 @@ def decompress_link(link: Path, output: str, *, overwrite: bool, json: bool, **l
     else:
         target = require_output(target, [link], overwrite=overwrite)
     with compiling_notice(), into_folder(target) if facts.is_folder else nullcontext(left) as left:
-        count = restore(link, target, overwrite=overwrite, hidden=hidden.extend, **limits)
+        count = restore(link, target, limits, overwrite=overwrite, hidden=hidden.extend)
     kind = "folder" if facts.is_folder else "file"
     files = len(facts.files) - len(hidden)
     written = {"bytes": count, "step": facts.step, "files": files, "written": kind, "left_out": hidden}

@@ -1,18 +1,17 @@
 """`birdie compress`: compress a checkpoint (safetensors, torch.save, Hugging Face folder) into a .birdie file."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from birdie.cli.account import listed, show_left_out, show_taken
 from birdie.cli.chains import compress_checkpoints, is_chain
+from birdie.cli.compress_flags import CompressFlags
 from birdie.cli.console import (
     FLAT,
-    Json,
-    Overwrite,
     compiling_notice,
     plain,
     print_json,
@@ -24,13 +23,10 @@ from birdie.cli.console import (
 )
 from birdie.cli.dry_run import show_forecast
 from birdie.cli.inspect import grouped_table
-from birdie.compress.rate.target import parse_size
-from birdie.compress.spec_examples import spec_examples
 from birdie.entropy.hints import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.system.callbacks import Progress
 from birdie.system.outputs import require_file_name, require_output, require_writable
-from birdie.system.parsing import parse_duration
 
 if TYPE_CHECKING:
     from birdie.artifact.summary import Summary
@@ -38,121 +34,6 @@ if TYPE_CHECKING:
     from birdie.compress.calibration.result import CalibrationResult
 
 GROUP = "Compress"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetFlags:
-    """Target size or quality of the file, schemes of its tensors, and the coder."""
-
-    budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None
-    bits: Annotated[
-        float | None, Parameter(help="Largest size of the file in bits per weight, everything included.")
-    ] = None
-    quality: Annotated[float | None, Parameter(help="Largest KL divergence in nats per token; needs --calibrate.")] = (
-        None
-    )
-    scheme: Annotated[
-        list[str] | None,
-        Parameter(
-            negative=(),
-            help="SPEC for all matrices, or PATTERN=SPEC, repeatable, first match wins. SPEC: "
-            f"{', '.join(spec_examples())}; or a scheme of an installed package (docs/schemes.md).",
-        ),
-    ] = None
-    coder: Annotated[
-        Literal["auto", "max", "fast"],
-        Parameter(help="Entropy coder: max is the smallest, fast loads fastest; auto is max below 64 million weights."),
-    ] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.quality is not None and not self.quality > 0:
-            raise ConfigError(
-                f"--quality is {self.quality}; give a positive KL divergence in nats per token, for example 0.01"
-            )
-
-    def text(self) -> str:
-        """Return the flags as they were written."""
-        numbers = {"bits": self.bits, "quality": self.quality}
-        flags = [] if self.budget is None else [f"--budget {self.budget}"]
-        flags += [f"--{name} {value:g}" for name, value in numbers.items() if value is not None]
-        return " ".join([*flags, *(f"--scheme {spec}" for spec in self.scheme or ())])
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of `birdie.save`."""
-        return {
-            "scheme": _schemes(self.scheme) if self.scheme else None,
-            "budget": None if self.budget is None else parse_size(self.budget),
-            "bits": self.bits,
-            "quality": self.quality,
-            "coder": self.coder,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationFlags:
-    """Source, size and means of the calibration."""
-
-    calibrate: Annotated[
-        Path | None,
-        Parameter(
-            help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
-            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss. none: no inputs "
-            "are made up for a folder, either."
-        ),
-    ] = None
-    calibration_data: Annotated[
-        Literal["train", "own"] | None,
-        Parameter(help="train: training shards; own: samples of the model. Default: the recipe's, else train."),
-    ] = None
-    calibration_tokens: Annotated[
-        int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
-    ] = None
-    tune: Annotated[
-        str | None,
-        Parameter(
-            help="Time for training towards the float model's predictions on the calibration's inputs, for example "
-            "90s or 5min: the file is closer to the model at the same size."
-        ),
-    ] = None
-    blockwise: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Calibrate one block of the model at a time, with the memory of a block; needs --calibrate.",
-        ),
-    ] = False
-    calibration_folder: Annotated[
-        Path | None,
-        Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
-    ] = None
-    device: Annotated[
-        Literal["auto", "cuda", "mps", "cpu"],
-        Parameter(help="Of the calibration; auto takes a GPU if there is one."),
-    ] = "cpu"
-
-    def __post_init__(self) -> None:
-        flags = {"blockwise": self.blockwise, "calibration-folder": self.calibration_folder}
-        for flag in [flag for flag, value in flags.items() if value]:
-            self.require_data(f"--{flag}")
-        if self.calibration_folder is not None and not self.blockwise:
-            raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
-        if self.tuning and self.blockwise:
-            raise ConfigError("--tune keeps the complete model in memory; drop it, or --blockwise")
-
-    @property
-    def tuning(self) -> float:
-        """Seconds of tuning."""
-        return parse_duration(self.tune) if self.tune else 0.0
-
-    @property
-    def source(self) -> Path | None:
-        """Path of what to calibrate on."""
-        return None if self.calibrate == Path("none") else self.calibrate
-
-    def require_data(self, flag: str) -> None:
-        """Check that there is something to calibrate on, for a flag that needs it."""
-        if self.source is None:
-            raise ConfigError(f"{flag} needs calibration data; add --calibrate TEXT_OR_RUN")
 
 
 @compiling_notice()
@@ -163,66 +44,7 @@ def command(
     ],
     /,
     *,
-    output: Annotated[
-        str | None,  # a Path has lost the slash at the end
-        Parameter(
-            name=["-o", "--output"],
-            help="The .birdie file to write; of a run, the folder of its chain.",
-        ),
-    ] = None,
-    overwrite: Overwrite = False,
-    lossless: Annotated[
-        bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
-    ] = False,
-    base: Annotated[
-        Path | None,
-        Parameter(
-            help="Checkpoint, folder or .birdie file like this one, such as an earlier step, or the model before "
-            "fine-tuning. The differences alone are stored, with --lossless every bit of them; `birdie decompress "
-            "--base` needs the same."
-        ),
-    ] = None,
-    full_every: Annotated[
-        int | None,
-        Parameter(
-            help="Of a folder of checkpoints of a run: store them as a chain of lossless differences, of which one in "
-            "so many stands alone. Default: 10, for a folder of nothing but checkpoints."
-        ),
-    ] = None,
-    weights_only: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Take the state dict alone, also with --lossless; skip objects of other programs.",
-        ),
-    ] = False,
-    key: Annotated[
-        list[str] | None,
-        Parameter(
-            negative=(),
-            help="The dict of tensors that is meant, for example model.ema, or the names in it that begin so, as in "
-            "state_dict.model.; repeatable: several become one file, with their keys as prefixes. Default: the usual "
-            "layouts are understood.",
-        ),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        Parameter(negative=(), help="Of a folder: pattern of names of files to keep as they are, of any size."),
-    ] = None,
-    skip: Annotated[
-        list[str] | None,
-        Parameter(negative=(), help="Of a folder: pattern of names of files (checkpoints) to leave out."),
-    ] = None,
-    target: Annotated[TargetFlags, FLAT] = TargetFlags(),
-    calibration: Annotated[CalibrationFlags, FLAT] = CalibrationFlags(),
-    dry_run: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Write nothing: show expected bytes, error and time of these settings, and of others, within seconds.",
-        ),
-    ] = False,
-    json: Json = False,
+    flags: Annotated[CompressFlags | None, FLAT] = None,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
 
@@ -248,59 +70,60 @@ def command(
     (last.ckpt, best.pt) has the step that is in it. The same command later adds those that are new. `birdie decompress
     OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists them.
     """
-    options = target.options()
-    others = target.scheme or target.budget or target.bits or target.quality or calibration.source or calibration.tuning
-    if lossless and others:
-        raise ConfigError(
-            "--lossless cannot be combined with --budget, --bits, --quality, --scheme, --calibrate or --tune; "
-            "remove one or the other"
-        )
-    if output is None and not dry_run:
-        raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
-    least = 1 if output is not None and is_chain(Path(output)) else 2
-    if checkpoint.is_dir() and (full_every is not None or _is_series(checkpoint, least)):
-        single = {"base": base, "weights-only": weights_only, "key": key, "keep": keep}
-        single |= {"dry-run": dry_run}
-        flags = [f"--{name}" for name, value in single.items() if value]
-        if others or flags or output is None:
-            raise ConfigError(
-                f"{checkpoint} holds checkpoints of a run, which are kept losslessly as a chain, without "
-                f"{flags[0] if flags else '--budget, --bits, --quality, --scheme, --calibrate and --tune'}; drop that, "
-                "or give one checkpoint"
-            )
-        compress_checkpoints(
-            checkpoint,
-            Path(output),
-            full_every=full_every,
-            skip=skip or (),
-            coder=target.coder,
-            overwrite=overwrite,
-            json=json,
-        )
+    flags = flags or CompressFlags()
+    if flags.is_chain or _is_series(checkpoint, flags):
+        _compress_run(checkpoint, flags)
         return
-    if full_every is not None:
-        raise ConfigError(f"--full-every is for a folder of checkpoints, and {checkpoint} is none; drop it")
-    file = None if output is None else require_file_name(output)
-    if target.quality is not None:
-        calibration.require_data("--quality")
     from birdie.checkpoints.checkpoint import open_checkpoint
 
     source = open_checkpoint(
         checkpoint,
-        keys=key or (),
-        keep=keep or (),
-        skip=skip or (),
-        complete=lossless,
-        or_complete=not others,
-        weights_only=weights_only,
+        keys=flags.key or (),
+        keep=flags.keep or (),
+        skip=flags.skip or (),
+        complete=flags.lossless,
+        or_complete=not flags.is_lossy,
+        weights_only=flags.weights_only,
     )
-    lossless = lossless or source.is_object
-    if file is None or dry_run:
-        for flag, value in {"quality": target.quality, "tune": calibration.tune, "base": base}.items():
-            if value is not None:
-                raise ConfigError(f"--dry-run has no forecast of --{flag}; drop one of the two")
-        show_forecast(source, target, lossless=lossless, as_json=json)
+    lossless = flags.lossless or source.is_object
+    if flags.dry_run:
+        show_forecast(source, flags, lossless=lossless)
         return
+    result = _compress(source, flags, lossless)
+    if result is None:
+        return
+    summary, note = result
+    if flags.json:
+        _print_json(source, summary, note)
+    else:
+        _show(source, summary, note, lossless)
+
+
+def _is_series(checkpoint: Path, flags: CompressFlags) -> bool:
+    """Return whether a path is the folder of a run, of which two checkpoints tell, or one if there is a chain."""
+    if not checkpoint.is_dir():
+        return False
+    from birdie.chain.checkpoint_series import is_series
+
+    return is_series(checkpoint, 1 if flags.output is not None and is_chain(Path(flags.output)) else 2)
+
+
+def _compress_run(folder: Path, flags: CompressFlags) -> None:
+    flags.require_chain(folder)
+    assert flags.output is not None
+    compress_checkpoints(
+        folder,
+        Path(flags.output),
+        full_every=flags.full_every,
+        skip=flags.skip or (),
+        coder=flags.coder,
+        overwrite=flags.overwrite,
+        json=flags.json,
+    )
+
+
+def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tuple[Summary, str | None] | None":
+    """Calibrate and write the file; return its summary and a note on the calibration, on rank 0."""
     import torch
 
     from birdie.artifact.container import KIND
@@ -310,26 +133,22 @@ def command(
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
 
-    alone = world_from_environment().size == 1
+    ranks = world_from_environment().size
+    flags.require_ranks(ranks)
+    made_up = ranks == 1 and flags.makes_up_inputs
     calibrate = calibrator(
-        Request(
-            checkpoint,
-            calibration.source,
-            calibration.calibration_data,
-            calibration.calibration_tokens,
-            made_up=alone and calibration.calibrate is None and (target.budget is not None or target.bits is not None),
-        )
+        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, made_up=made_up)
     )
-    if calibration.source is not None and not calibration.blockwise and not alone:
-        raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
-    device = choose_device(calibration.device)
-    inputs = [*source.paths, *calibrate.paths, *([] if base is None else [base])]
-    file = require_output(file, inputs, kind=KIND, overwrite=overwrite)
+    device = choose_device(flags.device)
+    assert flags.output is not None
+    base = [Path(flags.base)] if isinstance(flags.base, str | Path) else []
+    inputs = [*source.paths, *calibrate.paths, *base]
+    file = require_output(require_file_name(flags.output), inputs, kind=KIND, overwrite=flags.overwrite)
     require_writable(file.parent)
     with (
         process_group(torch.device("cpu")) as world,
         source.mapped(),
-        work_folder(file, calibration.calibration_folder or calibration.blockwise, world) as work,
+        work_folder(file, flags.calibration_folder or flags.blockwise, world) as work,
     ):
 
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
@@ -337,49 +156,37 @@ def command(
 
         with bar(calibrate.title, calibrate.unit) as update:
             result, note = calibrate(source.content, device=device, work=work, world=world, progress=update)
-        if result is None and calibration.tuning:
+        if result is None and flags.tune:
             raise ConfigError(f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN'}")
-        with bar(f"compressing {checkpoint.name}", "tensors") as update:
+        with bar(f"compressing {source.path.name}", "tensors") as update:
 
-            def save(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
-                return write_checkpoint(
-                    source,
-                    file,
-                    overwrite=overwrite,
+            def write(result: "CalibrationResult | None", overwrite: bool) -> "Summary":
+                options = flags.save_options(
                     lossless=lossless,
-                    base=base,
                     calibration=result,
-                    tune=0.0 if result is None else calibration.tuning,
+                    tune=0.0 if result is None else flags.tune,
                     metadata=calibrate.metadata,
                     progress=update,
-                    world=world,
-                    **options,
                 )
+                return write_checkpoint(source, file, options, overwrite=overwrite, world=world)
 
             try:
-                summary = save(result, overwrite)
+                summary = write(result, flags.overwrite)
             except Exception as error:
                 if result is None or not calibrate.is_optional or isinstance(error, BudgetError | OutputError):
                     raise
                 note = calibrate.note_of(error)  # measuring runs the model's own code as well
-                summary = save(None, True)
-        if not world.is_main:
-            return
-    if json:
-        control = None if summary.control is None else asdict(summary.control)
-        saved = {"saved_bytes": source.input_bytes - summary.bytes}
-        measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
-        measured |= {"nothing_to_tune": summary.nothing_to_tune}
-        measured |= {"control": control, "otherwise": summary.otherwise, "rounded": summary.rounded}
-        print_json(summary.to_json() | source.to_json() | saved | measured)
-    else:
-        _show(source, summary, note, lossless)
+                summary = write(None, True)
+        return (summary, note) if world.is_main else None
 
 
-def _is_series(folder: Path, least: int) -> bool:
-    from birdie.chain.checkpoint_series import is_series
-
-    return is_series(folder, least)
+def _print_json(source: "Checkpoint", summary: "Summary", note: str | None) -> None:
+    control = None if summary.control is None else asdict(summary.control)
+    saved = {"saved_bytes": source.input_bytes - summary.bytes}
+    measured: dict[str, Any] = {"calibration": note, "error": summary.error, "untuned": summary.untuned}
+    measured |= {"nothing_to_tune": summary.nothing_to_tune}
+    measured |= {"control": control, "otherwise": summary.otherwise, "rounded": summary.rounded}
+    print_json(summary.to_json() | source.to_json() | saved | measured)
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
@@ -456,29 +263,3 @@ def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:
         return "its tensors are empty"
     ratio = input_bytes / output_bytes
     return f"{ratio:.2f}× smaller" if ratio >= 1 else f"{1 / ratio:.2f}× larger"
-
-
-def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
-    """Return a spec for all matrices, or rules (pattern, spec); a spec without a pattern is the rule for the rest."""
-    from birdie.compress.registry import is_spec
-
-    general = [text for text in texts if is_spec(text)]
-    if len(general) > 1:
-        raise ConfigError(
-            f"--scheme {general[0]} and --scheme {general[1]} are both for all matrices; keep one of them, or write "
-            f"--scheme 'PATTERN={general[0]}'"
-        )
-    if len(texts) == 1 and general:
-        return general[0]
-    return [_rule(text) for text in texts if text not in general] + [("*", text) for text in general]
-
-
-def _rule(text: str) -> tuple[str, str]:
-    pattern, equals, spec = text.partition("=")
-    if not equals or ":" in pattern:
-        from birdie.compress.registry import parse_spec
-
-        parse_spec(text)  # names the nearest spec
-    if not pattern or not spec:
-        raise ConfigError(f"--scheme {text!r} is not SPEC or PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")
-    return pattern, spec

@@ -95,14 +95,15 @@ def command(
     elif step is not None:
         raise ConfigError(f"--step is for the folder of a chain, and {file} is none; drop it, or give the folder")
     from birdie.artifact.links import is_link, read_link
+    from birdie.artifact.options import Limits
 
     limit, link = None if max_size is None else parse_size(max_size), ""
+    limits = Limits(base=base, max_bytes=limit, max_operations=max_operations, schemes=schemes)
     if is_link(file):
         link = read_link(file).name
         if base is not None:
             raise ConfigError(f"{file} is a link of a chain, whose base is beside it; drop --base")
-        limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations}
-        if decompress_link(file, output, overwrite=overwrite, json=json, **limits):
+        if decompress_link(file, output, limits, overwrite=overwrite, json=json):
             return
     from birdie.artifact.folders import holds_folder, write_folder
     from birdie.artifact.inspect import inspect
@@ -116,14 +117,13 @@ def command(
     form, target = form_of(output, from_folder=holds_folder(summary)), Path(output)
     if form == "folder" and is_object:  # which the files of a library have no room for
         form, target = "torch", target / "model.pt"
-    limits = {"base": base, "max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     left: list[str] = []
     hidden: list[str] = []
     if form == "folder":
         target = require_output_folder(target, overwrite=True)  # write_folder looks at what is there
         with compiling_notice(), into_folder(target) as left:
             most = None if max_shard_size is None else parse_size(max_shard_size)
-            write_folder(file, target, overwrite=overwrite, max_shard_bytes=most, hidden=hidden.extend, **limits)
+            write_folder(file, target, limits, overwrite=overwrite, max_shard_bytes=most, hidden=hidden.extend)
         files = {path.relative_to(target).as_posix(): path for path in target.rglob("*") if path.is_file()}
         written = [path.stat().st_size for name, path in files.items() if name not in left]
         total, what = sum(written), folder_of(len(written))
@@ -132,9 +132,9 @@ def command(
         with compiling_notice(), atomic_path(target) as path:
             try:
                 if form == "safetensors":
-                    to_safetensors(file, path, **limits)
+                    to_safetensors(file, path, limits)
                 else:
-                    _write(load_object(file, **limits), path, packed=form == "ptz")
+                    _write(load_object(file, **vars(limits)), path, packed=form == "ptz")
             except RuntimeError as error:  # a full disk is one in torch
                 raise OutputError(f"cannot write {target}: {error}; is the disk full?") from error
         total, what = target.stat().st_size, f"a file, {_KINDS[form].name}"

@@ -1,6 +1,7 @@
 """Forecast of what `birdie compress --dry-run` would write."""
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -9,25 +10,23 @@ from birdie.cli.console import plain, print_json, print_line, print_table, secon
 
 if TYPE_CHECKING:
     from birdie.checkpoints.checkpoint import Checkpoint
-    from birdie.cli.compress import TargetFlags
+    from birdie.cli.compress_flags import CompressFlags
 
 
-def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool, as_json: bool) -> None:
+def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: bool) -> None:
     """Print the forecast for the flags of the command, and those for other sizes."""
     from birdie.artifact.forecast import LOSSLESS, forecast
     from birdie.artifact.inspect import load_seconds
-    from birdie.compress.rate.target import Target
     from birdie.entropy.hints import effort_for
 
-    options = flags.options()
-    target = Target(options["budget"], flags.bits, None, lossless)
+    target = replace(flags.target, lossless=lossless)
     with source.mapped():
-        meant, others = forecast(source, target, scheme=options["scheme"], coder=flags.coder)
-    rows = {flags.text() or ("--lossless" if lossless else "default"): meant}
+        meant, others = forecast(source, target, scheme=flags.scheme, coder=flags.coder)
+    rows = {_setting(flags) or ("--lossless" if lossless else "default"): meant}
     for other, expected in others.items():
         rows.setdefault("--lossless" if other == LOSSLESS else f"--bits {other.bits:g}", expected)
     load_s = load_seconds(effort_for(flags.coder, meant.weights), meant.weights)
-    if as_json:
+    if flags.json:
         about = {"path": str(source.path), "weights": meant.weights, **source.to_json()}
         print_json(
             about
@@ -54,3 +53,12 @@ def show_forecast(source: "Checkpoint", flags: "TargetFlags", *, lossless: bool,
         "calibration distributes better; nothing was written"
     )
     show_taken(source)
+
+
+def _setting(flags: "CompressFlags") -> str:
+    """Return the size and the schemes that are meant, as flags."""
+    scheme: Any = flags.scheme
+    texts = [scheme] if isinstance(scheme, str) else [f"{pattern}={spec}" for pattern, spec in scheme or ()]
+    sizes = [] if flags.budget is None else [f"--budget {flags.budget}"]
+    sizes += [] if flags.bits is None else [f"--bits {flags.bits:g}"]
+    return " ".join([*sizes, *(f"--scheme {text}" for text in texts)])

@@ -83,8 +83,8 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     May be used as a decorator. Registering the same class again changes nothing.
 
     Raises:
-        ConfigError: it is no subclass of `Scheme` with a decoder, its number is not one of 64 to 65,535, or another scheme
-            has its name, its number or one of its words.
+        ConfigError: it is no subclass of `Scheme` with a decoder, its number is not one of 64 to 65,535, or
+            another scheme has its name, its number or one of its words.
     """
     decoder = getattr(scheme, "decoder", None)
     if not (isinstance(scheme, type) and issubclass(scheme, Scheme) and isinstance(decoder, Decoder)):
@@ -151,7 +151,7 @@ def decode(encoded: Encoded) -> Tensor:
     """
     if isinstance(encoded, Blocks):
         parts = [decode(part) for part in encoded.parts]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        joined = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])  # a tail is a vector
         if encoded.dtype.is_complex and not joined.is_complex():
             return from_planes(joined, encoded.shape)
         return joined.reshape(encoded.shape)

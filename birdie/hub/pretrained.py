@@ -26,6 +26,7 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import DELTA, Reader
 from birdie.artifact.folders import SHARD, write_folder
 from birdie.artifact.load import load
+from birdie.artifact.options import Limits
 from birdie.checkpoints.folder_scan import PIPELINE
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.untrusted import SECONDS, bounded, clean_folder, harmless
@@ -92,7 +93,10 @@ def from_pretrained(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="birdie-"))) / "model"
         write_folder(
-            file, folder, max_shard_bytes=SHARD, base=base if differs else None, max_bytes=max_bytes, schemes=schemes
+            file,
+            folder,
+            Limits(base=base if differs else None, max_bytes=max_bytes, schemes=schemes),
+            max_shard_bytes=SHARD,
         )
         clean_folder(folder)
         try:

@@ -120,7 +120,7 @@ class BudgetFile:
         if self.budget < 2 * assignment.weights:  # noise in float32 takes more than that
             return
         jobs = jobs_of(assignment)
-        pinned = coder.code([job for job in jobs.by_name.values() if job.role == "rule"])
+        pinned = coder.code(jobs.rules)
         if coder.size(jobs.state({**pinned, **coder.code(jobs.lossless())})) <= self.budget:
             raise self.lossless_error()
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 import birdie
 from benchmarks.subjects import tiny_subject
 from birdie.artifact import container
+from birdie.artifact.options import Limits
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli import main
 from birdie.compress import row_blocks
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.difference import digest
-from birdie.compress.rate.jobs import Job
+from birdie.compress.rate.job import Delta
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import FORMATS
 from birdie.errors import ArtifactError, ConfigError
@@ -149,7 +150,7 @@ def test_large_tensors_are_differences_of_their_blocks(monkeypatch: pytest.Monke
     birdie.save(later, tmp_path / "x.birdie", lossless=True, base=tmp_path / "base.safetensors")
     assert len([name for name in container.Reader((tmp_path / "x.birdie").read_bytes()).entries if "\0" in name]) > 4
     assert bits(birdie.load(tmp_path / "x.birdie", base=tmp_path / "base.safetensors")) == bits(later)
-    to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", base=base)
+    to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", Limits(base=base))
     assert bits(load_file(tmp_path / "x.safetensors")) == bits(later)
 
 
@@ -160,14 +161,14 @@ def test_near_differences_of_large_tensors_are_read_block_by_block(
     monkeypatch.setattr(row_blocks, "_BLOCK", 1 << 9)
     base = {"matrix": torch.randn(300, 24)}
     later = {"matrix": base["matrix"] + 0.01 * torch.randn(300, 24)}
-    most, values = [0], Job.values
+    most, values = [0], Delta.values
 
-    def measured(self: Job, rows: slice = slice(None)) -> Tensor:
+    def measured(self: Delta, rows: slice = slice(None)) -> Tensor:
         some = values(self, rows)
         most.append(some.numel())
         return some
 
-    monkeypatch.setattr(Job, "values", measured)
+    monkeypatch.setattr(Delta, "values", measured)
     for target in ({"bits": 3.0}, {"scheme": "int8"}):
         birdie.save(later, tmp_path / "x.birdie", base=base, **target)
         back = birdie.load(tmp_path / "x.birdie", base=base)

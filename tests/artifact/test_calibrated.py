@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import birdie
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.compress.calibration.blockwise import calibrate_blockwise, calibrate_in_blocks, groups_of
 from birdie.compress.calibration.held_out import HeldOut, mapped_copy
@@ -238,7 +239,9 @@ GPTQ = "gptq:bits=4,clip_sigmas=6"
 def calibrate_as_rank(world: World, folder: Path) -> None:
     module, batches, loss = small_gpt()
     known = birdie.calibrate(module, batches, loss, blockwise=folder / "work", world=world)
-    summary = write_model(module, folder / "two.birdie", scheme=GPTQ, coder="fast", calibration=known, world=world)
+    summary = write_model(
+        module, folder / "two.birdie", SaveOptions(scheme=GPTQ, coder="fast", calibration=known), world=world
+    )
     torch.save(summary.error, folder / f"error.{world.rank}")
     mine = vectors()[world.rank :: world.size]
     measured = calibrate_blockwise(Bank(), mine, project, folder / "banks", world=world)

@@ -49,8 +49,7 @@ def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -
 
 
 def test_the_default_coder_makes_the_smallest_file(tmp_path: Path) -> None:
-    assert len(DEFAULTS) == 3
-    assert set(DEFAULTS.values()) == {"auto"}
+    assert set(DEFAULTS) == {"auto"}
     sizes = [birdie.save(small_model(), tmp_path / "x.birdie", coder=coder).bytes for coder in ("auto", "max", "fast")]
     assert sizes[0] == sizes[1] < sizes[2]
 
@@ -162,8 +161,6 @@ def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
     [
         ({"quality": 0.01}, "quality"),
         ({"calibration": ()}, "calibration is not"),
-        ({"budget": 100, "bits": 3}, "one of them"),
-        ({"lossless": True, "budget": 100}, "lossless"),
         ({"scheme": "int6", "budget": 10_000}, "nothing to choose"),
         ({"scheme": "int66"}, "66"),
         ({"scheme": [("nothing", "int6")]}, "matches no tensor"),

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import birdie
 from birdie.artifact.summary import Summary
@@ -111,3 +112,32 @@ def test_what_could_not_be_quantized_is_said() -> None:
     assert saved(state)[0].otherwise == ("subnormal", "norm.weight")
     assert saved(state, scheme=[("w", "lossless")])[0].otherwise == ("subnormal", "norm.weight")
     assert saved(state, lossless=True)[0].otherwise == saved(state, bits=40)[0].otherwise == ()
+
+
+class Shifted(nn.Module):
+    """A layer and a long vector that ends within a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(40, 30)
+        self.flat = nn.Parameter(0.02 * torch.randn(5003))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x)
+        return outputs + self.flat[:30] + self.flat[-30:]
+
+
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}], ids=str)
+def test_a_calibrated_vector_with_a_tail_is_measured_and_loaded(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Shifted()
+    batches = [(torch.randn(8, 40), torch.randn(8, 30)) for _ in range(4)]
+    file = BytesIO()
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    summary, flat = birdie.save(model, file, calibration=(model, batches, loss), **settings), model.flat.detach()
+    assert summary.error is not None
+    assert summary.error < 0.01
+    assert float((birdie.load(file.getvalue())["flat"] - flat).norm() / flat.norm()) < 0.3

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import birdie
 from birdie.artifact.folders import write_folder
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.repack import write_checkpoint
 from birdie.artifact.save import write_model
 from birdie.checkpoints.checkpoint import open_checkpoint
@@ -240,7 +241,7 @@ def test_weights_in_every_place_come_back_or_are_named(layout: str, tmp_path: Pa
     folder = open_checkpoint(source)
     assert folder.metadata["weights"].keys() == components
     assert folder.left_out.keys() == left_out
-    write_checkpoint(folder, file, lossless=True)
+    write_checkpoint(folder, file, SaveOptions(lossless=True))
     write_folder(file, target)
     again = open_checkpoint(target)
     assert again.content.keys() == folder.content.keys()
@@ -383,7 +384,7 @@ def test_weights_in_a_dict_of_a_file_come_back_in_it_and_are_named(keys: tuple[s
     folder = open_checkpoint(tmp_path)
     assert folder.taken == ((f"head.ckpt: {'.'.join(keys)}",) if keys else ())
     assert folder.left_out.keys() == {f"head.ckpt: {'/'.join((*keys[:depth], 'step'))}" for depth in range(len(keys))}
-    write_checkpoint(folder, tmp_path / "x.birdie", lossless=True)
+    write_checkpoint(folder, tmp_path / "x.birdie", SaveOptions(lossless=True))
     write_folder(tmp_path / "x.birdie", tmp_path / "target")
     back = torch.load(tmp_path / "target" / "head.ckpt")
     for depth in range(len(keys)):
@@ -517,7 +518,7 @@ def test_a_folder_that_birdie_wrote_is_replaced_as_a_file_of_its_kind_is(
 ) -> None:
     for number, most in enumerate(shards):
         file = tmp_path / f"{number}.birdie"
-        write_model(tensors(number), file, lossless=True, files={"config.json": b"{}", "a/b.txt": b"c"})
+        write_model(tensors(number), file, SaveOptions(lossless=True), files={"config.json": b"{}", "a/b.txt": b"c"})
         write_folder(file, tmp_path / "target", max_shard_bytes=most)
         assert all(
             torch.equal(read_state_dict(tmp_path / "target")[name], one) for name, one in tensors(number).items()
@@ -544,7 +545,7 @@ def test_the_folder_that_a_file_was_made_of_is_never_replaced(tmp_path: Path) ->
 def test_a_model_folder_keeps_what_birdie_did_not_write(tmp_path: Path) -> None:
     sharded(tmp_path / "target")
     names = sorted(path.name for path in (tmp_path / "target").iterdir())
-    write_model(tensors(5), tmp_path / "x.birdie", lossless=True, files={"config.json": b"{}"})
+    write_model(tensors(5), tmp_path / "x.birdie", SaveOptions(lossless=True), files={"config.json": b"{}"})
     with pytest.raises(OutputError, match="has content"):
         write_folder(tmp_path / "x.birdie", tmp_path / "target")
     write_folder(tmp_path / "x.birdie", tmp_path / "target", overwrite=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 import birdie
 from birdie.artifact import container
 from birdie.artifact.codes import SCHEMES
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.artifact.write import Beside
 from birdie.checkpoints import pytree
@@ -126,7 +127,7 @@ def saved(path: Path) -> container.Reader:
         mock.patch.object(lossless, "may_repeat", return_value=False),
         mock.patch.object(lossless, "search", return_value=None),
     ):
-        write_model(tensors, path, scheme=RULES, tree=skeleton, coder="max")
+        write_model(tensors, path, SaveOptions(scheme=RULES, coder="max"), tree=skeleton)
     return container.Reader(path.read_bytes())
 
 

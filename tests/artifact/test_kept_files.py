@@ -13,6 +13,7 @@ import birdie
 from birdie.artifact import container, kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.errors import ArtifactError, ConfigError
 
@@ -60,11 +61,11 @@ def test_any_files_come_back_and_the_order_does_not_matter(files: dict[str, byte
 
 def test_they_count_against_a_budget(tmp_path: Path) -> None:
     noise = {"noise.txt": torch.randint(0, 256, (3000,), dtype=torch.uint8).numpy().tobytes()}
-    summary = write_model(state(), tmp_path / "x.birdie", budget=5000, files=noise)
+    summary = write_model(state(), tmp_path / "x.birdie", SaveOptions(budget=5000), files=noise)
     assert 4900 <= summary.bytes <= 5000
     assert summary.file_bytes >= 3000
     with pytest.raises(birdie.BudgetError):
-        write_model(state(), tmp_path / "y.birdie", budget=3000, files=noise)
+        write_model(state(), tmp_path / "y.birdie", SaveOptions(budget=3000), files=noise)
 
 
 def test_no_file_has_the_name_of_the_folder_of_another(tmp_path: Path) -> None:

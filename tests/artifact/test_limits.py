@@ -14,6 +14,7 @@ from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Stream
 from birdie.artifact.file import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
 from birdie.artifact.folders import write_folder
+from birdie.artifact.options import Limits
 from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.checkpoints import limits
@@ -173,10 +174,10 @@ def test_what_is_written_under_each_name_counts_under_each_name(
 ) -> None:
     size = aliases(tmp_path / "x.birdie", 40)
     assert (tmp_path / "x.birdie").stat().st_size < 120
-    writer(tmp_path / "x.birdie", tmp_path / "sound", max_bytes=41 * size)
+    writer(tmp_path / "x.birdie", tmp_path / "sound", Limits(max_bytes=41 * size))
     monkeypatch.setattr("birdie.entropy.coder.decode", None)
     with pytest.raises(ArtifactError, match=f"{41 * size:,} bytes .* {41 * size - 1:,} allowed"):
-        writer(tmp_path / "x.birdie", tmp_path / "refused", max_bytes=41 * size - 1)
+        writer(tmp_path / "x.birdie", tmp_path / "refused", Limits(max_bytes=41 * size - 1))
     assert not (tmp_path / "refused").exists()
 
 

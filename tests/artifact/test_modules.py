@@ -136,7 +136,7 @@ def test_quantization_in_place_is_that_of_a_file(kind: str, tmp_path: Path) -> N
     module, other = MODULES[kind](), MODULES[kind]()
     birdie.save(module, tmp_path / "m.birdie", scheme="int6")
     birdie.load(tmp_path / "m.birdie", into=module)
-    birdie.quantize_(other, "int6")
+    birdie.quantize_(other, scheme="int6")
     assert all(map(torch.equal, values(other), values(module)))
 
 

@@ -105,15 +105,15 @@ def test_sorted_units_leave_the_function_as_it_is() -> None:
     model = seeded(Tied).eval()
     ids = batches()[0]
     logits, bias = model(ids), model.get_parameter("layers.0.bias").detach().clone()
-    birdie.quantize_(model, [("*", "lossless")], calibration=(model, batches(), loss))
+    birdie.quantize_(model, scheme=[("*", "lossless")], calibration=(model, batches(), loss))
     assert not torch.equal(model.get_parameter("layers.0.bias"), bias)  # units moved
     torch.testing.assert_close(model(ids), logits)
 
 
 def test_a_wrapped_module_is_quantized_inside() -> None:
     model, other = seeded(Tied), seeded(Tied)
-    birdie.quantize_(nn.DataParallel(model), "int4")
-    birdie.quantize_(other, "int4")
+    birdie.quantize_(nn.DataParallel(model), scheme="int4")
+    birdie.quantize_(other, scheme="int4")
     require_same(model, other)
 
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import birdie
+from birdie.artifact.options import Limits
 from birdie.artifact.to_safetensors import DTYPES, to_safetensors
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app
@@ -30,7 +31,7 @@ def state() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_file_is_that_of_the_library(tmp_path: Path, workers: int) -> None:
     birdie.save(dict(sorted(state().items())), tmp_path / "x.birdie", lossless=True)
-    to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", workers=workers)
+    to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", Limits(workers=workers))
     tensors = {name: tensor.clone() for name, tensor in state().items()}
     save_file(tensors, tmp_path / "y.safetensors", {"format": "pt"})
     assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()

@@ -15,6 +15,7 @@ from torch import Tensor
 import birdie
 from birdie.artifact.base import Base
 from birdie.artifact.folders import write_folder
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.repack import write_checkpoint
 from birdie.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from birdie.cli import main
@@ -208,7 +209,9 @@ def test_every_distribution_of_tensors_over_shards_comes_back(
             elif name in copies:
                 tensors[name] = -model[name]
     index = write(folder / "in", shards, where, "safetensors")
-    write_checkpoint(open_checkpoint(folder / "in", complete=True), folder / "x.birdie", lossless=True, coder="fast")
+    write_checkpoint(
+        open_checkpoint(folder / "in", complete=True), folder / "x.birdie", SaveOptions(lossless=True, coder="fast")
+    )
     write_folder(folder / "x.birdie", folder / "out")
     assert files_of(folder / "out").keys() == files_of(folder / "in").keys()
     assert (folder / "out" / index.name).read_bytes() == index.read_bytes()

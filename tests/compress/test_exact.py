@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import birdie
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.compress.exact import FEW, FEW_OF_LARGE, LARGE
 from birdie.compress.state import ModelState
@@ -195,4 +196,4 @@ def test_a_budget_that_integers_and_files_make_impossible_says_so() -> None:
     state = {"q.codes": torch.randint(256, (64, 160), generator=numbers, dtype=torch.uint8), "q.scales": gaussian(64)}
     files = {"tokenizer.json": bytes(torch.randint(256, (8_000,), generator=numbers, dtype=torch.uint8).tolist())}
     with pytest.raises(BudgetError, match=r"kept files and metadata 8,\d{3}, integers .* 10,\d{3} .*quantized already"):
-        write_model(state | {"w": gaussian(64, 64)}, io.BytesIO(), budget=18_000, files=files)
+        write_model(state | {"w": gaussian(64, 64)}, io.BytesIO(), SaveOptions(budget=18_000), files=files)

@@ -19,9 +19,10 @@ from birdie.compress import tuning
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate import tuned as by_parts
-from birdie.compress.rate.jobs import Job
+from birdie.compress.rate.job import Fixed, Numbers
 from birdie.compress.rate.search import Fit, fit_rest
 from birdie.compress.rate.tuned import in_parts, without_subnormals
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tuning import Done, Tuner, is_mixable, mixed, smaller
 from birdie.errors import BudgetError, ConfigError, DataError
 
@@ -290,7 +291,8 @@ def test_what_cannot_be_tuned_stays_as_it_is() -> None:
 
 @given(sizes=st.lists(st.integers(1, 1000), max_size=30), parts=st.integers(1, 8))
 def test_parts_hold_every_matrix_once_small_ones_first(sizes: list[int], parts: int) -> None:
-    jobs = [Job(str(index), torch.empty(size), "searched", None, torch.empty(0)) for index, size in enumerate(sizes)]
+    tensors = {str(index): torch.empty(size) for index, size in enumerate(sizes)}
+    jobs = [Fixed(numbers=Numbers(name, one, one), scheme=Lossless()) for name, one in tensors.items()]
     split = in_parts(jobs, parts)
     assert len(split) <= parts
     assert all(split)

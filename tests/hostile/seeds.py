@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from birdie.artifact import container, repack
 from birdie.artifact.container import ALIAS, Entry, Stream
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import save as save_file
 from birdie.artifact.save import write_model
 from birdie.compress import registry, row_blocks
@@ -265,8 +266,8 @@ def in_blocks() -> list[Seed]:
     files = {"config.json": b'{"a": 1}', "tokenizer/vocab.txt": b"a b c " * 20}
     with mock.patch.object(row_blocks, "LARGE", 300), mock.patch.object(row_blocks, "_BLOCK", CHUNK):
         return [
-            written(partial(write_model, tensors, workers=1, files=files, **how))
-            for how in ({"lossless": True}, {"scheme": "int6", "coder": "fast"})
+            written(partial(write_model, tensors, options=options, files=files))
+            for options in (SaveOptions(lossless=True, workers=1), SaveOptions(scheme="int6", coder="fast", workers=1))
         ]
 
 

@@ -24,6 +24,7 @@ from birdie.artifact import container, kept_files, repack
 from birdie.artifact.container import DELTA
 from birdie.artifact.file import DTYPES
 from birdie.artifact.load import load
+from birdie.artifact.options import Limits
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.chain.link_content import restore
 from birdie.checkpoints import pytree as tree
@@ -168,7 +169,7 @@ def _convert(path: Path) -> None:
     """Write the file as safetensors, if it can be."""
     converted = path.with_suffix(".safetensors")
     with contextlib.suppress(ArtifactError, WeightsError):
-        to_safetensors(path, converted, max_bytes=MAX_BYTES, workers=1)
+        to_safetensors(path, converted, Limits(max_bytes=MAX_BYTES, workers=1))
         with converted.open("rb") as file:
             header = 8 + int.from_bytes(file.read(8), "little")
         if (written := converted.stat().st_size - header) > MAX_BYTES:

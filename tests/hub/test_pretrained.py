@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import birdie
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import BirdieError, ConfigError
@@ -119,7 +120,7 @@ def difference(folder: Path) -> Path:
     """Return a file of differences of a folder."""
     weights, config = {"w": torch.randn(30, 30)}, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     files = {"config.json": json.dumps(config).encode()}
-    write_model({"w": weights["w"] + 1e-4}, folder / "x.birdie", files=files, lossless=True, base=weights)
+    write_model({"w": weights["w"] + 1e-4}, folder / "x.birdie", SaveOptions(lossless=True, base=weights), files=files)
     return folder / "x.birdie"
 
 
@@ -197,7 +198,7 @@ def test_a_file_without_one_of_the_weights_is_one_sentence(tmp_path: Path) -> No
     del state[name := "model.layers.0.mlp.up_proj.weight"]
     config = (tmp_path / "model" / "config.json").read_bytes()
     file = tmp_path / "x.birdie"
-    write_model(state, file, lossless=True, files={"config.json": config})
+    write_model(state, file, SaveOptions(lossless=True), files={"config.json": config})
     for lazy, words in (
         (False, f"the file lacks 1 of the weights of LlamaForCausalLM, {name}"),
         (True, f"missing: {name}"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import birdie
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, DataError
@@ -64,7 +65,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, tmp_path: Path) -> Non
 def test_the_card_of_a_fine_tune_names_its_base(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
     file = tmp_path / "tuned.birdie"
-    write_model({"w": base["w"] + 1e-4}, file, files={"config.json": b"{}"}, lossless=True, base=base)
+    write_model({"w": base["w"] + 1e-4}, file, SaveOptions(lossless=True, base=base), files={"config.json": b"{}"})
     assert run("hub", "push", file, "user/tuned", "--base-model", "user/base") == 0
     card = hub.repositories["user/tuned"]["README.md"].decode()
     assert card.startswith("---\nlibrary_name: birdie\ntags: [birdie, compressed]\nbase_model: user/base\n---\n")

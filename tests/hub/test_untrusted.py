@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import birdie
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.cli import main
 from birdie.errors import ConfigError
@@ -70,7 +71,10 @@ def hostile(folder: Path, changes: dict[str, Any]) -> tuple[Any, Path]:
     config = json.loads((folder / "model" / "config.json").read_text()) | changes
     (folder / "model" / "config.json").write_text(json.dumps(config))
     write_model(
-        model.state_dict(), folder / "x.birdie", lossless=True, files={"config.json": json.dumps(config).encode()}
+        model.state_dict(),
+        folder / "x.birdie",
+        SaveOptions(lossless=True),
+        files={"config.json": json.dumps(config).encode()},
     )
     return model, folder / "x.birdie"
 

@@ -30,6 +30,7 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact import save as saving
 from birdie.artifact.links import link_paths
+from birdie.artifact.options import SaveOptions
 from birdie.chain.chain import Chain
 from birdie.chain.checkpoint_series import series
 from birdie.chain.link_content import restore
@@ -61,7 +62,7 @@ def integers(low: int, high: int, *shape: int) -> Tensor:
 
 def write_model(path: Path) -> None:
     """An alias, kept files, metadata, a budget, the order of the state dict."""
-    saving.write_model(small_model(), path, bits=4, metadata=TITLE, files=FILES)
+    saving.write_model(small_model(), path, SaveOptions(bits=4, metadata=TITLE), files=FILES)
 
 
 def write_coders(path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import birdie
+from birdie.artifact.options import SaveOptions
 from birdie.artifact.repack import write_checkpoint
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.errors import WeightsError
@@ -81,11 +82,11 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error(
     output = tmp_path / "x.birdie"
     if change is written_in_place:
         with source.mapped(), pytest.raises(WeightsError, match=r"another process wrote to .*x\.(safetensors|pt)"):
-            write_checkpoint(source, output, progress=progress, **settings)
+            write_checkpoint(source, output, SaveOptions(progress=progress, **settings))
         assert not output.exists()
     else:
         with source.mapped():
-            write_checkpoint(source, output, progress=progress, **settings)
+            write_checkpoint(source, output, SaveOptions(progress=progress, **settings))
         if "lossless" in settings:
             assert torch.equal(birdie.load(output)["w"], weight)
     assert changed

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from birdie.compress.quantized import fits_exact, is_smaller_exact
 from birdie.compress.rate.target import Target
-from birdie.compress.registry import parse_spec, register
+from birdie.compress.registry import is_spec, parse_spec, register
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
@@ -216,6 +216,28 @@ def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
 
 def _scheme(spec: str | Scheme) -> Scheme:
     return parse_spec(spec) if isinstance(spec, str) else spec
+
+
+def schemes_of(texts: Sequence[str]) -> str | list[tuple[str, str]]:
+    """Return the schemes that flags SPEC or PATTERN=SPEC stand for; of several, SPEC is the rule for the rest."""
+    general = [text for text in texts if is_spec(text)]
+    if len(general) > 1:
+        raise ConfigError(
+            f"--scheme {general[0]} and --scheme {general[1]} are both for all matrices; keep one of them, or write "
+            f"--scheme 'PATTERN={general[0]}'"
+        )
+    if len(texts) == 1 and general:
+        return general[0]
+    return [_rule(text) for text in texts if text not in general] + [("*", text) for text in general]
+
+
+def _rule(text: str) -> tuple[str, str]:
+    pattern, equals, spec = text.partition("=")
+    if not equals or ":" in pattern:
+        parse_spec(text)  # names the nearest spec
+    if not pattern or not spec:
+        raise ConfigError(f"--scheme {text!r} is not SPEC or PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")
+    return pattern, spec
 
 
 def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:

@@ -6,9 +6,8 @@ else ───► the difference encoded as a weight is, or as a product (birdie
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,16 +16,14 @@ from birdie.compress import difference
 from birdie.compress.coding import estimate
 from birdie.compress.near import Components, Weights, cheaper
 from birdie.compress.nested import inner_decoder
+from birdie.compress.rate.job import Alone, Delta, Job, Numbers, Searched, digest
 from birdie.compress.row_blocks import row_blocks
-from birdie.compress.scheme import Encoded
+from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, rows_columns
 from birdie.system.mapped import release
-
-if TYPE_CHECKING:
-    from birdie.compress.rate.jobs import Job
 
 _SAMPLE = 1 << 13  # elements of a tensor whose difference is tried
 _LEAST_SAMPLED = 1 << 18  # elements of a tensor of which a sample is tried first
@@ -34,60 +31,97 @@ _WORTH = 0.98  # bytes of a difference over those of the tensor, up to which it 
 _FAR_SMALLER = 8  # times that all of a difference must be smaller than a small tensor to take eight bits
 
 
-def with_base(job: "Job", base: Callable[[slice], Tensor]) -> "Job":
-    """Return the job with a base, if the difference is smaller than the tensor.
+@dataclass(frozen=True, slots=True)
+class Based(Job):
+    """A tensor that is encoded as its difference to another.
+
+    Attributes:
+        numbers: the differences.
+        job: that encodes them as if they were the tensor.
+        components: of the differences, if they may be stored as a product.
+    """
+
+    numbers: Delta
+    job: Alone
+    components: Callable[[], Components] | None = None
+
+    @classmethod
+    def of(cls, job: Alone) -> "Based":
+        """Return the job with a base; with components, if it is searched and encoded in one block."""
+        delta = job.numbers
+        assert isinstance(delta, Delta)
+        if not isinstance(job, Searched) or job.weight.ndim < 2 or job.blocks != [slice(None)]:
+            return cls(delta, job)
+
+        @cache
+        def compute() -> Components:
+            weights = Weights.of(job.sensitivity, job.factors.row_weight)
+            return Components.of(finite_rows(job.name, delta.values()), weights)
+
+        return cls(delta, job, compute)
+
+    @property
+    def alone(self) -> Alone:
+        """The job without regard to a base."""
+        return self.job
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether rows are encoded without regard to others."""
+        return self.job.by_rows
+
+    def encode(self, rows: slice, exponent: float, *, draft: bool = False) -> Encoded:
+        """Encode some rows given those of the base."""
+        weight, base = self.numbers.rows(rows), self.numbers.base_of(rows)
+        job, values = self.job, self.numbers.values(rows)
+        if isinstance(job.scheme, Lossless) or not bool(values.any()):
+            return _exact(self.name, weight, base)
+        if self.components is None or not isinstance(job, Searched):
+            return difference.near(weight, base, job.encode_values(values, rows, exponent, draft=draft))
+
+        def direct() -> Encoded:
+            return job.encode_values(values, rows, exponent, draft=False)
+
+        scale = 2.0 ** (exponent + job.unit)
+        return cheaper(self.name, weight, base, values, direct, self.components(), job.own_trellis, scale)
+
+    def key(self, rows: slice, exponent: float) -> str:
+        """Return a digest of the rows, of those of the base, and of all settings that their encoding depends on."""
+        return digest(self.job.key(rows, exponent), self.numbers.base_of(rows))
+
+    def with_tensor(self, tensor: Tensor) -> "Based":
+        """Return the job of other values and the same base; exponents mean the same."""
+        return Based.of(self.job.with_tensor(tensor))
+
+    def lossless(self) -> "Based":
+        """Return the job that keeps every bit."""
+        return Based.of(self.job.lossless())
+
+
+def against(numbers: Numbers, scheme: Scheme | None, base: Callable[[slice], Tensor]) -> tuple[Numbers, Scheme | None]:
+    """Return the differences of a tensor to a base and their scheme, if they are smaller than the tensor, else these.
 
     What 16 bits would hold takes eight bits of a difference that is far smaller.
     """
-    based = replace(job, base=base)
-    if not based.is_near:
-        return based
-    fits = job.scheme is None or (inner_decoder(job.scheme.decoder.name) and not job.scheme.by_axes)
-    if not (fits and job.tensor.is_floating_point()):
-        return job
+    delta = Delta(numbers.name, numbers.tensor, numbers.weight, base)
+    if isinstance(scheme, Lossless):
+        return delta, scheme
+    fits = scheme is None or (inner_decoder(scheme.decoder.name) and not scheme.by_axes)
+    if not (fits and numbers.tensor.is_floating_point()):
+        return numbers, scheme
     largest = square = power = 0.0
-    for rows in row_blocks(job.weight):
-        weight, numbers = job.rows(rows), based.values(rows)
-        largest = max(largest, float(numbers.abs().max()))
-        square += float(numbers.square().sum(dtype=torch.float64))
+    for rows in row_blocks(numbers.weight):
+        weight, values = numbers.rows(rows), delta.values(rows)
+        largest = max(largest, float(values.abs().max()))
+        square += float(values.square().sum(dtype=torch.float64))
         power += float(weight.detach().float().square().sum(dtype=torch.float64))
         release(weight)
     if not square < power:  # nor if a number is not finite
-        return job
-    if isinstance(job.scheme, Cast):
-        small = largest * _FAR_SMALLER <= math.sqrt(power / job.weight.numel())
-        return replace(based, scheme=Grid(bits=8)) if small else job
-    return based
-
-
-def with_components(job: "Job") -> "Job":
-    """Return the job with the components of its difference, if it is searched and encoded in one block."""
-    if job.scheme is not None or job.weight.ndim < 2 or job.blocks != [slice(None)]:
-        return job
-
-    @cache
-    def compute() -> Components:
-        assert job.factors is not None
-        weights = Weights.of(job.sensitivity, job.factors.row_weight)
-        return Components.of(finite_rows(job.name, job.values()), weights)
-
-    return replace(job, components=compute)
-
-
-def encode(job: "Job", rows: slice, exponent: float, *, draft: bool) -> Encoded:
-    """Encode some rows given those of the base; arguments as of `Job.encode`."""
-    weight, base = job.rows(rows), job.base_of(rows)
-    numbers = job.values(rows)
-    if not job.is_near or not bool(numbers.any()):
-        return _exact(job.name, weight, base)
-    if job.components is None:
-        return difference.near(weight, base, job.alone(numbers, rows, exponent, draft=draft))
-
-    def direct() -> Encoded:
-        return job.alone(numbers, rows, exponent, draft=False)
-
-    scale = 2.0 ** (exponent + job.unit)
-    return cheaper(job.name, weight, base, numbers, direct, job.components(), job.own_trellis, scale)
+        return numbers, scheme
+    if isinstance(scheme, Cast):
+        small = largest * _FAR_SMALLER <= math.sqrt(power / numbers.weight.numel())
+        return (delta, Grid(bits=8)) if small else (numbers, scheme)
+    return delta, scheme
 
 
 def pays(weight: Tensor, base: Tensor) -> bool:

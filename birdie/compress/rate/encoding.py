@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from birdie.compress.coding import Coded, Quantized, code, estimate, join_parts
-from birdie.compress.rate.jobs import IN_FLIGHT, Job
+from birdie.compress.rate.job import Job
+from birdie.compress.rate.jobs import IN_FLIGHT
 from birdie.compress.scheme import Blocks
 from birdie.compress.state import EncodedState
 from birdie.entropy.hints import Effort

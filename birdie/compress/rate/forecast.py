@@ -23,7 +23,8 @@ from birdie.compress.coding import Coded, code, join_parts
 from birdie.compress.coding import estimate as estimate_bytes
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.encoding import Coder
-from birdie.compress.rate.jobs import FINEST, Job, Jobs, assignments, jobs_of
+from birdie.compress.rate.job import Job, Searched
+from birdie.compress.rate.jobs import FINEST, Jobs, assignments, jobs_of
 from birdie.compress.rate.search import TINY, TOLERANCE
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState
@@ -96,8 +97,7 @@ class Forecaster:
         """Return the forecast of a file of at most so many bytes."""
         if self._lossless is None:
             jobs = self._jobs_of(self.assignment)
-            rules = [job for job in jobs.by_name.values() if job.role == "rule"]
-            self._lossless = self._measure([*rules, *jobs.lossless()])
+            self._lossless = self._measure([*jobs.rules, *jobs.lossless()])
         exact = replace(self._forecast(self._lossless), lossless=True)
         if exact.bytes <= budget:
             return exact
@@ -164,7 +164,7 @@ class Forecaster:
         kinds: dict[Hashable, list[Job]] = {}
         for job in jobs:
             layers = re.sub("[0-9]+", "0", job.name)
-            kinds.setdefault((job.scheme, job.tensor.dtype, job.weight.shape, layers), []).append(job)
+            kinds.setdefault((job.alone.scheme, job.tensor.dtype, job.weight.shape, layers), []).append(job)
         figures: dict[str, _Figures] = {}
         with ThreadPoolExecutor(self.coder.workers or os.cpu_count()) as pool:
             for alike in kinds.values():
@@ -263,7 +263,7 @@ def _spread(jobs: Sequence[Job], count: int) -> list[Job]:
 
 def _has_rows(job: Job) -> bool:
     """Return whether some rows of a job tell about the others."""
-    return job.weight.ndim > 1 and job.transform is None and (job.scheme is None or job.scheme.by_rows)
+    return job.weight.ndim > 1 and (isinstance(job, Searched) or job.by_rows)
 
 
 def _figures(job: Job, look: _Look, coded: bool) -> _Figures:
@@ -293,9 +293,9 @@ def _figures_of_block(job: Job, rows: slice, look: _Look, coded: bool) -> _Figur
     step = height // _PARTS
     starts = [(rows.start or 0) + int((index + 0.5) * count / _PARTS - step / 2) for index in range(_PARTS)]
     parts = [slice(start, start + step) for start in starts]
-    more = _encode(job.cut(parts), slice(None), look, coded)
+    more = _encode(job.alone.cut(parts), slice(None), look, coded)
     halves = [slice(part.start, part.start + step // 2) for part in parts]
-    less = _encode(job.cut(halves), slice(None), look, True) if coded else None
+    less = _encode(job.alone.cut(halves), slice(None), look, True) if coded else None
     left = count / (_PARTS * step) - 1  # rows that are not looked at, in units of those that are
     lengths = [stream.length for stream in more.coded.streams]
     unit = step / (step - step // 2)
@@ -329,7 +329,7 @@ def _encode(job: Job, rows: slice, look: _Look, coded: bool) -> _Figures:
         streams = tuple(_Expected(0, b"", length) for length in lengths)
         result = Coded(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, streams)
     error = square = 0.0
-    if not isinstance(job.scheme, Lossless):
+    if not isinstance(job.alone.scheme, Lossless):
         values = job.rows(rows).detach().double().reshape(-1)
         error = float((registry.decode(encoded).double().reshape(-1) - values).square().sum())
         square = float(values.square().sum())

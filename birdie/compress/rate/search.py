@@ -134,7 +134,7 @@ def fit_rest(jobs: Jobs, coder: Coder, budget: int, encoded: Mapping[str, Quanti
         start: exponent to begin with.
     """
     coded = coder.coded(EncodedState(dict(encoded), {})).tensors
-    rest = {name: job if name not in coded else replace(job, role="rule") for name, job in jobs.by_name.items()}
+    rest = {name: job for name, job in jobs.by_name.items() if name not in coded}
     return _Search(replace(jobs, by_name=rest), coder, budget, coded).run(start)  # type: ignore[arg-type]
 
 

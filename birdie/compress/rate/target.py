@@ -15,7 +15,7 @@ from birdie.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of compression: at most one field is set; without any, schemes keep the precision of their options.
+    """Target of compression, one of its fields; without any, schemes keep the precision of their options.
 
     Attributes:
         budget: bytes the file may have.
@@ -31,11 +31,6 @@ class Target:
     lossless: bool = False
 
     def __post_init__(self) -> None:
-        targets = [name for name in ("budget", "bits", "quality") if getattr(self, name) is not None]
-        if len(targets) > 1:
-            raise ConfigError("budget, bits and quality each set the size; give one of them")
-        if targets and self.lossless:
-            raise ConfigError(f"lossless keeps every bit, so it takes no {targets[0]}; drop one of the two")
         if self.bits is not None and not _is_number(self.bits, 64):
             raise ConfigError(f"bits={self.bits!r} per weight is out of range; choose more than 0 and at most 64")
         if self.quality is not None and not _is_number(self.quality, math.inf):

@@ -23,7 +23,8 @@ from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import Quantized
 from birdie.compress.rate.encoding import Coder
-from birdie.compress.rate.jobs import Job, Jobs
+from birdie.compress.rate.job import Delta, Fixed, Free, Job
+from birdie.compress.rate.jobs import Jobs
 from birdie.compress.rate.search import Fit, fit_rest
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
@@ -105,7 +106,7 @@ def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: Calibra
 
 def _keeps_its_value(job: Job) -> bool:
     """Return whether a tensor is lossless because 16 bits are not precise enough, not because they save little."""
-    return isinstance(job.scheme, Lossless) and not isinstance(small_scheme(job.tensor), Cast)
+    return isinstance(job.alone.scheme, Lossless) and not isinstance(small_scheme(job.tensor), Cast)
 
 
 class _ByParts:
@@ -124,10 +125,10 @@ class _ByParts:
             for name in tuner.tunable(jobs.by_name)
             if name not in jobs.assignment.exact and not _keeps_its_value(jobs.by_name[name])
         ]
-        self.small = [job for job in changing if job.role in ("small", "reserve") or isinstance(job.scheme, Cast)]
+        self.small = [job for job in changing if self._is_small(job)]
         self._small = {job.name for job in self.small}
         matrices = [job for job in changing if job.name not in self._small]
-        searched, pinned = ([job for job in matrices if (job.role == "searched") is free] for free in (True, False))
+        searched, pinned = ([job for job in matrices if isinstance(job.alone, Free) is free] for free in (True, False))
         # what a rule names comes first: the last part has to meet the target
         self.parts = [*([pinned] if searched and pinned else []), *in_parts(searched or pinned, PARTS)]
 
@@ -156,17 +157,22 @@ class _ByParts:
         encoded |= coder.encode(small, exponent)
         current = jobs.continued({job.name: self._now(job).tensor for job in last})
         rest_of = [current.by_name[job.name] for job in last]
-        if budget is None or not any(job.role == "searched" for job in rest_of):
+        if budget is None or not any(isinstance(job.alone, Free) for job in rest_of):
             return Fit(jobs.state({**encoded, **coder.encode(rest_of, exponent)}), 0, 2.0**exponent)
         return fit_rest(current, coder, budget, encoded, exponent)
 
     def _now(self, job: Job) -> Job:
         """Return the job of the trained tensor: by its rule, or as small tensors are stored."""
         tensor = self.tuner.value(job.name).reshape(job.tensor.shape).to(job.tensor.dtype)
-        if job.name not in self._small or job.role == "rule" or job.base is not None:
+        is_ruled = job.name in self.jobs.assignment.settled or isinstance(job.numbers, Delta)
+        if job.name not in self._small or is_ruled or not isinstance(job, Fixed):
             return job.with_tensor(tensor)
-        tensor = without_subnormals(tensor, job.tensor)
-        return replace(job.with_tensor(tensor), scheme=small_scheme(tensor))
+        return replace(job, by_size=True).with_tensor(without_subnormals(tensor, job.tensor))
+
+    def _is_small(self, job: Job) -> bool:
+        """Return whether a tensor is too small for a search, or has 16 bits by a rule."""
+        settled = self.jobs.assignment.settled
+        return isinstance(job.alone, Fixed) and (job.name not in settled or isinstance(job.alone.scheme, Cast))
 
     def _share(self, end: float, parts: int, shown: float, more: float) -> Done:
         """Return the clock of a part's training, which gets an equal share of the time that is left, and shows it."""

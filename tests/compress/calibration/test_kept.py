@@ -56,7 +56,7 @@ def again(module: nn.Module) -> nn.Module:
 def quantized(module: nn.Module) -> None:
     """Quantize a copy, whose buffers stay."""
     twin = copy.deepcopy(module) if "middle" not in vars(module)["_modules"] else again(module)
-    birdie.quantize_(twin, "int6", calibration=(twin, batches(), loss))
+    birdie.quantize_(twin, scheme="int6", calibration=(twin, batches(), loss))
     for (name, one), (_, other) in zip(module.named_buffers(), twin.named_buffers(), strict=True):
         assert torch.equal(bits(one), bits(other)), name
 

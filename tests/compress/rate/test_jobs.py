@@ -188,7 +188,8 @@ def test_settled_tensors_are_encoded_by_their_scheme_at_any_exponent() -> None:
     weights = {"a": gaussian(8, 8), "b": gaussian(64, 64), "c": torch.arange(5), "d": gaussian(9)}
     assignment = Assignment(weights, {"e": "a"}, {"a": Grid(bits=4)}, {"c": Lossless()}, free=("b",), reserve=("d",))
     jobs, coder = jobs_of(assignment), Coder("fast")
-    assert [job.role for job in jobs.by_name.values()] == ["rule", "searched", "small", "reserve"]
+    assert [job.name for job in jobs.searched] == ["b"]
+    assert [job.name for job in jobs.rules] == ["a"]
     fine, coarse = (jobs.state(coder.code([*jobs.by_name.values()], exponent)) for exponent in (-3.0, 0.0))
     lossless = coder.code(jobs.lossless())
     assert [tensor.scheme for tensor in fine.tensors.values()] == ["grid", "trellis", "lossless", "cast"]

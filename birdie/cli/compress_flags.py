@@ -1,0 +1,174 @@
+"""Flags of `birdie compress`: the options of `birdie.save`, those of the command, and what they combine with."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from birdie.artifact.options import COMBINATIONS, SaveOptions, given
+from birdie.cli.console import Json, Overwrite
+from birdie.errors import ConfigError
+from birdie.system.combinations import Excludes, Needs, Rule, require
+from birdie.system.keywords import checked
+
+_LOSSY = ("budget", "bits", "quality", "scheme", "calibration", "tune")
+_CHAIN = Excludes(
+    "full_every", (*_LOSSY, "base", "weights_only", "key", "keep", "dry_run"), "stores checkpoints of a run losslessly"
+)
+RULES: tuple[Rule, ...] = (
+    *COMBINATIONS,
+    _CHAIN,
+    Needs("blockwise", ("data",), "calibrates one block of the model at a time"),
+    Needs("calibration_data", ("data",), "is about a calibration"),
+    Needs("calibration_tokens", ("data",), "is about a calibration"),
+    Needs("calibration_folder", ("data",), "keeps a calibration"),
+    Needs("calibration_folder", ("blockwise",), "keeps a calibration block by block"),
+    Excludes("tune", ("blockwise",), "keeps the complete model in memory"),
+    Excludes("dry_run", ("quality", "tune", "base"), "has no forecast of that"),
+)
+"""Combinations of flags that are refused."""
+_FLAGS = {"calibration": "--calibrate", "data": "--calibrate TEXT_OR_RUN"}
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an option."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressFlags(SaveOptions):
+    """All flags of `birdie compress`."""
+
+    output: Annotated[
+        str | None,  # a Path has lost the slash at the end
+        Parameter(
+            name=["-o", "--output"],
+            help="The .birdie file to write; of a run, the folder of its chain.",
+        ),
+    ] = None
+    overwrite: Overwrite = False
+    full_every: Annotated[
+        int | None,
+        Parameter(
+            help="Of a folder of checkpoints of a run: store them as a chain of lossless differences, of which one in "
+            "so many stands alone. Default: 10, for a folder of nothing but checkpoints."
+        ),
+    ] = None
+    weights_only: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Take the state dict alone, also with --lossless; skip objects of other programs.",
+        ),
+    ] = False
+    key: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="The dict of tensors that is meant, for example model.ema, or the names in it that begin so, as in "
+            "state_dict.model.; repeatable: several become one file, with their keys as prefixes. Default: the usual "
+            "layouts are understood.",
+        ),
+    ] = None
+    keep: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="Of a folder: pattern of names of files to keep as they are, of any size."),
+    ] = None
+    skip: Annotated[
+        list[str] | None,
+        Parameter(negative=(), help="Of a folder: pattern of names of files (checkpoints) to leave out."),
+    ] = None
+    calibrate: Annotated[
+        Path | None,
+        Parameter(
+            help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
+            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss. none: no inputs "
+            "are made up for a folder, either."
+        ),
+    ] = None
+    calibration_data: Annotated[
+        Literal["train", "own"] | None,
+        Parameter(help="train: training shards; own: samples of the model. Default: the recipe's, else train."),
+    ] = None
+    calibration_tokens: Annotated[
+        int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
+    ] = None
+    blockwise: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Calibrate one block of the model at a time, with the memory of a block; needs --calibrate.",
+        ),
+    ] = False
+    calibration_folder: Annotated[
+        Path | None,
+        Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
+    ] = None
+    device: Annotated[
+        Literal["auto", "cuda", "mps", "cpu"],
+        Parameter(help="Of the calibration; auto takes a GPU if there is one."),
+    ] = "cpu"
+    dry_run: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Write nothing: show expected bytes, error and time of these settings, and of others, within seconds.",
+        ),
+    ] = False
+    json: Json = False
+
+    def __post_init__(self) -> None:
+        checked(self)
+        require(RULES, self.given, flag_of)
+        if self.output is None and not self.dry_run:
+            raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
+
+    @property
+    def data(self) -> Path | None:
+        """Path of what to calibrate on."""
+        return None if self.calibrate == Path("none") else self.calibrate
+
+    @property
+    def makes_up_inputs(self) -> bool:
+        """Whether inputs are made up for the calibration of a model whose configuration tells which."""
+        return self.calibrate is None and (self.budget is not None or self.bits is not None)
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the options that do not have their defaults; "calibration" also with inputs that are made up."""
+        names = given(self)
+        if self.data is not None:
+            return names | {"calibration", "data"}
+        return names | ({"calibration"} if self.makes_up_inputs else set())
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether a flag is given that says how weights are rounded."""
+        return not self.given.isdisjoint(_LOSSY)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the checkpoint is meant to be the folder of a run."""
+        return self.full_every is not None
+
+    def require_chain(self, folder: Path) -> None:
+        """Check the flags for a folder of checkpoints of a run."""
+        if not folder.is_dir():
+            raise ConfigError(f"--full-every is for a folder of checkpoints, and {folder} is none; drop it")
+        other = next((name for name in _CHAIN.others if name in self.given), None)
+        if other is not None:
+            raise ConfigError(
+                f"{folder} holds checkpoints of a run, which are kept losslessly as a chain, without {flag_of(other)}; "
+                "drop that, or give one checkpoint"
+            )
+
+    def require_ranks(self, count: int) -> None:
+        """Check the flags for a number of ranks."""
+        if count > 1 and self.data is not None and not self.blockwise:
+            raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
+
+    def save_options(self, **changes: Any) -> SaveOptions:
+        """Return the options of `birdie.save`, some of them with other values."""
+        values = {option.name: getattr(self, option.name) for option in fields(SaveOptions)}
+        return SaveOptions(**(values | changes))

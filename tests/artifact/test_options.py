@@ -1,0 +1,166 @@
+"""Options of `birdie.save`, `birdie.load` and `birdie compress`: one place each, and every pair works or is refused."""
+
+import inspect
+import io
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from cyclopts import Parameter
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+import birdie
+from birdie.artifact.options import Limits, LoadOptions, ObjectOptions, QuantizeOptions, SaveOptions
+from birdie.cli import build_app
+from birdie.cli.compress_flags import CompressFlags, flag_of
+from birdie.cli.console import run
+from birdie.errors import ConfigError
+from birdie.system.keywords import help_of, keywords, options_of
+
+DOORS: dict[Callable[..., Any], type] = {
+    birdie.save: SaveOptions,
+    birdie.save_object: ObjectOptions,
+    birdie.quantize_: QuantizeOptions,
+    birdie.load: LoadOptions,
+    birdie.load_object: Limits,
+}
+OWN = {"model", "content", "path", "into", "strict"}
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+def test_signature_and_docstring_come_from_the_options(door: Callable[..., Any]) -> None:
+    options = {option.name: option.default for option in fields(DOORS[door])}
+    parameters = inspect.signature(door).parameters
+    assert {name: parameters[name].default for name in options} == options
+    assert parameters.keys() - options.keys() <= OWN
+    lines = (door.__doc__ or "").splitlines()
+    for option, _, metadata in options_of(DOORS[door]):
+        assert any(line.strip().startswith(f"{option.name}: {help_of(metadata)[:40]}") for line in lines), option.name
+
+
+def test_a_function_takes_the_fields_of_its_options() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        size: Annotated[int, Parameter(help="Size of it.")] = 3
+
+    @keywords(Options)
+    def double(name: str, options: Options) -> str:
+        """Return a text.
+
+        Args:
+            name: of it.
+
+        Raises:
+            TypeError: it is unknown.
+        """
+        return f"{name} {2 * options.size}"
+
+    assert double("a") == "a 6"
+    assert double(name="b", size=1) == "b 2"
+    assert str(inspect.signature(double)) == "(name: str, *, size: int = 3) -> str"
+    assert "\n    name: of it.\n    size: Size of it.\n\nRaises:" in (double.__doc__ or "")
+    with pytest.raises(TypeError, match=r"double\(\) .*'sise'"):
+        double("a", sise=1)
+
+
+class Small(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 12))
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_every_pair_of_options_works_or_is_refused_by_name() -> None:
+    torch.manual_seed(0)
+    model, base = Small(), Small()
+    batches = [(torch.randn(16, 24), torch.randint(12, (16,))) for _ in range(4)]
+    values: dict[str, Any] = {
+        "scheme": "sigma:0.3",
+        "budget": 2500,
+        "bits": 8.0,
+        "quality": 0.01,
+        "calibration": birdie.calibrate(model, batches, loss),
+        "tune": 0.01,
+        "base": base,
+        "metadata": {"a": 1},
+        "coder": "fast",
+        "progress": lambda _done, _total: None,
+        "workers": 1,
+        "lossless": True,
+    }
+    assert values.keys() == {option.name for option in fields(SaveOptions)}
+
+    def problem(*names: str) -> str:
+        try:
+            SaveOptions(**{name: values[name] for name in names})
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    check_pairs(list(values), problem, lambda name: name)
+    for names in itertools.combinations(values, 2):
+        if not problem(*names):
+            assert birdie.save(model, io.BytesIO(), **{name: values[name] for name in names}).bytes, names
+
+
+def check_pairs(names: list[str], problem: Callable[..., str], spelled: Callable[[str], str]) -> None:
+    """Check that what two options do alone they do together, or that an error names both."""
+    alone = {name: problem(name) for name in names}
+    assert all(spelled(name) in text for name, text in alone.items() if text)
+    for pair in itertools.combinations(names, 2):
+        text = problem(*pair)
+        if not any(alone[name] for name in pair):
+            assert not text or all(spelled(name) in text for name in pair), (pair, text)
+        elif text:
+            assert any(spelled(name) in text for name in pair if alone[name]), (pair, text)
+
+
+def test_every_pair_of_flags_works_or_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights, other = tmp_path / "w.safetensors", tmp_path / "base.safetensors"
+    for number, path in enumerate((weights, other)):
+        torch.manual_seed(number)
+        save_file(Small().state_dict(), path)
+    values: dict[str, Any] = {
+        "scheme": "sigma:0.3",
+        "budget": "2500",
+        "bits": "8",
+        "quality": "0.01",
+        "tune": "1s",
+        "base": str(other),
+        "coder": "fast",
+        "lossless": "",
+        "overwrite": "",
+        "full_every": "3",
+        "weights_only": "",
+        "key": "0.",
+        "keep": "*.txt",
+        "skip": "*.bin",
+        "calibrate": "none",
+        "calibration_data": "own",
+        "calibration_tokens": "100",
+        "blockwise": "",
+        "calibration_folder": "work",
+        "device": "cpu",
+        "dry_run": "",
+    }
+    parsed = {option.name for option in fields(CompressFlags)} - {"calibration", "metadata", "progress", "workers"}
+    assert values.keys() == parsed - {"output", "json"}
+
+    def problem(*names: str) -> str:
+        flags = [word for name in names for word in (flag_of(name), values[name]) if word]
+        code = run(build_app, ["compress", str(weights), "-o", str(tmp_path / "x.birdie"), *flags, "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        if code:
+            assert answer["error"]["type"] == "ConfigError", (names, answer)
+        return answer["error"]["message"] if code else ""
+
+    check_pairs(list(values), problem, flag_of)
