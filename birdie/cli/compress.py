@@ -119,30 +119,23 @@ class CalibrationFlags:
             "90s or 5min: the file is closer to the model at the same size."
         ),
     ] = None
-    blockwise: Annotated[
+    offload: Annotated[
         bool,
         Parameter(
             negative=(),
-            help="Calibrate one block of the model at a time, with the memory of a block; needs --calibrate.",
+            help="Calibrate with temporary files beside the output in place of memory; needs --calibrate.",
         ),
     ] = False
-    calibration_folder: Annotated[
-        Path | None,
-        Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
-    ] = None
     device: Annotated[
         Literal["auto", "cuda", "mps", "cpu"],
         Parameter(help="Of the calibration; auto takes a GPU if there is one."),
     ] = "cpu"
 
     def __post_init__(self) -> None:
-        flags = {"blockwise": self.blockwise, "calibration-folder": self.calibration_folder}
-        for flag in [flag for flag, value in flags.items() if value]:
-            self.require_data(f"--{flag}")
-        if self.calibration_folder is not None and not self.blockwise:
-            raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
-        if self.tuning and self.blockwise:
-            raise ConfigError("--tune keeps the complete model in memory; drop it, or --blockwise")
+        if self.offload:
+            self.require_data("--offload")
+        if self.tuning and self.offload:
+            raise ConfigError("--tune keeps the complete model in memory; drop it, or --offload")
 
     @property
     def tuning(self) -> float:
@@ -310,7 +303,6 @@ def command(
 
     from birdie.artifact.container import KIND
     from birdie.artifact.repack import write_checkpoint
-    from birdie.compress.calibration.scratch import work_folder
     from birdie.gpt.run.calibrating import Request, calibrator
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
@@ -325,23 +317,20 @@ def command(
             made_up=alone and calibration.calibrate is None and (target.budget is not None or target.bits is not None),
         )
     )
-    if calibration.source is not None and not calibration.blockwise and not alone:
-        raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
+    if calibration.source is not None and not calibration.offload and not alone:
+        raise ConfigError("ranks share a calibration by files; add --offload, or start one process")
     device = choose_device(calibration.device)
     inputs = [*source.paths, *calibrate.paths, *([] if base is None else [base])]
     file = require_output(file, inputs, kind=KIND, overwrite=overwrite)
-    require_writable(file.parent)
-    with (
-        process_group(torch.device("cpu")) as world,
-        source.mapped(),
-        work_folder(file, calibration.calibration_folder or calibration.blockwise, world) as work,
-    ):
+    folder = require_writable(file.parent)
+    with process_group(torch.device("cpu")) as world, source.mapped():
 
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
             return progress_bar(text, unit) if text and world.is_main else nullcontext()
 
         with bar(calibrate.title, calibrate.unit) as update:
-            result, note = calibrate(source.content, device=device, work=work, world=world, progress=update)
+            where = folder if calibration.offload else None
+            result, note = calibrate(source.content, device=device, offload=where, world=world, progress=update)
         if result is None and calibration.tuning:
             raise ConfigError(f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN'}")
         with bar(f"compressing {checkpoint.name}", "tensors") as update:

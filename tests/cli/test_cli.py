@@ -811,14 +811,9 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
             "'soon' is not a duration",
         ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--lossless", "--tune", "5min"], "ConfigError", "or --tune"),
-        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--blockwise"], "ConfigError", "--calibrate TEXT_OR_RUN"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--offload"], "ConfigError", "--calibrate TEXT_OR_RUN"),
         (
-            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--calibration-folder", "y"],
-            "ConfigError",
-            "add --blockwise",
-        ),
-        (
-            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--blockwise", "--tune", "5"],
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--offload", "--tune", "5"],
             "ConfigError",
             "complete model in memory",
         ),
