@@ -33,7 +33,7 @@ from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.calibration.sensitivity import measure
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Scheme, Sensitivity
 from birdie.compress.small_tensors import is_matrix
@@ -87,7 +87,7 @@ class Case:
 def network(subject: Subject) -> Case:
     """Return the matrices of a network, calibrated."""
     names = [name for name, weight in subject.state.items() if is_matrix(weight) and "emb" not in name]
-    known = calibrate(subject.module, subject.calibration, subject.loss)
+    known = measure(subject.module, subject.calibration, subject.loss)
     return Case(subject.name, subject.state, names, GRID, subject, known)
 
 

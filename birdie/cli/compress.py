@@ -128,7 +128,6 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
 
     from birdie.artifact.container import KIND
     from birdie.artifact.repack import write_checkpoint
-    from birdie.compress.calibration.scratch import work_folder
     from birdie.gpt.run.calibrating import Request, calibrator
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
@@ -144,18 +143,15 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
     base = [Path(flags.base)] if isinstance(flags.base, str | Path) else []
     inputs = [*source.paths, *calibrate.paths, *base]
     file = require_output(require_file_name(flags.output), inputs, kind=KIND, overwrite=flags.overwrite)
-    require_writable(file.parent)
-    with (
-        process_group(torch.device("cpu")) as world,
-        source.mapped(),
-        work_folder(file, flags.calibration_folder or flags.blockwise, world) as work,
-    ):
+    folder = require_writable(file.parent)
+    with process_group(torch.device("cpu")) as world, source.mapped():
 
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
             return progress_bar(text, unit) if text and world.is_main else nullcontext()
 
         with bar(calibrate.title, calibrate.unit) as update:
-            result, note = calibrate(source.content, device=device, work=work, world=world, progress=update)
+            where = folder if flags.offload else None
+            result, note = calibrate(source.content, device=device, offload=where, world=world, progress=update)
         if result is None and flags.tune:
             raise ConfigError(f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN'}")
         with bar(f"compressing {source.path.name}", "tensors") as update:

@@ -19,12 +19,10 @@ _CHAIN = Excludes(
 RULES: tuple[Rule, ...] = (
     *COMBINATIONS,
     _CHAIN,
-    Needs("blockwise", ("data",), "calibrates one block of the model at a time"),
+    Needs("offload", ("data",), "is about a calibration"),
     Needs("calibration_data", ("data",), "is about a calibration"),
     Needs("calibration_tokens", ("data",), "is about a calibration"),
-    Needs("calibration_folder", ("data",), "keeps a calibration"),
-    Needs("calibration_folder", ("blockwise",), "keeps a calibration block by block"),
-    Excludes("tune", ("blockwise",), "keeps the complete model in memory"),
+    Excludes("tune", ("offload",), "keeps the complete model in memory"),
     Excludes("dry_run", ("quality", "tune", "base"), "has no forecast of that"),
 )
 """Combinations of flags that are refused."""
@@ -94,17 +92,13 @@ class CompressFlags(SaveOptions):
     calibration_tokens: Annotated[
         int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
     ] = None
-    blockwise: Annotated[
+    offload: Annotated[
         bool,
         Parameter(
             negative=(),
-            help="Calibrate one block of the model at a time, with the memory of a block; needs --calibrate.",
+            help="Calibrate with temporary files beside the output in place of memory; needs --calibrate.",
         ),
     ] = False
-    calibration_folder: Annotated[
-        Path | None,
-        Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
-    ] = None
     device: Annotated[
         Literal["auto", "cuda", "mps", "cpu"],
         Parameter(help="Of the calibration; auto takes a GPU if there is one."),
@@ -165,8 +159,8 @@ class CompressFlags(SaveOptions):
 
     def require_ranks(self, count: int) -> None:
         """Check the flags for a number of ranks."""
-        if count > 1 and self.data is not None and not self.blockwise:
-            raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
+        if count > 1 and self.data is not None and not self.offload:
+            raise ConfigError("ranks share a calibration by files; add --offload, or start one process")
 
     def save_options(self, **changes: Any) -> SaveOptions:
         """Return the options of `birdie.save`, some of them with other values."""

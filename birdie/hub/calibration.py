@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.module import Where, calibrate_module
+from birdie.compress.calibration.calibrate import Where, calibrate_module
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import LENGTHS
 from birdie.errors import ConfigError, DataError
@@ -40,7 +40,7 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 def calibrate_on_text(
     folder: Path, state: Mapping[str, Tensor], text: Path, *, tokens: int = TOKENS, **where: Unpack[Where]
 ) -> CalibrationResult:
-    """Calibrate the language model of a folder, in float32, or block by block in the dtypes of the file.
+    """Calibrate the language model of a folder, in float32, or with `offload` in the dtypes of the file.
 
     Args:
         folder: with configuration, tokenizer and weights.
@@ -87,8 +87,8 @@ def calibrate_on_images(
 
 
 def _load(folder: Path, kind: str, noun: str, tensors: int, where: Where) -> Any:
-    """Return the model of a folder, in float32; for a blockwise calibration in the dtypes on disk, to save memory."""
-    dtype: Any = torch.float32 if where.get("work") is None else "auto"
+    """Return the model of a folder, in float32; to save memory with `offload`, in the dtypes on disk."""
+    dtype: Any = torch.float32 if where.get("offload") is None else "auto"
     return load_weights(folder, kind, noun, tensors, dtype=dtype).eval()
 
 
@@ -115,11 +115,11 @@ def calibrate_folder(
         size: of a sample, in units of the progress.
         where: see `Where`.
     """
-    if where.get("work") is not None:
+    if where.get("offload") is not None:
         if portions := module.portions():
             raise ConfigError(
-                "--blockwise does not combine with a model whose weights transformers merges or splits as it loads "
-                f"them: {portions[0].name!r} is not one tensor on disk; leave out --blockwise"
+                "--offload does not combine with a model whose weights transformers merges or splits as it loads "
+                f"them: {portions[0].name!r} is not one tensor on disk; leave out --offload"
             )
         module.assign(state)
     sizes = [size * len(batch) for batch in batches]

@@ -202,5 +202,5 @@ def _require_memory(state: Mapping[str, Tensor]) -> None:
     if free is not None and needed > free:
         raise ConfigError(
             f"the complete model needs {needed / 1e9:.1f} GB of memory, of {free / 1e9:.1f} GB that are free; "
-            "--calibrate TEXT --blockwise needs less"
+            "--calibrate TEXT --offload needs less"
         )

@@ -188,6 +188,13 @@ def release_pages(start: int, stop: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
+def trim_memory() -> None:
+    """Give back the memory that this process has freed, where its allocator keeps it (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def interrupt_thread(thread: int, error: type[Exception]) -> None:
     """Raise an exception in another thread of Python, between two of its instructions."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

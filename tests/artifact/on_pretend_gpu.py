@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
     for scheme in ("trellis", "codebook:k=16"):
         attempt(f"scheme {scheme}", save(module, scheme=scheme))
     for name, loss in (("cross-entropy", cross_entropy), ("squares", squares)):
-        how: dict[str, Any] = {} if loss is squares else {"blockwise": True}
+        how: dict[str, Any] = {} if loss is squares else {"offload": True}
         attempt(f"calibrated, {how}, {name}", calibrated(module, batches, loss, **how))
     attempt("tuned", save(module, bits=4, calibration=birdie.calibrate(module, batches, squares), tune=0.5))
     attempt(

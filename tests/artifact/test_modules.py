@@ -159,10 +159,10 @@ def test_calibrations_reach_all_matrices_and_leave_the_module_as_it_is(kind: str
 
 
 @pytest.mark.parametrize("kind", MODULES)
-def test_blockwise_runs_or_says_what_else_to_do(kind: str) -> None:
-    seen = any(word in kind for word in ("part", "graph", "compiled"))  # a product outside of what torch traced
-    with nullcontext() if seen else pytest.raises(ConfigError, match="without blockwise"):
-        birdie.calibrate(MODULES[kind](), batches(), nats, blockwise=True)
+def test_offload_runs(kind: str) -> None:
+    known = birdie.calibrate(MODULES[kind](), batches(), nats)
+    measured = birdie.calibrate(MODULES[kind](), batches(), nats, offload=True)
+    assert measured.sensitivities.keys() == known.sensitivities.keys()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MODULES if "compiled" not in kind])

@@ -92,13 +92,13 @@ def test_the_kl_is_measured_under_autocast() -> None:
     assert exact < near < far
 
 
-@pytest.mark.parametrize("blockwise", mostly_nightly([False, True], [True]))
-def test_a_default_device_changes_nothing(blockwise: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("offload", mostly_nightly([False, True], [True]))
+def test_a_default_device_changes_nothing(offload: bool, tmp_path: Path) -> None:
     module, data = linear(), batches()
-    known = birdie.calibrate(module, data, loss, blockwise=blockwise)
+    known = birdie.calibrate(module, data, loss, offload=offload)
     birdie.save(module, tmp_path / "plain", bits=4, calibration=known, workers=1)
     with torch.device("meta"):
-        known = birdie.calibrate(module, data, loss, blockwise=blockwise)
+        known = birdie.calibrate(module, data, loss, offload=offload)
         birdie.save(module, tmp_path / "meta", bits=4, calibration=known, workers=1)
         decoded = birdie.load(tmp_path / "meta")
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "meta").read_bytes()

@@ -147,8 +147,7 @@ def test_every_pair_of_flags_works_or_is_refused_by_name(tmp_path: Path, capsys:
         "calibrate": "none",
         "calibration_data": "own",
         "calibration_tokens": "100",
-        "blockwise": "",
-        "calibration_folder": "work",
+        "offload": "",
         "device": "cpu",
         "dry_run": "",
     }

@@ -50,10 +50,6 @@ CASES: dict[str, tuple[list[str], set[str]]] = {  # smallest arguments, some of 
 }
 LONG: dict[str, tuple[list[str], set[str]]] = {
     "ablation": (["--only", "smear, fixed", "--seeds", "1", "--steps", "2", "--folder", "FOLDER"], {"change", "steps"}),
-    "blockwise": (
-        ["--depths", "2", "--width", "64", "--tokens", "256", "--batches", "2"],
-        {"method", "peak_mb", "fisher"},
-    ),
     "contest": (["baseline:smoke", "10l_mixed_precision:smoke", "--folder", "FOLDER"], {"recipe", "bytes", "less"}),
     "deltas": (["--subject", "tiny", "--steps", "1", "--runs", "FOLDER"], {"pair", "way", "bytes", "exact"}),
     "dry_run": (["--subjects", "tiny"], {"network", "setting", "bytes", "off_%", "error", "error_ratio"}),
@@ -62,6 +58,10 @@ LONG: dict[str, tuple[list[str], set[str]]] = {
     "lossy_deltas": (
         ["--subject", "tiny", "--steps", "2", "--budgets", "3000", "--runs", "FOLDER"],
         {"way", "bytes", "kl", "agreement"},
+    ),
+    "offload": (
+        ["--depths", "2", "--width", "64", "--tokens", "256", "--batches", "2"],
+        {"method", "peak_mb", "fisher"},
     ),
     "optimizer": (
         ["--seconds", "0", "--ranks", "1", "--layers", "1", "--dim", "32", "--device", "cpu"],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import birdie
-from benchmarks import ablation, blockwise, contest, estimate, lazy, optimizer, processes, schemes, train
+from benchmarks import ablation, contest, estimate, lazy, offload, optimizer, processes, schemes, train
 from benchmarks.ablation import CHANGES, Texts
 from birdie.gpt.model.gpt import GPTConfig
 from birdie.gpt.run.recipe import Recipe
@@ -130,9 +130,9 @@ def test_every_way_of_loading_computes_the_same_output(tmp_path: Path) -> None:
 @pytest.mark.nightly  # calibrates and compresses
 def test_both_ways_of_calibration_have_the_same_sums_and_sizes(tmp_path: Path) -> None:
     def done(method: str, *, save: bool) -> dict[str, float]:
-        return blockwise.done(blockwise.Job(method, 2, 64, 256, 2, save), tmp_path)
+        return offload.done(offload.Job(method, 2, 64, 256, 2, save), tmp_path)
 
     for key, save, tolerance in (("fisher", False, 1e-4), ("bytes", True, 0.02)):
-        one, two = (done(method, save=save)[key] for method in blockwise.METHODS)
+        one, two = (done(method, save=save)[key] for method in offload.METHODS)
         assert two == pytest.approx(one, rel=tolerance)
     assert birdie.load(tmp_path / "model.birdie")

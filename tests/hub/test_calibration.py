@@ -138,10 +138,8 @@ def test_tuning_uses_the_names_on_disk(folders: dict[str, Path], tmp_path: Path)
     assert tuned.error <= plain.error * 1.001
 
 
-@pytest.mark.parametrize("blockwise", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_the_command_calibrates_on_a_text(
-    blockwise: bool, folders: dict[str, Path], tmp_path: Path, capsys: Any
-) -> None:
+@pytest.mark.parametrize("offload", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_the_command_calibrates_on_a_text(offload: bool, folders: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "m.birdie"
     command = ["compress", str(folders["llama, tied"]), "-o", str(output), "--bits", "5", "--coder", "fast"]
     assert run(build_app, [*command, "--calibrate", str(folders["text"]), "--calibration-tokens", "512"]) == 0
@@ -150,8 +148,8 @@ def test_the_command_calibrates_on_a_text(
     names = {tensor.name for tensor in summary.tensors}
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
-    if blockwise:
-        text = ["--calibrate", str(folders["text"]), "--calibration-tokens", "512", "--blockwise"]
+    if offload:
+        text = ["--calibrate", str(folders["text"]), "--calibration-tokens", "512", "--offload"]
         assert run(build_app, [*command, *text]) == 0
         assert birdie.inspect(output).bytes == pytest.approx(summary.bytes, rel=0.01)
     assert run(build_app, [*command, "--calibrate", str(tmp_path / "nothing.txt")]) == 1

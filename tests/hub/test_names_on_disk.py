@@ -195,12 +195,12 @@ def test_one_tensor_on_disk_may_be_several_parameters() -> None:
     assert not result.unreached
 
 
-def test_blocks_and_merged_weights_do_not_combine(tmp_path: Path) -> None:
+def test_offload_and_merged_weights_do_not_combine(tmp_path: Path) -> None:
     state = write("Mixtral", tmp_path)
     module = NamesOnDisk(load("Mixtral", tmp_path), state, tmp_path, use_cache=False)
     shared: dict[str, Any] = {"device": None, "world": World(), "progress": None}
-    with pytest.raises(ConfigError, match="--blockwise"):
-        calibrate_folder(module, state, batches(4), next_token_loss, work=tmp_path / "work", **shared)
+    with pytest.raises(ConfigError, match="--offload"):
+        calibrate_folder(module, state, batches(4), next_token_loss, offload=tmp_path, **shared)
 
 
 def test_the_command_calibrates_experts(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

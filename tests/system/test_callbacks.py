@@ -54,11 +54,11 @@ def calls(folder: Path) -> dict[str, Callable[[Progress | bool | None], object]]
         "save": lambda progress: birdie.save(model, file, coder="fast", progress=progress),
         "save_object": lambda progress: birdie.save_object(model.state_dict(), file, coder="fast", progress=progress),
         "calibrate": lambda progress: birdie.calibrate(model, batches, loss, progress=progress),
-        "blockwise": lambda progress: birdie.calibrate(model, batches, loss, blockwise=True, progress=progress),
+        "offload": lambda progress: birdie.calibrate(model, batches, loss, offload=True, progress=progress),
     }
 
 
-@pytest.mark.parametrize("name", ["save", "save_object", "calibrate", "blockwise"])
+@pytest.mark.parametrize("name", ["save", "save_object", "calibrate", "offload"])
 def test_true_shows_one_bar_that_reaches_its_end_and_a_function_gets_the_same(
     name: str, tmp_path: Path, bars: Bars
 ) -> None:

@@ -1,21 +1,35 @@
-"""Calibration of a module for `birdie.save`: on data, in memory or one block at a time, or on inputs without data."""
+"""Calibration of a module for `birdie.save`: on data, in memory or with files in place of it, or on made-up inputs."""
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from birdie.compress.calibration.blockwise import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, listed, require_triple
-from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.calibration.synthetic import synthetic_calibration
+from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss
 from birdie.compress.state import named_tensors
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.system.callbacks import Progress, reporting
 from birdie.system.distributed import World
 from birdie.system.outputs import Source, require_path
+
+
+class Where(TypedDict, total=False):
+    """Means of a calibration, each of which may be absent or None.
+
+    Attributes:
+        device: to compute on; None is the CPU.
+        offload: folder for temporary files in place of memory; None: all is in memory.
+        world: ranks that share the batches of a calibration with such files.
+        progress: called with (done, total), in tokens, images or batches.
+    """
+
+    device: torch.device | None
+    offload: Source | None
+    world: World | None
+    progress: Progress | None
 
 
 @torch.inference_mode(False)  # the caller may be in it, and then nothing has gradients
@@ -26,8 +40,7 @@ def calibrate(
     *,
     example_inputs: Any = None,
     symmetries: bool = True,
-    blockwise: bool | Source = False,
-    blocks: Collection[str] | None = None,
+    offload: bool | Source = False,
     world: World | None = None,
     progress: Progress | bool | None = None,
 ) -> CalibrationResult:
@@ -44,53 +57,80 @@ def calibrate(
         example_inputs: inputs to calibrate on by the outputs alone, without a loss: a tensor, a tuple of arguments, a
             dict of keyword arguments, or a list of these.
         symmetries: sort units whose order is arbitrary, which saves bits; the function is unchanged.
-        blockwise: calibrate one block of the module at a time and keep what is measured in files, so that memory is
-            that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one (True).
-            Files then cannot be tuned.
-        blocks: names of the modules to take as blocks, with `blockwise`; None: the members of `nn.ModuleList`,
-            `nn.Sequential` and `nn.ModuleDict`.
-        world: ranks that share the batches out, with `blockwise`; all call this with the same arguments.
+        offload: keep activations and what is measured in temporary files, so that memory is that of one layer: in this
+            folder, or in that of the system (True). Files then cannot be tuned.
+        world: ranks that share the batches out, with `offload`; all call this with the same arguments.
         progress: True shows a progress bar on stderr or in the notebook; or a function, which is called with (done,
             total) in batches.
 
     Raises:
         ConfigError: arguments contradict one another, the loss does not depend on the weights, or inputs cannot be made
-            up; with `blockwise`, a block cannot be run alone, or the folder is of another calibration.
+            up.
         DataError: there are no batches, or activations are not finite.
         WeightsError: a weight is not finite.
         OutputError: the folder cannot be written.
     """
-    if not isinstance(blockwise, bool):
-        require_path(blockwise)
+    if not isinstance(offload, bool):
+        require_path(offload)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the model is a {type(module).__name__}, not a module; a calibration runs it")
     if batches is not None and example_inputs is not None:
         raise ConfigError("example_inputs and calibration data are two sources of inputs; drop one of the two")
     if (batches is None) != (loss is None):
         raise ConfigError("batches and loss belong together; give both, or neither for inputs without data")
-    if blockwise is False and (blocks is not None or (world is not None and world.size > 1)):
-        raise ConfigError("blocks and ranks are for a calibration one block at a time; add blockwise=True")
+    if offload is False and world is not None and world.size > 1:
+        raise ConfigError("ranks share a calibration by files; add offload=True")
     if batches is None or loss is None:
-        if blockwise is not False:
-            raise ConfigError("blockwise is for calibration data; give batches and a loss")
+        if offload is not False:
+            raise ConfigError("offload is for calibration data; give batches and a loss")
+        from birdie.compress.calibration.synthetic import synthetic_calibration
+
         return synthetic_calibration(unwrapped(module), example_inputs, symmetries=symmetries)
     require_triple((module, batches, loss))
     batches = listed(batches)
-    state, calibration = named_tensors(unwrapped(module)), (module, batches, loss)
     with reporting(progress, "calibrating", "batches") as update:
-
-        def report(done: int) -> None:
-            if update is not None:
-                update(done, len(batches) - held_out_batches(len(batches)))
-
-        if blockwise is False:
-            return CalibrationResult.of(state, calibration, symmetries=symmetries, progress=report)
-        return calibrate_in_blocks(
-            state,
-            calibration,
-            folder=None if isinstance(blockwise, bool) else blockwise,
-            blocks=blocks,
+        return calibrate_module(
+            named_tensors(unwrapped(module)),
+            (module, batches, loss),
+            [1] * len(batches),
             symmetries=symmetries,
+            offload=offload,
             world=world,
-            progress=report,
+            progress=update,
         )
+
+
+def calibrate_module(
+    state: Mapping[str, Tensor],
+    calibration: Calibration,
+    sizes: Sequence[int],
+    *,
+    symmetries: bool = True,
+    device: torch.device | None = None,
+    offload: bool | Source | None = None,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> CalibrationResult:
+    """Calibrate a module on data.
+
+    Args:
+        state: tensors to compress, by the names of the module.
+        calibration: the module, a list of batches, and the loss.
+        sizes: of the batches, in units of the progress.
+        symmetries: whether units may be permuted, which saves bits.
+        device, offload, world, progress: see `Where`.
+    """
+    module, batches, loss = calibration
+    used = sizes[: len(sizes) - held_out_batches(len(sizes))]
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(sum(used[:done]), sum(used))
+
+    calibration = (module if device is None else module.to(device)), batches, loss
+    if offload is None or offload is False:
+        return CalibrationResult.of(state, calibration, symmetries=symmetries, progress=report)
+    from birdie.compress.calibration.offload import calibrate_offloaded
+
+    folder = None if offload is True else offload
+    return calibrate_offloaded(state, calibration, folder=folder, symmetries=symmetries, world=world, progress=report)

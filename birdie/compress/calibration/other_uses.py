@@ -48,3 +48,22 @@ def reached_weights(
             reached[name] = weight
         waiting.extend(following for following, _ in node.next_functions)
     return reached
+
+
+def earliest(products: Mapping[Node, Node | None]) -> set[Node]:
+    """Return the products whose input depends on no other one; arguments as of `reached_weights`."""
+    depends: dict[Any, bool] = {None: False} | dict.fromkeys(products, True)
+    for start in products.values():
+        waiting: list[Any] = [start]
+        while waiting:
+            node = waiting[-1]
+            if node in depends:
+                waiting.pop()
+                continue
+            following = [one for one, _ in node.next_functions]
+            unknown = [one for one in following if one not in depends]
+            if unknown:
+                waiting.extend(unknown)
+            else:
+                depends[node] = any(depends[one] for one in following)
+    return {node for node, start in products.items() if not depends[start]}

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.sensitivity import Batch, Loss, calibrate
+from birdie.compress.calibration.sensitivity import Batch, Loss, measure
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
@@ -49,7 +49,7 @@ def probe(
         loss: (module, batch) → anything.
         progress: called with the number of batches done.
     """
-    sensitivities = calibrate(held_out.module, batches, loss, gradients=False, progress=progress)
+    sensitivities = measure(held_out.module, batches, loss, gradients=False, progress=progress)
     weights: Mapping[str, Tensor] = held_out.module.state_dict()
     scaled = {}
     for name in [name for name in sensitivities if name in weights]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.held_out import HeldOut, Measure
 from birdie.compress.calibration.pieces import portions
-from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate, names_by_memory
+from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, measure, names_by_memory
 from birdie.compress.calibration.shrinkage import shrink, with_row_floor
 from birdie.compress.calibration.symmetry import Orders, permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.coding import Quantized, decode
@@ -49,8 +49,8 @@ class CalibrationResult:
         factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
         synthetic: inputs are made up or examples.
         unreached: names of matrices that the loss does not depend on, as far as calibration sees; they take the prior.
-        files: of a calibration one block at a time: those of sorted tensors, whose pages can be released; its tensors
-            are decoded one by one, and nothing is tuned.
+        files: of an offloaded calibration: those of sorted tensors, whose pages can be released; its tensors are
+            decoded one by one, and nothing is tuned.
         orders: name → axis → the order of its units in which the axis is sorted.
     """
 
@@ -93,7 +93,7 @@ class CalibrationResult:
         module, loss, used, kept = checked_data(calibration, state)
         held_out = HeldOut(module, kept, loss)
         if gradients:
-            sensitivities = calibrate(module, used, loss, progress=progress)
+            sensitivities = measure(module, used, loss, progress=progress)
         else:
             from birdie.compress.calibration.probe import probe
 
@@ -111,10 +111,10 @@ class CalibrationResult:
         """Return the same for the units in the order that they have in the model.
 
         Raises:
-            ConfigError: the calibration is one of blocks.
+            ConfigError: the calibration is offloaded.
         """
         if self.files is not None:
-            raise ConfigError("a difference to a base needs a calibration of the complete model; drop blockwise")
+            raise ConfigError("a difference to a base needs a calibration in memory; drop offload")
         back = {name: {axis: np.argsort(order) for axis, order in axes.items()} for name, axes in self.orders.items()}
         sensitivities = {name: permute_sensitivity(name, item, back) for name, item in self.sensitivities.items()}
         tensors = {name: state.by_name.get(name, tensor) for name, tensor in self.state.items()}
@@ -163,7 +163,7 @@ class CalibrationResult:
             ConfigError: this result has no batches, or keeps its model in files.
         """
         if self.files is not None:
-            raise ConfigError("tuning has the complete model in memory, which a blockwise calibration avoids; drop one")
+            raise ConfigError("tuning has the complete model in memory, which offload avoids; drop one")
         if not isinstance(self.held_out, HeldOut) or not self.batches:
             raise ConfigError("tuning needs calibration batches; give calibration=(module, batches, loss)")
         return self.held_out

@@ -23,10 +23,9 @@ diagonal, of neighboring channels, so that memory and time are bounded.
 import json
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -36,16 +35,19 @@ from torch.overrides import TorchFunctionMode
 
 from birdie.compress.calibration.checks import checked_loss, finite, naming_bad_weights, require_finite
 from birdie.compress.calibration.modes import differentiable_batch, evaluation_mode, measuring_mode
-from birdie.compress.calibration.other_uses import node_of, reached_weights
+from birdie.compress.calibration.other_uses import earliest, node_of, reached_weights
 from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
 from birdie.compress.calibration.runs import Runs
-from birdie.compress.calibration.shrinkage import shrink_rows
+from birdie.compress.calibration.sums import Sums, over_ranks, sensitivity_of
 from birdie.compress.calibration.transformed import is_transformed
 from birdie.compress.row_blocks import used_as_matrix
-from birdie.compress.scheme import BlockDiagonal, Sensitivity
+from birdie.compress.scheme import Sensitivity
 from birdie.compress.small_tensors import LEAST_SIDE, is_gate
 from birdie.errors import ConfigError, DataError
-from birdie.system.distributed import World
+from birdie.system.distributed import World, owners
+
+if TYPE_CHECKING:
+    from birdie.compress.calibration.offload import Offload
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -57,20 +59,16 @@ Key = tuple[int, int, tuple[int, ...]]
 MAX_COLUMNS = 3072
 MAX_OUTPUTS = 4096  # most rows of a matrix whose full output covariance is kept; beyond, its diagonal
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
-PRODUCTS = {F.linear, F.embedding, *_CONVOLUTIONS}
 # A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
 _SPREAD = 2 / 3
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
 # Signs of the targets of a batch are drawn so many times, for gradients of weights: each draw is one more sample, and
 # one more backward pass, which few weights are not worth.
 _DRAWS, _WORTH_DRAWS = 8, 1 / 16
-# A batch's gradient of a weight, of a loss without random signs, is a sum that hardly tells how much a weight counts.
-_UNSIGNED_GRADIENTS = 1e-6
-_SQUARED = 30  # most octaves from 1 of values that are squared as they are: sums of a trillion fit float32
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
 
-def calibrate(
+def measure(
     module: nn.Module,
     batches: Iterable[Batch],
     loss: Loss,
@@ -89,6 +87,27 @@ def calibrate(
         gradients: False for forward passes only: input Hessians, and how often rows are looked up.
         progress: called with the number of batches done.
     """
+    recorder = measure_batches(module, batches, loss, gradients=gradients, progress=progress)
+    recorder.share(World())
+    sensitivities = dict(recorder.finish())
+    require_examples(sensitivities)
+    return sensitivities
+
+
+def measure_batches(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    loss: Loss,
+    *,
+    gradients: bool = True,
+    offload: "Offload | None" = None,
+    progress: Callable[[int], None] | None = None,
+) -> "Recorder":
+    """Return a recorder with the sums of all batches; arguments as of `measure`.
+
+    Args:
+        offload: files for what would be in memory otherwise.
+    """
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     runs = Runs(module, loss)
     with evaluation_mode(module) if gradients else measuring_mode(module), runs.session():
@@ -98,18 +117,20 @@ def calibrate(
             device,
             gradients,
             portions(module),
+            offload,
         )
         for done, batch in enumerate(batches, start=1):
             batch = differentiable_batch(batch)
             with naming_bad_weights(module), runs.run(done - 1, batch):
-                with recorder:
+                with nullcontext() if offload is None else offload.saving(), recorder:
                     nats = loss(module, batch)
                 if gradients:
                     recorder.differentiate(checked_loss(nats))
+            del nats  # its graph
             recorder.forget()
             if progress is not None:
                 progress(done)
-    return recorder.finish()
+    return recorder
 
 
 def names_by_memory(module: nn.Module) -> dict[Key, str]:
@@ -145,72 +166,6 @@ def _key(weight: Tensor) -> Key | None:
         return None
 
 
-@dataclass(slots=True)
-class Sums:
-    """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses.
-
-    Of look-ups they are Σ g² of each element, and how often each row was drawn.
-
-    Inputs are (blocks, size, size), with the channels of a block fastest and the taps of its kernel slowest.
-    `samples` counts independent inputs, `examples` independent gradients: rows of inputs, images of a convolution.
-
-    Of gradients D of the weight itself they are Σ Dᵀ D and Σ D Dᵀ, columns in their order, with no uses; `examples`
-    counts batches and `samples` their gradients.
-
-    Values far from 1 are divided by a power of two before they are squared: `exponents` has it for each sum.
-    """
-
-    inputs: Tensor | None = None
-    outputs: Tensor | None = None
-    looked_up: Tensor | None = None
-    draws: Tensor | None = None
-    uses: int = 0
-    samples: float = 0.0
-    examples: float = 0.0
-    exponents: dict[str, int] = field(default_factory=dict)
-
-    def divided(self, part: str, values: Tensor) -> Tensor:
-        """Return values to square for a sum, divided by its power of two, which grows with them."""
-        largest = float(values.abs().amax()) if values.numel() else 0.0
-        if 0 < largest < math.inf:
-            exponent = math.frexp(largest)[1]
-            exponent = exponent if abs(exponent) > _SQUARED else 0
-            if exponent > self.exponents.get(part, exponent) + _SQUARED or part not in self.exponents:
-                self.rescale({part: exponent})
-        power = self.exponents.get(part, 0)
-        return values * 2.0**-power if power else values
-
-    def rescale(self, exponents: Mapping[str, int]) -> None:
-        """Divide by other powers of two, as sums of other ranks are."""
-        for part, exponent in exponents.items():
-            total, change = getattr(self, part), self.exponents.get(part, exponent) - exponent
-            if total is not None and change:
-                total.mul_(4.0 ** max(change, -_SQUARED)).mul_(4.0 ** min(change + _SQUARED, 0))
-            self.exponents[part] = exponent
-
-    def shapes(self) -> list[list[int] | None]:
-        """Return the shapes of the three sums, None for a sum that this rank does not have."""
-        return [None if part is None else list(part.shape) for part in self.tensors]
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there was no use: batches without examples, experts without tokens."""
-        return not (self.examples or (self.draws is not None and bool(self.draws.any())))
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Return the sums that are tensors."""
-        return self.inputs, self.outputs, self.looked_up, self.draws
-
-    def filled(self, shapes: list[list[int] | None], device: torch.device) -> "Sums":
-        """Return the sums with zeros for those that other ranks have and this one has not."""
-        inputs, outputs, looked_up, draws = (
-            part if part is not None or shape is None else torch.zeros(shape, device=device)
-            for part, shape in zip(self.tensors, shapes, strict=True)
-        )
-        return Sums(inputs, outputs, looked_up, draws, self.uses, self.samples, self.examples, self.exponents)
-
-
 class Recorder(TorchFunctionMode):
     """Records every product with a known weight, and replaces cross-entropies by their curvature."""
 
@@ -221,16 +176,17 @@ class Recorder(TorchFunctionMode):
         device: torch.device,
         gradients: bool,
         listed: Sequence[Portion] = (),
+        offload: "Offload | None" = None,
     ) -> None:
         super().__init__()
         self.names, self.generator, self.device = names, generator, device
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
-        self.active = True  # else nothing is recorded, and cross-entropies are computed
+        self.offload = offload
         self.portions = Portions(listed)
         self.weights = sum(math.prod(shape) for _, _, shape in names)
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self.sums: dict[str, Sums] = {}
+        self.sums: MutableMapping[str, Sums] = {} if offload is None else offload.sums
         self.roots: list[GradientEdge] = []
         self.products: dict[Node, Node | None] = {}
         self.others: dict[str, Tensor] = {}
@@ -246,7 +202,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.cross_entropy and self.gradients and self.active and not is_transformed(args, kwargs):
+        if func is F.cross_entropy and self.gradients and not is_transformed(args, kwargs):
             return self._curvature(args, kwargs)
         out = func(*args, **kwargs)
         if func in _CASTS and args and (name := self.name_of(args[0])) is not None and isinstance(out, Tensor):
@@ -295,16 +251,17 @@ class Recorder(TorchFunctionMode):
         name = self.name_of(weight)
         uses: list[Use | None] = [None] if name is not None else [*self.portions.uses(weight)]
         if uses and self._is_recorded(out):
-            inputs = x.detach().reshape(-1, x.shape[-1])
+            held, columns = self._hold(x.detach()), x.shape[-1]
 
             def add(g: Tensor | None) -> None:
+                inputs = held().reshape(-1, columns).float()
                 outputs = None if g is None else g.reshape(-1, g.shape[-1])
                 for use in uses:
                     if use is None:
-                        self._add(str(name), [inputs.float()], inputs.shape[1], len(inputs), outputs)
+                        self._add(str(name), [inputs], columns, len(inputs), outputs)
                         continue
                     g = None if outputs is None else use.of(outputs.T).T
-                    self._add(use.name, [inputs.float()], inputs.shape[1], len(inputs), g, share=use.share)
+                    self._add(use.name, [inputs], columns, len(inputs), g, share=use.share)
 
             self._on_gradient(x, out, add)
 
@@ -314,11 +271,11 @@ class Recorder(TorchFunctionMode):
         if name is None or not self._is_recorded(out):
             return
         x = argument(args, kwargs, 1, "mat1")
-        inputs = x.detach()
+        held = self._hold(x.detach())
 
         def add(g: Tensor | None) -> None:
             if g is not None:
-                self._add(name, [g.float()], g.shape[1], len(g), inputs)
+                self._add(name, [g.float()], g.shape[1], len(g), held())
 
         self._on_gradient(x, out, add)
 
@@ -334,7 +291,7 @@ class Recorder(TorchFunctionMode):
             if name in self.by_gradient:
                 return
             g = torch.ones(shape, device=device) if g is None else g
-            sums = self.sums.setdefault(name, Sums())
+            sums = self.sums.get(name) or Sums()
             if sums.looked_up is None:
                 sums.looked_up = torch.zeros(table, dtype=torch.float32, device=device)
             if sums.draws is None:
@@ -343,6 +300,7 @@ class Recorder(TorchFunctionMode):
             squares = sums.divided("looked_up", finite(name, g).reshape(-1, g.shape[-1]).float()) ** 2
             sums.looked_up.index_add_(0, rows, squares)
             sums.draws.index_add_(0, rows, squares.new_ones(len(rows)))
+            self.sums[name] = sums
 
         self._on_gradient(ids, out, add)
 
@@ -356,10 +314,10 @@ class Recorder(TorchFunctionMode):
             for position, word, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
         )
         groups = int(argument(args, kwargs, 6, "groups", 1))
-        source = x.detach()
+        held = self._hold(x.detach())
 
         def add(g: Tensor | None) -> None:
-            patches = _patches(source.float(), tuple(weight.shape), dims, stride, padding, dilation, groups)
+            patches = _patches(held().float(), tuple(weight.shape), dims, stride, padding, dilation, groups)
             positions = math.prod(patches.shape[: 2 + dims])
             rows = None
             if g is not None:
@@ -370,7 +328,11 @@ class Recorder(TorchFunctionMode):
         self._on_gradient(x, out, add)
 
     def _is_recorded(self, out: Tensor) -> bool:
-        return self.active and (out.requires_grad or not self.gradients)
+        return out.requires_grad or not self.gradients
+
+    def _hold(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Return what returns a tensor when the backward pass needs it."""
+        return (lambda: tensor) if self.offload is None else self.offload.hold(tensor)
 
     def _on_gradient(self, x: Tensor, out: Tensor, add: Callable[[Tensor | None], None]) -> None:
         if not self.gradients:
@@ -390,15 +352,6 @@ class Recorder(TorchFunctionMode):
             self.products[edge.node] = node_of(x)
         self.roots.append(edge)  # not `out`, which an activation may change in place
 
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Add the gradients at recorded products to the sums while the context is open."""
-        self.is_collecting = True
-        try:
-            yield
-        finally:
-            self.is_collecting = False
-
     def differentiate(self, loss: Tensor) -> None:
         """Take the gradients of a loss at the outputs of all products, and of weights that are used in other ways."""
         weights = self.portions.with_siblings(reached_weights(loss, self.products, self._name_of_matrix))
@@ -411,21 +364,24 @@ class Recorder(TorchFunctionMode):
             return
         share = sum(weight.numel() for weight in others) / self.weights
         signed = self.losses if share >= _WORTH_DRAWS else []
-        with self.collecting():
-            gradients = torch.autograd.grad(
-                loss.reshape(()),
-                [*self.roots, *others, *signed],  # type: ignore[arg-type]  # it may mix tensors and edges
-                allow_unused=True,
-                retain_graph=bool(signed),
-            )
-        first, scales = gradients[len(self.roots) :][: len(others)], gradients[len(self.roots) + len(others) :]
+        first_products = earliest(self.products)  # a pass to them comes by all others, and returns fewer gradients
+        ends = [edge for edge in self.roots if edge.node in first_products]
+        self.is_collecting = True
+        gradients = torch.autograd.grad(
+            loss.reshape(()),
+            [*ends, *others, *signed],  # type: ignore[arg-type]  # it may mix tensors and edges
+            allow_unused=True,
+            retain_graph=bool(signed),
+        )
+        self.is_collecting = False
+        first, scales = gradients[len(ends) :][: len(others)], gradients[len(ends) + len(others) :]
         self._add_gradients(first, first=True)
-        ends = [(losses, scale) for losses, scale in zip(signed, scales, strict=True) if scale is not None]
+        scaled = [(losses, scale) for losses, scale in zip(signed, scales, strict=True) if scale is not None]
         self.redrawn = True
-        for _ in range(1, _DRAWS if ends else 0):
-            vectors = [scale * self._signs(scale) for _, scale in ends]
+        for _ in range(1, _DRAWS if scaled else 0):
+            vectors = [scale * self._signs(scale) for _, scale in scaled]
             again = torch.autograd.grad(
-                [losses for losses, _ in ends], others, vectors, allow_unused=True, retain_graph=True
+                [losses for losses, _ in scaled], others, vectors, allow_unused=True, retain_graph=True
             )
             self._add_gradients(again)
         self.redrawn = False
@@ -456,6 +412,7 @@ class Recorder(TorchFunctionMode):
         sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
         sums.samples += share
         sums.examples += first * share
+        self.sums[name] = sums
 
     def _add(
         self,
@@ -473,7 +430,7 @@ class Recorder(TorchFunctionMode):
         """
         if name in self.by_gradient:
             return
-        sums = self.sums.setdefault(name, Sums())
+        sums = self.sums.get(name) or Sums()
         for some in inputs:
             part = sums.divided("inputs", some)
             count = _block_count(columns, part.shape[-1])
@@ -493,6 +450,7 @@ class Recorder(TorchFunctionMode):
             g = sums.divided("outputs", g.float())
             outputs = finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
             sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
+        self.sums[name] = sums
 
     def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Return a sum whose gradient at the logits has the covariance Diag(p) − p pᵀ, the curvature of the KL.
@@ -527,147 +485,47 @@ class Recorder(TorchFunctionMode):
         self.losses.clear()
         self.casts.clear()
         self.batches += 1
+        if self.offload is not None:
+            self.offload.forget()
 
-    def finish(self) -> dict[str, Sensitivity]:
-        """Return the means per target (per batch if the loss calls no cross-entropy)."""
+    def share(self, world: World) -> list[str]:
+        """Add the sums up over all ranks, keep those of the matrices that this rank owns, and return all names."""
+        counts = torch.tensor([self.targets, self.batches], dtype=torch.float64, device="cpu")
+        self.targets, self.batches = map(int, world.sum_(counts.to(self.device)).tolist())
         if not self.batches:
             raise DataError("there are no calibration batches; give tens of thousands of tokens or images")
-        if self.sums and all(sums.is_empty for sums in self.sums.values()):
-            raise DataError("the calibration batches hold no examples; give tens of thousands of tokens or images")
-        used = {name: sums for name, sums in sorted(self.sums.items()) if not sums.is_empty}
-        if not used:
+        names = sorted(
+            {name for text in world.all_gather_strings(json.dumps([*self.sums])) for name in json.loads(text)}
+        )
+        if not names:
             raise ConfigError(
                 "the calibration loss uses none of the module's matrices; check that it calls the module with its own "
                 "weights: torch.func.stack_module_state detaches copies, torch.stack does not"
             )
+        ranks = owners(world.size, dict.fromkeys(names, 1))
+        for name in names if world.size > 1 else ():
+            sums = over_ranks(self.sums.pop(name, Sums()), ranks[name], self.device, world)
+            if ranks[name] == world.rank:
+                self.sums[name] = sums
+        return names
+
+    def finish(self) -> Iterator[tuple[str, Sensitivity]]:
+        """Yield (name, sensitivity), means per target (per batch if the loss calls no cross-entropy), after `share`."""
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
         for one in self.portions.by_name.values():
             taps |= dict.fromkeys(one.names, 1)  # used as a matrix, with columns in their order
-        units, signed = self.targets or self.batches, self.targets > 0
-        sensitivities = {name: sensitivity_of(sums, taps[name], units, signed=signed) for name, sums in used.items()}
-        for name, sensitivity in sensitivities.items():
+        for name in sorted(self.sums):
+            if (sums := self.sums[name]).is_empty:
+                continue
+            sensitivity = sensitivity_of(sums, taps[name], self.targets or self.batches, signed=self.targets > 0)
             require_finite(name, sensitivity)
-        return sensitivities
+            yield name, sensitivity
 
 
-def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
-    """Return the shapes of the sums of all ranks: an all-reduce needs the same tensors on every rank."""
-    merged: dict[str, list[list[int] | None]] = {}
-    for text in world.all_gather_strings(json.dumps(shapes)):
-        for name, local in json.loads(text).items():
-            previous = merged.setdefault(name, [None] * len(local))
-            merged[name] = [a if a is not None else b for a, b in zip(previous, local, strict=True)]
-    return merged
-
-
-def all_exponents(exponents: dict[str, dict[str, int]], world: World) -> dict[str, dict[str, int]]:
-    """Return the largest power of two by which a rank has divided each sum."""
-    merged: dict[str, dict[str, int]] = {}
-    for text in world.all_gather_strings(json.dumps(exponents)):
-        for name, local in json.loads(text).items():
-            parts = merged.setdefault(name, {})
-            parts |= {part: max(exponent, parts.get(part, exponent)) for part, exponent in local.items()}
-    return merged
-
-
-def sensitivity_of(sums: Sums, taps: int, units: float, *, signed: bool = True) -> Sensitivity:
-    """Return the sensitivity of one weight from its sums; a tied embedding combines both of its uses.
-
-    A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. Rows that were seldom drawn
-    are shrunk towards the others. The combination keeps the sum over columns and the sum over rows of the elements of
-    both.
-
-    Args:
-        sums: over all batches.
-        taps: weights of a kernel; 1 if it is no convolution.
-        units: targets, or batches.
-        signed: whether gradients have random signs, so that those of targets add up like independent numbers.
-    """
-    uses, samples, examples = sums.uses, sums.samples, sums.examples
-    inputs, outputs, looked_up = (
-        None if part is None else part.cpu() for part in (sums.inputs, sums.outputs, sums.looked_up)
-    )
-    drawn = 0.0 if sums.draws is None else float(sums.draws.sum())
-    power = {part: 4.0**exponent for part, exponent in sums.exponents.items() if exponent}
-    if not uses and inputs is not None and outputs is not None:
-        known = _of_gradients(inputs, outputs, samples, units * samples / examples, signed=signed)
-        return _times(known, power.get("outputs", 1.0))
-    inputs = None if inputs is None else _by_channel(inputs, taps) / uses
-    outputs = None if outputs is None else outputs / units
-    if looked_up is not None and sums.draws is not None:
-        # each row of a head is seen in every prediction, whether it was drawn or not
-        looked_up = shrink_rows(looked_up / units, sums.draws.cpu() + (0 if outputs is None else examples))
-    fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
-    if looked_up is None or (fisher is None and inputs is not None):
-        output = outputs if outputs is not None and outputs.ndim == 2 else None
-        known = Sensitivity(row_fisher=fisher, output=output, samples=samples, gradients=examples)
-        known = known if inputs is None else _with_inputs(known, inputs)
-        return _times(known, power.get("inputs", 1.0) * power.get("outputs", 1.0))
-    if inputs is None or fisher is None:
-        rows = looked_up.sum(1) / looked_up.mean(0).sum().clamp_min(1e-30)
-        known = Sensitivity(torch.diag(looked_up.mean(0)), rows, samples=drawn, gradients=drawn)
-        return _times(known, power.get("looked_up", 1.0))
-    if power:  # one unit for both uses
-        fisher = fisher.double() * power.get("outputs", 1.0) * power.get("inputs", 1.0)
-        looked_up = looked_up.double() * power.get("looked_up", 1.0)
-    diagonal = inputs.diagonal(dim1=1, dim2=2)
-    total = fisher.sum() * diagonal.sum() + looked_up.sum()
-    rows = (fisher * diagonal.sum() + looked_up.sum(1)) / total.clamp_min(torch.finfo(total.dtype).tiny)
-    combined = fisher.sum() * inputs + torch.diag_embed(looked_up.sum(0).view(diagonal.shape))
-    if power:
-        mean = combined.diagonal(dim1=1, dim2=2).mean()
-        rows, combined = rows * mean, combined / mean
-    return _with_inputs(Sensitivity(row_fisher=rows, samples=samples, gradients=examples), combined)
-
-
-def _times(known: Sensitivity, power: float) -> Sensitivity:
-    """Return the sensitivity of a loss `power` times as large, which float32 may not hold."""
-    if power == 1 or known.row_fisher is None:
-        return known
-    output = None if known.output is None else known.output.double() * power
-    return replace(known, row_fisher=known.row_fisher.double() * power, output=output)
-
-
-def _of_gradients(inputs: Tensor, outputs: Tensor, draws: float, units: float, *, signed: bool) -> Sensitivity:
-    """Return the sensitivity of a weight from Σ Dᵀ D (blocks, size, size) and Σ D Dᵀ of its gradients D.
-
-    Rows are samples of the columns' covariance and columns those of the rows', as far as they are of one size.
-    """
-    power = inputs.diagonal(dim1=1, dim2=2)
-    mean = power.mean().clamp_min(torch.finfo(power.dtype).tiny)
-    fisher = outputs if outputs.ndim == 1 else outputs.diagonal().clone()
-    scale = 1 / (units * power.numel())
-    most = units if signed else math.inf
-    known = Sensitivity(
-        row_fisher=fisher * scale,
-        output=outputs * scale if outputs.ndim == 2 else None,
-        samples=min(draws * _effective(fisher), most),
-        gradients=min(draws * _effective(power.reshape(-1)), most) if signed else _UNSIGNED_GRADIENTS,
-        rows_have_inputs=True,
-    )
-    return _with_inputs(known, inputs / mean)
-
-
-def _effective(sizes: Tensor) -> float:
-    """Return how many numbers of equal size have the sum and the sum of squares of `sizes`."""
-    total, squares = float(sizes.double().sum()), float(sizes.double().square().sum())
-    return total**2 / squares if squares else 0.0
-
-
-def _by_channel(inputs: Tensor, taps: int) -> Tensor:
-    """Return moments (blocks, size, size) of columns with the taps of a channel next to each other."""
-    if taps == 1:
-        return inputs
-    blocks, size, _ = inputs.shape
-    return inputs.view(blocks, taps, size // taps, taps, size // taps).permute(0, 2, 1, 4, 3).reshape(inputs.shape)
-
-
-def _with_inputs(known: Sensitivity, inputs: Tensor) -> Sensitivity:
-    if len(inputs) == 1:
-        return replace(known, hessian=inputs[0])
-    return replace(
-        known, blocks=BlockDiagonal(torch.arange(len(inputs) * inputs.shape[1]).view(len(inputs), -1), inputs)
-    )
+def require_examples(sensitivities: Mapping[str, Sensitivity]) -> None:
+    """Raise DataError if nothing was measured: experts without tokens, batches without images."""
+    if not sensitivities:
+        raise DataError("the calibration batches hold no examples; give tens of thousands of tokens or images")
 
 
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:

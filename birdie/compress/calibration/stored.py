@@ -1,22 +1,16 @@
-"""Files of a blockwise calibration: sensitivities, feedback factors, and the folder of one that can be stopped.
+"""Files of an offloaded calibration: sensitivities and factors of error feedback, in a temporary folder.
 
     sensitivity, factors ──► one .safetensors each ──mapped──► the same again, for as long as someone holds it
 
 A mapped tensor takes memory only where it is read, and gives it back when it is dropped. So look a name up when it is
 needed and do not collect the values: a dictionary of them all would fill with every page that was read.
-
-    FOLDER/
-    ├── .lock                        held by the process that calibrates, which `.lock.holder` names
-    ├── calibration.json             identity of the calibration on each rank: another one is refused
-    ├── progress.json                what is finished on all ranks
-    └── rank-0/ …                    work of each rank; every folder in it appears complete or not at all
 """
 
-import json
+import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -25,17 +19,37 @@ from torch import Tensor
 
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.trellis.feedback import Block, BlockFeedback, Feedback, TapFeedback
-from birdie.errors import ConfigError, DataError
-from birdie.system.callbacks import no_message
+from birdie.errors import DataError
 from birdie.system.distributed import World, together
-from birdie.system.files import atomic_path, write_bytes
-from birdie.system.locks import HOLDER, LOCK, locked_folder
-from birdie.system.outputs import require_own_folder, require_writable
-from birdie.system.parsing import parse_json
-from birdie.system.structured import read_bytes, read_json
+from birdie.system.files import atomic_path, temporary_folder
+from birdie.system.outputs import require_writable
 from birdie.system.tensor_files import write_tensors
 
 SUFFIX = ".safetensors"
+
+
+class Scratch:
+    """Temporary folder of all ranks, which rank 0 removes when nobody refers to this object any more.
+
+    Args:
+        parent: folder to create it in.
+        world: the ranks.
+
+    Attributes:
+        path: of the folder.
+        close: removes it now.
+    """
+
+    def __init__(self, parent: Path, world: World) -> None:
+        stack, path = ExitStack(), [""]
+
+        def create() -> None:
+            if world.is_main:
+                path[0] = str(stack.enter_context(temporary_folder(require_writable(parent))))
+
+        together(world, create)
+        self.path = Path(world.broadcast(path[0]))
+        self.close = weakref.finalize(self, stack.close)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -48,17 +62,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} cannot be read ({error}); remove its folder and calibrate again") from error
-
-
-def read_list(path: Path) -> list[Any]:
-    """Return the list in a JSON file."""
-    try:
-        values = parse_json(read_bytes(path))
-        if not isinstance(values, list):
-            raise ValueError("it is no list")
-    except ValueError as error:
-        raise DataError(f"{path} is damaged ({error}); remove its folder and calibrate again") from error
-    return values
 
 
 class StoredSensitivities(Mapping[str, Sensitivity]):
@@ -181,91 +184,3 @@ class StoredFactors(MutableMapping[str, Feedback]):
 
     def _path(self, name: str) -> Path:
         return self.folder / f"factors-{self.numbers[name]}{SUFFIX}"
-
-
-T = TypeVar("T")
-_IDENTITY, _PROGRESS = "calibration.json", "progress.json"
-
-
-class WorkFolder:
-    """Folder of one calibration, as one rank sees it.
-
-    Args:
-        root: of all ranks.
-        world: the ranks.
-
-    Attributes:
-        rank: folder of this rank.
-    """
-
-    def __init__(self, root: Path, world: World) -> None:
-        self.root, self.world = root, world
-        self.rank = root / f"rank-{world.rank}"
-
-    @classmethod
-    @contextmanager
-    def opened(cls, root: Path, identity: Mapping[str, str], world: World) -> "Iterator[WorkFolder]":
-        """Yield the folder of a calibration, new or as it was when it stopped, and hold its lock meanwhile.
-
-        Args:
-            root: an empty or missing folder, or one of a calibration with the same identity.
-            identity: difference between two calibrations, in words for a message → value that they do not share then.
-            world: the ranks.
-        """
-        folder = cls(root, world)
-        identities = [json.loads(text) for text in world.all_gather_strings(json.dumps(dict(identity)))]
-
-        def claim() -> None:
-            if world.is_main:
-                require_writable(require_own_folder(root, _IDENTITY, beside=[LOCK, HOLDER]))
-                stack.enter_context(locked_folder(root, no_message))
-                folder._identify(identities)
-
-        with ExitStack() as stack:
-            together(world, claim)
-            together(world, folder._require_shared)
-            yield folder
-
-    def progress(self) -> dict[str, Any]:
-        """Return what `save_progress` saved last; an empty dict at the beginning."""
-        try:
-            return read_json(self.root / _PROGRESS)
-        except FileNotFoundError:
-            return {}
-
-    def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Save what is finished, once all ranks have reached this call; they go on when it is saved."""
-        self.world.barrier()
-
-        def write() -> None:
-            if self.world.is_main:
-                write_bytes(self.root / _PROGRESS, _json(progress))
-
-        together(self.world, write)
-
-    def _identify(self, identities: list[dict[str, str]]) -> None:
-        """Write whose folder this is, or compare."""
-        path = self.root / _IDENTITY
-        if not path.exists():
-            write_bytes(path, _json(identities))
-            return
-        known = read_list(path)
-        if len(known) != len(identities):
-            raise ConfigError(
-                f"{self.root} holds a calibration on {len(known)} ranks, not on {len(identities)}; use as many ranks, "
-                "or choose another folder"
-            )
-        for ours, theirs in zip(identities, known, strict=True):
-            for kind, value in ours.items():
-                if not isinstance(theirs, dict) or theirs.get(kind) != value:
-                    raise ConfigError(
-                        f"{self.root} holds a calibration of {kind}; choose another folder, or remove this one"
-                    )
-
-    def _require_shared(self) -> None:
-        if not (self.root / _IDENTITY).exists():
-            raise ConfigError(f"rank {self.world.rank} does not see {self.root}; choose a folder that all ranks share")
-
-
-def _json(values: Any) -> bytes:
-    return json.dumps(values, indent=1).encode()

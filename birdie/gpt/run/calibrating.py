@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor
 
-from birdie.compress.calibration.module import Where
+from birdie.compress.calibration.calibrate import Where
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.module import Where, calibrate_module
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.calibrate import Where, calibrate_module
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.gpt.data.dataset import Dataset
 from birdie.gpt.data.shards import read_shard
@@ -57,15 +57,15 @@ def calibrate_gpt(
     symmetries: bool = True,
     **where: Unpack[Where],
 ) -> Calibration:
-    """Calibrate the recipe's GPT with the weights `state`, in float32, or block by block without a copy of them.
+    """Calibrate the recipe's GPT with the weights `state`, in float32, or with `offload` without a copy of them.
 
     Args:
         settings: source and number of tokens; the calibration settings of `recipe` are ignored.
         symmetries: whether units may be permuted, which saves bits.
-        where: see `birdie.compress.calibration.module.Where`; the progress is in tokens sampled and calibrated.
+        where: see `birdie.compress.calibration.calibrate.Where`; the progress is in tokens sampled and calibrated.
     """
     start = time.perf_counter()
-    model = _model(recipe, state, where.get("work")).eval().to(where.get("device"))
+    model = _model(recipe, state, where.get("offload")).eval().to(where.get("device"))
     progress = where.get("progress") or no_progress
     sampled = 0
 
@@ -105,11 +105,6 @@ def _model(recipe: Recipe, state: Mapping[str, Tensor], folder: Source | None) -
         problem = " ".join(str(error).split())[:300]
         raise WeightsError(f"the checkpoint does not fit the recipe's model ({problem}); {remedy}") from error
     return model
-
-
-def calibrated_batch_count(batches: int) -> int:
-    """Return how many of `batches` batches are calibrated on; the rest is held out, to judge the result."""
-    return batches - held_out_batches(batches)
 
 
 def calibration_batches(

@@ -1,4 +1,4 @@
-"""Laws of every kind of calibration: with gradients, one block at a time, by forward passes, by outputs alone."""
+"""Laws of every kind of calibration: with gradients, with files, by forward passes, by outputs alone."""
 
 import io
 import itertools
@@ -30,7 +30,7 @@ def by_outputs(model: nn.Module, data: Any, _: Loss) -> CalibrationResult:
 
 KINDS: dict[str, Callable[[nn.Module, Any, Loss], CalibrationResult]] = {
     "with gradients": birdie.calibrate,
-    "one block at a time": lambda model, data, loss: birdie.calibrate(model, data, loss, blockwise=True),
+    "with files": lambda model, data, loss: birdie.calibrate(model, data, loss, offload=True),
     "by forward passes": by_forward_passes,
     "by outputs": by_outputs,
 }
@@ -141,10 +141,10 @@ def test_a_criterion_is_as_good_as_its_function(kind: str) -> None:
     assert_same(known, KINDS[kind](normalized(), data, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])))
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
-def test_progress_counts_batches(blockwise: bool) -> None:
+@pytest.mark.parametrize("offload", [False, True])
+def test_progress_counts_batches(offload: bool) -> None:
     seen: list[tuple[float, float | None]] = []
-    birdie.calibrate(normalized(), batches(5), classify, blockwise=blockwise, progress=lambda *done: seen.append(done))
+    birdie.calibrate(normalized(), batches(5), classify, offload=offload, progress=lambda *done: seen.append(done))
     assert seen == [(done, 4) for done in range(1, 5)]
 
 
@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], type[Exception], st
     ("kind", "case"),
     mostly_nightly(
         itertools.product(OF_A_LOSS, REFUSED),
-        [*((OF_A_LOSS[0], case) for case in REFUSED), ("one block at a time", "inputs of NaN")],
+        [*((OF_A_LOSS[0], case) for case in REFUSED), ("with files", "inputs of NaN")],
     ),
 )
 def test_what_cannot_be_calibrated_is_refused(kind: str, case: str) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import birdie
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.kl import Predictions
-from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.calibration.sensitivity import measure
 from birdie.errors import ConfigError, DataError, WeightsError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
@@ -190,10 +190,11 @@ def test_a_loss_that_trains_calibrates_measures_and_tunes(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", WORKING)
-def test_blockwise_runs_or_says_to_leave_it(case: str) -> None:
+def test_offload_runs_or_says_to_leave_it(case: str) -> None:
     build, loss = WORKING[case]
-    with nullcontext() if case == "experts" else pytest.raises(ConfigError, match="without blockwise"):
-        birdie.calibrate(build(), batches(), loss, blockwise=True)
+    by_func = {"sample gradients", "inner step"}
+    with nullcontext() if case not in by_func else pytest.raises(ConfigError, match="without offload"):
+        birdie.calibrate(build(), batches(), loss, offload=True)
 
 
 def test_measures_of_losses_that_differentiate_are_those_of_plain_arithmetic() -> None:
@@ -229,7 +230,7 @@ def test_gradients_that_a_loss_takes_on_its_way_do_not_count() -> None:
 
     torch.manual_seed(0)
     module = net()
-    plain, measured = (calibrate(module, batches(), loss)["2.weight"].row_fisher for loss in (squares, twice))
+    plain, measured = (measure(module, batches(), loss)["2.weight"].row_fisher for loss in (squares, twice))
     assert plain is not None
     assert measured is not None
     torch.testing.assert_close(measured, plain)

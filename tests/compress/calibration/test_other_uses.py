@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 import birdie
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.calibration.sensitivity import measure
 from birdie.compress.prior import mean_cost
 from birdie.compress.row_blocks import used_as_matrix, with_rows
 from birdie.compress.scheme import Sensitivity
@@ -112,7 +112,7 @@ def ratio_of(module: nn.Module, name: str, known: Sensitivity) -> float:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_small_changes_cost_about_the_kl_that_is_predicted(name: str) -> None:
     module = Network(*PRODUCTS[name])
-    known = calibrate(module, batches(), classify)
+    known = measure(module, batches(), classify)
     assert sorted(known) == ["head.weight", "w"]
     assert 0.6 < ratio_of(module, "w", known["w"]) < 1.6
     assert 0.5 < ratio_of(module, "head.weight", known["head.weight"]) < 2
@@ -123,7 +123,7 @@ def test_weights_behind_parametrizations_are_reached() -> None:
         torch.manual_seed(0)
         module = nn.Sequential(parametrize(nn.Linear(INPUTS, OUTPUTS)), nn.Tanh(), nn.Linear(OUTPUTS, CLASSES))
         name = next(name for name, weight in module.named_parameters() if weight.shape == (OUTPUTS, INPUTS))
-        known = calibrate(module, batches(), classify)
+        known = measure(module, batches(), classify)
         assert 0.6 < ratio_of(module.eval(), name, known[name]) < 1.6
 
 
@@ -139,10 +139,10 @@ def test_layers_without_products_of_their_own_are_reached() -> None:
             return self.head(out[:, -1])  # type: ignore[no-any-return]
 
     for layer in (nn.LSTM(INPUTS, OUTPUTS, batch_first=True), nn.GRU(INPUTS, OUTPUTS, batch_first=True)):
-        known = calibrate(Sequence(layer), batches(1), classify)
+        known = measure(Sequence(layer), batches(1), classify)
         assert {"layer.weight_hh_l0", "layer.weight_ih_l0"} <= known.keys()
     attention = nn.Sequential(nn.Linear(INPUTS, OUTPUTS), Sequence(nn.MultiheadAttention(OUTPUTS, 2, batch_first=True)))
-    assert "1.layer.in_proj_weight" in calibrate(attention, batches(1), classify)
+    assert "1.layer.in_proj_weight" in measure(attention, batches(1), classify)
 
 
 class Tied(nn.Module):
@@ -165,7 +165,7 @@ def test_a_weight_that_one_product_explains_in_part_is_taken_as_a_whole() -> Non
         return F.cross_entropy(module(batch), batch, reduction="sum")
 
     module = Tied(lambda x, w: x @ w.t())
-    known = calibrate(module, ids, loss)["table.weight"]
+    known = measure(module, ids, loss)["table.weight"]
     measured = expected = 0.0
     for seed in range(8):
         change, changed = (
@@ -178,7 +178,7 @@ def test_a_weight_that_one_product_explains_in_part_is_taken_as_a_whole() -> Non
         measured += float((reference.exp() * (reference - outputs)).sum(-1).mean())
         expected += predicted(known, change)
     assert 0.5 < measured / expected < 2
-    assert not calibrate(Tied(F.linear), ids, loss)["table.weight"].rows_have_inputs, "two products explain it"
+    assert not measure(Tied(F.linear), ids, loss)["table.weight"].rows_have_inputs, "two products explain it"
 
 
 def test_recorded_products_take_one_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_recorded_products_take_one_backward_pass(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.autograd, "grad", counting)
     module = nn.Sequential(nn.Linear(INPUTS, OUTPUTS), nn.Tanh(), nn.Linear(OUTPUTS, CLASSES))
-    assert not any(known.rows_have_inputs for known in calibrate(module, batches(2), classify).values())
+    assert not any(known.rows_have_inputs for known in measure(module, batches(2), classify).values())
     assert passes == [2]
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from birdie.compress.calibration.pieces import Divided, Fused, Piece
-from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.calibration.sensitivity import measure
 
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "an expert": lambda x: x[1],
@@ -86,7 +86,7 @@ def test_a_fused_weight_is_measured_as_its_pieces(way: str) -> None:
     def loss(module: nn.Module, x: Tensor) -> Tensor:
         return F.cross_entropy(module(x), torch.zeros(len(x), dtype=torch.long))
 
-    fused, separate = (calibrate(Separate(kind, way), batches, loss) for kind in (True, False))
+    fused, separate = (measure(Separate(kind, way), batches, loss) for kind in (True, False))
     assert fused.keys() == separate.keys() == {"first", "second"}
     for name, expected in separate.items():
         measured = fused[name]
@@ -133,7 +133,7 @@ def test_a_divided_weight_is_measured_as_the_tensor_of_the_file(way: str) -> Non
     def loss(module: nn.Module, x: Tensor) -> Tensor:
         return F.cross_entropy(module(x), torch.zeros(len(x), dtype=torch.long))
 
-    divided, joined = (calibrate(Joined(kind, way), batches, loss) for kind in (True, False))
+    divided, joined = (measure(Joined(kind, way), batches, loss) for kind in (True, False))
     assert divided.keys() == joined.keys() == {"weight"}
     measured, expected = divided["weight"], joined["weight"]
     assert measured.hessian is not None

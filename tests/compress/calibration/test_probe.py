@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.probe import SIGMA, probe
-from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.calibration.sensitivity import measure
 from birdie.compress.calibration.shrinkage import shrink_rows
 from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
@@ -47,8 +47,8 @@ def without_gradients(module: nn.Module, batch: Batch) -> Tensor:
 
 def test_hessians_are_those_of_a_full_calibration_and_rows_are_counted() -> None:
     module, data = Convolved().eval(), batches()
-    full = calibrate(module, data, loss)
-    calibrated = calibrate(module, data, without_gradients, gradients=False)
+    full = measure(module, data, loss)
+    calibrated = measure(module, data, without_gradients, gradients=False)
     assert list(calibrated) == list(full)
     for name in ("conv.weight", "head.weight"):
         ours, theirs = calibrated[name].hessian, full[name].hessian

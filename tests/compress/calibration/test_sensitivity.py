@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from birdie.compress.calibration import sensitivity as sensitivity_module
-from birdie.compress.calibration.sensitivity import MAX_OUTPUTS, calibrate
+from birdie.compress.calibration.sensitivity import MAX_OUTPUTS, measure
 from birdie.compress.calibration.shrinkage import shrink_rows
 
 Batch = tuple[Tensor, Tensor]
@@ -54,7 +54,7 @@ def test_a_weight_of_inputs_by_outputs_has_the_sensitivity_of_its_transpose() ->
     for outputs in (7, 5):
         layer = nn.Linear(5, outputs)
         batches = [(seeded(6, 5, seed=seed), seeded(6, outputs, seed=10 + seed)) for seed in range(3)]
-        one, other = calibrate(layer, batches, project)["weight"], calibrate(Added(layer), batches, project)["weight"]
+        one, other = measure(layer, batches, project)["weight"], measure(Added(layer), batches, project)["weight"]
         change = seeded(outputs, 5, seed=20)
         costs = []
         for item, error in ((one, change), (other, change.T)):
@@ -69,7 +69,7 @@ def test_a_weight_of_inputs_by_outputs_has_the_sensitivity_of_its_transpose() ->
 def test_two_layers_by_hand() -> None:
     module = mlp()
     batches = [(seeded(6, 5, seed=seed), seeded(6, 4, seed=10 + seed)) for seed in range(3)]
-    measured = calibrate(module, batches, project)
+    measured = measure(module, batches, project)
     assert list(measured) == ["0.weight", "2.weight"]
     x = torch.cat([batch[0] for batch in batches])
     g = torch.cat([batch[1] for batch in batches])
@@ -86,7 +86,7 @@ def test_an_activation_in_place_hides_no_layer() -> None:
     module, x, g = mlp(), seeded(6, 5), seeded(6, 4, seed=1)
     in_place = nn.Sequential(module[0], nn.ReLU(inplace=True), module[2])
     apart = nn.Sequential(module[0], nn.ReLU(), module[2])
-    measured, expected = (calibrate(network, [(x, g)], project) for network in (in_place, apart))
+    measured, expected = (measure(network, [(x, g)], project) for network in (in_place, apart))
     assert list(measured) == list(expected) == ["0.weight", "2.weight"]
     for name in expected:
         close(measured[name].hessian, expected[name].hessian)  # type: ignore[arg-type]
@@ -111,12 +111,12 @@ def test_gradients_at_logits_have_the_curvature_of_the_kl(reduction: str) -> Non
         losses = F.cross_entropy(module(batch[0]), batch[1], reduction=reduction)
         return losses.sum() * (count if reduction == "mean" else 1)
 
-    measured = calibrate(module, [batch], loss)["weight"]
+    measured = measure(module, [batch], loss)["weight"]
     assert measured.output is not None
     torch.testing.assert_close(measured.output, curvature(logits), rtol=0, atol=0.01)
     assert measured.hessian is not None
     assert measured.hessian.item() == pytest.approx(1)
-    other = calibrate(module, [(batch[0], batch[1] + 3)], loss)["weight"]
+    other = measure(module, [(batch[0], batch[1] + 3)], loss)["weight"]
     assert torch.equal(other.output, measured.output), "labels are not used"  # type: ignore[arg-type]
 
 
@@ -125,7 +125,7 @@ def test_targets_that_are_ignored_count_for_nothing() -> None:
     labels = torch.tensor([0, 1, -100, 2, -100, 3, 1, -100])
     kept = labels != -100
     often = [(x[kept].repeat(2000, 1), labels[kept].repeat(2000)), (x.repeat(2000, 1), labels.repeat(2000))]
-    alone, many = (calibrate(module, [batch], classify)["2.weight"].output for batch in often)
+    alone, many = (measure(module, [batch], classify)["2.weight"].output for batch in often)
     torch.testing.assert_close(alone, many, rtol=0, atol=0.02)
 
 
@@ -142,7 +142,7 @@ def test_a_network_that_is_sure_of_its_labels_keeps_a_fisher() -> None:
     p = torch.softmax(module(x).detach(), -1)
     curved = float((p * (1 - p)).sum(-1).mean())
     empirical = float(((p - F.one_hot(labels, 4)) ** 2).sum(-1).mean())
-    measured = calibrate(module, [(x.repeat(200, 1), labels.repeat(200))], classify)["2.weight"].row_fisher
+    measured = measure(module, [(x.repeat(200, 1), labels.repeat(200))], classify)["2.weight"].row_fisher
     assert measured is not None
     assert float(measured.sum()) == pytest.approx(curved, rel=0.1)
     assert float(measured.sum()) > 20 * empirical
@@ -170,7 +170,7 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
     x = seeded(*shape)
     out = module(x)
     g = seeded(*out.shape, seed=1)
-    measured = calibrate(module, [(x, g)], project)["weight"]
+    measured = measure(module, [(x, g)], project)["weight"]
     weight = module.weight
     assert isinstance(weight, Tensor)
     rows, groups = len(weight), int(module.groups)  # type: ignore[arg-type]
@@ -193,11 +193,11 @@ def test_slices_of_the_unfolded_inputs_add_up(case: int, monkeypatch: pytest.Mon
     """Slices hold several examples, or a few positions of one."""
     module, shape = CONVOLUTIONS[case]
     batch = seeded(*shape), seeded(*module(seeded(*shape)).shape, seed=1)
-    expected = calibrate(module, [batch], project)["weight"].hessian
+    expected = measure(module, [batch], project)["weight"].hessian
     assert expected is not None
     for size in (1, 100, 300):
         monkeypatch.setattr(sensitivity_module, "_SLICE", size)
-        close(calibrate(module, [batch], project)["weight"].hessian, expected)
+        close(measure(module, [batch], project)["weight"].hessian, expected)
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,11 @@ def test_many_columns_keep_the_blocks_of_the_dense_hessian(
     module: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = seeded(*shape), seeded(*module(seeded(*shape)).shape, seed=1)
-    dense = calibrate(module, [batch], project)["weight"]
+    dense = measure(module, [batch], project)["weight"]
     assert dense.hessian is not None
     columns = len(dense.hessian)
     monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", columns // 2)
-    measured = calibrate(module, [batch], project)["weight"]
+    measured = measure(module, [batch], project)["weight"]
     assert measured.hessian is None
     assert measured.blocks is not None
     assert measured.blocks.columns.tolist() == torch.arange(columns).view(2, -1).tolist()
@@ -232,9 +232,9 @@ def test_a_wide_tied_embedding_keeps_blocks_too(monkeypatch: pytest.MonkeyPatch)
         weight = module.get_parameter("weight")
         return (F.linear(F.embedding(batch[0], weight).tanh(), weight) * batch[1]).sum()
 
-    dense = calibrate(module, [(ids, g)], tied)["weight"]
+    dense = measure(module, [(ids, g)], tied)["weight"]
     monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 2)
-    measured = calibrate(module, [(ids, g)], tied)["weight"]
+    measured = measure(module, [(ids, g)], tied)["weight"]
     assert dense.hessian is not None
     assert measured.blocks is not None
     for index, block in zip(measured.blocks.columns, measured.blocks.blocks, strict=True):
@@ -264,21 +264,21 @@ def test_memory_is_bounded_by_slices_and_blocks(monkeypatch: pytest.MonkeyPatch)
     module = nn.Conv1d(48, 4, 9, padding=4)
     x = seeded(3, 48, 1000)
     with _LargestTensor() as largest:
-        calibrate(module, [(x, seeded(3, 4, 1000, seed=1))], project)
+        measure(module, [(x, seeded(3, 4, 1000, seed=1))], project)
     assert largest.elements <= 1.02 * x.numel()  # padded
     x = seeded(300, 48, 10)
     with _LargestTensor() as largest:
-        calibrate(module, [(x, seeded(300, 4, 10, seed=1))], project)
+        measure(module, [(x, seeded(300, 4, 10, seed=1))], project)
     assert largest.elements <= 2 * x.numel()  # padded
 
 
 def test_inputs_and_gradients_are_counted() -> None:
     module = nn.Conv2d(3, 4, 3, bias=False)
     g = seeded(5, 4, 4, 6)
-    image = calibrate(module, [(seeded(5, 3, 6, 8), g)] * 2, project)["weight"]
+    image = measure(module, [(seeded(5, 3, 6, 8), g)] * 2, project)["weight"]
     assert 10 < image.samples < 240
     assert image.gradients == 10
-    token = calibrate(nn.Linear(3, 4), [(seeded(5, 7, 3), seeded(5, 7, 4))], project)["weight"]
+    token = measure(nn.Linear(3, 4), [(seeded(5, 7, 3), seeded(5, 7, 4))], project)["weight"]
     assert token.samples == pytest.approx(35)
     assert token.gradients == 35
 
@@ -287,7 +287,7 @@ def test_embeddings_know_how_often_and_how_much() -> None:
     module = nn.Embedding(6, 3)
     ids = torch.tensor([[0, 2, 2], [5, 2, 0]])
     g = seeded(2, 3, 3, seed=1)
-    measured = calibrate(module, [(ids, g)], project)["weight"]
+    measured = measure(module, [(ids, g)], project)["weight"]
     squares = torch.zeros(6, 3).index_add_(0, ids.reshape(-1), g.reshape(-1, 3) ** 2)
     squares = shrink_rows(squares, torch.tensor([2.0, 0, 3, 0, 0, 1]))
     assert measured.hessian is not None
@@ -302,7 +302,7 @@ def test_sparse_gradients_of_a_bag_are_those_of_a_dense_one() -> None:
     bags = [nn.EmbeddingBag(20, 8, mode="mean", sparse=sparse) for sparse in (False, True)]
     bags[1].load_state_dict(bags[0].state_dict())
     batches = [(torch.tensor([[0, 2, 2], [5, 2, 0]]), seeded(2, 8, seed=1))]
-    dense, sparse = (calibrate(bag, batches, project)["weight"] for bag in bags)
+    dense, sparse = (measure(bag, batches, project)["weight"] for bag in bags)
     assert dense.hessian is not None
     assert dense.row_fisher is not None
     close(sparse.hessian, dense.hessian)
@@ -326,7 +326,7 @@ class Tied(nn.Module):
 
 def test_a_tied_embedding_has_both_uses_in_one() -> None:
     module, ids, g = Tied(), torch.tensor([0, 2, 2, 5]), seeded(4, 6, seed=1)
-    measured = calibrate(module, [(ids, g)], project)
+    measured = measure(module, [(ids, g)], project)
     assert list(measured) == ["embedding.weight"]
     weight = module.embedding.weight.detach()
     x, back = weight[ids], g @ weight
@@ -357,7 +357,7 @@ class Bank(nn.Module):
 
 def test_views_of_banks_and_casts_are_known_by_name() -> None:
     module, x, g = Bank(), seeded(7, 4), seeded(7, 4, seed=1)
-    measured = calibrate(module, [(x, g)], project)
+    measured = measure(module, [(x, g)], project)
     assert list(measured) == ["matrix.0", "matrix.1"]
     close(measured["matrix.0"].hessian, x.T @ x / 7)
     hidden = torch.tanh(x @ module.bank[0].detach().T)
@@ -371,7 +371,7 @@ def test_weights_cast_on_the_way_and_autocast_ones_are_the_same_weights() -> Non
             return F.linear(input.to(torch.bfloat16), self.weight.to(torch.bfloat16)).float()
 
     module, x, g = Cast(5, 3, bias=False), seeded(6, 5), seeded(6, 3, seed=1)
-    measured = calibrate(module, [(x, g)], project)["weight"]
+    measured = measure(module, [(x, g)], project)["weight"]
     low = x.bfloat16().float()
     close(measured.hessian, low.T @ low / 6)
     low = g.bfloat16().float()
@@ -381,6 +381,6 @@ def test_weights_cast_on_the_way_and_autocast_ones_are_the_same_weights() -> Non
 def test_wide_outputs_keep_their_diagonal_alone() -> None:
     module = nn.Linear(2, MAX_OUTPUTS + 1, bias=False)
     x, g = seeded(3, 2), seeded(3, MAX_OUTPUTS + 1, seed=1)
-    measured = calibrate(module, [(x, g)], project)["weight"]
+    measured = measure(module, [(x, g)], project)["weight"]
     assert measured.output is None
     close(measured.row_fisher, (g**2).sum(0))

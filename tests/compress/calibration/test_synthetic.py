@@ -348,7 +348,7 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
         ("no tensor", model, (), {"example_inputs": []}),
         ("drop one", model, ([inputs], loss), {"example_inputs": inputs}),
         ("give both", model, ([inputs],), {}),
-        ("batches and a loss", model, (), {"blockwise": True}),
+        ("batches and a loss", model, (), {"offload": True}),
     ]
     for message, subject, data, arguments in calls:
         with pytest.raises(ConfigError, match=message):

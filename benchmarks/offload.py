@@ -1,8 +1,8 @@
-"""Memory and time of calibration, of the complete model and of one block at a time: `python -m benchmarks.blockwise`.
+"""Memory and time of calibration, in memory and with files in place of it: `python -m benchmarks.offload`.
 
-    python -m benchmarks.blockwise                           8, 16 and 32 blocks of width 512
-    python -m benchmarks.blockwise --depths 8,32 --width 1024
-    python -m benchmarks.blockwise --save                    calibrate, search for a budget and write the file
+    python -m benchmarks.offload                           8, 16 and 32 blocks of width 512
+    python -m benchmarks.offload --depths 8,32 --width 1024
+    python -m benchmarks.offload --save                    calibrate, search for a budget and write the file
 
 A GPT whose random weights are mapped from a file is calibrated on random tokens, or goes through all of `birdie.save`.
 Every row is a process of its own on one thread: processor seconds, and the most memory above that of the process after
@@ -10,7 +10,6 @@ it has done the same for a small model. Pages of the mapped weights count as lon
 mean of all row Fishers times 10^9, the same both ways.
 """
 
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,14 +23,12 @@ from torch import Tensor
 import birdie
 from benchmarks.command import Row, comma_separated, command_parser, errors_as_exit, log, one_of, report
 from benchmarks.processes import apart, can_measure, reset_peak, resident
-from birdie.compress.calibration.blockwise import calibrate_blockwise
-from birdie.compress.calibration.sensitivity import calibrate
 from birdie.compress.scheme import Sensitivity
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.calibration import loss
 from birdie.system.mapped import releasing
 
-METHODS = ("complete", "blockwise")
+METHODS = ("memory", "files")
 VOCABULARY, LENGTH, BITS = 1024, 256, 4.0
 Batch = tuple[Tensor, Tensor]
 
@@ -71,20 +68,15 @@ def measured(values: Mapping[str, object], folder: str) -> dict[str, float]:
 
 def done(job: Job, folder: Path) -> dict[str, float]:
     """Do a job and return what tells whether it was done right."""
-    path, work = model_file(job, folder), folder / "work"
+    path = model_file(job, folder)
     state = load_file(path)
     with releasing([path]):
         model, batches = mapped_model(job, state), random_batches(job)
-        if job.save:
-            known = birdie.calibrate(model, batches, loss, blockwise=work if job.method == "blockwise" else False)
-            summary = birdie.save(model, folder / "model.birdie", bits=BITS, coder="fast", calibration=known, workers=1)
-            result = {"bytes": summary.bytes, "kl": summary.error or 0.0}
-        elif job.method == "blockwise":
-            result = {"fisher": mean_fisher(calibrate_blockwise(model, batches, loss, work))}
-        else:
-            result = {"fisher": mean_fisher(calibrate(model, batches, loss))}
-    shutil.rmtree(work, ignore_errors=True)
-    return result
+        known = birdie.calibrate(model, batches, loss, offload=folder if job.method == "files" else False)
+        if not job.save:
+            return {"fisher": mean_fisher(known.sensitivities)}
+        summary = birdie.save(model, folder / "model.birdie", bits=BITS, coder="fast", calibration=known, workers=1)
+        return {"bytes": summary.bytes, "kl": summary.error or 0.0}
 
 
 def mean_fisher(sensitivities: Mapping[str, Sensitivity]) -> float:
