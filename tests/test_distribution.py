@@ -58,7 +58,7 @@ except OSError:
 else:
     raise AssertionError
 '''
-PLACE = "print(json.dumps(birdie.__file__))\n"
+PRINT_PATH = "print(json.dumps(birdie.__file__))\n"
 
 
 def run(command: list[str | Path], folder: Path) -> str:
@@ -171,7 +171,7 @@ birdie.save(state, "max.birdie", bits=4)
 birdie.save(state, "fast.birdie", lossless=True, coder="fast")
 birdie.load("fast.birdie")
 """
-    code = READ_ONLY + readme_code() + same + PLACE
+    code = READ_ONLY + readme_code() + same + PRINT_PATH
     path = json.loads(run([environment / "python", "-c", code], folder))
     assert Path(path).is_relative_to(environment.parent)
     assert json.loads(run([command, "inspect", "model.birdie", "--json"], folder))["bytes"] <= 100_000

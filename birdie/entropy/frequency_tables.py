@@ -189,15 +189,15 @@ def _describe(  # type: ignore[no-untyped-def]
     entropy = (total * np.log2(np.float64(total)) - entropy) * (1 - _ROUNDING)
     form, tried, added = forms[1], knots[1], spikes[1]
     for row in range(curves.shape[0]):
-        stride, found = row + 2, _spikes(support, expected[row], added, rest)
+        stride, peaks = row + 2, _spikes(support, expected[row], added, rest)
         count = ((width - 1 + (1 << stride) - 1) >> stride) + 1
-        if found:
+        if peaks:
             _iterate_scaling(rest, width, stride, below, fitted, floats)
-            for spike in range(found):
+            for spike in range(peaks):
                 index = added[spike, 0]
                 height = np.rint(16 * np.log2(max(support[index], 0.5) / fitted[index]))
                 added[spike, 1] = min(np.int64(height), MAX_LOG - _HEADROOM)
-        for attempt in range(0 if found else 1, 2):  # with spikes and without
+        for attempt in range(0 if peaks else 1, 2):  # with spikes and without
             logs = curves[row] if attempt else below
             lowest = logs[0]
             for k in range(count):
@@ -206,7 +206,7 @@ def _describe(  # type: ignore[no-untyped-def]
                 for k in range(count):
                     knot = np.int64(np.rint(16 * (logs[k] - lowest) / (1 << coarseness)))
                     tried[k] = min(knot, _HEADROOM >> coarseness)
-                form[0], form[1], form[2], form[3] = stride, coarseness, count, 0 if attempt else found
+                form[0], form[1], form[2], form[3] = stride, coarseness, count, 0 if attempt else peaks
                 least = _keep_cheapest(counts, precision, entropy, least, forms, knots, spikes, table, scratch)
     for coarseness in range(2 if total > _MANY else 3 if total > _SOME else MAX_COARSENESS + 1):
         for i in range(width):
@@ -262,7 +262,7 @@ def _spikes(support, expected, added, rest):  # type: ignore[no-untyped-def]
     Returns:
         the number of spikes.
     """
-    width, found = support.size, 0
+    width, peaks = support.size, 0
     for i in range(width):  # so far what each symbol is above the curve
         surplus = support[i] - expected[i]
         rest[i] = support[i] * np.log2(max(support[i], 1e-9) / expected[i]) - surplus * 1.4427
@@ -274,15 +274,15 @@ def _spikes(support, expected, added, rest):  # type: ignore[no-untyped-def]
         if not rest[index] > 24:
             break
         rest[index] = -np.inf
-        found += 1
+        peaks += 1
     spike = 0
     for i in range(width):
-        if spike < found and rest[i] == -np.inf:
+        if spike < peaks and rest[i] == -np.inf:
             added[spike, 0], rest[i] = i, expected[i]
             spike += 1
         else:
             rest[i] = support[i]
-    return found
+    return peaks
 
 
 @inner

@@ -89,10 +89,10 @@ def test_a_kernel_calls_kernels_of_its_own_folder_only() -> None:
             if isinstance(kernel, Dispatcher) and kernel.py_func.__module__ == module.__name__:
                 count += 1
                 called = [kernel.py_func.__globals__.get(name) for name in kernel.py_func.__code__.co_names]
-                places = {
+                folders = {
                     Path(other.py_func.__code__.co_filename).parent for other in called if isinstance(other, Dispatcher)
                 }
-                assert places <= {path.parent}, kernel
+                assert folders <= {path.parent}, kernel
     assert count > 50
 
 
