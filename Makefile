@@ -10,7 +10,7 @@ OLD_PYTHON ?= $(shell for p in python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info >= (3, 13))' 2>/dev/null && echo $$p && break; done)
 
 test fast nightly: export OPENBLAS_NUM_THREADS = 1  # every core runs a test process already
-test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels  # for all checkouts
+test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels  # not in the checkout
 test lint: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/mypy  # as are the types of libraries
 
 .PHONY: demo test fast nightly lint docs browser rivals crowd clean

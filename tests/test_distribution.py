@@ -1,9 +1,8 @@
 """The package as people install it: complete archives, and a wheel that works where nothing can be written.
 
 The wheel is installed without network into an environment of its own, which borrows the third-party packages of the
-running one. At night the README's Python runs there in an empty folder; and its kernels are compiled, as when an image
-of a container is built, and from then on the file system is read-only: a process that writes anywhere but into its
-working folder gets an error of the operating system.
+running one. At night the README's Python runs there in an empty folder, on a file system that is read-only: a process
+that writes anywhere but into its working folder gets an error of the operating system.
 """
 
 import email
@@ -59,11 +58,7 @@ except OSError:
 else:
     raise AssertionError
 '''
-LOADED = """
-from birdie.system.kernels import statistics
-done = statistics()
-print(json.dumps([done.compiled, done.read, done.lost, done.processor, birdie.__file__]))
-"""
+PRINT_PATH = "print(json.dumps(birdie.__file__))\n"
 
 
 def run(command: list[str | Path], folder: Path) -> str:
@@ -162,22 +157,12 @@ def test_an_installed_wheel_runs_the_readme_and_reads_files(environment: Path, t
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)  # all kernels are compiled: a minute or two of a core
-def test_an_installed_wheel_runs_on_a_read_only_file_system_and_compiles_nothing(
-    environment: Path, tmp_path: Path
-) -> None:
+@pytest.mark.timeout(900)  # kernels are compiled and not kept: a minute or two of a core
+def test_an_installed_wheel_runs_on_a_read_only_file_system(environment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     command = environment / "birdie"
     assert run([command, "--version"], folder) == f"{birdie.__version__}\n"
-    compiled = json.loads(run([command, "kernels", "--portable", "--json"], folder))
-    assert compiled["compiled"] > 0
-    assert compiled["processor"] == "generic"
-    (kernels, *_) = compiled["folders"]
-    assert Path(kernels).is_relative_to(environment.parent)
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in Path(kernels).glob("*.kernel"))
-    assert json.loads(run([command, "kernels", "--portable", "--json"], folder))["compiled"] == 0
-
     state = {name: tensor.tolist() for name, tensor in small_model().items() if tensor.is_floating_point()}
     (folder / "state.json").write_text(json.dumps(state))
     same = """
@@ -186,17 +171,14 @@ birdie.save(state, "max.birdie", bits=4)
 birdie.save(state, "fast.birdie", lossless=True, coder="fast")
 birdie.load("fast.birdie")
 """
-    code = READ_ONLY + readme_code() + same + LOADED
-    misses, hits, lost, processor, path = json.loads(run([environment / "python", "-c", code], folder))
+    code = READ_ONLY + readme_code() + same + PRINT_PATH
+    path = json.loads(run([environment / "python", "-c", code], folder))
     assert Path(path).is_relative_to(environment.parent)
-    assert (misses, lost) == (0, 0)
-    assert hits > 10
-    assert processor != "generic"  # so kernels for every processor serve this one
     assert json.loads(run([command, "inspect", "model.birdie", "--json"], folder))["bytes"] <= 100_000
     assert "sota" in run([command, "recipe", "list"], folder)
 
     tensors = {name: torch.tensor(values) for name, values in state.items()}
-    birdie.save(tensors, tmp_path / "max.birdie", bits=4)  # by kernels for this processor
+    birdie.save(tensors, tmp_path / "max.birdie", bits=4)
     birdie.save(tensors, tmp_path / "fast.birdie", lossless=True, coder="fast")
     for name in ("max.birdie", "fast.birdie"):
         files = (tmp_path / name).read_bytes(), (folder / name).read_bytes()

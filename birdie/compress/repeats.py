@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 Words = NDArray[np.unsignedinteger[Any]]
 Numbers = NDArray[np.int64]
@@ -60,12 +60,14 @@ def may_repeat(words: Words, *, singles: bool = True) -> bool:
         return False
     singles &= words.itemsize >= _WIDE
     anchor, width = max(1, _ANCHOR_BYTES // words.itemsize), max(2, _WINDOW_BYTES // words.itemsize)
-    seen = np.empty((2, 2 * _SAMPLE), np.uint64)
+    seen, table = np.empty((2, 2 * _SAMPLE), np.uint64), np.empty(4 * _SAMPLE, np.uint64)  # twice the most hashes
     every = max(1, words.size // _SAMPLE)
     for choose in (_by_content, _evenly)[: 1 if every == 1 else 2]:
         count = choose(words, anchor, width, every, seen)
         if count:
-            repeated = [1 - _count_distinct(hashes[:count]) / count for hashes in seen]
+            repeated = [
+                1 - _count_distinct(hashes[:count], table, np.zeros(table.size, np.bool_)) / count for hashes in seen
+            ]
             if repeated[0] > _LEAST_REPEATED or (singles and repeated[1] > _LEAST_SINGLE):
                 return True
     return False
@@ -108,7 +110,7 @@ def summed(numbers: NDArray[np.integer], times: int) -> Numbers:
     return out
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _evenly(words, anchor, width, every, seen):  # type: ignore[no-untyped-def] # noqa: ARG001 (as the other)
     """Fill `seen` with hashes of every n-th window of so many words, and with its first word; return their number."""
     count = 0
@@ -119,11 +121,9 @@ def _evenly(words, anchor, width, every, seen):  # type: ignore[no-untyped-def] 
     return count
 
 
-@njit(nogil=True, cache=True)
-def _count_distinct(hashes):  # type: ignore[no-untyped-def]
-    size = 4 * _SAMPLE  # a power of two, twice the most hashes
-    table, used = np.empty(size, np.uint64), np.zeros(size, np.bool_)
-    count = 0
+@njit(nogil=True, cache=True, _nrt=False)
+def _count_distinct(hashes, table, used):  # type: ignore[no-untyped-def]
+    size, count = table.size, 0  # a power of two
     for value in hashes:
         slot = np.int64((value * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (size - 1)
         while used[slot] and table[slot] != value:
@@ -134,7 +134,7 @@ def _count_distinct(hashes):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _by_content(words, anchor, width, every, seen):  # type: ignore[no-untyped-def]
     """Do the same with windows that are chosen by a hash of their first words, one of n."""
     count, factor = 0, np.uint64(0x9E3779B97F4A7C15)
@@ -273,7 +273,7 @@ def _parse(words, widths, enough, literal, literals, out):  # type: ignore[no-un
     return matches, singles
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _hash(words, at, width):  # type: ignore[no-untyped-def]
     mixed = np.uint64(0)
     for i in range(width):
@@ -282,12 +282,12 @@ def _hash(words, at, width):  # type: ignore[no-untyped-def]
     return mixed * np.uint64(0xBF58476D1CE4E5B9)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _slot(words, at, width):  # type: ignore[no-untyped-def]
     return np.int64(_hash(words, at, width) >> np.uint64(64 - _TABLE_BITS))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _expand(literals, counts, lengths, distances, out):  # type: ignore[no-untyped-def]
     """Write all words; return False where a match does not fit."""
     at = used = 0

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from birdie.compress.tensors import rows_columns, tensor_of_blocks
 from birdie.entropy.planes import Block
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 MAX_LEVELS = 512
 LARGEST = 1 << 23  # integer level
@@ -265,14 +265,14 @@ def _clusters(quotients: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
     return np.asarray((ordered[starts[:-1]] + ordered[starts[1:] - 1]) / 2)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _half_step(value, bits, lowest):  # type: ignore[no-untyped-def]
     """Return half of the distance between floats near a positive value."""
     exponent = math.frexp(value)[1]
     return math.ldexp(0.5, max(exponent - bits, lowest))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _rounded(value, bits, lowest):  # type: ignore[no-untyped-def]
     """Return a float32 value ≥ 0 in a format of so many bits, to the nearest, ties to even."""
     step = math.ldexp(1.0, max(math.frexp(value)[1] - bits, lowest))
@@ -362,7 +362,7 @@ def _fit(values, blocks, height, width, bits, lowest, levels, integral, numbers,
     return True
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _shortest(values, levels, numbers, low, high, bits, lowest):  # type: ignore[no-untyped-def]
     """Return the float32 with the shortest mantissa that gives all values; 0 if none near the interval does."""
     exponent = math.frexp(high)[1]
@@ -379,7 +379,7 @@ def _shortest(values, levels, numbers, low, high, bits, lowest):  # type: ignore
     return 0.0
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _gives(values, levels, numbers, scale, bits, lowest):  # type: ignore[no-untyped-def]
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):

@@ -175,7 +175,7 @@ def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
     return np.where(np.abs(rows) < limit, np.float32(0), rows) if _has_dust(rows, limit) else rows
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _has_dust(rows, limit):  # type: ignore[no-untyped-def]
     for i in range(rows.shape[0]):
         for value in rows[i]:
@@ -193,17 +193,18 @@ def rows_are_apart(rows: NDArray[np.float32]) -> bool:
 def row_sums(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the sums of rows and of their squares, both (rows,), the same for any number of threads."""
     sums, squares = np.empty(len(rows)), np.empty(len(rows))
-    _add_up(rows, sums, squares)
+    _add_up(rows, np.empty((2, 8)), sums, squares)
     return sums, squares
 
 
-@njit(nogil=True, cache=True)
-def _add_up(rows, sums, squares):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, _nrt=False)
+def _add_up(rows, sixteen, sums, squares):  # type: ignore[no-untyped-def]
     count = rows.shape[1]
-    total, square = np.empty(8), np.empty(8)  # eight of each at a time: one processor instruction
+    total, square = sixteen[0], sixteen[1]  # eight of each at a time: one processor instruction
     for i in range(rows.shape[0]):
         values = rows[i]
-        total[:], square[:] = 0, 0
+        for k in range(8):
+            total[k] = square[k] = 0
         for start in range(0, count - 7, 8):
             for k in range(8):
                 value = np.float64(values[start + k])
@@ -212,10 +213,13 @@ def _add_up(rows, sums, squares):  # type: ignore[no-untyped-def]
         for j in range(count & ~7, count):
             total[0] += values[j]
             square[0] += np.float64(values[j]) * np.float64(values[j])
-        sums[i], squares[i] = total.sum(), square.sum()
+        sums[i] = squares[i] = 0
+        for k in range(8):
+            sums[i] += total[k]
+            squares[i] += square[k]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def count_words(words, counts):  # type: ignore[no-untyped-def]
     """Add the occurrences of each of `words` (n,), unsigned integers, to `counts`."""
     for word in words:

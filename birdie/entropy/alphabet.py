@@ -158,7 +158,7 @@ def _tokens(numbers: NDArray[np.int64]) -> tuple[Symbols, NDArray[np.uint8]]:
     return np.where(lengths > _DIRECT, far, numbers).astype(np.uint16), widths.astype(np.uint8)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _subtract(words, low, mask, offsets, counts):  # type: ignore[no-untyped-def]
     """Fill `offsets` with words − low, modulo mask + 1, and count each."""
     for index in range(words.size):
@@ -167,20 +167,20 @@ def _subtract(words, low, mask, offsets, counts):  # type: ignore[no-untyped-def
         counts[offset] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _count(symbols, counts):  # type: ignore[no-untyped-def]
     for symbol in symbols:
         counts[symbol] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _look_up(symbols, values, out):  # type: ignore[no-untyped-def]
     for row in range(symbols.shape[0]):
         for column in range(symbols.shape[1]):
             out[row, column] = values[symbols[row, column]]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _pack(numbers, widths, data):  # type: ignore[no-untyped-def]
     position = 0  # in bits
     for index in range(numbers.size):
@@ -189,7 +189,7 @@ def _pack(numbers, widths, data):  # type: ignore[no-untyped-def]
             position += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _unpack(tokens, widths, data, center, least, most, out):  # type: ignore[no-untyped-def]
     """Fill `out`; return the number of bits used, -8 when there are too few or a value is out of range."""
     position = 0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy.mixing_tables import LIMIT
-from birdie.system.kernels import njit
+from birdie.system.kernels import inlined, njit
 
 Words = NDArray[np.uint32]
 
@@ -40,12 +40,12 @@ def coded(code: Callable[[Words], int], capacity: int) -> Words:
     return words[:length].copy()
 
 
-@njit(inline="always")
+@inlined
 def clip(value, least, most):  # type: ignore[no-untyped-def]
     return min(max(value, least), most)
 
 
-@njit(inline="always")
+@inlined
 def log2(value, table):  # type: ignore[no-untyped-def]
     """16 · log2 of a positive integer below 2**53, from the exponent and the first 8 bits of its float64."""
     bits = np.float64(value).view(np.int64)
@@ -102,7 +102,7 @@ def decode_bit(code, width, probability):  # type: ignore[no-untyped-def]
     return bit, code, bound if bit else width - bound
 
 
-@njit(inline="always")
+@inlined
 def carry(words, position):  # type: ignore[no-untyped-def]
     """Add 1 to the number that the words so far form: words of all ones become 0 and pass the carry on.
 
@@ -131,7 +131,7 @@ def shift(low, words, position, decoding):  # type: ignore[no-untyped-def]
     return low << np.uint64(32)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@inlined
 def finish(low, words, position):  # type: ignore[no-untyped-def]
     """Write the multiple of 2**32 in [low, low + width): one word; the zeros after it need not be written."""
     last = (low + np.uint64(0xFFFFFFFF)) >> np.uint64(32)

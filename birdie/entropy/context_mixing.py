@@ -18,7 +18,6 @@ Counters, mixers and the arithmetic coder are those of `birdie.entropy.binary`. 
 SSE, secondary symbol estimation) is that of PAQ. All arithmetic is integer; docs/coders.md defines every bit.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from birdie.entropy import binary
 from birdie.entropy.mixing_tables import CDF_BUCKETS, LIMIT, SCALES, prior_cdf, tables
 from birdie.entropy.trellis import machine
 from birdie.errors import ArtifactError
-from birdie.system.kernels import njit
+from birdie.system.kernels import inlined, njit
 
 Words = binary.Words
 
@@ -87,13 +86,14 @@ class Model:
 def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
     """Code `symbols` (rows, columns), not empty."""
     return binary.coded(
-        lambda words: _encode_chunk(symbols, *_initial_state(model, *symbols.shape), words), symbols.size // 2 + 64
+        lambda words: _code(symbols, *_initial_state(model, *symbols.shape), *_inputs(), words, False),
+        symbols.size // 2 + 64,
     )
 
 
 def decode(words: Words, model: Model, out: NDArray[np.uint16]) -> None:
     """Undo `encode` into `out` (rows, columns)."""
-    length = _decode_chunk(out, *_initial_state(model, *out.shape), words)
+    length = _code(out, *_initial_state(model, *out.shape), *_inputs(), words, True)
     if words.size > length or (words.size and words[-1] == 0):
         raise ArtifactError("a chunk of a mixed stream ends too late or with a zero word; the file is damaged")
 
@@ -199,7 +199,7 @@ def _initial_state(model: Model, rows: int, columns: int) -> tuple[Tree, Predict
     """Return what a chunk of (rows, columns) symbols starts from."""
     table, cdf, count = tables(), prior_cdf(model.prior), model.size - 1
     nodes, sets = np.empty((count, 6), np.int32), np.empty(count, np.uint64)
-    _grow_tree(masses(model), nodes, sets)
+    _grow_tree(np.concatenate([[0], np.cumsum(masses(model))]), nodes, sets)
     tree = Tree(nodes[:, 1].copy(), nodes[:, 4:].reshape(-1), sets)
     trellis = machine(model.states)
     parities = 1 + int(trellis.odd.any())
@@ -217,13 +217,19 @@ def _initial_state(model: Model, rows: int, columns: int) -> tuple[Tree, Predict
     energy = (mean * mean * 25 >> 10) + 1  # π/2 · mean² of a Gaussian, from (1/64)² to 1/64
     slow, fast = np.full(entries, energy), np.full(entries, energy)
     slow_scale, fast_scale = np.empty(entries, np.int64), np.empty(entries, np.int64)
-    magnitudes, region = np.zeros(columns, np.int64), np.empty(columns, np.uint8)
+    magnitudes = np.zeros(columns, np.int64)
+    region = (_REGION_CONTEXT + 8 * (8 * np.arange(columns) // columns)).astype(np.uint8)
     base, cap, stride = model.scale - _FINE, 2 * (mean // 16 + 2), count * parities
     pseudo_counts = 1 << model.row_log_pseudo_count, 1 << model.column_log_pseudo_count
     arrays = slow, fast, slow_scale, fast_scale, magnitudes, region, table.log2
     scales = Scales(*arrays, base, mean, cap, model.zero, *pseudo_counts, mask, count, stride)
     parity = np.frombuffer(model.parity or bytes(model.size), np.uint8)
     return tree, predictor, scales, Paths(*trellis, parity, np.zeros(columns, np.uint8))
+
+
+def _inputs() -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Return memory for the contexts and the logits of a symbol."""
+    return np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.int32)
 
 
 @cache
@@ -234,16 +240,13 @@ def _initial_weights() -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
     return np.tile(np.array(_FIRST_WEIGHTS, np.int32), 2 * _SETS), np.tile(entries, (_SETS, 1))
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _grow_tree(masses, nodes, sets):  # type: ignore[no-untyped-def]
-    """Split the alphabet into halves of about equal mass, again and again.
+@njit(nogil=True, cache=True, error_model="numpy", _nrt=False)
+def _grow_tree(sums, nodes, sets):  # type: ignore[no-untyped-def]
+    """Split the alphabet into halves of about equal mass, again and again; `sums` are those of the masses before.
 
     Columns of `nodes`: lowest symbol, last of the left side, highest, depth, left child, right child.
     """
-    sums = np.zeros(masses.size + 1, np.int64)
-    for i in range(masses.size):
-        sums[i + 1] = sums[i] + masses[i]
-    nodes[0, 0], nodes[0, 2], nodes[0, 3] = 0, masses.size - 1, 0
+    nodes[0, 0], nodes[0, 2], nodes[0, 3] = 0, sums.size - 2, 0
     filled = 1
     for node in range(nodes.shape[0]):
         low, high = nodes[node, 0], nodes[node, 2]
@@ -269,13 +272,13 @@ def _grow_tree(masses, nodes, sets):  # type: ignore[no-untyped-def]
                 filled += 1
 
 
-@njit(inline="always")
+@inlined
 def _cdf_bucket(position, inverse):  # type: ignore[no-untyped-def]
     """Bucket of a position, in 1/64 symbols from zero, for a prior whose mean magnitude has this inverse."""
     return binary.clip((position * inverse >> 14) + CDF_BUCKETS // 2, 0, CDF_BUCKETS)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", _nrt=False)
 def _seed(nodes, zero, scale, odd, cdf, inverses, stretch, counters, priors):  # type: ignore[no-untyped-def]
     """Start every counter at the probability that the prior gives at the scale of its context.
 
@@ -299,26 +302,27 @@ def _seed(nodes, zero, scale, odd, cdf, inverses, stretch, counters, priors):  #
                 for coarse in range(fine // 4, _COLUMN_CONTEXT, _COARSE):
                     counters[coarse, node] = counter
                 if fine == _FINE // 2:  # contexts that say nothing about scale start at the mean scale
-                    counters[_COLUMN_CONTEXT:, node] = counter
+                    for context in range(_COLUMN_CONTEXT, _CONTEXTS):
+                        counters[context, node] = counter
 
 
 # Scales and contexts -------------------------------------------------------------------------------------------------
 
 
-@njit(inline="always")
+@inlined
 def _scale(energy, log2):  # type: ignore[no-untyped-def]
     """Scale of an energy: half its logarithm, from 1/64 to (1/64)² (+96), from mean square to mean magnitude (-10)."""
     return (binary.log2(energy, log2) + 86) >> 1
 
 
-@njit(inline="always")
+@inlined
 def _energy(magnitude, cap):  # type: ignore[no-untyped-def]
     """Square of a magnitude in half symbols, in 1/64 of a squared symbol; without the cap outliers would rule."""
     capped = min(magnitude, cap)
     return 16 * capped * capped
 
 
-@njit(inline="always")
+@inlined
 def _learning_rate(symbols):  # type: ignore[no-untyped-def]
     """Learning rate of the mixers after so many symbols.
 
@@ -327,7 +331,7 @@ def _learning_rate(symbols):  # type: ignore[no-untyped-def]
     return np.int32(max(_LAST_RATE, _FIRST_RATE - symbols // _COOLING))
 
 
-@njit(inline="always")
+@inlined
 def _set_contexts(start, scales, column, band, row_sum, expected_sum, row_scale, left, left2, odd):  # type: ignore[no-untyped-def]
     """Fill `start` (_INPUTS,) with the index of node 0 in the counters and priors of a symbol.
 
@@ -361,18 +365,7 @@ def _set_contexts(start, scales, column, band, row_sum, expected_sum, row_scale,
     return np.uint64(_SETS + coarse)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _start_scales(scales):  # type: ignore[no-untyped-def]
-    """Fill what does not depend on symbols; return the energy of all rows and columns before the first row."""
-    columns, energy = scales.region.size, scales.slow[0]
-    for column in range(columns):
-        scales.region[column] = _REGION_CONTEXT + 8 * (8 * column // columns)
-    for column in range(scales.slow.size):
-        scales.slow_scale[column] = scales.fast_scale[column] = _scale(energy, scales.log2) - scales.base
-    return energy
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(no_cpython_wrapper=True, error_model="numpy", _nrt=False)
 def _learn_row(scales, adaptation, row, row_sum, expected_sum, row_level):  # type: ignore[no-untyped-def]
     """Let the columns learn from a complete row; return the energies of recent rows and of all columns.
 
@@ -462,67 +455,59 @@ def _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_
 # The loop over the symbols of a chunk ---------------------------------------------------------------------------------
 
 
-def _coder(*, decoding: bool) -> Callable[..., int]:
-    """Return the loop of the encoder or of the decoder; the compiler leaves the branches of the other out."""
+@njit(nogil=True, cache=True, error_model="numpy", _nrt=False)
+def _code(symbols, tree, predictor, scales, paths, start, logits, words, decoding):  # type: ignore[no-untyped-def]
+    """Code `symbols` (rows, columns) to `words`, or decode them: one kernel, which takes a third less to compile.
 
-    @njit(nogil=True, cache=True, error_model="numpy")
-    def chunk(symbols, tree, predictor, scales, paths, words):  # type: ignore[no-untyped-def]
-        """Code `symbols` (rows, columns) to `words`, or decode them.
-
-        Returns:
-            how many words the encoder needs, which may be more than there are, or that it may have written at most.
-        """
-        rows, columns = symbols.shape
-        # The low end of the interval; in the decoder the code, counted from there.
-        low, width, position = np.uint64(0), ~np.uint64(0), 0
-        if decoding:
-            low, position = binary.word(words, 0) << np.uint64(32) | binary.word(words, 1), 2
-        start, logits = np.zeros(_INPUTS, np.uint64), np.zeros(_INPUTS, np.int32)
-        row_level = column_level = _start_scales(scales)
-        for i in range(rows):
-            row_sum, expected_sum = scales.row_pseudo_count * row_level, scales.row_pseudo_count * column_level
-            row_scale, band = _scale(row_level, scales.log2) - scales.base, 8 * i // rows
-            rate = _learning_rate(i * columns)
-            left = left2 = np.int64(0)
-            for j in range(columns):
-                path = np.uint64(j & paths.mask)
-                state = paths.state[path]
-                odd = np.int64(paths.odd[state])
-                scale_set = _set_contexts(start, scales, j, band, row_sum, expected_sum, row_scale, left, left2, odd)
-                symbol = np.int64(0 if decoding else symbols[i, j])
-                node = np.uint64(0)
-                while True:
-                    node_set = tree.sets[node]
-                    probability, by_node, by_scale, mean = _predict(predictor, start, logits, node, node_set, scale_set)
-                    if decoding:
-                        bit, low, width = binary.decode_bit(low, width, probability)
-                    else:
-                        bit, low_before = symbol > tree.split[node], low
-                        low, width = binary.encode_bit(low, width, bit, probability)
-                        if low < low_before and position <= words.size:
-                            binary.carry(words, position)
-                    if width < np.uint64(binary.RENORMALIZE):
-                        low, width = binary.shift(low, words, position, decoding), width << np.uint64(32)
-                        position += 1
-                    _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_scale, mean, rate, bit)
-                    child = tree.children[node + node + np.uint64(bit)]
-                    if child < 0:
-                        break
-                    node = np.uint64(child)
+    Returns:
+        how many words the encoder needs, which may be more than there are, or that it may have written at most.
+    """
+    rows, columns = symbols.shape
+    # The low end of the interval; in the decoder the code, counted from there.
+    low, width, position = np.uint64(0), ~np.uint64(0), 0
+    if decoding:
+        low, position = binary.word(words, 0) << np.uint64(32) | binary.word(words, 1), 2
+    row_level = column_level = scales.slow[0]
+    for j in range(scales.slow.size):
+        scales.slow_scale[j] = scales.fast_scale[j] = _scale(scales.slow[0], scales.log2) - scales.base
+    for i in range(rows):
+        row_sum, expected_sum = scales.row_pseudo_count * row_level, scales.row_pseudo_count * column_level
+        row_scale, band = _scale(row_level, scales.log2) - scales.base, 8 * i // rows
+        rate = _learning_rate(i * columns)
+        left = left2 = np.int64(0)
+        for j in range(columns):
+            path = np.uint64(j & paths.mask)
+            state = paths.state[path]
+            odd = np.int64(paths.odd[state])
+            scale_set = _set_contexts(start, scales, j, band, row_sum, expected_sum, row_scale, left, left2, odd)
+            symbol = np.int64(0 if decoding else symbols[i, j])
+            node = np.uint64(0)
+            while True:
+                node_set = tree.sets[node]
+                probability, by_node, by_scale, mean = _predict(predictor, start, logits, node, node_set, scale_set)
                 if decoding:
-                    symbol = np.int64(-1 - child)
-                    symbols[i, j] = symbol
-                left2, left = left, abs(2 * (symbol - scales.zero) + odd)
-                scales.magnitudes[j] = left
-                paths.state[path] = paths.next_state[state, paths.parity[np.uint64(symbol)]]
-                row_sum += _energy(left, scales.cap)
-                expected_sum += scales.slow[j & scales.mask]
-            if i < rows - 1:
-                row_level, column_level = _learn_row(scales, predictor.adaptation, i, row_sum, expected_sum, row_level)
-        return position - 1 if decoding else binary.finish(low, words, position)
-
-    compiled: Callable[..., int] = chunk
-    return compiled
-
-
-_encode_chunk, _decode_chunk = _coder(decoding=False), _coder(decoding=True)
+                    bit, low, width = binary.decode_bit(low, width, probability)
+                else:
+                    bit, low_before = symbol > tree.split[node], low
+                    low, width = binary.encode_bit(low, width, bit, probability)
+                    if low < low_before and position <= words.size:
+                        binary.carry(words, position)
+                if width < np.uint64(binary.RENORMALIZE):
+                    low, width = binary.shift(low, words, position, decoding), width << np.uint64(32)
+                    position += 1
+                _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_scale, mean, rate, bit)
+                child = tree.children[node + node + np.uint64(bit)]
+                if child < 0:
+                    break
+                node = np.uint64(child)
+            if decoding:
+                symbol = np.int64(-1 - child)
+                symbols[i, j] = symbol
+            left2, left = left, abs(2 * (symbol - scales.zero) + odd)
+            scales.magnitudes[j] = left
+            paths.state[path] = paths.next_state[state, paths.parity[np.uint64(symbol)]]
+            row_sum += _energy(left, scales.cap)
+            expected_sum += scales.slow[j & scales.mask]
+        if i < rows - 1:
+            row_level, column_level = _learn_row(scales, predictor.adaptation, i, row_sum, expected_sum, row_level)
+    return position - 1 if decoding else binary.finish(low, words, position)

@@ -14,7 +14,6 @@ way (ZipNN, arXiv 2411.05239), knows none of that.
 Counters, mixers and the arithmetic coder are those of `birdie.entropy.binary`. All arithmetic is integer.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -109,7 +108,7 @@ def decode(data: Bytes, base: Bits, fmt: str, threads: int = 1) -> Bits:
         part = parts[index]
         words = np.frombuffer(part_words, "<u4").astype(np.uint32)
         known, changes = _Given.of(base[part], fmt), np.empty(base[part].shape, np.int64)
-        length = _decode_chunk(changes, *known, _State.at(middle, scale, base.shape[1]), words)
+        length = _code(changes, *known, _State.at(middle, scale, base.shape[1]), *_inputs(), words, True)
         if words.size > length or (words.size and words[-1] == 0):
             raise ArtifactError("a chunk of differences ends too late or with a zero word; the file is damaged")
         out[part] = _from_ordered(_ordered(base[part], fmt) + changes, fmt, base.dtype)
@@ -126,7 +125,7 @@ def _parts(rows: int, columns: int) -> list[slice]:
 
 def _encode(changes: Integers, known: "_Given", middle: int, scale: int) -> Words:
     def code(words: Words) -> int:
-        return _encode_chunk(changes, *known, _State.at(middle, scale, changes.shape[1]), words)
+        return int(_code(changes, *known, _State.at(middle, scale, changes.shape[1]), *_inputs(), words, False))
 
     return binary.coded(code, changes.size * known.width // 32 + 64)
 
@@ -218,6 +217,11 @@ class _State(NamedTuple):
         )
 
 
+def _inputs() -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32]]:
+    """Return memory for the contexts and the logits of a word."""
+    return np.zeros(INPUTS, np.uint64), np.zeros(INPUTS, np.uint64), np.zeros(INPUTS, np.int32)
+
+
 @lru_cache(_CACHED)
 def _initial_counters(scale: int) -> NDArray[np.uint32]:
     """Return counters that start at what a Laplace distribution of the expected difference gives."""
@@ -257,181 +261,178 @@ def _predict(counters, index, weights, weight_set, logits, squash, stretch):  # 
     return np.uint64(binary.clip(squash[np.uint64(logit + 2048)], 8, 65528)), logit
 
 
-def _coder(*, decoding: bool) -> Callable[..., int]:
-    @njit(nogil=True, cache=True, error_model="numpy")
-    def chunk(changes, levels, negative, width, state, words):  # type: ignore[no-untyped-def]
-        rows, columns = changes.shape
-        counters, weights, squash, stretch = state.counters, state.weights, state.squash, state.stretch
-        sums, lasts, biases, last_signs = state.columns[0], state.columns[1], state.columns[2], state.columns[3]
-        log2, adaptation = state.log2, state.adaptation
-        low, span, position = np.uint64(0), ~np.uint64(0), 0
-        if decoding:
-            low, position = binary.word(words, 0) << np.uint64(32) | binary.word(words, 1), 2
-        start, index, logits = np.zeros(INPUTS, np.uint64), np.zeros(INPUTS, np.uint64), np.zeros(INPUTS, np.int32)
-        total, count, column_count = np.int64(state.mean) * _PRIOR_WORTH, np.int64(_PRIOR_WORTH), np.int64(0)
-        for i in range(rows):
-            usual = total // count + 1
-            usual_log = binary.log2(usual, log2)
-            row_sum, row_count = usual * _PRIOR_WORTH, np.int64(_PRIOR_WORTH)
-            left, left2, left_length = usual, usual, 0
-            sign1 = sign2 = row_bias = agreement = rank = np.int64(0)
-            column_log = binary.log2(column_count + _PRIOR_WORTH, log2)
-            for j in range(columns):
-                level = np.int64(levels[i, j])
-                shift = binary.clip(level - state.middle + _DEPTH, 0, _MOST_SHIFT)
-                # expected differences, 16 · log2
-                unit = 16 * shift
-                by_row = binary.log2(row_sum, log2) - binary.log2(row_count, log2)
-                by_column = binary.log2(sums[j] + usual * _PRIOR_WORTH, log2) - column_log
-                both = by_row + by_column - usual_log - unit
-                near = binary.log2(((2 * left + left2 + 2 * lasts[j]) * 13 >> 6) + (usual >> 3) + 1, log2) - unit
-                every = (3 * both + 2 * near) // 5
-                by_row -= unit
-                by_column -= unit
-                deep = binary.clip(level - state.middle + 32, 0, 63)
-                half = binary.clip((both + _ZERO) >> 3, 0, 95)
-                start[0] = np.uint64(deep)
-                start[1] = np.uint64(_STARTS[1] + binary.clip((by_row + _ZERO) >> 2, 0, 191))
-                start[2] = np.uint64(_STARTS[2] + binary.clip((by_column + _ZERO) >> 2, 0, 191))
-                start[3] = np.uint64(_STARTS[3] + binary.clip(3 * (both + _ZERO) >> 3, 0, 287))
-                start[4] = np.uint64(_STARTS[4] + binary.clip((near + _ZERO) >> 3, 0, 95))
-                start[5] = np.uint64(_STARTS[5] + binary.clip(3 * (every + _ZERO) >> 3, 0, 287))
-                start[6] = np.uint64(_STARTS[6] + half * 8 + min(left_length, 7))
-                start[7] = np.uint64(_STARTS[7] + (half >> 1) * 8 + binary.clip((deep - 8) >> 2, 0, 7))
-                for k in range(INPUTS):
-                    start[k] *= np.uint64(_NODES)
-                rate = np.int32(max(_LAST_RATE, _FIRST_RATE - (i * columns + j) // _COOLING))
-                change = np.int64(0) if decoding else changes[i, j]
-                magnitude = np.uint64(-change) if change < 0 else np.uint64(change)
-                length = 0
-                while not decoding and length < 64 and magnitude >> np.uint64(length):
-                    length += 1
-                # bit length: from the expected one up or down
-                t, going, stage, leading = binary.clip((both + 8) >> 4, 0, width - 1), 0, 0, np.uint64(1)
-                while stage < 4:
-                    if stage == 0:
-                        node = 2 * t + (going < 0)
-                        bit = length > t
-                    elif stage == 1:
-                        node = _FIRST + length
-                        bit = (magnitude >> np.uint64(length - 2)) & np.uint64(1) != np.uint64(0)
-                    elif stage == 2:
-                        node = _SECOND + 2 * length + np.int64(leading & np.uint64(1))
-                        bit = (magnitude >> np.uint64(length - 3)) & np.uint64(1) != np.uint64(0)
-                    else:
-                        bit = change < 0
-                    if stage < 3:
-                        for k in range(INPUTS):
-                            index[k] = start[k] + np.uint64(node)
-                        probability, logit = _predict(
-                            counters, index, weights, np.uint64(node), logits, squash, stretch
-                        )
-                    else:
-                        sign = np.int64(negative[i, j])
-                        row_part, column_part = (row_bias + 4096) >> 7, (biases[j] + 4096) >> 7
-                        index[0] = np.uint64(sign)
-                        index[1] = np.uint64(_SIGN_STARTS[1] + row_part)
-                        index[2] = np.uint64(_SIGN_STARTS[2] + column_part)
-                        index[3] = np.uint64(_SIGN_STARTS[3] + row_part * 64 + column_part)
-                        index[4] = np.uint64(
-                            _SIGN_STARTS[4] + (last_signs[j] + 1) * 18 + (sign1 + 1) * 6 + (sign2 + 1) * 2 + sign
-                        )
-                        index[5] = np.uint64(_SIGN_STARTS[5] + ((agreement + 4096) >> 7) * 3 + last_signs[j] + 1)
-                        index[6] = np.uint64(_SIGN_STARTS[6] + ((rank + 4096) >> 7) * 64 + column_part)
-                        index[7] = np.uint64(_SIGN_STARTS[7] + min(length, 15) * 2 + sign)
-                        probability, logit = _predict(
-                            state.signs, index, state.sign_weights, np.uint64(0), logits, squash, stretch
-                        )
-                    if decoding:
-                        bit, low, span = binary.decode_bit(low, span, probability)
-                    else:
-                        low_before = low
-                        low, span = binary.encode_bit(low, span, bit, probability)
-                        if low < low_before and position <= words.size:
-                            binary.carry(words, position)
-                    if span < np.uint64(binary.RENORMALIZE):
-                        low, span = binary.shift(low, words, position, decoding), span << np.uint64(32)
-                        position += 1
-                    target = np.int32(65536 if bit else 0)
-                    error = (target - squash[np.uint64(logit + 2048)]) * rate >> np.int32(4)
-                    if stage < 3:
-                        binary.train(weights, np.uint64(node), logits, error)
-                        for k in range(INPUTS):
-                            binary.update_counter(counters, index[k], bit, adaptation)
-                    else:
-                        binary.train(state.sign_weights, np.uint64(0), logits, error)
-                        for k in range(INPUTS):
-                            binary.update_counter(state.signs, index[k], bit, adaptation)
-                    if stage == 0:
-                        if bit and going >= 0 and t < width - 1:
-                            t, going = t + 1, 1
-                        elif not bit and going <= 0 and t > 0:
-                            t, going = t - 1, -1
-                        else:
-                            length = t + 1 if bit else t
-                            stage = 1 if length > 1 else 3 if length else 4
-                    elif stage == 1:
-                        leading = leading << np.uint64(1) | np.uint64(bit)
-                        stage = 2 if length > 2 else 3
-                    elif stage == 2:
-                        leading = leading << np.uint64(1) | np.uint64(bit)
-                        stage = 3
-                    else:
-                        stage = 5
-                        if decoding and bit:
-                            change = np.int64(-1)
-                # the rest of the bits, plain, up to 16 at a time
-                rest = max(length - 3, 0)
-                while rest > 0:
-                    some = min(rest, 16)
-                    rest -= some
-                    span >>= np.uint64(some)
-                    if decoding:
-                        part = low // span
-                        if part >> np.uint64(some):
-                            part = (np.uint64(1) << np.uint64(some)) - np.uint64(1)
-                        low -= part * span
-                        leading = leading << np.uint64(some) | part
-                    else:
-                        part = magnitude >> np.uint64(rest) & ((np.uint64(1) << np.uint64(some)) - np.uint64(1))
-                        low_before = low
-                        low += part * span
-                        if low < low_before and position <= words.size:
-                            binary.carry(words, position)
-                    if span < np.uint64(binary.RENORMALIZE):
-                        low, span = binary.shift(low, words, position, decoding), span << np.uint64(32)
-                        position += 1
+@njit(nogil=True, cache=True, error_model="numpy", _nrt=False)
+def _code(  # type: ignore[no-untyped-def]
+    changes, levels, negative, width, state, start, index, logits, words, decoding
+):
+    """Code `changes` (rows, columns) to `words`, or decode them: one kernel, to halve what there is to compile.
+
+    Returns:
+        how many words the encoder needs, which may be more than there are, or that it may have written at most.
+    """
+    rows, columns = changes.shape
+    counters, weights, squash, stretch = state.counters, state.weights, state.squash, state.stretch
+    sums, lasts, biases, last_signs = state.columns[0], state.columns[1], state.columns[2], state.columns[3]
+    log2, adaptation = state.log2, state.adaptation
+    low, span, position = np.uint64(0), ~np.uint64(0), 0
+    if decoding:
+        low, position = binary.word(words, 0) << np.uint64(32) | binary.word(words, 1), 2
+    total, count, column_count = np.int64(state.mean) * _PRIOR_WORTH, np.int64(_PRIOR_WORTH), np.int64(0)
+    for i in range(rows):
+        usual = total // count + 1
+        usual_log = binary.log2(usual, log2)
+        row_sum, row_count = usual * _PRIOR_WORTH, np.int64(_PRIOR_WORTH)
+        left, left2, left_length = usual, usual, 0
+        sign1 = sign2 = row_bias = agreement = rank = np.int64(0)
+        column_log = binary.log2(column_count + _PRIOR_WORTH, log2)
+        for j in range(columns):
+            level = np.int64(levels[i, j])
+            shift = binary.clip(level - state.middle + _DEPTH, 0, _MOST_SHIFT)
+            # expected differences, 16 · log2
+            unit = 16 * shift
+            by_row = binary.log2(row_sum, log2) - binary.log2(row_count, log2)
+            by_column = binary.log2(sums[j] + usual * _PRIOR_WORTH, log2) - column_log
+            both = by_row + by_column - usual_log - unit
+            near = binary.log2(((2 * left + left2 + 2 * lasts[j]) * 13 >> 6) + (usual >> 3) + 1, log2) - unit
+            every = (3 * both + 2 * near) // 5
+            by_row -= unit
+            by_column -= unit
+            deep = binary.clip(level - state.middle + 32, 0, 63)
+            half = binary.clip((both + _ZERO) >> 3, 0, 95)
+            start[0] = np.uint64(deep)
+            start[1] = np.uint64(_STARTS[1] + binary.clip((by_row + _ZERO) >> 2, 0, 191))
+            start[2] = np.uint64(_STARTS[2] + binary.clip((by_column + _ZERO) >> 2, 0, 191))
+            start[3] = np.uint64(_STARTS[3] + binary.clip(3 * (both + _ZERO) >> 3, 0, 287))
+            start[4] = np.uint64(_STARTS[4] + binary.clip((near + _ZERO) >> 3, 0, 95))
+            start[5] = np.uint64(_STARTS[5] + binary.clip(3 * (every + _ZERO) >> 3, 0, 287))
+            start[6] = np.uint64(_STARTS[6] + half * 8 + min(left_length, 7))
+            start[7] = np.uint64(_STARTS[7] + (half >> 1) * 8 + binary.clip((deep - 8) >> 2, 0, 7))
+            for k in range(INPUTS):
+                start[k] *= np.uint64(_NODES)
+            rate = np.int32(max(_LAST_RATE, _FIRST_RATE - (i * columns + j) // _COOLING))
+            change = np.int64(0) if decoding else changes[i, j]
+            magnitude = np.uint64(-change) if change < 0 else np.uint64(change)
+            length = 0
+            while not decoding and length < 64 and magnitude >> np.uint64(length):
+                length += 1
+            # bit length: from the expected one up or down
+            t, going, stage, leading = binary.clip((both + 8) >> 4, 0, width - 1), 0, 0, np.uint64(1)
+            while stage < 4:
+                if stage == 0:
+                    node = 2 * t + (going < 0)
+                    bit = length > t
+                elif stage == 1:
+                    node = _FIRST + length
+                    bit = (magnitude >> np.uint64(length - 2)) & np.uint64(1) != np.uint64(0)
+                elif stage == 2:
+                    node = _SECOND + 2 * length + np.int64(leading & np.uint64(1))
+                    bit = (magnitude >> np.uint64(length - 3)) & np.uint64(1) != np.uint64(0)
+                else:
+                    bit = change < 0
+                if stage < 3:
+                    for k in range(INPUTS):
+                        index[k] = start[k] + np.uint64(node)
+                    probability, logit = _predict(counters, index, weights, np.uint64(node), logits, squash, stretch)
+                else:
+                    sign = np.int64(negative[i, j])
+                    row_part, column_part = (row_bias + 4096) >> 7, (biases[j] + 4096) >> 7
+                    index[0] = np.uint64(sign)
+                    index[1] = np.uint64(_SIGN_STARTS[1] + row_part)
+                    index[2] = np.uint64(_SIGN_STARTS[2] + column_part)
+                    index[3] = np.uint64(_SIGN_STARTS[3] + row_part * 64 + column_part)
+                    index[4] = np.uint64(
+                        _SIGN_STARTS[4] + (last_signs[j] + 1) * 18 + (sign1 + 1) * 6 + (sign2 + 1) * 2 + sign
+                    )
+                    index[5] = np.uint64(_SIGN_STARTS[5] + ((agreement + 4096) >> 7) * 3 + last_signs[j] + 1)
+                    index[6] = np.uint64(_SIGN_STARTS[6] + ((rank + 4096) >> 7) * 64 + column_part)
+                    index[7] = np.uint64(_SIGN_STARTS[7] + min(length, 15) * 2 + sign)
+                    probability, logit = _predict(
+                        state.signs, index, state.sign_weights, np.uint64(0), logits, squash, stretch
+                    )
                 if decoding:
-                    magnitude = leading if length else np.uint64(0)
-                    change = -np.int64(magnitude) if change < 0 else np.int64(magnitude)
-                    changes[i, j] = change
-                size = min(np.int64(min(magnitude, np.uint64(_MOST >> shift))) << shift, _MOST)
-                row_sum += size
-                row_count += 1
-                if row_count >= _ROW_MEMORY:
-                    row_sum, row_count = (row_sum >> 1) + 1, row_count >> 1
-                total += size
-                count += 1
-                if count >= 1 << 18:
-                    total, count = (total >> 1) + 1, count >> 1
-                sums[j] += size
-                lasts[j], left2, left, left_length = size, left, size, length
-                if length:
-                    sign = np.int64(-1) if change < 0 else np.int64(1)
-                    row_bias += (sign * 4095 - row_bias) >> 5
-                    agreement += (sign * last_signs[j] * 4095 - agreement) >> 5
-                    rank += ((sign if biases[j] >= 0 else -sign) * 4095 - rank) >> 5
-                    biases[j] += (sign * 4095 - biases[j]) >> 4
-                    sign2, sign1, last_signs[j] = sign1, sign, sign
-            column_count += 1
-            if column_count >= _COLUMN_MEMORY:
-                column_count >>= 1
-                for j in range(columns):
-                    sums[j] >>= 1
-        return position - 1 if decoding else binary.finish(low, words, position)
-
-    compiled: Callable[..., int] = chunk
-    return compiled
-
-
-_encode_chunk, _decode_chunk = _coder(decoding=False), _coder(decoding=True)
+                    bit, low, span = binary.decode_bit(low, span, probability)
+                else:
+                    low_before = low
+                    low, span = binary.encode_bit(low, span, bit, probability)
+                    if low < low_before and position <= words.size:
+                        binary.carry(words, position)
+                if span < np.uint64(binary.RENORMALIZE):
+                    low, span = binary.shift(low, words, position, decoding), span << np.uint64(32)
+                    position += 1
+                target = np.int32(65536 if bit else 0)
+                error = (target - squash[np.uint64(logit + 2048)]) * rate >> np.int32(4)
+                if stage < 3:
+                    binary.train(weights, np.uint64(node), logits, error)
+                    for k in range(INPUTS):
+                        binary.update_counter(counters, index[k], bit, adaptation)
+                else:
+                    binary.train(state.sign_weights, np.uint64(0), logits, error)
+                    for k in range(INPUTS):
+                        binary.update_counter(state.signs, index[k], bit, adaptation)
+                if stage == 0:
+                    if bit and going >= 0 and t < width - 1:
+                        t, going = t + 1, 1
+                    elif not bit and going <= 0 and t > 0:
+                        t, going = t - 1, -1
+                    else:
+                        length = t + 1 if bit else t
+                        stage = 1 if length > 1 else 3 if length else 4
+                elif stage == 1:
+                    leading = leading << np.uint64(1) | np.uint64(bit)
+                    stage = 2 if length > 2 else 3
+                elif stage == 2:
+                    leading = leading << np.uint64(1) | np.uint64(bit)
+                    stage = 3
+                else:
+                    stage = 5
+                    if decoding and bit:
+                        change = np.int64(-1)
+            # the rest of the bits, plain, up to 16 at a time
+            rest = max(length - 3, 0)
+            while rest > 0:
+                some = min(rest, 16)
+                rest -= some
+                span >>= np.uint64(some)
+                if decoding:
+                    part = low // span
+                    if part >> np.uint64(some):
+                        part = (np.uint64(1) << np.uint64(some)) - np.uint64(1)
+                    low -= part * span
+                    leading = leading << np.uint64(some) | part
+                else:
+                    part = magnitude >> np.uint64(rest) & ((np.uint64(1) << np.uint64(some)) - np.uint64(1))
+                    low_before = low
+                    low += part * span
+                    if low < low_before and position <= words.size:
+                        binary.carry(words, position)
+                if span < np.uint64(binary.RENORMALIZE):
+                    low, span = binary.shift(low, words, position, decoding), span << np.uint64(32)
+                    position += 1
+            if decoding:
+                magnitude = leading if length else np.uint64(0)
+                change = -np.int64(magnitude) if change < 0 else np.int64(magnitude)
+                changes[i, j] = change
+            size = min(np.int64(min(magnitude, np.uint64(_MOST >> shift))) << shift, _MOST)
+            row_sum += size
+            row_count += 1
+            if row_count >= _ROW_MEMORY:
+                row_sum, row_count = (row_sum >> 1) + 1, row_count >> 1
+            total += size
+            count += 1
+            if count >= 1 << 18:
+                total, count = (total >> 1) + 1, count >> 1
+            sums[j] += size
+            lasts[j], left2, left, left_length = size, left, size, length
+            if length:
+                sign = np.int64(-1) if change < 0 else np.int64(1)
+                row_bias += (sign * 4095 - row_bias) >> 5
+                agreement += (sign * last_signs[j] * 4095 - agreement) >> 5
+                rank += ((sign if biases[j] >= 0 else -sign) * 4095 - rank) >> 5
+                biases[j] += (sign * 4095 - biases[j]) >> 4
+                sign2, sign1, last_signs[j] = sign1, sign, sign
+        column_count += 1
+        if column_count >= _COLUMN_MEMORY:
+            column_count >>= 1
+            for j in range(columns):
+                sums[j] >>= 1
+    return position - 1 if decoding else binary.finish(low, words, position)

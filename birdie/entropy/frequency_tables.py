@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.side_information import MAX_NUMBER, Reader, Writer, take_number, zigzag
 from birdie.errors import ArtifactError
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 Counts = NDArray[np.int64]
 
@@ -29,6 +29,7 @@ _SCALINGS = 23  # steps
 _ROUNDING = 1e-9  # share of an entropy that its rounding is far below
 _NEWTON_STEPS, _NEWTON_SETTLED = 24, 1e-6  # at most; and the largest change of a log after which no other matters
 _LAST_STRIDE, _FITTED_SPIKES = 5, 4  # of descriptions that are tried
+_ROWS = 6  # of floats that the search works in
 _TABLE_BITS, _SPIKE_BITS, _KNOT_BITS = 24.0, 18.0, 1.2  # of a description, about; a knot that bends takes more
 _SOME, _MANY = 1 << 12, 1 << 16  # symbols from which fewer forms are worth trying
 _HEADROOM = 16 * 18  # range of logs that the encoder leaves to knots; the rest is for spikes
@@ -68,9 +69,10 @@ class Description:
     def frequencies(self, size: int, precision: int) -> Counts:
         """Return integer frequencies (size,) that sum to 2**precision; zero outside the support."""
         out = np.zeros(size, np.int64)
+        form = np.array([self.stride, self.coarseness, len(self.knots), len(self.spikes)], np.int64)
         knots = np.array(self.knots, np.int64)
         spikes = np.array(self.spikes, np.int64).reshape(-1, 2)
-        if not _frequencies(self.low, self.high, self.stride, self.coarseness, knots, spikes, precision, out):
+        if not _frequencies(self.low, self.high, form, knots, spikes, precision, _scratch(size, precision), out):
             raise ArtifactError(_IMPOSSIBLE)
         return out
 
@@ -98,9 +100,15 @@ class Description:
 def take(reader: Reader, classes: int, size: int, precision: int) -> Counts:
     """Read as many descriptions as there are classes; return their frequencies (classes, size)."""
     out = np.zeros((classes, size), np.int64)
-    if not _take_tables(*reader.source, _CONTEXTS, precision, out):
+    knots, spikes, form = np.empty(size + 1, np.int64), np.empty((MAX_SPIKES, 2), np.int64), np.empty(4, np.int64)
+    if not _take_tables(*reader.source, _CONTEXTS, precision, form, knots, spikes, _scratch(size, precision), out):
         raise ArtifactError(_IMPOSSIBLE)
     return out
+
+
+def _scratch(size: int, precision: int) -> Counts:
+    """Return the memory that `_frequencies` needs for tables of `size` symbols."""
+    return np.empty(2 * size + (1 << precision) + 2, np.int64)
 
 
 def knot_count(width: int, stride: int) -> int:
@@ -118,9 +126,20 @@ def fit(counts: Counts, precision: int, *, newton: bool = False) -> tuple[Descri
     occurring = np.flatnonzero(counts)
     low, high = int(occurring[0]), int(occurring[-1])
     support = np.ascontiguousarray(counts[low : high + 1], np.int64)
-    form, spikes = np.zeros(4, np.int64), np.zeros((_FITTED_SPIKES, 2), np.int64)
-    knots = np.zeros(support.size, np.int64)
-    bits = _fit(support, precision, newton, form, knots, spikes)
+    total, width = int(support.sum()), support.size
+    # The more data, the finer the forms that win. Symbols must not be too few for a stride.
+    strides = [2] if total > _MANY else [2, 3] if total > _SOME else range(2, _LAST_STRIDE + 1)
+    count = sum(width >= 3 << stride for stride in strides)
+    values, floats = support.astype(np.float64), np.empty((_ROWS, width + 1))
+    curves, expected = np.empty((2, count, width + 1))
+    _fit_curves(values, curves, expected, floats)
+    if newton:
+        _refine_curves(values, curves, expected, floats)
+    forms, spikes = np.zeros((2, 4), np.int64), np.zeros((2, _FITTED_SPIKES, 2), np.int64)
+    knots, table = np.zeros((2, width), np.int64), np.empty(width, np.int64)
+    made = forms, knots, spikes, floats, table, _scratch(width, precision)
+    bits = _describe(support, values, total, precision, curves, expected, *made)
+    form, knots, spikes = forms[0], knots[0], spikes[0]
     stride, coarseness, knot, spike = form.tolist()
     added = tuple((low + symbol, height) for symbol, height in spikes[:spike].tolist())
     return Description(low, high, stride, coarseness, tuple(knots[:knot].tolist()), added), bits
@@ -138,137 +157,164 @@ def least_bits(counts: Counts) -> NDArray[np.float64]:
     return bits
 
 
-@njit(nogil=True, cache=True)
-def _fit(counts, precision, newton, form, knots, spikes):  # type: ignore[no-untyped-def]
-    """Fill form (stride, coarseness, knots, spikes), knots and spikes (index, height) of the cheapest description.
+@njit(nogil=True, cache=True, _nrt=False)
+def _fit_curves(support, curves, expected, floats):  # type: ignore[no-untyped-def]
+    """Fill a row of curves (log2 frequencies at the knots) and one of expected counts for each stride from 2 on."""
+    for row in range(curves.shape[0]):
+        _iterate_scaling(support, support.size, row + 2, curves[row], expected[row], floats)
 
-    `counts` is the support of the histogram. Returned are the bits. Loops stand where numpy has an expression of two
-    arrays or a copy into a part of one: to compile those takes longer than all the rest of this kernel.
+
+@njit(nogil=True, cache=True, _nrt=False)
+def _refine_curves(support, curves, expected, floats):  # type: ignore[no-untyped-def]
+    """Move the curves of `_fit_curves` to the maximum of the likelihood: a kernel of its own, which few need."""
+    for row in range(curves.shape[0]):
+        _iterate_newton(support, support.size, row + 2, curves[row], expected[row], floats)
+
+
+@njit(nogil=True, cache=True, _nrt=False)
+def _describe(  # type: ignore[no-untyped-def]
+    counts, support, total, precision, curves, expected, forms, knots, spikes, floats, table, scratch
+):
+    """Fill row 0 of forms, knots and spikes (index, height) with the cheapest description; return its bits.
+
+    A form is stride, coarseness, and how many knots and spikes there are. `counts` is the support of the histogram; row
+    1 is for the description that is tried.
     """
-    total, least_count = counts.sum(), counts.max()
-    for count in counts:
-        if 0 < count < least_count:
-            least_count = count
-    least, none = np.inf, np.zeros((0, 2), np.int64)
-    support = counts.astype(np.float64)
-    entropy = 0.0
-    for count in support:
-        entropy += count * np.log2(max(count, 1.0))
+    rest, below, fitted = floats[0], floats[1], floats[2]
+    width, least_count, entropy, least = counts.size, counts[0], 0.0, np.inf
+    for i in range(width):
+        if 0 < counts[i] < least_count:
+            least_count = counts[i]
+        entropy += support[i] * np.log2(max(support[i], 1.0))
     entropy = (total * np.log2(np.float64(total)) - entropy) * (1 - _ROUNDING)
-    # The more data, the finer the forms that win.
-    coarsenesses = 1 if total > _MANY else 3
-    for stride in range(2, 3 if total > _MANY else 4 if total > _SOME else _LAST_STRIDE + 1):
-        if support.size < (3 << stride):  # too few symbols for it
-            break
-        # This maximum of the likelihood is refined, or that of the rest if some symbols are spikes.
-        curve, expected = _iterate_scaling(support, stride)
-        if newton:
-            _iterate_newton(support, stride, curve, expected)
-        peaks = _spikes(support, expected)
-        if peaks.size:
-            rest, added = support.copy(), np.empty((peaks.size, 2), np.int64)
-            for index in peaks:
-                rest[index] = expected[index]
-            below, expected = _iterate_scaling(rest, stride)
-            for row in range(peaks.size):
-                index = peaks[row]
-                height = np.rint(16 * np.log2(max(support[index], 0.5) / expected[index]))
-                added[row, 0], added[row, 1] = index, min(np.int64(height), MAX_LOG - _HEADROOM)
-            for coarseness in range(coarsenesses):
-                tried = _quantized(below, coarseness)
-                least = _keep_cheapest(
-                    counts, stride, coarseness, tried, added, precision, entropy, least, form, knots, spikes
-                )
-        for coarseness in range(coarsenesses):
-            tried = _quantized(curve, coarseness)
-            least = _keep_cheapest(
-                counts, stride, coarseness, tried, none, precision, entropy, least, form, knots, spikes
-            )
-    finest = 2 if total > _MANY else 3 if total > _SOME else MAX_COARSENESS + 1
-    logs = 16 * np.log2(np.maximum(counts, 1) / least_count)
-    for coarseness in range(finest):
-        tried = np.zeros(counts.size, np.int64)
-        for i in range(counts.size):
-            if counts[i]:
-                tried[i] = min(1 + np.int64(np.rint(logs[i] / (1 << coarseness))), MAX_LOG >> coarseness)
-        least = _keep_cheapest(
-            counts, np.int64(0), coarseness, tried, none, precision, entropy, least, form, knots, spikes
-        )
+    form, tried, added = forms[1], knots[1], spikes[1]
+    for row in range(curves.shape[0]):
+        stride, peaks = row + 2, _spikes(support, expected[row], added, rest)
+        count = ((width - 1 + (1 << stride) - 1) >> stride) + 1
+        if peaks:
+            _iterate_scaling(rest, width, stride, below, fitted, floats)
+            for spike in range(peaks):
+                index = added[spike, 0]
+                height = np.rint(16 * np.log2(max(support[index], 0.5) / fitted[index]))
+                added[spike, 1] = min(np.int64(height), MAX_LOG - _HEADROOM)
+        for attempt in range(0 if peaks else 1, 2):  # with spikes and without
+            logs = curves[row] if attempt else below
+            lowest = logs[0]
+            for k in range(count):
+                lowest = min(lowest, logs[k])
+            for coarseness in range(1 if total > _MANY else 3):
+                for k in range(count):
+                    knot = np.int64(np.rint(16 * (logs[k] - lowest) / (1 << coarseness)))
+                    tried[k] = min(knot, _HEADROOM >> coarseness)
+                form[0], form[1], form[2], form[3] = stride, coarseness, count, 0 if attempt else peaks
+                least = _keep_cheapest(counts, precision, entropy, least, forms, knots, spikes, table, scratch)
+    for coarseness in range(2 if total > _MANY else 3 if total > _SOME else MAX_COARSENESS + 1):
+        for i in range(width):
+            log = 16 * np.log2(max(counts[i], 1) / least_count)
+            tried[i] = min(1 + np.int64(np.rint(log / (1 << coarseness))), MAX_LOG >> coarseness) if counts[i] else 0
+        form[0], form[1], form[2], form[3] = 0, coarseness, width, 0
+        least = _keep_cheapest(counts, precision, entropy, least, forms, knots, spikes, table, scratch)
     return least
 
 
-@njit(nogil=True, cache=True)
-def _keep_cheapest(  # type: ignore[no-untyped-def]
-    counts, stride, coarseness, tried, added, precision, entropy, least, form, knots, spikes
-):
-    """Fill form, knots and spikes if a description takes fewer than `least` bits; return the fewer of both."""
-    bits = _table_bits(stride, tried, added)
+@inner
+def _keep_cheapest(counts, precision, entropy, least, forms, knots, spikes, table, scratch):  # type: ignore[no-untyped-def]
+    """Copy rows 1 to rows 0 if that description takes fewer than `least` bits; return the fewer of both.
+
+    The bits of a description are rough; those of the data are infinite in a table that lacks one of the symbols.
+    """
+    form, tried, added = forms[1], knots[1], spikes[1]
+    stride, bits = form[0], _TABLE_BITS + _SPIKE_BITS * form[3]
+    for k in range(2 if stride else 1, form[2]):
+        change = tried[k] - tried[k - 1]
+        if stride:
+            change -= tried[k - 1] - tried[k - 2]
+        bits += _KNOT_BITS + 1.5 * np.log2(1.0 + abs(change))
     if bits + entropy >= least:
         return least
-    bits += _data_bits(counts, stride, coarseness, tried, added, precision)
-    if bits >= least:
+    for symbol in range(counts.size):
+        table[symbol] = 0
+    if not _frequencies(np.int64(0), counts.size - 1, form, tried, added, precision, scratch, table):
         return least
-    form[0], form[1], form[2], form[3] = stride, coarseness, tried.size, len(added)
-    for knot in range(tried.size):
-        knots[knot] = tried[knot]
-    for spike in range(len(added)):
-        spikes[spike, 0], spikes[spike, 1] = added[spike, 0], added[spike, 1]
-    return bits
+    data = 0.0
+    for symbol in range(counts.size):
+        if counts[symbol]:
+            if not table[symbol]:
+                return least
+            data += counts[symbol] * (precision - np.log2(np.float64(table[symbol])))
+    if bits + data >= least:
+        return least
+    for item in range(4):
+        forms[0, item] = form[item]
+    for knot in range(form[2]):
+        knots[0, knot] = tried[knot]
+    for spike in range(form[3]):
+        spikes[0, spike, 0], spikes[0, spike, 1] = added[spike, 0], added[spike, 1]
+    return bits + data
 
 
-@njit(nogil=True, cache=True)
-def _spikes(support, expected):  # type: ignore[no-untyped-def]
-    """Return the symbols that the curve misses by far, at most four, in their order.
+@inner
+def _spikes(support, expected, added, rest):  # type: ignore[no-untyped-def]
+    """Fill column 0 of `added` with the symbols that the curve misses by far, at most four, and `rest` without them.
 
     A spike pays where the share of a symbol in the divergence, in bits, is above 24 to name it.
+
+    Returns:
+        the number of spikes.
     """
-    excess = np.empty(support.size)
-    for i in range(support.size):
+    width, peaks = support.size, 0
+    for i in range(width):  # so far what each symbol is above the curve
         surplus = support[i] - expected[i]
-        excess[i] = support[i] * np.log2(max(support[i], 1e-9) / expected[i]) - surplus * 1.4427
-    peaks = np.zeros(support.size, np.bool_)
+        rest[i] = support[i] * np.log2(max(support[i], 1e-9) / expected[i]) - surplus * 1.4427
     for _ in range(_FITTED_SPIKES):
-        index = np.argmax(excess)
-        if not excess[index] > 24:
+        index = 0
+        for i in range(width):
+            if rest[i] > rest[index]:
+                index = i
+        if not rest[index] > 24:
             break
-        peaks[index], excess[index] = True, -np.inf
-    return np.flatnonzero(peaks)
+        rest[index] = -np.inf
+        peaks += 1
+    spike = 0
+    for i in range(width):
+        if spike < peaks and rest[i] == -np.inf:
+            added[spike, 0], rest[i] = i, expected[i]
+            spike += 1
+        else:
+            rest[i] = support[i]
+    return peaks
 
 
-@njit(nogil=True, cache=True)
-def _quantized(logs, coarseness):  # type: ignore[no-untyped-def]
-    knots = np.rint(16 * (logs - logs.min()) / (1 << coarseness)).astype(np.int64)
-    return np.minimum(knots, _HEADROOM >> coarseness)
-
-
-@njit(nogil=True, cache=True)
-def _add_hats(values, stride, sums):  # type: ignore[no-untyped-def]
+@inner
+def _add_hats(values, width, stride, sums):  # type: ignore[no-untyped-def]
     """Add to sums (knots + 1,) the inner product of each knot's hat function and values (width,)."""
-    width = 1.0 / (1 << stride)
-    for i in range(values.size):
-        along = (i & (1 << stride) - 1) * width
+    unit = 1.0 / (1 << stride)
+    for i in range(width):
+        along = (i & (1 << stride) - 1) * unit
         sums[i >> stride] += values[i] * (1 - along)
         sums[(i >> stride) + 1] += values[i] * along
 
 
-@njit(nogil=True, cache=True)
-def _expect(logs, stride, total, expected):  # type: ignore[no-untyped-def]
+@inner
+def _expect(logs, knots, stride, total, width, expected):  # type: ignore[no-untyped-def]
     """Fill expected (width,), of sum `total`, with the curve through the knots: a geometric series between two."""
-    highest, mass, unit = logs.max(), 0.0, 1.0 / (1 << stride)
-    for k in range(logs.size):
+    highest, mass, unit = logs[0], 0.0, 1.0 / (1 << stride)
+    for k in range(knots):
+        highest = max(highest, logs[k])
+    for k in range(knots):
         start = k << stride
         value = np.exp2(logs[k] - highest)
-        factor = np.exp2((logs[min(k + 1, logs.size - 1)] - logs[k]) * unit)
-        for i in range(start, min(start + (1 << stride), expected.size)):
+        factor = np.exp2((logs[min(k + 1, knots - 1)] - logs[k]) * unit)
+        for i in range(start, min(start + (1 << stride), width)):
             expected[i] = value
             mass += value
             value *= factor
     scale = total / mass
-    for i in range(expected.size):
+    for i in range(width):
         expected[i] *= scale
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _moments(factor, stride, count):  # type: ignore[no-untyped-def]
     """Return the sums of fⁱ, i fⁱ and i² fⁱ for i below `count`, at most 2**stride: what lies between two knots."""
     zeroth = first = second = 0.0
@@ -289,23 +335,29 @@ def _moments(factor, stride, count):  # type: ignore[no-untyped-def]
     return zeroth, first, second
 
 
-@njit(nogil=True, cache=True)
-def _iterate_scaling(support, stride):  # type: ignore[no-untyped-def]
-    """Return log2 frequencies at the knots that nearly maximize the likelihood of `support`, and the expected counts.
+@inner
+def _iterate_scaling(support, width, stride, logs, expected, floats):  # type: ignore[no-untyped-def]
+    """Fill log2 frequencies at the knots that nearly maximize the likelihood of `support`, and the expected counts.
 
     The frequencies form an exponential family in hat functions (linear interpolation) that sum to one everywhere. So
     generalized iterative scaling (Darroch and Ratcliff 1972) climbs without a step size.
     """
-    width, unit = support.size, 1.0 / (1 << stride)
-    knots = ((width - 1 + (1 << stride) - 1) >> stride) + 1
-    target, model, area = np.zeros(knots + 1), np.zeros(knots + 1), np.zeros(knots + 1)  # the last one is outside
-    _add_hats(support, stride, target)
-    _add_hats(np.ones(width), stride, area)
-    total = support.sum()
-    weights = (target[:knots] + 0.3) / (area[:knots] + 1e-9)
+    unit, knots, total = 1.0 / (1 << stride), ((width - 1 + (1 << stride) - 1) >> stride) + 1, 0.0
+    target, model, area = floats[3], floats[4], floats[5]  # the last element is outside
+    for k in range(knots + 1):
+        target[k] = area[k] = 0.0
+    for i in range(width):
+        expected[i] = 1.0
+        total += support[i]
+    _add_hats(support, width, stride, target)
+    _add_hats(expected, width, stride, area)
+    weights = logs
+    for k in range(knots):
+        weights[k] = (target[k] + 0.3) / (area[k] + 1e-9)
     for _ in range(_SCALINGS):
         mass = 0.0
-        model[:] = 0
+        for k in range(knots + 1):
+            model[k] = 0.0
         for k in range(knots):
             factor = weights[min(k + 1, knots - 1)] / weights[k]
             for _ in range(stride):
@@ -314,28 +366,36 @@ def _iterate_scaling(support, stride):  # type: ignore[no-untyped-def]
             mass += weights[k] * zeroth
             model[k] += weights[k] * (zeroth - first * unit)
             model[k + 1] += weights[k] * first * unit
-        scale = total / mass
+        scale, largest = total / mass, 0.0
         for k in range(knots):
             weights[k] *= (target[k] + 0.3) / (model[k] * scale + 0.3)
-        weights /= weights.max()
-    logs, expected = np.log2(weights), np.empty(width)
-    _expect(logs, stride, total, expected)
-    return logs, expected
+            largest = max(largest, weights[k])
+        for k in range(knots):
+            weights[k] /= largest
+    for k in range(knots):
+        logs[k] = np.log2(weights[k])
+    _expect(logs, knots, stride, total, width, expected)
 
 
-@njit(nogil=True, cache=True)
-def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped-def]
+@inner
+def _iterate_newton(support, width, stride, logs, expected, floats):  # type: ignore[no-untyped-def]
     """Find the maximum that `_iterate_scaling` approaches, by Newton's method from logs; fill expected.
 
     Only neighboring hats overlap: the curvature is tridiagonal.
     """
-    knots, width, unit, total = logs.size, support.size, 1.0 / (1 << stride), support.sum()
-    target, model = np.zeros(knots + 1), np.empty(knots + 1)
-    diagonal, beside, gradient = np.empty(knots + 1), np.empty(knots + 1), np.empty(knots + 1)
-    _add_hats(support, stride, target)
+    unit, knots, total = 1.0 / (1 << stride), ((width - 1 + (1 << stride) - 1) >> stride) + 1, 0.0
+    target, model, diagonal, beside, gradient = floats[0], floats[1], floats[2], floats[3], floats[4]
+    for k in range(knots + 1):
+        target[k] = 0.0
+    for i in range(width):
+        total += support[i]
+    _add_hats(support, width, stride, target)
     for _ in range(_NEWTON_STEPS):
-        highest, mass = logs.max(), 0.0
-        model[:], diagonal[:], beside[:] = 0, 0, 0
+        highest, mass = logs[0], 0.0
+        for k in range(knots):
+            highest = max(highest, logs[k])
+        for k in range(knots + 1):
+            model[k] = diagonal[k] = beside[k] = 0.0
         for k in range(knots):
             weight = np.exp2(logs[k] - highest)
             factor = np.exp2((logs[min(k + 1, knots - 1)] - logs[k]) * unit)
@@ -362,118 +422,102 @@ def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped
             gradient[k] /= diagonal[k]
         for k in range(knots):
             gradient[k] = logs[k] + min(max(gradient[k] / np.log(2.0), -2.0), 2.0)
-        lowest, moved = gradient[:knots].max() - _HEADROOM / 16, 0.0
+        lowest, moved = gradient[0], 0.0
+        for k in range(knots):
+            lowest = max(lowest, gradient[k])
+        lowest -= _HEADROOM / 16
         for k in range(knots):
             moved = max(moved, abs(max(gradient[k], lowest) - logs[k]))
             logs[k] = max(gradient[k], lowest)
         if moved < _NEWTON_SETTLED:
             break
-    _expect(logs, stride, total, expected)
+    _expect(logs, knots, stride, total, width, expected)
 
 
-@njit(nogil=True, cache=True)
-def _frequencies(low, high, stride, coarseness, knots, spikes, precision, out):  # type: ignore[no-untyped-def]
-    """Fill out (size,), zeros so far, from low to high; return False where no table can look so."""
+@njit(nogil=True, cache=True, _nrt=False)
+def _frequencies(low, high, form, knots, spikes, precision, scratch, out):  # type: ignore[no-untyped-def]
+    """Fill out (size,), zeros so far, from low to high; return False where no table can look so.
+
+    Args:
+        form: stride, coarseness, and how many of the knots and the spikes count.
+        scratch: that of `_scratch`: logs, then symbols in order, then where those of each frequency start.
+    """
+    stride, coarseness, width = form[0], form[1], high - low + 1
     slots, total, present = np.int64(1) << precision, np.int64(0), np.int64(0)
-    logs = np.empty(high - low + 1, np.int64)
-    for i in range(logs.size):
+    for i in range(width):
         left = knots[i >> stride] << coarseness
         if stride:
-            right = knots[min((i >> stride) + 1, knots.size - 1)] << coarseness
+            right = knots[min((i >> stride) + 1, form[2] - 1)] << coarseness
             left += (right - left) * (i & (1 << stride) - 1) + (1 << stride - 1) >> stride
-        logs[i] = left
-    for spike in range(spikes.shape[0]):
+        scratch[i] = left
+    for spike in range(form[3]):
         index = spikes[spike, 0] - low
-        logs[index] = max(logs[index] + spikes[spike, 1], np.int64(stride == 0))
-    for i in range(logs.size):
-        if logs[i] > MAX_LOG:
+        scratch[index] = max(scratch[index] + spikes[spike, 1], np.int64(stride == 0))
+    for i in range(width):
+        if scratch[i] > MAX_LOG:
             return False
-        if stride or logs[i] > 0:
-            log = max(logs[i], np.int64(0))
+        if stride or scratch[i] > 0:
+            log = max(scratch[i], np.int64(0))
             out[low + i] = _POWERS[log & 15] << (log >> 4)
             total += out[low + i]
             present += 1
     if not 0 < present <= slots:
         return False
-    remainder = slots
+    remainder, highest = slots, np.int64(0)
     for symbol in range(low, high + 1):
         if out[symbol]:
             out[symbol] = max(((out[symbol] << precision) + (total >> 1)) // total, np.int64(1))
+            highest = max(highest, out[symbol])
             remainder -= out[symbol]
-    if remainder:
-        _distribute(low, high, remainder, present, out)
+    if not remainder:
+        return True
+    # Give the remainder of rounding, of either sign, to the symbols one by one from the most frequent down.
+    start = 2 * width + highest
+    for frequency in range(highest + 2):  # a counting sort, which is stable
+        scratch[2 * width + frequency] = 0
+    for symbol in range(low, high + 1):
+        if out[symbol]:
+            scratch[start - out[symbol] + 1] += 1
+    for frequency in range(1, highest + 2):
+        scratch[2 * width + frequency] += scratch[2 * width + frequency - 1]
+    for symbol in range(low, high + 1):
+        if out[symbol]:
+            scratch[width + scratch[start - out[symbol]]] = symbol
+            scratch[start - out[symbol]] += 1
+    step = np.int64(1 if remainder > 0 else -1)
+    while remainder:
+        for index in range(width, width + present):
+            if remainder and (step > 0 or out[scratch[index]] > 1):
+                out[scratch[index]] += step
+                remainder -= step
     return True
 
 
-@njit(nogil=True, cache=True)
-def _data_bits(counts, stride, coarseness, knots, spikes, precision):  # type: ignore[no-untyped-def]
-    """Return the bits of symbols with these counts in a table; infinite if it lacks one of them."""
-    frequencies = np.zeros(counts.size, np.int64)
-    if not _frequencies(np.int64(0), counts.size - 1, stride, coarseness, knots, spikes, precision, frequencies):
-        return np.inf
-    bits = 0.0
-    for symbol in range(counts.size):
-        if counts[symbol]:
-            if not frequencies[symbol]:
-                return np.inf
-            bits += counts[symbol] * (precision - np.log2(np.float64(frequencies[symbol])))
-    return bits
-
-
-@njit(nogil=True, cache=True)
-def _table_bits(stride, knots, spikes):  # type: ignore[no-untyped-def]
-    """Return roughly the bits that describe a table."""
-    bits = _TABLE_BITS + _SPIKE_BITS * spikes.shape[0]
-    for k in range(2 if stride else 1, knots.size):
-        change = knots[k] - knots[k - 1]
-        if stride:
-            change -= knots[k - 1] - knots[k - 2]
-        bits += _KNOT_BITS + 1.5 * np.log2(1.0 + abs(change))
-    return bits
-
-
-@njit(nogil=True, cache=True)
-def _distribute(low, high, remainder, present, out):  # type: ignore[no-untyped-def]
-    """Give the remainder of rounding, of either sign, to the symbols one by one from the most frequent down."""
-    highest = out[low : high + 1].max()
-    starts = np.zeros(highest + 2, np.int64)  # a counting sort, which is stable
-    for symbol in range(low, high + 1):
-        if out[symbol]:
-            starts[highest - out[symbol] + 1] += 1
-    for index in range(1, starts.size):
-        starts[index] += starts[index - 1]
-    order = np.empty(present, np.int64)
-    for symbol in range(low, high + 1):
-        if out[symbol]:
-            order[starts[highest - out[symbol]]] = symbol
-            starts[highest - out[symbol]] += 1
-    step = np.int64(1 if remainder > 0 else -1)
-    while remainder:
-        for index in range(present):
-            if remainder and (step > 0 or out[order[index]] > 1):
-                out[order[index]] += step
-                remainder -= step
-
-
-@njit(nogil=True, cache=True)
-def _take_tables(words, state, probability, count, contexts, precision, out):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, _nrt=False)
+def _take_tables(  # type: ignore[no-untyped-def]
+    words, state, probability, count, contexts, precision, form, knots, spikes, scratch, out
+):
     """Read a description for each row of out (classes, size), zeros so far, and fill it; return False on damage.
 
     The contexts are an array and `take_number` is called in few lines, which keeps the compiler's work small.
     """
     size = out.shape[1]
     for table in range(out.shape[0]):
-        low = after = form = np.int64(0)
+        low = after = kind = np.int64(0)
         for index in range(3):
             number = take_number(words, state, probability, count, contexts[index])
-            low, after, form = after, form, number
+            low, after, kind = after, kind, number
         high = size - 1 - after
-        if low > high or form >= (MAX_STRIDE + 1) * (MAX_COARSENESS + 1):
+        if low > high or kind >= (MAX_STRIDE + 1) * (MAX_COARSENESS + 1):
             return False
-        stride, coarseness = form // (MAX_COARSENESS + 1), form % (MAX_COARSENESS + 1)
-        knots = np.empty(((high - low + (1 << stride) - 1) >> stride) + 1, np.int64)
+        stride = kind // (MAX_COARSENESS + 1)
+        form[0], form[1], form[2] = (
+            stride,
+            kind % (MAX_COARSENESS + 1),
+            ((high - low + (1 << stride) - 1) >> stride) + 1,
+        )
         knot = slope = number = np.int64(0)
-        for i in range(knots.size):
+        for i in range(form[2]):
             dense = contexts[6] + (number if number < contexts[7] else contexts[7])
             context = contexts[3 + i if i < 2 else 5] if stride else dense
             number = take_number(words, state, probability, count, context)
@@ -486,7 +530,7 @@ def _take_tables(words, state, probability, count, contexts, precision, out):  #
         number = take_number(words, state, probability, count, contexts[8])
         if number > MAX_SPIKES:
             return False
-        spikes = np.empty((number, 2), np.int64)
+        form[3] = number
         for i in range(2 * number):
             taken = take_number(words, state, probability, count, contexts[9 + (i & 1)])
             if i & 1:
@@ -497,6 +541,6 @@ def _take_tables(words, state, probability, count, contexts, precision, out):  #
                     return False
             if taken > MAX_NUMBER:
                 return False
-        if not _frequencies(low, high, stride, coarseness, knots, spikes, precision, out[table]):
+        if not _frequencies(low, high, form, knots, spikes, precision, scratch, out[table]):
             return False
     return True

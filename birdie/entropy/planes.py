@@ -172,14 +172,14 @@ def _check_range(plane: Plane, field: _Field, index: int, fmt: str) -> None:
         raise ArtifactError(f"plane {index} of {fmt} holds values outside {low}…{high}; the file is damaged")
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _insert(plane, shift, words):  # type: ignore[no-untyped-def]
     """Add a bit field to words that have zeros there."""
     for index in range(words.size):
         words[index] |= np.uint64(plane[index]) << np.uint64(shift)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _raise_sign(mantissa, top, words):  # type: ignore[no-untyped-def]
     """Reorder exponent, sign, mantissa to sign, exponent, mantissa; the sign becomes bit `top`."""
     below = (np.uint64(1) << np.uint64(mantissa)) - np.uint64(1)
@@ -189,7 +189,7 @@ def _raise_sign(mantissa, top, words):  # type: ignore[no-untyped-def]
         words[index] = sign << np.uint64(top) | exponent << np.uint64(mantissa) | word & below
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _extract(words, exponent, top, shift, mask, out):  # type: ignore[no-untyped-def]
     """Fill `out` with a bit field of words whose sign, bit `top`, is moved below the exponent, if that has any bits."""
     low = top - exponent

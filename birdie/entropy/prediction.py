@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from birdie.entropy.alphabet import Symbols
 from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
 from birdie.errors import ArtifactError
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 Integers = NDArray[np.int64]
 
@@ -72,12 +72,14 @@ class RowPrediction:
     def subtract(self, symbols: Symbols, zero: int, size: int) -> Symbols:
         """Return the residuals of `symbols` (rows, columns), 0 … size - 1; size // 2 stands for no difference."""
         residuals = np.empty_like(symbols)
-        _predict_rows(symbols.copy(), residuals, self.distances, self.weights, zero, size, False)
+        means = np.zeros(symbols.shape[1], np.int64)
+        _predict_rows(symbols.copy(), residuals, self.distances, self.weights, means, zero, size, False)
         return residuals
 
     def add(self, residuals: Symbols, zero: int, size: int) -> Symbols:
         """Return the symbols that have these residuals, in the memory of the residuals."""
-        _predict_rows(residuals, residuals, self.distances, self.weights, zero, size, True)
+        means = np.zeros(residuals.shape[1], np.int64)
+        _predict_rows(residuals, residuals, self.distances, self.weights, means, zero, size, True)
         return residuals
 
 
@@ -204,7 +206,7 @@ def _fit_rows(symbols: Symbols, zero: int) -> RowPrediction:
     every = max(1, -(-rows * rows * columns // _MAX_PRODUCTS), -(-rows // 4096))
     candidates = np.arange(0, rows, every)
     predictor = RowPrediction(np.zeros((rows, REFERENCES), np.int64), np.zeros((rows, REFERENCES + 1), np.int64))
-    means = np.empty((rows, columns), np.int64)
+    means = np.zeros((rows, columns), np.int64)
     _running_means(symbols, zero, means)
     # Greedy: what the shared direction (about the column means) explains is projected out of all rows; then the
     # reference that explains most of the rest, then the one that explains most of what that leaves.
@@ -351,37 +353,36 @@ def _take_weights(reader: Reader, context: int, count: int) -> Integers:
     return weights
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _wrap(value, size):  # type: ignore[no-untyped-def]
     return value if 0 <= value < size else value % size  # a division is slow, and rarely needed
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _update_mean(mean, value, row):  # type: ignore[no-untyped-def]
     """Return the running mean of a column, in 1/256, after one more value; from 1,024 rows on it forgets slowly."""
     return mean + ((value * 256 - mean) * (65536 // (min(row, 1023) + 1)) >> 16)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _running_means(symbols, zero, out):  # type: ignore[no-untyped-def]
     rows, columns = symbols.shape
-    out[0] = 0
     for row in range(1, rows):
         for column in range(columns):
             value = np.int64(symbols[row - 1, column]) - zero
             out[row, column] = _update_mean(out[row - 1, column], value, row - 1)
 
 
-@njit(nogil=True, cache=True)
-def _predict_rows(symbols, residuals, distances, weights, zero, size, adding):  # type: ignore[no-untyped-def]
-    """Fill `symbols` from `residuals` if adding, else `residuals` from `symbols`."""
+@njit(nogil=True, cache=True, _nrt=False)
+def _predict_rows(symbols, residuals, distances, weights, means, zero, size, adding):  # type: ignore[no-untyped-def]
+    """Fill `symbols` from `residuals` if adding, else `residuals` from `symbols`; means (columns,) are zeros so far."""
     rows, columns = symbols.shape
     half = size // 2
-    means = np.zeros(columns, np.int64)
     for row in range(rows):
         first, second = row - distances[row, 0], row - distances[row, 1]
-        mean_weight, one, two = weights[row]
-        one, two = one * 256 if first < row else 0, two * 256 if second < row else 0
+        mean_weight = weights[row, 0]
+        one = weights[row, 1] * 256 if first < row else 0
+        two = weights[row, 2] * 256 if second < row else 0
         for column in range(columns):
             predicted = mean_weight * means[column]
             predicted += one * (np.int64(symbols[first, column]) - zero) if one else 0
@@ -394,7 +395,7 @@ def _predict_rows(symbols, residuals, distances, weights, zero, size, adding):  
             means[column] = _update_mean(means[column], np.int64(symbols[row, column]) - zero, row)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _predict_taps(symbols, residuals, first, up, back, weights, zero, size, adding):  # type: ignore[no-untyped-def]
     """Fill `symbols` from `residuals` if adding, else `residuals` from `symbols`."""
     rows, columns = symbols.shape

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.trellis import Machine
 from birdie.errors import ArtifactError
-from birdie.system.kernels import njit
+from birdie.system.kernels import inlined, njit
 
 Words = NDArray[np.uint16]
 LANES = 4  # interleaved states
@@ -86,7 +86,7 @@ def decode(
         raise ArtifactError("a coded chunk does not end where it should; the file is damaged")
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _fill(frequencies, values, table):  # type: ignore[no-untyped-def]
     parities = table.shape[2]
     for row in range(frequencies.shape[0]):
@@ -99,7 +99,7 @@ def _fill(frequencies, values, table):  # type: ignore[no-untyped-def]
                 slot += 1
 
 
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def push(x, entry, shift, limit, position, buffer):  # type: ignore[no-untyped-def]
     """Return the state after a symbol of this entry, and where the words begin."""
     frequency = entry & np.uint64(0xFFFF_FFFF)
@@ -112,7 +112,7 @@ def push(x, entry, shift, limit, position, buffer):  # type: ignore[no-untyped-d
     return (quotient << shift) + (x - quotient * frequency) + (entry >> np.uint64(32)), position
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _encode(symbols, classes, parities, odd, table, precision, buffer):  # type: ignore[no-untyped-def]
     """Fill the end of `buffer`; return where the words begin. Symbols are coded backwards: the decoder undoes it."""
     rows, columns = symbols.shape
@@ -143,19 +143,19 @@ def _encode(symbols, classes, parities, odd, table, precision, buffer):  # type:
     return position
 
 
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def advance(x, entry, shift):  # type: ignore[no-untyped-def]
     """Return the state before this symbol was encoded: frequency · (x >> precision) + offset."""
     return ((entry >> np.uint64(32)) & np.uint64(0xFFFF)) * (x >> shift) + (entry >> np.uint64(48))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def _next(state, entry, feedback, flip):  # type: ignore[no-untyped-def]
     """Return the state of a trellis after the value of an entry: s >> 1 ^ odd · feedback ^ parity · flip."""
     return np.uint8(state >> 1 ^ (state & 1) * feedback ^ np.uint8(entry & np.uint64(1)) * flip)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _decode(words, classes, table, precision, odd, next_state, path_mask, state, out):  # type: ignore[no-untyped-def]
     """Fill `out`; return whether the words, which have padding after them, end where they should."""
     rows, columns = out.shape
@@ -165,11 +165,13 @@ def _decode(words, classes, table, precision, odd, next_state, path_mask, state,
     feedback, flip = next_state[-1, 0] ^ (odd.size - 1) >> 1, next_state[0, 1]
     low, half = np.uint64(256) << np.uint64(8 * parities), np.uint64(16)
     position, last = np.uint64(4 * parities + 4), np.uint64(words.size - _PADDING)
-    x = np.zeros(4, np.uint64)
+    x0 = x1 = x2 = x3 = np.uint64(0)
     for word in range(4 * parities + 3, -1, -1):
-        lane = word // (parities + 1)
-        x[lane] = x[lane] << half | np.uint64(words[word])
-    x0, x1, x2, x3 = x[0], x[1], x[2], x[3]
+        lane, part = word // (parities + 1), np.uint64(words[word])
+        x0 = x0 << half | part if lane == 0 else x0
+        x1 = x1 << half | part if lane == 1 else x1
+        x2 = x2 << half | part if lane == 2 else x2
+        x3 = x3 << half | part if lane == 3 else x3
     for row in range(rows):
         slots, values = table[classes[row]], out[row]
         column = 0

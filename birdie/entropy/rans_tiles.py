@@ -24,7 +24,7 @@ from birdie.entropy.factors import Factors
 from birdie.entropy.rans import Words, encode_table
 from birdie.entropy.trellis import Machine, chunk_rows
 from birdie.errors import ArtifactError
-from birdie.system.kernels import njit
+from birdie.system.kernels import inlined, inner, njit
 
 LANES = 32
 PRECISION = 12  # log2 of the slots of a table
@@ -188,7 +188,7 @@ def decode(
         raise ArtifactError("a row of zeros is coded in a stream; the file is damaged")
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _fill(frequencies, out):  # type: ignore[no-untyped-def]
     for table in range(frequencies.shape[0]):
         slot = 0
@@ -199,7 +199,7 @@ def _fill(frequencies, out):  # type: ignore[no-untyped-def]
                 slot += 1
 
 
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def _pushed(x, entry):  # type: ignore[no-untyped-def]
     """Return the state after a symbol, before words are given off."""
     frequency = entry & np.uint64(0xFFFF_FFFF)
@@ -208,7 +208,7 @@ def _pushed(x, entry):  # type: ignore[no-untyped-def]
     return (quotient << np.uint64(12)) + (x - quotient * frequency) + (entry >> np.uint64(32))
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _tail(symbols, kinds, parities, odd, raw, table, start):  # type: ignore[no-untyped-def]
     """Return the fewest last rows after which all states are in [2**16, 2**32) if they begin at 2**start, or -1."""
     rows, columns = symbols.shape
@@ -276,7 +276,7 @@ def _encode(  # type: ignore[no-untyped-def]
         begins[tile], tails[tile], starts[tile] = position, tail, start
 
 
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def _number(entry, low, mask, raw, low_bits):  # type: ignore[no-untyped-def]
     """Return the number of an entry whose offset has given way to raw bits."""
     return low + ((entry >> _SYMBOL_AT & mask) << raw) + (entry & low_bits)

@@ -44,7 +44,7 @@ def cluster(counts: NDArray[np.int32], classes: int) -> Classes:
     order = np.argsort(variance, kind="stable")
     labels: Classes = np.empty(rows, np.uint8)
     labels[order] = (np.arange(rows) * classes // rows).astype(np.uint8)
-    _improve(merged, labels, classes)
+    _improve(merged, labels, np.empty((classes, merged.shape[1])), np.empty(classes))
     return _renumbered(labels, variance)
 
 
@@ -85,7 +85,7 @@ def _merged(counts: NDArray[np.int32]) -> NDArray[np.float64]:
     return out
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _merge(counts, width, out):  # type: ignore[no-untyped-def]
     for row in range(counts.shape[0]):
         for k in range(out.shape[1]):
@@ -95,25 +95,29 @@ def _merge(counts, width, out):  # type: ignore[no-untyped-def]
             out[row, k] = total
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # sums of integers below 2**53: exact in any order
-def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, _nrt=False, fastmath={"reassoc"})  # sums of integers below 2**53: exact in any order
+def _improve(counts, labels, price, naming):  # type: ignore[no-untyped-def]
     """Move rows to the cheapest class until few move: its bits under the table of the class and those of naming it.
 
     Prices are integers, in 1/256 bit; half a count keeps a bin that a class has not seen from being infinitely
-    expensive.
+    expensive. They are left in price (classes, bins) and naming (classes,).
     """
     rows, bins = counts.shape
-    price, naming = np.empty((classes, bins)), np.empty(classes)
+    classes = naming.size
     for _ in range(_ROUNDS):
-        price[:] = 0.5
-        naming[:] = 0
+        for label in range(classes):
+            naming[label] = 0
+            for k in range(bins):
+                price[label, k] = 0.5
         for row in range(rows):
             naming[labels[row]] += 1
             into = price[labels[row]]
             for k in range(bins):
                 into[k] += counts[row, k]
         for label in range(classes):
-            total = price[label].sum()
+            total = 0.0
+            for k in range(bins):
+                total += price[label, k]
             for k in range(bins):
                 price[label, k] = np.rint(-_UNIT * np.log2(price[label, k] / total))
             naming[label] = np.rint(_UNIT * np.log2(rows / max(naming[label], 0.5)))
@@ -132,7 +136,7 @@ def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
             break
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _add_rows(counts, labels, out):  # type: ignore[no-untyped-def]
     for row in range(counts.shape[0]):
         into = out[labels[row]]
@@ -140,7 +144,7 @@ def _add_rows(counts, labels, out):  # type: ignore[no-untyped-def]
             into[symbol] += counts[row, symbol]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _count(symbols, out):  # type: ignore[no-untyped-def]
     for row in range(symbols.shape[0]):
         for column in range(symbols.shape[1]):

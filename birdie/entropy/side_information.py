@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.errors import ArtifactError
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 Words = NDArray[np.uint16]
 
@@ -130,7 +130,7 @@ def _bit_lengths(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.frexp(numbers.astype(np.float64))[1].astype(np.int64)  # exact below 2**53
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _learn(probability, count, slot, bit):  # type: ignore[no-untyped-def]
     old = np.int64(probability[slot])
     target = np.int64(65535) if bit else np.int64(0)
@@ -139,13 +139,13 @@ def _learn(probability, count, slot, bit):  # type: ignore[no-untyped-def]
         count[slot] += 1
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _probability(probability, slot):  # type: ignore[no-untyped-def]
     """Probability of a 1 in 1/32,768, never so near to 0 or 1 that the other bit would cost more than 10 bits."""
     return min(max(np.int64(probability[slot]) >> 1, 32), 32736)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _model(numbers, contexts, bits, probabilities, probability, count):  # type: ignore[no-untyped-def]
     """Fill `bits` and `probabilities`, one per binary decision; return how many there are."""
     position = 0
@@ -156,9 +156,9 @@ def _model(numbers, contexts, bits, probabilities, probability, count):  # type:
         while n >> (length + 1):
             length += 1
         for step in range(min(length + 1, _LENGTHS - 1)):
-            bits[position] = step < length
-            probabilities[position] = _probability(probability, base + step)
-            _learn(probability, count, base + step, bits[position])
+            bit = np.int64(step < length)
+            bits[position], probabilities[position] = bit, _probability(probability, base + step)
+            _learn(probability, count, base + step, bit)
             position += 1
         tree, node = base + _LENGTHS + length * 8, 1
         for low_bit in range(length - 1, -1, -1):
@@ -172,7 +172,7 @@ def _model(numbers, contexts, bits, probabilities, probability, count):  # type:
     return position
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _encode_bits(bits, probabilities, words):  # type: ignore[no-untyped-def]
     """Fill `words` from the end; return where they begin."""
     x, position = np.uint64(65536), words.size
@@ -192,7 +192,7 @@ def _encode_bits(bits, probabilities, words):  # type: ignore[no-untyped-def]
     return position - 2
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _take_bit(words, state, ones):  # type: ignore[no-untyped-def]
     x = state[0]
     slot = x & np.uint64(32767)
@@ -210,7 +210,7 @@ def _take_bit(words, state, ones):  # type: ignore[no-untyped-def]
     return np.int64(bit)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def take_number(words, state, probability, count, context):  # type: ignore[no-untyped-def]
     """Decode a number; kernels of other modules call this with the `source` of a `Reader`."""
     base = context * _SLOTS
@@ -233,7 +233,7 @@ def take_number(words, state, probability, count, context):  # type: ignore[no-u
     return n - 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _take(words, state, probability, count, context, most, out):  # type: ignore[no-untyped-def]
     """Fill `out` with a chain of numbers; return False where one is too large."""
     number = np.int64(0)

@@ -67,17 +67,17 @@ def odd_states(numbers: NDArray[np.integer], states: int) -> NDArray[np.uint8]:
     """Return 1 for each of `numbers` (rows, columns) whose state is odd, else 0."""
     paths, out = machine(states), np.empty(numbers.shape, np.uint8)
     parities = np.ascontiguousarray(numbers & 1).astype(np.uint8)
-    _walk(parities, *paths, chunk_rows(numbers.shape[1]), out)
+    _walk(parities, *paths, chunk_rows(numbers.shape[1]), np.empty(numbers.shape[1], np.uint8), out)
     return out
 
 
-@njit(nogil=True, cache=True)
-def _walk(parities, odd, next_state, mask, height, out):  # type: ignore[no-untyped-def]
+@njit(nogil=True, cache=True, _nrt=False)
+def _walk(parities, odd, next_state, mask, height, state, out):  # type: ignore[no-untyped-def]
     rows, columns = parities.shape
-    state = np.zeros(columns, np.uint8)
     for i in range(rows):
         if i % height == 0:
-            state[:] = 0
+            for j in range(columns):
+                state[j] = 0
         for j in range(columns):
             out[i, j] = odd[state[j & mask]]
             state[j & mask] = next_state[state[j & mask], parities[i, j]]

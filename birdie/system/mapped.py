@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from birdie.errors import ChangedError, WeightsError
+from birdie.errors import ChangedError
 from birdie.system.platform import mapped_ranges, release_pages
 
 _sizes: dict[Path, os.stat_result] = {}  # of mapped files, as they were at first
@@ -37,14 +37,13 @@ def releasing(files: Iterable[Path]) -> Iterator[None]:
 def complete(files: Iterable[Path], since: Mapping[Path, os.stat_result] | None = None) -> Iterator[None]:
     """Let `require_complete` tell whether one of these files, mapped by this process, was written to in the meantime.
 
-    Without it the process would die of SIGBUS where a file is cut, or read zeros, or a mixture of two contents.
+    Without it the process would go on with zeros, or with a mixture of two contents. Where a file was cut and a page
+    beyond its new end is read, the system ends the process (SIGBUS).
 
     Args:
         files: that are mapped.
         since: file → its status when it was first read; that of others is taken now.
     """
-    from birdie.system.bus_error import guarded  # late, because it needs numba
-
     outer = dict(_sizes)
     for file, status in (since or {}).items():
         _sizes.setdefault(file, status)
@@ -52,8 +51,7 @@ def complete(files: Iterable[Path], since: Mapping[Path, os.stat_result] | None 
         if file not in _sizes and mapped_ranges([file]):
             _sizes[file] = file.stat()
     try:
-        with guarded():
-            yield
+        yield
     except Exception:
         require_complete()  # of what followed from zeros it is the cause
         raise
@@ -64,15 +62,9 @@ def complete(files: Iterable[Path], since: Mapping[Path, os.stat_result] | None 
 
 def require_complete() -> None:
     """Check that nobody wrote to the files of `complete`. Only then may be kept what was read of them."""
-    if not _sizes:
-        return
-    from birdie.system.bus_error import faults
-
     for file, first in _sizes.items():
         with suppress(FileNotFoundError):  # what was removed or replaced stays mapped as it was
             require_unchanged(file, first)
-    if faults:
-        raise WeightsError(f"{next(iter(_sizes))} or a file beside it cannot be read as a whole; check the disk")
 
 
 def require_unchanged(file: Path, first: os.stat_result) -> None:

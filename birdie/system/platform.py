@@ -1,7 +1,7 @@
 """Differences between systems: names that POSIX or Linux alone has, each with a way where it is missing.
 
 The rest of birdie uses none of them (tests/system/test_platform.py), except what is for Linux alone and says so:
-`birdie.system.bus_error`, and the audit of foreign scripts.
+the audit of foreign scripts.
 """
 
 import ctypes

@@ -202,13 +202,13 @@ def test_the_decoder_is_imported_again_whatever_its_cache_holds(tmp_path: Path) 
     birdie.save(state, tmp_path / "model.birdie", lossless=True, coder="fast")
 
     def run(*arguments: str) -> str:
-        done = start(tmp_path, *arguments, variables={})
+        done = start(tmp_path, *arguments, variables={"NUMBA_CACHE_DIR": str(tmp_path / "kernels")})
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     expected = f"{float(state['w'].sum())}\n" * 2
     assert run("-c", BY_PATH) == expected
-    cache = [*(tmp_path / "cache").rglob("*.kernel")]
+    cache = [*(tmp_path / "kernels").rglob("*.nbc")]
     assert cache  # else the rest proves nothing
     assert run("-c", BY_PATH) == expected
     for index, path in enumerate(cache):

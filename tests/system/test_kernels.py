@@ -1,40 +1,103 @@
-"""Kernels compile even where nothing can be cached, and a compilation is announced once, only when it happens."""
+"""Kernels compile where nothing can be kept, come from disk where it can, and a compilation is announced once."""
 
+import gc
+import importlib
+import os
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import numba
 import pytest
+from numba.core.dispatcher import Dispatcher
 
 from birdie.system import kernels
 from birdie.system.kernels import njit, on_compiling
 
-DOUBLE = "def double(value):\n    return value + value\n"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("entropy", "compress", "compress/schemes", "compress/spectral", "compress/trellis", "score")
+MODULE = "from birdie.system.kernels import njit\n@njit(cache=True)\ndef double(value):\n    return value + value\n"
 
 
-def test_a_kernel_without_a_cache_folder_is_compiled_anyway() -> None:
-    """As for a function that was typed in."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module that has a kernel; files of kernels go to its folder `cache`."""
+    (tmp_path / "probe.py").write_text(MODULE)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def came_from_disk(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Call the kernel as a new process does."""
+    kernels._stamp.cache_clear()
+    monkeypatch.delitem(sys.modules, "probe", raising=False)
+    double = importlib.import_module("probe").double
+    assert double(21) == 42
+    return bool(double.stats.cache_hits)
+
+
+def test_a_kernel_without_a_cache_folder_is_compiled_anyway(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As for a function that was typed in, and for an account that can write nowhere."""
     namespace: dict[str, object] = {}
-    exec(compile(DOUBLE, "<no file>", "exec"), namespace)
+    exec(compile("def double(value):\n    return value + value\n", "<no file>", "exec"), namespace)
     double = namespace["double"]
     assert callable(double)
-    with pytest.raises(RuntimeError, match="no locator"):  # else this proves nothing
-        numba.njit(cache=True)(double)
-    kernel = njit(nogil=True, cache=True)(double)
-    assert kernel(21) == 42
-    assert kernel.nopython_signatures  # type: ignore[attr-defined]
+    assert njit(cache=True)(double)(21) == 42
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "/proc/none")
+    monkeypatch.setenv("HOME", "/proc/none")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    (folder / "__pycache__").write_bytes(b"")  # as good as a folder that cannot be written
+    assert not came_from_disk(monkeypatch)
 
 
-def test_a_kernel_with_a_cache_folder_is_kept_there() -> None:
-    def triple(value):  # type: ignore[no-untyped-def]
-        return 3 * value
+def test_damage_and_a_change_of_any_module_beside_the_source_cost_a_compilation(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """A kernel contains the kernels that it calls, whatever their file."""
+    assert [came_from_disk(monkeypatch) for _ in range(2)] == [False, True]
+    for path in list((folder / "cache").rglob("double*")):
+        content = path.read_bytes()
+        for damaged in (content[:-9], b""):
+            path.write_bytes(damaged)
+            assert not came_from_disk(monkeypatch), path
+            assert came_from_disk(monkeypatch)
+    (folder / "called.py").write_text("CONSTANT = 1\n")
+    assert [came_from_disk(monkeypatch) for _ in range(2)] == [False, True]
+    os.utime(folder / "called.py", (0, 0))
+    assert came_from_disk(monkeypatch)  # images of containers round times
 
-    assert type(njit(cache=True)(triple)._cache).__name__ == "KernelCache"  # type: ignore[attr-defined]
-    assert type(njit()(triple)._cache).__name__ == "NullCache"  # type: ignore[attr-defined]
+
+def test_two_processes_may_compile_a_kernel_at_once(folder: Path) -> None:
+    paths = os.pathsep.join([str(folder), str(ROOT)])
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": paths}
+    command = [sys.executable, "-c", "import probe; print(probe.double(21))"]
+    both = [subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0] for process in both] == ["42\n", "42\n"]
+    assert not list((folder / "cache").rglob("*.tmp.*"))
+
+
+def test_a_kernel_calls_kernels_of_its_own_folder_only() -> None:
+    """A kept kernel contains those that it calls, and is dropped when a module of its folder changes."""
+    count = 0
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / "birdie" / folder).glob("*.py")):
+        if "runtime.kernels" not in path.read_text(encoding="utf-8"):
+            continue
+        module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for kernel in vars(module).values():
+            if isinstance(kernel, Dispatcher) and kernel.py_func.__module__ == module.__name__:
+                count += 1
+                called = [kernel.py_func.__globals__.get(name) for name in kernel.py_func.__code__.co_names]
+                folders = {
+                    Path(other.py_func.__code__.co_filename).parent for other in called if isinstance(other, Dispatcher)
+                }
+                assert folders <= {path.parent}, kernel
+    assert count > 50
 
 
 def test_no_module_uses_njit_of_numba_directly() -> None:
-    package = Path(kernels.__file__).parents[1]
-    direct = [path.name for path in package.rglob("*.py") if "from numba import njit" in path.read_text()]
+    direct = [path.name for path in (ROOT / "birdie").rglob("*.py") if "from numba import njit" in path.read_text()]
     assert not direct
 
 
@@ -50,3 +113,18 @@ def test_a_compilation_is_announced_once_and_only_when_it_happens() -> None:
     with on_compiling(lambda: messages.append("again")):
         assert doubled(4) == 8
     assert messages == ["compiling"]
+
+
+def test_garbage_is_collected_after_a_compilation_as_before() -> None:
+    @numba.njit
+    def broken(value):  # type: ignore[no-untyped-def]
+        return value.no_such_attribute
+
+    for is_on in (True, False):
+        (gc.enable if is_on else gc.disable)()
+        try:
+            with pytest.raises(numba.TypingError):
+                broken(1 if is_on else 1.0)
+            assert gc.isenabled() is is_on
+        finally:
+            gc.enable()

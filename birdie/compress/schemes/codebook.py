@@ -50,7 +50,7 @@ from birdie.compress.tensors import (
 )
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 MAX_LEVELS = 256
 LARGEST = 1 << 23  # largest integer level: exact in float32
@@ -320,7 +320,7 @@ def _split(sums, k):  # type: ignore[no-untyped-def]
     return ends
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _error(sums, i, j):  # type: ignore[no-untyped-def]
     """Return the weighted squared error of values i … j − 1 about their mean: Σ w x² − (Σ w x)² / Σ w."""
     mass = sums[0, j] - sums[0, i]

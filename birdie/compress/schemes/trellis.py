@@ -145,15 +145,18 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     return Cost(16 * count + 24 * rows, count * dtype.itemsize + 8 * height * columns + 32 * (height + columns))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _dequantize(symbols, state, next_state, mask, row, column, out):  # type: ignore[no-untyped-def]
     """Fill `out` and advance `state` (columns,); a machine's next state is s >> 1 ^ odd · shift ^ parity · flip."""
     rows, columns = symbols.shape
     shift, flip = next_state[-1, 0] ^ (next_state.shape[0] - 1) >> 1, next_state[0, 1]
     for i in range(rows):
         half = row[i] * np.float32(0.5)
-        if columns >= ZERO_ROW_COLUMNS and not symbols[i].any():
-            half = np.float32(0)
+        if columns >= ZERO_ROW_COLUMNS:
+            j = 0
+            while j < columns and symbols[i, j] == 0:
+                j += 1
+            half = half if j < columns else np.float32(0)
         if mask:
             for j in range(columns):
                 s, m = np.int32(state[j]), np.int32(symbols[i, j])

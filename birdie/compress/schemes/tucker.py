@@ -144,7 +144,7 @@ def multiply(x: _Array, factor: _Array, axis: int) -> _Array:
     return out.reshape(*shape[:axis], length, *shape[axis + 1 :])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _sum_products(factor, signals, out):  # type: ignore[no-untyped-def]
     """Compute out(i) = Σ factor(k, i) · signals(k), every product and sum rounded, clipped to the range of float32."""
     width = signals.shape[1]

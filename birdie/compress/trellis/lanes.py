@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from birdie.compress.trellis.register import register
 from birdie.compress.trellis.vectors import WIDTH, choose, less, load, plus, store, store_bits
 from birdie.entropy.trellis import chunk_rows, machine
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 Matrix = NDArray[np.float32]
 LANES = 32
@@ -164,7 +164,7 @@ def _code(states: int) -> tuple[int, int, int, int]:
     return states, int(following[1, 0]), int(following[0, 0] ^ following[0, 1]), states.bit_length() - 2
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _squares(weight, row, column):  # type: ignore[no-untyped-def]
     """Fill `row` with the sums of squares of rows, add those of columns to `column`."""
     for i in range(weight.shape[0]):
@@ -178,7 +178,7 @@ def _squares(weight, row, column):  # type: ignore[no-untyped-def]
         row[i] = total
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _shrunk(value, power, gain):  # type: ignore[no-untyped-def]
     """Return the weight to which the nearest number is the best one, bits included."""
     spread = power + value * value

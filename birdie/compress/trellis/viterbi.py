@@ -36,7 +36,7 @@ from birdie.compress.trellis.vectors import (
     store_bits,
 )
 from birdie.entropy.trellis import chunk_rows, odd_states
-from birdie.system.kernels import njit
+from birdie.system.kernels import inlined, njit
 
 Matrix = NDArray[np.float32]
 COLUMNS = 64  # columns whose feedback to later columns is applied in one matrix product, as in GPTQ's lazy batches
@@ -206,7 +206,7 @@ def _paths(states: int) -> tuple[NDArray[Any], ...]:
     return odd, parity, swapped, np.argsort(original), eight
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _count(numbers, odd, row_bins, column_bins, counts):  # type: ignore[no-untyped-def]
     """Add the occurrences of each number to `counts` (bins, 2, 2 · REACH + 1)."""
     for i in range(numbers.shape[0]):
@@ -217,7 +217,7 @@ def _count(numbers, odd, row_bins, column_bins, counts):  # type: ignore[no-unty
                 counts[bin_, odd[i, j], m + REACH] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _cost(scaled, inverse, numbers, odd, table, row_bins, column_bins, weight_of_rate):  # type: ignore[no-untyped-def]
     """Return Σ squared error + weight_of_rate · bits, without rows whose inverse scale is 0."""
     total = 0.0
@@ -234,11 +234,8 @@ def _cost(scaled, inverse, numbers, odd, table, row_bins, column_bins, weight_of
     return total
 
 
-# These functions hold no references: to count those of their arrays takes longer than all the rest.
-_inlined = njit(forceinline=True, _nrt=False)
-
-
-@_inlined
+# Inlined functions hold no references: to count those of their arrays takes longer than all the rest.
+@inlined
 def _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, step):  # type: ignore[no-untyped-def]
     """Find the best number near `u` scales for both grids and both parities, and its cost.
 
@@ -262,7 +259,7 @@ def _best_numbers(u, table, bin_, weight_of_rate, costs, candidates, step):  # t
             candidates[step, o, b] = m
 
 
-@_inlined
+@inlined
 def _select_paths(cost, now, chosen, step, costs, odd, parity, swapped, first, metrics):  # type: ignore[no-untyped-def]
     """Select the cheaper of the two ways into each state: one step of the dynamic programming.
 
@@ -302,7 +299,7 @@ def _select_paths(cost, now, chosen, step, costs, odd, parity, swapped, first, m
             kind ^= WIDTH
 
 
-@_inlined
+@inlined
 def _cheapest(cost, now, order):  # type: ignore[no-untyped-def]
     """Return the cheapest state, of equal ones the first in `order`."""
     end = order[0]
@@ -312,7 +309,7 @@ def _cheapest(cost, now, order):  # type: ignore[no-untyped-def]
     return end
 
 
-@_inlined
+@inlined
 def _trace(state, chosen, step, odd, parity, states):  # type: ignore[no-untyped-def]
     """Return the state before `state`, its oddness and the parity of the number between them."""
     j, top = state & (odd.size - 1), state >= odd.size
@@ -346,7 +343,7 @@ def _quantize_columns(  # type: ignore[no-untyped-def]
     odd, parity, swapped, order, eight = paths
     states, metrics = order.size, np.empty(4 * WIDTH, np.float32)
     fed_down = down.shape[0] == rows
-    cost, now = np.empty(2 * states, np.float32), 0
+    cost, now = np.empty(2 * states, np.float32), np.int64(0)  # a literal would be a type of its own
     length, ahead = (BLOCK, AHEAD) if fed_down else (rows, 0)
     chosen = np.empty((length + ahead, max(states // WIDTH, 1)), np.uint8)
     candidates, costs = np.empty((length + ahead, 2, 2), np.int32), np.empty((2, 2), np.float32)
@@ -413,7 +410,7 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     columns = weight.shape[1]
     odd, parity, swapped, order, eight = paths
     states, metrics = order.size, np.empty(4 * WIDTH, np.float32)
-    cost, now = np.empty(2 * states, np.float32), 0
+    cost, now = np.empty(2 * states, np.float32), np.int64(0)  # a literal would be a type of its own
     chosen = np.empty((stretch + OVERLAP, max(states // WIDTH, 1)), np.uint8)
     candidates, costs = np.zeros((stretch + OVERLAP, 2, 2), np.int32), np.empty((2, 2), np.float32)
     state = np.int64(0)

@@ -42,7 +42,7 @@ from birdie.gpt.score.accumulator import reduce_device
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import COUNTS, MAX_BETA, Losses, NgramSettings, Scoring
 from birdie.gpt.score.reference import Scorer
-from birdie.system.kernels import njit
+from birdie.system.kernels import inner, njit
 
 _PRIOR_HIT_RATE, _PRIOR_HINTS = 0.3, 2.0  # of a bucket without any, and how many hints that is worth
 _PRIOR_A, _PRIOR_B = 0.5, 2.0  # observations that a = 0 and b = 0 are worth at the start
@@ -135,7 +135,7 @@ def _checked(tokens: NDArray[np.integer]) -> NDArray[np.uint16]:
     return np.array(tokens, dtype=np.uint16)  # a copy: numba would compile the kernels again for a read-only array
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _advance(  # type: ignore[no-untyped-def]
     tokens, first, orders, tables, slots, candidates, buckets, hits, threshold, hint_tokens, hint_buckets
 ):
@@ -173,7 +173,7 @@ def _advance(  # type: ignore[no-untyped-def]
         hint_buckets[i - first] = bucket
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _same_context(tokens, one, other, length):  # type: ignore[no-untyped-def]
     # Compare the last `length` tokens up to two positions.
     back = 0
@@ -182,13 +182,13 @@ def _same_context(tokens, one, other, length):  # type: ignore[no-untyped-def]
     return back == length
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _count_class(followed, not_followed):  # type: ignore[no-untyped-def]
     often = 0 if followed < 2 else 1 if followed < 4 else 2
     return 2 * often + (1 if not_followed > 0 else 0)
 
 
-@njit(nogil=True, cache=True)
+@inner
 def _store(table, slot, candidate, token, position):  # type: ignore[no-untyped-def]
     # Store that `token` followed the context that ends at `position`; `candidate` was the table's prediction, -1: none,
     # or of another context. The count that contradicts `token` is halved, so that old statistics fade.
@@ -341,19 +341,19 @@ def _new_regressions(settings: NgramSettings) -> _Regressions:
     return _Regressions(np.zeros((settings.buckets, 2)), hessians)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _log_odds(logp):  # type: ignore[no-untyped-def]
     logp = min(max(logp, -30.0), _MAX_LOGP)
     return logp - math.log(-math.expm1(logp))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _beta(lines, bucket, odds):  # type: ignore[no-untyped-def]
     beta = lines[bucket, 0] + lines[bucket, 1] * (odds + 2) / 4
     return min(max(beta, -MAX_BETA), MAX_BETA)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _learn(lines, hessians, bucket, odds, right):  # type: ignore[no-untyped-def]
     # One Newton step on the log-loss of "the hint was right".
     p = 1 / (1 + math.exp(-odds - _beta(lines, bucket, odds)))
@@ -367,7 +367,7 @@ def _learn(lines, hessians, bucket, odds, right):  # type: ignore[no-untyped-def
     line[1] += step * (hessian[0] * x - hessian[1])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, _nrt=False)
 def _learn_stream(hint_logp, hint, buckets, right, lines, hessians, beta):  # type: ignore[no-untyped-def]
     # β of each target, from the targets before it.
     for i in range(hint.size):

@@ -29,7 +29,7 @@ _M0, _M1, _M2 = np.float32(0.2800002746), np.float32(0.2799788926), np.float32(0
 _M3, _M4, _M5 = np.float32(0.2084668182), np.float32(0.1867149935), np.float32(-0.0251061219)
 _M6, _M7, _M8 = np.float32(0.2422090492), np.float32(-0.2411318563), np.float32(0.0636195845)
 
-_inline = njit(cache=True, fastmath=_FAST, error_model="numpy")
+_inline = njit(no_cpython_wrapper=True, _nrt=False, fastmath=_FAST, error_model="numpy")
 
 
 @_inline
