@@ -83,8 +83,8 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     May be used as a decorator. Registering the same class again changes nothing.
 
     Raises:
-        ConfigError: it is no subclass of `Scheme` with a decoder, its number is not one of 64 to 255, or another scheme
-            has its name, its number or one of its words.
+        ConfigError: it is no subclass of `Scheme` with a decoder, its number is not for foreign schemes, or another
+            scheme has its name, its number or one of its words.
     """
     decoder = getattr(scheme, "decoder", None)
     if not (isinstance(scheme, type) and issubclass(scheme, Scheme) and isinstance(decoder, Decoder)):
@@ -95,7 +95,8 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
         raise ConfigError(f"a scheme called {decoder.name!r} is registered already; choose another name")
     if not FOREIGN <= decoder.number <= MOST:
         raise ConfigError(
-            f"scheme {decoder.name!r} has number {decoder.number}, which is birdie's; choose one of {FOREIGN} to {MOST}"
+            f"scheme {decoder.name!r} has number {decoder.number}; choose one of {FOREIGN} to {MOST:,}, as those below "
+            "are birdie's"
         )
     if owner := next((other for other, kind in _foreign.items() if kind.decoder.number == decoder.number), None):
         raise ConfigError(
