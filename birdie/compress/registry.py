@@ -59,7 +59,8 @@ def _builtin() -> dict[str, type[Scheme]]:
     """Return the schemes that ship with birdie, by name, in the order of their numbers."""
     builtin: dict[str, type[Scheme]] = {}
     for module in schemes.modules():
-        if schemes.numbers().get(module.DECODER.number) != module.DECODER.name:
+        decoder = getattr(module, "DECODER", None)
+        if decoder is None or schemes.numbers().get(decoder.number) != decoder.name:
             raise ConfigError(f'{module.__file__} has no line DECODER = Decoder("NAME", NUMBER, …); write one')
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__:
@@ -95,7 +96,8 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
         raise ConfigError(f"a scheme called {decoder.name!r} is registered already; choose another name")
     if not FOREIGN <= decoder.number <= MOST:
         raise ConfigError(
-            f"scheme {decoder.name!r} has number {decoder.number}, which is birdie's; choose one of {FOREIGN} to {MOST}"
+            f"scheme {decoder.name!r} has number {decoder.number}; choose one of {FOREIGN} to {MOST:,}, as those below "
+            "are birdie's"
         )
     if owner := next((other for other, kind in _foreign.items() if kind.decoder.number == decoder.number), None):
         raise ConfigError(
