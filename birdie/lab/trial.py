@@ -126,8 +126,8 @@ class Result:
             key: math.nan if value is None and key != "commit" else value for key, value in values.items()
         }
         for name in ("incumbent", "candidate"):
-            side: dict[str, Any] = table[name]
-            table[name] = Side(**{key: tuple(part) if isinstance(part, list) else part for key, part in side.items()})
+            side = {key: tuple(part) if isinstance(part, list) else part for key, part in table[name].items()}
+            table[name] = Side(**dict[str, Any](side))
         table["change"] = {key: tuple(pair) for key, pair in table["change"].items()}
         return cls(**(table | {"seeds": tuple(table["seeds"])}))
 

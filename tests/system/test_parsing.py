@@ -52,7 +52,3 @@ def test_numbers_that_only_python_writes_are_read() -> None:
     content = parse_object('{"a": NaN, "b": -Infinity, "c": 1e999}')
     assert math.isnan(content["a"])
     assert (content["b"], content["c"]) == (-math.inf, math.inf)
-
-
-def test_numbers_may_keep_their_text() -> None:
-    assert parse_object('{"a": [1.1200, 2]}', parse_float=str) == {"a": ["1.1200", 2]}

@@ -74,7 +74,7 @@ class Dead:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All variables."""
+        """Names of all its variables."""
         return (*self.variables, *self.details)
 
     def active_variables(self, environ: Environment) -> list[str]:

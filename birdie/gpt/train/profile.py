@@ -50,7 +50,7 @@ def profile(run: Training, device: torch.device, folder: Path | None) -> dict[st
     if run.stopped:
         return None
     kind, ranges = ("CUDA" if device.type == "cuda" else "CPU"), dict[str, float]()
-    events: Sequence[Any] = recorded.events() or ()  # type: ignore[no-untyped-call]
+    events: Sequence[Any] = recorded.events() or ()
     for event in events:  # torch names its own ranges with a #, such as Optimizer.step#AdamW.step
         if event.is_user_annotation and event.device_type.name == kind and "#" not in event.name:
             ranges[event.name] = ranges.get(event.name, 0.0) + event.time_range.elapsed_us() / 1000 / RECORDED
