@@ -100,133 +100,120 @@ PARTS = {"TTT_Q_LORA": "q", "TTT_K_LORA": "k", "TTT_V_LORA": "v", "TTT_O_LORA": 
 SGD = ("lr", "epochs", "chunk_tokens", "momentum", "batch_seqs", "grad_clip")
 """Settings of SGD at test time. Two scoring modes have them, so the fields cannot declare a variable."""
 
-_INT6 = ("INT6_LAYER_START", "INT6_LAYER_END")
-_RECURRENCE = (
-    *("RECUR_LAYERS", "TRAINING_DEPTH_RECURRENCE", "EVAL_DEPTH_RECURRENCE"),
-    *("RECUR_START_STEP", "REPEAT_UNTIE_MLP", "REPEAT_UNTIE_MLP_LAYERS"),
-)
-_TVERSKY = ("TVERSKY_MEMBERSHIP", "TVERSKY_NUM_FEATURES", "TVERSKY_FEATURE_POOLS")
-_XNOR = ("USE_INT8_KERNEL", "USE_TRITON_KERNEL", "SCALE_STORAGE", "SIGN_COMPRESS_REG")
-_EGGROLL = (*("EGGROLL_LORA_RANK", "EGGROLL_RANK", "EGGROLL_SIGMA", "EGGROLL_LR", "POP_SIZE", "FITNESS_SHAPING"),)
-_GDN = ("GDN_HEAD_DIM_RATIO", "GDN_EXPAND_V", "GDN_CONV_SIZE", "HEAD_DIM_RATIO", "EXPAND_V", "CONV_SIZE")
-_JEPA = (
-    *("PREDICTOR_HIDDEN_MULT", "PROJECTOR_TYPE", "CE_WEIGHT", "SIGREG_LAMBDA", "SIGREG_SCHEDULE"),
-    *("DETACH_TARGETS",),
-)
-_HNET = ("TARGET_AVG_CHUNK_LEN", "RATIO_LOSS_WEIGHT", "HNET_LR_DIFF")
-_LEGENDRE = ("LEGENDRE_DEGREE_ATTN", "LEGENDRE_DEGREE_FFN", "MODE")
-_PLAIN = ("standard", "linear", "dense")
+
+def _dead(reason: str, variables: str, details: str = "", off: str = "") -> Dead:
+    return Dead(reason, tuple(variables.split()), tuple(details.split()), tuple(off.split()))
+
 
 DEAD = (
-    Dead(
-        "a temperature other than by evaluation.temperature is not available",
-        ("TEMP_SCALING", "TEMP_CALIB", "EVAL_TEMP"),
-    ),
-    Dead("fp8 storage is not available", ("FP_STORAGE",)),
-    Dead("prediction of several tokens is not available", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
-    Dead("YaRN is not available", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
-    Dead(
+    _dead("a temperature other than by evaluation.temperature is not available", "TEMP_SCALING TEMP_CALIB EVAL_TEMP"),
+    _dead("fp8 storage is not available", "FP_STORAGE"),
+    _dead("prediction of several tokens is not available", "MTP_NUM_HEADS MTP_HEADS", "MTP_LOSS_WEIGHT"),
+    _dead("YaRN is not available", "ROPE_TYPE ROPE_YARN", "YARN_MAX_LEN", off="rope"),
+    _dead(
         "a low-rank correction of the tensors with the largest error is not available",
-        ("LQER_ENABLED",),
-        ("LQER_RANK", "LQER_TOP_K", "LQER_FACTOR_BITS", "LQER_ASYM_ENABLED", "LQER_ASYM_GROUP"),
+        "LQER_ENABLED",
+        "LQER_RANK LQER_TOP_K LQER_FACTOR_BITS LQER_ASYM_ENABLED LQER_ASYM_GROUP",
     ),
-    Dead("clipping by the Hessian is not available", ("HESSIAN_CLIP_LAMBDA",)),
-    Dead("a choice of bits by layer other than INT4_LAYERS is not available", ("MIXED_QUANT", "N_INT6_LAYERS"), _INT6),
-    Dead(
-        "bits set by QUANT_BITS, not MATRIX_BITS and EMBED_BITS, are not available", ("QUANT_BITS", "QUANT_BITS_EMBED")
+    _dead("clipping by the Hessian is not available", "HESSIAN_CLIP_LAMBDA"),
+    _dead(
+        "a choice of bits by layer other than INT4_LAYERS is not available",
+        "MIXED_QUANT N_INT6_LAYERS",
+        "INT6_LAYER_START INT6_LAYER_END",
     ),
-    Dead("QAT other than by QAT_ENABLED and LATE_QAT is not available", ("QAT", "QAT_INT6"), ("QAT_FRACTION",)),
-    Dead(
+    _dead("bits set by QUANT_BITS, not MATRIX_BITS and EMBED_BITS, are not available", "QUANT_BITS QUANT_BITS_EMBED"),
+    _dead("QAT other than by QAT_ENABLED and LATE_QAT is not available", "QAT QAT_INT6", "QAT_FRACTION"),
+    _dead(
         "repeating layers other than by NUM_LOOPS, LOOP_START and LOOP_END is not available",
-        _RECURRENCE[:3],
-        _RECURRENCE[3:],
+        "RECUR_LAYERS TRAINING_DEPTH_RECURRENCE EVAL_DEPTH_RECURRENCE",
+        "RECUR_START_STEP REPEAT_UNTIE_MLP REPEAT_UNTIE_MLP_LAYERS",
     ),
-    Dead("a second stage of repeated layers is not available", ("LOOP_PHASE2_AT",)),
-    Dead(
+    _dead("a second stage of repeated layers is not available", "LOOP_PHASE2_AT"),
+    _dead(
         "parallel residuals other than by PARALLEL_START_LAYER are not available",
-        ("PARALLEL_RESIDUAL", "PARALLEL_RESIDUAL_START"),
+        "PARALLEL_RESIDUAL PARALLEL_RESIDUAL_START",
     ),
-    Dead("a first layer without attention is not available", ("DISABLE_LAYER0_ATTN",)),
-    Dead("another source of the output gate is not available", ("GATE_ATTN_SRC",), off=("proj",)),
-    Dead("another initial value of gates is not available", ("GATED_ATTN_INIT_STD", "SPARSE_ATTN_GATE_INIT_STD")),
-    Dead("an n-gram bias within words is not available", ("NGRAM_WITHIN_BETA", "NGRAM_WORD_BETA")),
-    Dead("learning-rate warm-up is not available", ("LR_WARMUP_STEPS",)),
-    Dead("another schedule of the learning rate is not available", ("LR_SCHEDULE", "WARMDOWN_SHAPE"), off=("linear",)),
-    Dead("one weight decay for all, not MUON_WD and ADAM_WD, is not available", ("WEIGHT_DECAY",)),
-    Dead("one learning rate of Adam, not EMBED_LR, HEAD_LR and SCALAR_LR, is not available", ("ADAM_LR",)),
-    Dead("a choice of the matrices' optimizer is not available", ("MATRIX_OPTIMIZER", "USE_GRAM_NS"), off=("muon",)),
-    Dead("an average that starts late is not available", ("EMA_START_FRACTION",), ("EMA",)),
-    Dead("LoRA at test time other than by TTT_LORA_RANK is not available", ("LORA_RANK",)),
-    Dead("an overlap of evaluation windows other than by EVAL_STRIDE is not available", ("EVAL_OVERLAP",)),
-    Dead("a hashed bigram table other than by BIGRAM_VOCAB_SIZE is not available", ("BIGRAM_HASH", "USE_BIGRAM_HASH")),
-    Dead(
+    _dead("a first layer without attention is not available", "DISABLE_LAYER0_ATTN"),
+    _dead("another source of the output gate is not available", "GATE_ATTN_SRC", off="proj"),
+    _dead("another initial value of gates is not available", "GATED_ATTN_INIT_STD SPARSE_ATTN_GATE_INIT_STD"),
+    _dead("an n-gram bias within words is not available", "NGRAM_WITHIN_BETA NGRAM_WORD_BETA"),
+    _dead("learning-rate warm-up is not available", "LR_WARMUP_STEPS"),
+    _dead("another schedule of the learning rate is not available", "LR_SCHEDULE WARMDOWN_SHAPE", off="linear"),
+    _dead("one weight decay for all, not MUON_WD and ADAM_WD, is not available", "WEIGHT_DECAY"),
+    _dead("one learning rate of Adam, not EMBED_LR, HEAD_LR and SCALAR_LR, is not available", "ADAM_LR"),
+    _dead("a choice of the matrices' optimizer is not available", "MATRIX_OPTIMIZER USE_GRAM_NS", off="muon"),
+    _dead("an average that starts late is not available", "EMA_START_FRACTION", "EMA"),
+    _dead("LoRA at test time other than by TTT_LORA_RANK is not available", "LORA_RANK"),
+    _dead("an overlap of evaluation windows other than by EVAL_STRIDE is not available", "EVAL_OVERLAP"),
+    _dead("a hashed bigram table other than by BIGRAM_VOCAB_SIZE is not available", "BIGRAM_HASH USE_BIGRAM_HASH"),
+    _dead(
         "another kind of attention is not available",
-        ("ATTN_VARIANT", "DIFF_ATTN", "ATTN_RES", "ATTN_PROJ_TYPE"),
-        off=_PLAIN,
+        "ATTN_VARIANT DIFF_ATTN ATTN_RES ATTN_PROJ_TYPE",
+        off="standard linear dense",
     ),
-    Dead("another output head is not available", ("LOGIT_HEAD_TYPE", "UNTIE_AT_FRACTION"), _TVERSKY, off=_PLAIN),
-    Dead("a grouped MLP is not available", ("MLP_GROUPS",), off=("1",)),
-    Dead("a refiner after the blocks is not available", ("REFINER",), ("REFINER_KERNEL",)),
-    Dead("a correction of the weights at test time is not available", ("CORR_WEIGHT_LR",)),
-    Dead("binary weights and activations are not available", ("BINARIZE_ACTIVATIONS", "XNOR_GROUP_SIZE"), _XNOR),
-    Dead("training by evolution strategies is not available", ("EGGROLL_LOAD", "EGGROLL_LAYERS"), _EGGROLL),
-    Dead("a state-space model is not available", ("D_STATE", "D_CONV", "EXPAND", "MLP_EVERY", "NUM_ATTN_LAYERS")),
-    Dead("a gated delta network is not available", ("GDN_LAYERS",), _GDN),
-    Dead(
+    _dead(
+        "another output head is not available",
+        "LOGIT_HEAD_TYPE UNTIE_AT_FRACTION",
+        "TVERSKY_MEMBERSHIP TVERSKY_NUM_FEATURES TVERSKY_FEATURE_POOLS",
+        off="standard linear dense",
+    ),
+    _dead("a grouped MLP is not available", "MLP_GROUPS", off="1"),
+    _dead("a refiner after the blocks is not available", "REFINER", "REFINER_KERNEL"),
+    _dead("a correction of the weights at test time is not available", "CORR_WEIGHT_LR"),
+    _dead(
+        "binary weights and activations are not available",
+        "BINARIZE_ACTIVATIONS XNOR_GROUP_SIZE",
+        "USE_INT8_KERNEL USE_TRITON_KERNEL SCALE_STORAGE SIGN_COMPRESS_REG",
+    ),
+    _dead(
+        "training by evolution strategies is not available",
+        "EGGROLL_LOAD EGGROLL_LAYERS",
+        "EGGROLL_LORA_RANK EGGROLL_RANK EGGROLL_SIGMA EGGROLL_LR POP_SIZE FITNESS_SHAPING",
+    ),
+    _dead("a state-space model is not available", "D_STATE D_CONV EXPAND MLP_EVERY NUM_ATTN_LAYERS"),
+    _dead(
+        "a gated delta network is not available",
+        "GDN_LAYERS",
+        "GDN_HEAD_DIM_RATIO GDN_EXPAND_V GDN_CONV_SIZE HEAD_DIM_RATIO EXPAND_V CONV_SIZE",
+    ),
+    _dead(
         "prediction of representations (JEPA) is not available",
-        ("JEPA_WEIGHT", "JEPA_STEPS", "JEPA_PRETRAIN_FRAC"),
-        _JEPA,
+        "JEPA_WEIGHT JEPA_STEPS JEPA_PRETRAIN_FRAC",
+        "PREDICTOR_HIDDEN_MULT PROJECTOR_TYPE CE_WEIGHT SIGREG_LAMBDA SIGREG_SCHEDULE DETACH_TARGETS",
     ),
-    Dead("a hierarchical byte model (H-Net) is not available", ("OUTER_LAYERS",), _HNET),
-    Dead("weights as Legendre coefficients are not available", ("LEGENDRE_GROUPS", "NUM_VIRTUAL_LAYERS"), _LEGENDRE),
-    Dead("the run folder has the artifact", ("ARTIFACT_DIR",)),
-    Dead(
-        "DATA_PATH names the shards",
-        (
-            "BYTES_DIR",
-            "DATA_PATH_BASE",
-        ),
+    _dead(
+        "a hierarchical byte model (H-Net) is not available",
+        "OUTER_LAYERS",
+        "TARGET_AVG_CHUNK_LEN RATIO_LOSS_WEIGHT HNET_LR_DIFF",
     ),
-    Dead("the tokenizer and the byte sidecar show whether CaseOps is used", ("CASEOPS_ENABLED",)),
-    Dead("the run folder has the checkpoints", ("CHECKPOINT_DIR",)),
-    Dead("the recipe's run.checkpoint_every says how often", ("CHECKPOINT_EVERY",)),
-    Dead("no churn of ternary weights is logged", ("CHURN_LOG_EVERY",)),
-    Dead("train.compile says whether steps are compiled", ("COMPILE_MODE",)),
-    Dead(
-        "birdie codes the file with its own entropy coder",
-        (
-            "COMPRESSOR",
-            "USE_LZMA",
-            "USE_ZSTD",
-        ),
+    _dead(
+        "weights as Legendre coefficients are not available",
+        "LEGENDRE_GROUPS NUM_VIRTUAL_LAYERS",
+        "LEGENDRE_DEGREE_ATTN LEGENDRE_DEGREE_FFN MODE",
     ),
-    Dead("shards are read from disk, not loaded", ("COPRIME_MAX_LOADED_SHARDS",)),
-    Dead("the number of shards in a step grows during training", ("COPRIME_SHARDS_PER_BATCH",)),
-    Dead("every step draws its shards again", ("COPRIME_SHARD_HOLD_STEPS",)),
-    Dead(
-        "DATA_PATH and TOKENIZER_PATH name data and tokenizer",
-        (
-            "DATASETS_DIR",
-            "DATA_DIR",
-        ),
-    ),
-    Dead("gates are stored like other small matrices", ("GATED_ATTN_QUANT_GATE",)),
-    Dead("CALIBRATION_TOKENS says how much text calibration reads", ("GPTQ_NUM_SEQS",)),
-    Dead("only the decoded artifact is scored", ("POST_GPTQ_EVAL_ONLY",)),
-    Dead("SEED is the seed", ("SEED_DEFAULT",)),
-    Dead("TRAIN_SEQ_LEN is the length of training sequences", ("SEQ_LEN",)),
-    Dead("SEQ_LEN_START and SEQ_SCHEDULE_FRACTION are the schedule of lengths", ("SEQ_LEN_SCHEDULE",)),
-    Dead("code and model together are held to the challenge's 16,000,000 bytes", ("TARGET_MB",)),
-    Dead("TOKENIZER_PATH names the tokenizer", ("TOKENIZER",)),
-    Dead("birdie builds no extension of torch", ("TORCH_EXT",)),
-    Dead(
-        "the shards in DATA_PATH are used",
-        (
-            "TRAIN_COUNT",
-            "VAL_COUNT",
-        ),
-    ),
-    Dead("the scheme of the export says whether errors are fed back (GPTQ)", ("USE_GPTQ",)),
+    _dead("the run folder has the artifact", "ARTIFACT_DIR"),
+    _dead("DATA_PATH names the shards", "BYTES_DIR DATA_PATH_BASE"),
+    _dead("the tokenizer and the byte sidecar show whether CaseOps is used", "CASEOPS_ENABLED"),
+    _dead("the run folder has the checkpoints", "CHECKPOINT_DIR"),
+    _dead("the recipe's run.checkpoint_every says how often", "CHECKPOINT_EVERY"),
+    _dead("no churn of ternary weights is logged", "CHURN_LOG_EVERY"),
+    _dead("train.compile says whether steps are compiled", "COMPILE_MODE"),
+    _dead("birdie codes the file with its own entropy coder", "COMPRESSOR USE_LZMA USE_ZSTD"),
+    _dead("shards are read from disk, not loaded", "COPRIME_MAX_LOADED_SHARDS"),
+    _dead("the number of shards in a step grows during training", "COPRIME_SHARDS_PER_BATCH"),
+    _dead("every step draws its shards again", "COPRIME_SHARD_HOLD_STEPS"),
+    _dead("DATA_PATH and TOKENIZER_PATH name data and tokenizer", "DATASETS_DIR DATA_DIR"),
+    _dead("gates are stored like other small matrices", "GATED_ATTN_QUANT_GATE"),
+    _dead("CALIBRATION_TOKENS says how much text calibration reads", "GPTQ_NUM_SEQS"),
+    _dead("only the decoded artifact is scored", "POST_GPTQ_EVAL_ONLY"),
+    _dead("SEED is the seed", "SEED_DEFAULT"),
+    _dead("TRAIN_SEQ_LEN is the length of training sequences", "SEQ_LEN"),
+    _dead("SEQ_LEN_START and SEQ_SCHEDULE_FRACTION are the schedule of lengths", "SEQ_LEN_SCHEDULE"),
+    _dead("code and model together are held to the challenge's 16,000,000 bytes", "TARGET_MB"),
+    _dead("TOKENIZER_PATH names the tokenizer", "TOKENIZER"),
+    _dead("birdie builds no extension of torch", "TORCH_EXT"),
+    _dead("the shards in DATA_PATH are used", "TRAIN_COUNT VAL_COUNT"),
+    _dead("the scheme of the export says whether errors are fed back (GPTQ)", "USE_GPTQ"),
 )
 """Variables of the records' commands that have no effect, and why."""
 
