@@ -126,15 +126,9 @@ def choice_table() -> str:
     return table("variable | setting", rows)
 
 
-def unavailable_list() -> str:
-    """Return the techniques of the records that are not supported."""
-    names = (one.technique.rpartition(" ")[0].rstrip(",") for one in environment.UNAVAILABLE)
-    return wrapped("; ".join(names))
-
-
-def ignored_list() -> str:
-    """Return the variables that need no setting."""
-    return wrapped(quoted(environment.IGNORED))
+def dead_table() -> str:
+    """Return the variables of the records that have no effect, with the reasons."""
+    return table("variable | reason", [(quoted(row.names), row.reason) for row in environment.DEAD])
 
 
 def recipe_table() -> str:
@@ -284,8 +278,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": command_table,
     "settings": setting_list,
     "variables": choice_table,
-    "unavailable": unavailable_list,
-    "ignored": ignored_list,
+    "dead": dead_table,
     "recipes": recipe_table,
     "save-options": lambda: option_table(SaveOptions),
     "load-options": lambda: option_table(LoadOptions),

@@ -11,7 +11,7 @@ import torch
 from hypothesis import settings
 
 from birdie.chain import settled
-from birdie.gpt.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
+from birdie.gpt.run.environment import CHOICES, DEAD, RULES
 from birdie.gpt.run.recipe import Recipe
 
 settings.register_profile("birdie", deadline=None)  # a busy machine is no fault of birdie
@@ -55,8 +55,8 @@ def _clean_environment() -> Iterator[None]:
     """Remove the variables of the challenge, so that those in the developer's shell change no test and no fixture."""
     patch = pytest.MonkeyPatch()
     joint = {name for rule in RULES for name in rule.variables}
-    later = {name for entry in UNAVAILABLE for name in (*entry.variables, *entry.details)}
-    for name in {*challenge_variables(Recipe), *joint, *later, *CHOICES, *IGNORED, *TORCHRUN_VARIABLES}:
+    dead = {name for row in DEAD for name in row.names}
+    for name in {*challenge_variables(Recipe), *joint, *dead, *CHOICES, *TORCHRUN_VARIABLES}:
         patch.delenv(name, raising=False)
     yield
     patch.undo()

@@ -33,7 +33,7 @@ from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Scheme
 from birdie.errors import ConfigError, DataError
 from birdie.golf import start
-from birdie.gpt.run.environment import IGNORED
+from birdie.gpt.run.environment import DEAD
 from birdie.gpt.run.loading import setting_variables
 from birdie.gpt.run.recipe import Recipe
 from birdie.standalone.code_size import PACKAGE, behind, source_files
@@ -180,7 +180,7 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
 
 def fixed_variables() -> set[str]:
     """Return the environment variables that set recipes, but for those that a packed script reads."""
-    return (setting_variables() - READ) - set(IGNORED)
+    return (setting_variables() - READ) - {name for row in DEAD for name in row.names}
 
 
 def _sources(entry: Path, optional: Collection[str] | None) -> dict[str, str]:

@@ -24,7 +24,7 @@ from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
 from birdie.golf.packed import Packed, pack
 from birdie.gpt.data.tokenizer import BYTES
-from birdie.gpt.run.environment import CHOICES, IGNORED, UNAVAILABLE
+from birdie.gpt.run.environment import CHOICES, DEAD
 from birdie.gpt.run.float_weights import FLOAT
 from birdie.gpt.run.history import NAME as HISTORY
 from birdie.gpt.run.loading import setting_variables
@@ -339,8 +339,7 @@ class _Runner:
 
     def _environment(self, changes: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a run: settings are in the script, so their variables are left out."""
-        left_out = {*setting_variables(), *CHOICES, *IGNORED, *_LEFT_OUT}
-        left_out |= {name for entry in UNAVAILABLE for name in (*entry.variables, *entry.details)}
+        left_out = {*setting_variables(), *CHOICES, *_LEFT_OUT, *(name for row in DEAD for name in row.names)}
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
         data = self.recipe.data
         kept |= {"DATA_PATH": data.path, "TOKENIZER_PATH": data.tokenizer}

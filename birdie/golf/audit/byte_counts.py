@@ -86,11 +86,11 @@ def table_mistakes(table: ByteTable, tokenizer: Tokenizer) -> tuple[str, ...]:
         raise DataError(f"the byte table has {len(table):,} rows, the tokenizer {size:,} pieces; give all of them")
     mistakes = []
     for column in ("base_bytes", "has_leading_space", "is_boundary"):
-        right, given = getattr(truth, column), getattr(table, column)[:size]
+        right, counted = getattr(truth, column), getattr(table, column)[:size]
         for kind, name in enumerate(KINDS):
-            ids = np.flatnonzero((given != right) & (pieces.kinds == kind))
+            ids = np.flatnonzero((counted != right) & (pieces.kinds == kind))
             if len(ids):
-                first = f"{given[ids[0]]} instead of {right[ids[0]]}"
+                first = f"{counted[ids[0]]} instead of {right[ids[0]]}"
                 mistakes.append(f"{column} of {len(ids):,} {name} pieces ({pieces.examples(ids)}), the first {first}")
     if not pieces.has_lone_space:
         mistakes.append(f"no piece for a lone space: {SPACE} becomes three byte pieces, so a space counts 3 (#897)")

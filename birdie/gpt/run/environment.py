@@ -1,10 +1,9 @@
 """Environment variables of the records' commands that do not map to exactly one setting.
 
 A variable that sets one setting is declared on its field (`env_var`). This module has all others: switches that select
-one word of a choice, variables that make a setting only together, variables for a dataclass that two tables use,
-techniques that birdie does not support, and variables that need no setting.
-They have the precedence of other variables: below flags, above the recipe file. Variables in none of these tables are
-ignored, because an environment holds variables of many programs.
+one word of a choice, variables that make a setting only together, variables for a dataclass that two tables use, and
+`DEAD`, the variables that have no effect. They have the precedence of other variables: below flags, above the recipe
+file. Variables in none of these tables are ignored, because an environment holds variables of many programs.
 """
 
 import os
@@ -58,27 +57,32 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
-    """Technique of the records that birdie does not support.
+class Dead:
+    """Variables of the records that have no effect: of a technique that birdie does not support, or not needed.
 
     Attributes:
-        technique: its name with its verb, as the beginning of "… not available".
-        variables: variables that turn it on, if their value is not off.
+        reason: that they have none.
+        variables: variables that turn the technique on, if their value is not off; or all, if there is no technique.
         details: variables of its options; they turn it on only if none of `variables` is set.
         off: values that leave it off, besides the usual ones.
     """
 
-    technique: str
+    reason: str
     variables: tuple[str, ...]
     details: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all its variables."""
+        return (*self.variables, *self.details)
+
     def active_variables(self, environ: Environment) -> list[str]:
-        """Return the variables in `environ` that turn the technique on."""
+        """Return the variables in `environ` that are on, unless all that turn the technique on are off."""
         switches = [name for name in self.variables if name in environ]
         if switches and not any(self._on(environ[name]) for name in switches):
             return []
-        return [name for name in (*self.variables, *self.details) if name in environ and self._on(environ[name])]
+        return [name for name in self.names if name in environ and self._on(environ[name])]
 
     def _on(self, value: str) -> bool:
         return is_on(value) and value.strip().lower() not in self.off
@@ -96,104 +100,122 @@ PARTS = {"TTT_Q_LORA": "q", "TTT_K_LORA": "k", "TTT_V_LORA": "v", "TTT_O_LORA": 
 SGD = ("lr", "epochs", "chunk_tokens", "momentum", "batch_seqs", "grad_clip")
 """Settings of SGD at test time. Two scoring modes have them, so the fields cannot declare a variable."""
 
-_INT6 = ("INT6_LAYER_START", "INT6_LAYER_END")
-_RECURRENCE = (
-    *("RECUR_LAYERS", "TRAINING_DEPTH_RECURRENCE", "EVAL_DEPTH_RECURRENCE"),
-    *("RECUR_START_STEP", "REPEAT_UNTIE_MLP", "REPEAT_UNTIE_MLP_LAYERS"),
-)
-_TVERSKY = ("TVERSKY_MEMBERSHIP", "TVERSKY_NUM_FEATURES", "TVERSKY_FEATURE_POOLS")
-_XNOR = ("USE_INT8_KERNEL", "USE_TRITON_KERNEL", "SCALE_STORAGE", "SIGN_COMPRESS_REG")
-_EGGROLL = (*("EGGROLL_LORA_RANK", "EGGROLL_RANK", "EGGROLL_SIGMA", "EGGROLL_LR", "POP_SIZE", "FITNESS_SHAPING"),)
-_GDN = ("GDN_HEAD_DIM_RATIO", "GDN_EXPAND_V", "GDN_CONV_SIZE", "HEAD_DIM_RATIO", "EXPAND_V", "CONV_SIZE")
-_JEPA = (
-    *("PREDICTOR_HIDDEN_MULT", "PROJECTOR_TYPE", "CE_WEIGHT", "SIGREG_LAMBDA", "SIGREG_SCHEDULE"),
-    *("DETACH_TARGETS",),
-)
-_HNET = ("TARGET_AVG_CHUNK_LEN", "RATIO_LOSS_WEIGHT", "HNET_LR_DIFF")
-_LEGENDRE = ("LEGENDRE_DEGREE_ATTN", "LEGENDRE_DEGREE_FFN", "MODE")
-_PLAIN = ("standard", "linear", "dense")
 
-UNAVAILABLE = (
-    Unavailable("a temperature other than by evaluation.temperature is", ("TEMP_SCALING", "TEMP_CALIB", "EVAL_TEMP")),
-    Unavailable("fp8 storage is", ("FP_STORAGE",)),
-    Unavailable("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
-    Unavailable("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
-    Unavailable(
-        "a low-rank correction of the tensors with the largest error is",
-        ("LQER_ENABLED",),
-        ("LQER_RANK", "LQER_TOP_K", "LQER_FACTOR_BITS", "LQER_ASYM_ENABLED", "LQER_ASYM_GROUP"),
-    ),
-    Unavailable("clipping by the Hessian is", ("HESSIAN_CLIP_LAMBDA",)),
-    Unavailable("a choice of bits by layer other than INT4_LAYERS is", ("MIXED_QUANT", "N_INT6_LAYERS"), _INT6),
-    Unavailable("bits set by QUANT_BITS, not MATRIX_BITS and EMBED_BITS, are", ("QUANT_BITS", "QUANT_BITS_EMBED")),
-    Unavailable("QAT other than by QAT_ENABLED and LATE_QAT is", ("QAT", "QAT_INT6"), ("QAT_FRACTION",)),
-    Unavailable(
-        "repeating layers other than by NUM_LOOPS, LOOP_START and LOOP_END is", _RECURRENCE[:3], _RECURRENCE[3:]
-    ),
-    Unavailable("a second stage of repeated layers is", ("LOOP_PHASE2_AT",)),
-    Unavailable(
-        "parallel residuals other than by PARALLEL_START_LAYER are", ("PARALLEL_RESIDUAL", "PARALLEL_RESIDUAL_START")
-    ),
-    Unavailable("a first layer without attention is", ("DISABLE_LAYER0_ATTN",)),
-    Unavailable("another source of the output gate is", ("GATE_ATTN_SRC",), off=("proj",)),
-    Unavailable("another initial value of gates is", ("GATED_ATTN_INIT_STD", "SPARSE_ATTN_GATE_INIT_STD")),
-    Unavailable("an n-gram bias within words is", ("NGRAM_WITHIN_BETA", "NGRAM_WORD_BETA")),
-    Unavailable("learning-rate warm-up is", ("LR_WARMUP_STEPS",)),
-    Unavailable("another schedule of the learning rate is", ("LR_SCHEDULE", "WARMDOWN_SHAPE"), off=("linear",)),
-    Unavailable("one weight decay for all, not MUON_WD and ADAM_WD, is", ("WEIGHT_DECAY",)),
-    Unavailable("one learning rate of Adam, not EMBED_LR, HEAD_LR and SCALAR_LR, is", ("ADAM_LR",)),
-    Unavailable("a choice of the matrices' optimizer is", ("MATRIX_OPTIMIZER", "USE_GRAM_NS"), off=("muon",)),
-    Unavailable("an average that starts late is", ("EMA_START_FRACTION",), ("EMA",)),
-    Unavailable("LoRA at test time other than by TTT_LORA_RANK is", ("LORA_RANK",)),
-    Unavailable("an overlap of evaluation windows other than by EVAL_STRIDE is", ("EVAL_OVERLAP",)),
-    Unavailable("a hashed bigram table other than by BIGRAM_VOCAB_SIZE is", ("BIGRAM_HASH", "USE_BIGRAM_HASH")),
-    Unavailable(
-        "another kind of attention is", ("ATTN_VARIANT", "DIFF_ATTN", "ATTN_RES", "ATTN_PROJ_TYPE"), off=_PLAIN
-    ),
-    Unavailable("another output head is", ("LOGIT_HEAD_TYPE", "UNTIE_AT_FRACTION"), _TVERSKY, off=_PLAIN),
-    Unavailable("a grouped MLP is", ("MLP_GROUPS",), off=("1",)),
-    Unavailable("a refiner after the blocks is", ("REFINER",), ("REFINER_KERNEL",)),
-    Unavailable("a correction of the weights at test time is", ("CORR_WEIGHT_LR",)),
-    Unavailable("binary weights and activations are", ("BINARIZE_ACTIVATIONS", "XNOR_GROUP_SIZE"), _XNOR),
-    Unavailable("training by evolution strategies is", ("EGGROLL_LOAD", "EGGROLL_LAYERS"), _EGGROLL),
-    Unavailable("a state-space model is", ("D_STATE", "D_CONV", "EXPAND", "MLP_EVERY", "NUM_ATTN_LAYERS")),
-    Unavailable("a gated delta network is", ("GDN_LAYERS",), _GDN),
-    Unavailable("prediction of representations (JEPA) is", ("JEPA_WEIGHT", "JEPA_STEPS", "JEPA_PRETRAIN_FRAC"), _JEPA),
-    Unavailable("a hierarchical byte model (H-Net) is", ("OUTER_LAYERS",), _HNET),
-    Unavailable("weights as Legendre coefficients are", ("LEGENDRE_GROUPS", "NUM_VIRTUAL_LAYERS"), _LEGENDRE),
-)
+def _dead(reason: str, variables: str, details: str = "", off: str = "") -> Dead:
+    return Dead(reason, tuple(variables.split()), tuple(details.split()), tuple(off.split()))
 
-IGNORED = {
-    "ARTIFACT_DIR": "the run folder has the artifact",
-    "BYTES_DIR": "DATA_PATH names the shards",
-    "CASEOPS_ENABLED": "the tokenizer and the byte sidecar show whether CaseOps is used",
-    "CHECKPOINT_DIR": "the run folder has the checkpoints",
-    "CHECKPOINT_EVERY": "the recipe's run.checkpoint_every says how often",
-    "CHURN_LOG_EVERY": "no churn of ternary weights is logged",
-    "COMPILE_MODE": "train.compile says whether steps are compiled",
-    "COMPRESSOR": "birdie codes the file with its own entropy coder",
-    "COPRIME_MAX_LOADED_SHARDS": "shards are read from disk, not loaded",
-    "COPRIME_SHARDS_PER_BATCH": "the number of shards in a step grows during training",
-    "COPRIME_SHARD_HOLD_STEPS": "every step draws its shards again",
-    "DATASETS_DIR": "DATA_PATH and TOKENIZER_PATH name data and tokenizer",
-    "DATA_DIR": "DATA_PATH and TOKENIZER_PATH name data and tokenizer",
-    "DATA_PATH_BASE": "DATA_PATH names the shards",
-    "GATED_ATTN_QUANT_GATE": "gates are stored like other small matrices",
-    "GPTQ_NUM_SEQS": "CALIBRATION_TOKENS says how much text calibration reads",
-    "POST_GPTQ_EVAL_ONLY": "only the decoded artifact is scored",
-    "SEED_DEFAULT": "SEED is the seed",
-    "SEQ_LEN": "TRAIN_SEQ_LEN is the length of training sequences",
-    "SEQ_LEN_SCHEDULE": "SEQ_LEN_START and SEQ_SCHEDULE_FRACTION are the schedule of lengths",
-    "TARGET_MB": "code and model together are held to the challenge's 16,000,000 bytes",
-    "TOKENIZER": "TOKENIZER_PATH names the tokenizer",
-    "TORCH_EXT": "birdie builds no extension of torch",
-    "TRAIN_COUNT": "the shards in DATA_PATH are used",
-    "USE_GPTQ": "the scheme of the export says whether errors are fed back (GPTQ)",
-    "USE_LZMA": "birdie codes the file with its own entropy coder",
-    "USE_ZSTD": "birdie codes the file with its own entropy coder",
-    "VAL_COUNT": "the shards in DATA_PATH are used",
-}
-"""Variables of the records' commands that birdie does not need → the reason."""
+
+DEAD = (
+    _dead("a temperature other than by evaluation.temperature is not available", "TEMP_SCALING TEMP_CALIB EVAL_TEMP"),
+    _dead("fp8 storage is not available", "FP_STORAGE"),
+    _dead("prediction of several tokens is not available", "MTP_NUM_HEADS MTP_HEADS", "MTP_LOSS_WEIGHT"),
+    _dead("YaRN is not available", "ROPE_TYPE ROPE_YARN", "YARN_MAX_LEN", off="rope"),
+    _dead(
+        "a low-rank correction of the tensors with the largest error is not available",
+        "LQER_ENABLED",
+        "LQER_RANK LQER_TOP_K LQER_FACTOR_BITS LQER_ASYM_ENABLED LQER_ASYM_GROUP",
+    ),
+    _dead("clipping by the Hessian is not available", "HESSIAN_CLIP_LAMBDA"),
+    _dead(
+        "a choice of bits by layer other than INT4_LAYERS is not available",
+        "MIXED_QUANT N_INT6_LAYERS",
+        "INT6_LAYER_START INT6_LAYER_END",
+    ),
+    _dead("bits set by QUANT_BITS, not MATRIX_BITS and EMBED_BITS, are not available", "QUANT_BITS QUANT_BITS_EMBED"),
+    _dead("QAT other than by QAT_ENABLED and LATE_QAT is not available", "QAT QAT_INT6", "QAT_FRACTION"),
+    _dead(
+        "repeating layers other than by NUM_LOOPS, LOOP_START and LOOP_END is not available",
+        "RECUR_LAYERS TRAINING_DEPTH_RECURRENCE EVAL_DEPTH_RECURRENCE",
+        "RECUR_START_STEP REPEAT_UNTIE_MLP REPEAT_UNTIE_MLP_LAYERS",
+    ),
+    _dead("a second stage of repeated layers is not available", "LOOP_PHASE2_AT"),
+    _dead(
+        "parallel residuals other than by PARALLEL_START_LAYER are not available",
+        "PARALLEL_RESIDUAL PARALLEL_RESIDUAL_START",
+    ),
+    _dead("a first layer without attention is not available", "DISABLE_LAYER0_ATTN"),
+    _dead("another source of the output gate is not available", "GATE_ATTN_SRC", off="proj"),
+    _dead("another initial value of gates is not available", "GATED_ATTN_INIT_STD SPARSE_ATTN_GATE_INIT_STD"),
+    _dead("an n-gram bias within words is not available", "NGRAM_WITHIN_BETA NGRAM_WORD_BETA"),
+    _dead("learning-rate warm-up is not available", "LR_WARMUP_STEPS"),
+    _dead("another schedule of the learning rate is not available", "LR_SCHEDULE WARMDOWN_SHAPE", off="linear"),
+    _dead("one weight decay for all, not MUON_WD and ADAM_WD, is not available", "WEIGHT_DECAY"),
+    _dead("one learning rate of Adam, not EMBED_LR, HEAD_LR and SCALAR_LR, is not available", "ADAM_LR"),
+    _dead("a choice of the matrices' optimizer is not available", "MATRIX_OPTIMIZER USE_GRAM_NS", off="muon"),
+    _dead("an average that starts late is not available", "EMA_START_FRACTION", "EMA"),
+    _dead("LoRA at test time other than by TTT_LORA_RANK is not available", "LORA_RANK"),
+    _dead("an overlap of evaluation windows other than by EVAL_STRIDE is not available", "EVAL_OVERLAP"),
+    _dead("a hashed bigram table other than by BIGRAM_VOCAB_SIZE is not available", "BIGRAM_HASH USE_BIGRAM_HASH"),
+    _dead(
+        "another kind of attention is not available",
+        "ATTN_VARIANT DIFF_ATTN ATTN_RES ATTN_PROJ_TYPE",
+        off="standard linear dense",
+    ),
+    _dead(
+        "another output head is not available",
+        "LOGIT_HEAD_TYPE UNTIE_AT_FRACTION",
+        "TVERSKY_MEMBERSHIP TVERSKY_NUM_FEATURES TVERSKY_FEATURE_POOLS",
+        off="standard linear dense",
+    ),
+    _dead("a grouped MLP is not available", "MLP_GROUPS", off="1"),
+    _dead("a refiner after the blocks is not available", "REFINER", "REFINER_KERNEL"),
+    _dead("a correction of the weights at test time is not available", "CORR_WEIGHT_LR"),
+    _dead(
+        "binary weights and activations are not available",
+        "BINARIZE_ACTIVATIONS XNOR_GROUP_SIZE",
+        "USE_INT8_KERNEL USE_TRITON_KERNEL SCALE_STORAGE SIGN_COMPRESS_REG",
+    ),
+    _dead(
+        "training by evolution strategies is not available",
+        "EGGROLL_LOAD EGGROLL_LAYERS",
+        "EGGROLL_LORA_RANK EGGROLL_RANK EGGROLL_SIGMA EGGROLL_LR POP_SIZE FITNESS_SHAPING",
+    ),
+    _dead("a state-space model is not available", "D_STATE D_CONV EXPAND MLP_EVERY NUM_ATTN_LAYERS"),
+    _dead(
+        "a gated delta network is not available",
+        "GDN_LAYERS",
+        "GDN_HEAD_DIM_RATIO GDN_EXPAND_V GDN_CONV_SIZE HEAD_DIM_RATIO EXPAND_V CONV_SIZE",
+    ),
+    _dead(
+        "prediction of representations (JEPA) is not available",
+        "JEPA_WEIGHT JEPA_STEPS JEPA_PRETRAIN_FRAC",
+        "PREDICTOR_HIDDEN_MULT PROJECTOR_TYPE CE_WEIGHT SIGREG_LAMBDA SIGREG_SCHEDULE DETACH_TARGETS",
+    ),
+    _dead(
+        "a hierarchical byte model (H-Net) is not available",
+        "OUTER_LAYERS",
+        "TARGET_AVG_CHUNK_LEN RATIO_LOSS_WEIGHT HNET_LR_DIFF",
+    ),
+    _dead(
+        "weights as Legendre coefficients are not available",
+        "LEGENDRE_GROUPS NUM_VIRTUAL_LAYERS",
+        "LEGENDRE_DEGREE_ATTN LEGENDRE_DEGREE_FFN MODE",
+    ),
+    _dead("the run folder has the artifact", "ARTIFACT_DIR"),
+    _dead("DATA_PATH names the shards", "BYTES_DIR DATA_PATH_BASE"),
+    _dead("the tokenizer and the byte sidecar show whether CaseOps is used", "CASEOPS_ENABLED"),
+    _dead("the run folder has the checkpoints", "CHECKPOINT_DIR"),
+    _dead("the recipe's run.checkpoint_every says how often", "CHECKPOINT_EVERY"),
+    _dead("no churn of ternary weights is logged", "CHURN_LOG_EVERY"),
+    _dead("train.compile says whether steps are compiled", "COMPILE_MODE"),
+    _dead("birdie codes the file with its own entropy coder", "COMPRESSOR USE_LZMA USE_ZSTD"),
+    _dead("shards are read from disk, not loaded", "COPRIME_MAX_LOADED_SHARDS"),
+    _dead("the number of shards in a step grows during training", "COPRIME_SHARDS_PER_BATCH"),
+    _dead("every step draws its shards again", "COPRIME_SHARD_HOLD_STEPS"),
+    _dead("DATA_PATH and TOKENIZER_PATH name data and tokenizer", "DATASETS_DIR DATA_DIR"),
+    _dead("gates are stored like other small matrices", "GATED_ATTN_QUANT_GATE"),
+    _dead("CALIBRATION_TOKENS says how much text calibration reads", "GPTQ_NUM_SEQS"),
+    _dead("only the decoded artifact is scored", "POST_GPTQ_EVAL_ONLY"),
+    _dead("SEED is the seed", "SEED_DEFAULT"),
+    _dead("TRAIN_SEQ_LEN is the length of training sequences", "SEQ_LEN"),
+    _dead("SEQ_LEN_START and SEQ_SCHEDULE_FRACTION are the schedule of lengths", "SEQ_LEN_SCHEDULE"),
+    _dead("code and model together are held to the challenge's 16,000,000 bytes", "TARGET_MB"),
+    _dead("TOKENIZER_PATH names the tokenizer", "TOKENIZER"),
+    _dead("birdie builds no extension of torch", "TORCH_EXT"),
+    _dead("the shards in DATA_PATH are used", "TRAIN_COUNT VAL_COUNT"),
+    _dead("the scheme of the export says whether errors are fed back (GPTQ)", "USE_GPTQ"),
+)
+"""Variables of the records' commands that have no effect, and why."""
 
 
 def settings(environ: Environment, content: Mapping[str, Any]) -> Tables:
@@ -223,18 +245,10 @@ def _merge(tables: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def remarks(environ: Environment) -> Iterator[str]:
-    """Yield a line for each technique in `environ` that is not supported, and for each variable that has no effect."""
-    for technique in UNAVAILABLE:
-        names = technique.active_variables(environ)
-        if names:
-            verb = "is" if len(names) == 1 else "are"
-            yield (
-                f"{', '.join(names)} {verb} set, but {technique.technique} not available in this version; "
-                "the run continues without"
-            )
-    for name, reason in IGNORED.items():
-        if is_on(environ.get(name, "")):
-            yield f"{name} has no effect: {reason}"
+    """Yield a line for the variables in `environ` that have no effect, one for each reason."""
+    for dead in DEAD:
+        if names := dead.active_variables(environ):
+            yield f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect: {dead.reason}"
     averages = [name for name, kind in AVERAGES.items() if _averaging(environ, kind)]
     for name in averages[1:]:
         yield f"{name} has no effect: a run has one average, and {averages[0]} takes precedence, as in the records"

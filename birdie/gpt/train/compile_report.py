@@ -51,8 +51,8 @@ class CompileReport:
 
     def end_warmup(self) -> None:
         """Report warm-up; call it after it."""
-        before, self._graphs = self._graphs, compiled_graphs()
-        self.warmup_graphs = self._graphs - before
+        self.warmup_graphs = compiled_graphs() - self._graphs
+        self._graphs += self.warmup_graphs
         self._notify(f"torch.compile: {_graphs(self.warmup_graphs)} compiled before the clock")
 
     def end_run(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError
-from birdie.gpt.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE, remarks
+from birdie.gpt.run.environment import CHOICES, DEAD, RULES, remarks
 from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.recipe import Recipe
 from tests.conftest import challenge_variables
@@ -124,9 +124,9 @@ def joint_variables() -> Iterator[str]:
         yield from rule.variables
 
 
-def unavailable_variables() -> Iterator[str]:
-    for technique in UNAVAILABLE:
-        yield from (*technique.variables, *technique.details)
+def dead_variables() -> Iterator[str]:
+    for row in DEAD:
+        yield from row.names
 
 
 def resolved(monkeypatch: pytest.MonkeyPatch, command: str, file: Path | None = None, *flags: str) -> Recipe:
@@ -147,7 +147,7 @@ def test_a_command_of_a_record_sets_its_recipe(record: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("record", COMMANDS)
 def test_every_variable_of_a_command_is_accounted_for(record: str) -> None:
-    known = {*challenge_variables(Recipe), *joint_variables(), *unavailable_variables(), *IGNORED, *OTHERS}
+    known = {*challenge_variables(Recipe), *joint_variables(), *dead_variables(), *OTHERS}
     assert set(variables(COMMANDS[record])) <= known
 
 
@@ -180,15 +180,13 @@ def test_schemes_of_attention_and_mlp_hold_under_a_budget(monkeypatch: pytest.Mo
 
 
 def test_no_variable_has_two_meanings() -> None:
-    names = [*challenge_variables(Recipe), *joint_variables(), *unavailable_variables(), *IGNORED, *OTHERS]
+    names = [*challenge_variables(Recipe), *joint_variables(), *dead_variables(), *OTHERS]
     assert len(names) == len(set(names))
 
 
 def test_only_techniques_that_are_on_are_logged() -> None:
     assert list(remarks({"TTT_ENABLED": "0", "TTT_LR": "0.002", "TEMP_SCALING": "0.0", "ROPE_TYPE": "rope"})) == []
-    assert list(remarks({"FP_STORAGE": "1"})) == [
-        "FP_STORAGE is set, but fp8 storage is not available in this version; the run continues without"
-    ]
+    assert list(remarks({"FP_STORAGE": "1"})) == ["FP_STORAGE has no effect: fp8 storage is not available"]
     assert list(remarks({"COMPRESSOR": "brotli"})) == [
         "COMPRESSOR has no effect: birdie codes the file with its own entropy coder"
     ]
