@@ -269,8 +269,8 @@ def _slot(
         casts = (tensor.dtype, dtype)
     if device is None:
         device = torch.device("cpu") if tensor.is_meta else tensor.device
-    place = torch.empty(0, device=device).device  # "cuda" is the current GPU
-    return Slot(coded.stored, tuple(coded.shape), casts, place, kind == "_parameters")
+    target = torch.empty(0, device=device).device  # "cuda" is the current GPU
+    return Slot(coded.stored, tuple(coded.shape), casts, target, kind == "_parameters")
 
 
 def _owners(module: nn.Module) -> Owners:

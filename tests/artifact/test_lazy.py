@@ -213,9 +213,9 @@ def test_the_memory_of_a_forward_is_that_of_a_few_layers(tmp_path: Path) -> None
     model = birdie.load(path, into=module, lazy=True)
     model[:2](torch.ones(1, 1024))
     reset_peak()
-    before = resident("VmRSS")
+    idle = resident("VmRSS")
     model(torch.ones(1, 1024))
-    assert resident("VmHWM") - before < 25
+    assert resident("VmHWM") - idle < 25
 
 
 def weight_of(model: nn.Sequential, index: int) -> Tensor:
