@@ -83,7 +83,7 @@ def test_every_pair_of_options_works_or_is_refused_by_name() -> None:
     torch.manual_seed(0)
     model, base = Small(), Small()
     batches = [(torch.randn(16, 24), torch.randint(12, (16,))) for _ in range(4)]
-    values = {
+    values: dict[str, Any] = {
         "scheme": "sigma:0.3",
         "budget": 2500,
         "bits": 8.0,
