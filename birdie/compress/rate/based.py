@@ -72,9 +72,11 @@ class Based(Job):
 
     def encode(self, rows: slice, exponent: float, *, draft: bool = False) -> Encoded:
         """Encode some rows given those of the base."""
-        weight, base = self.numbers.rows(rows), self.numbers.base_of(rows)
-        job, values = self.job, self.numbers.values(rows)
-        if isinstance(job.scheme, Lossless) or not bool(values.any()):
+        weight, base, job = self.numbers.rows(rows), self.numbers.base_of(rows), self.job
+        if isinstance(job.scheme, Lossless):
+            return _exact(self.name, weight, base)
+        values = self.numbers.values(rows)
+        if not bool(values.any()):
             return _exact(self.name, weight, base)
         if self.components is None or not isinstance(job, Searched):
             return difference.near(weight, base, job.encode_values(values, rows, exponent, draft=draft))
