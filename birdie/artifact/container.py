@@ -262,8 +262,8 @@ class Reader:
         head = prefix[len(MAGIC) : len(MAGIC) + _HEAD.size]
         number, packed_length, length = _HEAD.unpack(head)
         if (version := divmod(number, 256)) != VERSION:
-            found, known = (".".join(map(str, parts)) for parts in (version, VERSION))
-            raise ArtifactError(f"{self.where} has format version {found}, {known} is read here; update birdie")
+            written, known = (".".join(map(str, parts)) for parts in (version, VERSION))
+            raise ArtifactError(f"{self.where} has format version {written}, {known} is read here; update birdie")
         if length > _longest_header(self._size) or packed_length > length:
             raise ArtifactError(f"{self.where} declares an impossible header ({packed_length:,} → {length:,} bytes)")
         if packed_length > self._size - _PREFIX_BYTES:
@@ -618,9 +618,9 @@ def _decode_header(
     if max(kinds, default=TENSOR) >= len(KINDS):
         name, kind = next((name, kind) for name, kind in zip(names, kinds, strict=True) if kind >= len(KINDS))
         raise ArtifactError(f"{name!r} of {where} is an entry of kind {kind}, unknown to this version; update birdie")
-    each = functools.partial(_decode_columns, cursor, count, 0)
-    schemes = each(MAX_SCHEME, "number of a scheme", [int(kind == TENSOR) for kind in kinds])
-    targets = each(max(count - 1, 0), "index of an entry", [int(kind in _LINKED) for kind in kinds])
+    column = functools.partial(_decode_columns, cursor, count, 0)
+    schemes = column(MAX_SCHEME, "number of a scheme", [int(kind == TENSOR) for kind in kinds])
+    targets = column(max(count - 1, 0), "index of an entry", [int(kind in _LINKED) for kind in kinds])
     shapes = _decode_columns(cursor, count, MAX_DIMS, MAX_ELEMENTS, "size of a dimension")
     if any(_elements(shape) > MAX_ELEMENTS for shape in {*shapes}):
         raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
