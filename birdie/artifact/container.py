@@ -260,8 +260,8 @@ class Reader:
         head = prefix[len(MAGIC) : len(MAGIC) + _HEAD.size]
         number, packed_length, length = _HEAD.unpack(head)
         if (version := divmod(number, 256)) != VERSION:
-            found, known = (".".join(map(str, parts)) for parts in (version, VERSION))
-            raise ArtifactError(f"{self.where} has format version {found}, {known} is read here; update birdie")
+            written, known = (".".join(map(str, parts)) for parts in (version, VERSION))
+            raise ArtifactError(f"{self.where} has format version {written}, {known} is read here; update birdie")
         if length > _longest_header(self._size) or packed_length > length:
             raise ArtifactError(f"{self.where} declares an impossible header ({packed_length:,} → {length:,} bytes)")
         if packed_length > self._size - _PREFIX_BYTES:
@@ -478,8 +478,8 @@ def _encode_header(ordered: list[Entry], metadata: bytes) -> bytes:
         shared = next((i for i, (a, b) in enumerate(zip(previous, name, strict=False)) if a != b), len(previous))
         out += varint(shared) + varint(len(name) - shared) + name[shared:]
         previous = name
+    out += b"".join(varint(entry.scheme) for entry in ordered)
     out += b"".join(varint(entry.kind * DTYPES + entry.dtype) for entry in ordered)
-    out += b"".join(varint(entry.scheme) for entry in ordered if entry.kind == TENSOR)
     index = {entry.name: position for position, entry in enumerate(ordered)}
     out += b"".join(varint(index[entry.target or ""]) for entry in ordered if entry.kind in _LINKED)
     out += b"".join(varint(len(entry.shape)) + b"".join(map(varint, entry.shape)) for entry in ordered)
@@ -591,14 +591,18 @@ def _decode_header(
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
     count = cursor.count(limits.MAX_ENTRIES, "number of entries")
     names = _decode_names(cursor, count)
-    codes = [code for (code,) in _decode_columns(cursor, count, 0, MAX_KIND * DTYPES, "kind of an entry", [1] * count)]
+    column = functools.partial(_decode_columns, cursor, count, 0)
+    schemes = [number for (number,) in column(MAX_SCHEME, "number of a scheme", [1] * count)]
+    codes = [code for (code,) in column(MAX_KIND * DTYPES, "kind of an entry", [1] * count)]
     kinds, dtypes = [code // DTYPES for code in codes], [code % DTYPES for code in codes]
-    if max(kinds, default=TENSOR) >= len(KINDS):
-        name, kind = next((name, kind) for name, kind in zip(names, kinds, strict=True) if kind >= len(KINDS))
-        raise ArtifactError(f"{name!r} of {where} is an entry of kind {kind}, unknown to this version; update birdie")
-    each = functools.partial(_decode_columns, cursor, count, 0)
-    schemes = each(MAX_SCHEME, "number of a scheme", [int(kind == TENSOR) for kind in kinds])
-    targets = each(max(count - 1, 0), "index of an entry", [int(kind in _LINKED) for kind in kinds])
+    for name, kind, scheme in zip(names, kinds, schemes, strict=True):
+        if kind >= len(KINDS):
+            raise ArtifactError(
+                f"{name!r} of {where} is an entry of kind {kind}, unknown to this version; update birdie"
+            )
+        if kind != TENSOR and scheme:
+            raise cursor.fail(f"{name!r} is of kind {KINDS[kind]!r} and has a scheme")
+    targets = column(max(count - 1, 0), "index of an entry", [int(kind in _LINKED) for kind in kinds])
     shapes = _decode_columns(cursor, count, MAX_DIMS, MAX_ELEMENTS, "size of a dimension")
     if any(_elements(shape) > MAX_ELEMENTS for shape in {*shapes}):
         raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
@@ -640,8 +644,8 @@ def _decode_header(
     @functools.cache
     def header_at(i: int) -> EntryHeader:
         streams = tuple([_EMPTY[code] for code in coders[i]])
-        scheme, target = sum(schemes[i]), next((names[index] for index in targets[i]), None)
-        entry = Entry(names[i], scheme, dtypes[i], shapes[i], params[i], streams, target, kind=kinds[i])
+        target = next((names[index] for index in targets[i]), None)
+        entry = Entry(names[i], schemes[i], dtypes[i], shapes[i], params[i], streams, target, kind=kinds[i])
         return EntryHeader(entry, lengths[i], offsets[i], crcs[i])
 
     return metadata, names, kinds, offsets, groups, header_at

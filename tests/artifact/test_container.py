@@ -174,7 +174,7 @@ def header_with(
     shape: bytes, params: bytes = b"\0", streams: bytes = b"\0", rest: bytes = b"", kind: bytes = b"\1"
 ) -> bytes:
     """The file of a header with one entry, whose columns are these bytes."""
-    header = b"\0\1\0\1a" + kind + b"\1" + shape + params + streams + rest
+    header = b"\0\1\0\1a\1" + kind + shape + params + streams + rest
     return container.with_prefix(header, len(header))
 
 

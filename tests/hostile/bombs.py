@@ -45,7 +45,7 @@ def header_file(header: bytes) -> bytes:
 
 def header_of(names: bytes, count: int, streams: int = 0, dims: int = 0) -> bytes:
     """`count` entries with so many empty streams and dimensions of 1 each."""
-    out = varint(0) + varint(count) + names + bytes(count) + bytes([1]) * count
+    out = varint(0) + varint(count) + names + bytes([1]) * count + bytes(count)
     out += (varint(dims) + b"\x01" * dims) * count + bytes(count)
     return out + (varint(streams) + bytes(streams)) * count + bytes(streams * count)
 

@@ -239,8 +239,7 @@ def _fields(seed: Seed) -> list[int | bytes]:
     for previous, name in pairwise(names):
         shared = next((i for i, (a, b) in enumerate(zip(previous, name, strict=False)) if a != b), len(previous))
         out += [shared, len(name) - shared, name[shared:]]
-    out += [64 * entry.kind + entry.dtype for entry in entries]
-    out += [entry.scheme for entry in entries if entry.kind == container.TENSOR]
+    out += [entry.scheme for entry in entries] + [64 * entry.kind + entry.dtype for entry in entries]
     index = {entry.name: position for position, entry in enumerate(entries)}
     out += [index[entry.target] for entry in entries if entry.target is not None]
     for entry in entries:

@@ -66,10 +66,10 @@ def read(data: bytes) -> File:
     metadata = header.take(header.varint())
     entries = names(header)
     for entry in entries:
+        entry.scheme = header.varint()
+    for entry in entries:
         kind, entry.dtype = divmod(header.varint(), 64)
         entry.kind = KINDS[kind]
-    for entry in entries:
-        entry.scheme = header.varint() if entry.kind == "tensor" else 0
     for entry in entries:
         entry.target = entries[header.varint()].name if entry.kind in ("alias", "member") else None
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What a released version of the format wrote is read, and gives the same, for ever (make.py says what there is)."""
+"""Files that a released version of the format wrote are read, and give the same, for ever (make.py lists them)."""
 
 import json
 from pathlib import Path
@@ -70,10 +70,10 @@ def test_an_object_comes_back() -> None:
 def test_the_reference_reader_reads_the_same_entries(path: Path) -> None:
     if path.is_dir():
         return
-    found = reference.read(path.read_bytes())
+    expected = reference.read(path.read_bytes())
     with container.Reader(path) as reader:
-        assert found.metadata == reader.metadata
-        for entry, name in zip(found.entries, reader.entries, strict=True):
+        assert expected.metadata == reader.metadata
+        for entry, name in zip(expected.entries, reader.entries, strict=True):
             ours = reader.read(name)
             assert (entry.name, container.KINDS[ours.kind]) == (name, entry.kind)
             assert (entry.scheme, entry.dtype, entry.shape) == (ours.scheme, ours.dtype, ours.shape)
@@ -101,7 +101,7 @@ def _difference(stated: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any
     wrong: dict[str, Any] = {}
     for key, value in stated.items():
         if isinstance(value, dict):
-            wrong |= {f"{key}.{inner}": found for inner, found in _difference(value, loaded[key]).items()}
+            wrong |= {f"{key}.{inner}": other for inner, other in _difference(value, loaded[key]).items()}
         elif loaded[key] != value:
             wrong[key] = loaded[key]
     return wrong

@@ -102,11 +102,13 @@ function readHeader(header, offset) {
   const metadata = cursor.take(cursor.count(MAX_HEADER, "length of the metadata"));
   const count = cursor.count(2 ** 17, "number of entries");
   const names = readNames(cursor, count);
+  const schemes = names.map(() => cursor.varint(MAX_SCHEME, "number of a scheme"));
   const codes = names.map(() => cursor.varint(2 ** 22, "kind of an entry"));
   const kinds = codes.map((code) => code >> 6);
   const unknown = kinds.findIndex((kind) => kind > FILES);
   if (unknown >= 0) fail(`'${names[unknown]}' is an entry of kind ${kinds[unknown]}, unknown here; use a newer birdie`);
-  const schemes = kinds.map((kind) => (kind === TENSOR ? cursor.varint(MAX_SCHEME, "number of a scheme") : 0));
+  const odd = kinds.findIndex((kind, i) => kind !== TENSOR && schemes[i]);
+  if (odd >= 0) cursor.fail(`'${names[odd]}' is no coded tensor and has a scheme`);
   const targets = kinds.map((kind) =>
     kind === ALIAS || kind === MEMBER ? cursor.varint(count - 1, "index of an entry") : -1,
   );
