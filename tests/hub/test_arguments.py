@@ -21,8 +21,6 @@ TEXT = {
 }  # fmt: skip
 IMAGE = {**TEXT, "image_size": 16, "patch_size": 8}
 SOUND = {**TEXT, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
-SERIES = {"prediction_length": 4, "context_length": 8, "num_time_features": 2, "d_model": 16, "lags_sequence": [1, 2]}
-LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 Build = Callable[[Any], Any]
 MODELS: dict[str, tuple[Build, dict[str, tuple[int, ...]]]] = {  # arguments, with their shapes after the samples
     "text and images": (
@@ -34,7 +32,6 @@ MODELS: dict[str, tuple[Build, dict[str, tuple[int, ...]]]] = {  # arguments, wi
         {"input_ids": (12,)},
     ),
     "boxes": (lambda t: t.LayoutLMModel(t.LayoutLMConfig(**TEXT)), {"input_ids": (20,), "bbox": (20, 4)}),
-    "tables": (lambda t: t.TapasModel(t.TapasConfig(**TEXT)), {"input_ids": (20,), "token_type_ids": (20, 7)}),
     "sound": (lambda t: t.HubertModel(t.HubertConfig(**SOUND)), {"input_values": (16_384,)}),
     "sound with channels": (
         lambda t: t.EncodecModel(
@@ -50,19 +47,6 @@ MODELS: dict[str, tuple[Build, dict[str, tuple[int, ...]]]] = {  # arguments, wi
         lambda t: t.VideoMAEModel(t.VideoMAEConfig(**IMAGE, num_frames=4)),
         {"pixel_values": (4, 3, 16, 16)},
     ),
-    "time series": (
-        lambda t: t.TimeSeriesTransformerForPrediction(t.TimeSeriesTransformerConfig(**SERIES, **LAYERS)),
-        {
-            **dict.fromkeys(("past_values", "past_observed_mask"), (10,)),
-            "past_time_features": (10, 2),
-            "future_values": (4,),
-            "future_time_features": (4, 2),
-        },
-    ),
-    "channels of time": (
-        lambda t: t.PatchTSTModel(t.PatchTSTConfig(num_input_channels=3, context_length=16, d_model=16, ffn_dim=16)),
-        {"past_values": (16, 3), "past_observed_mask": (16, 3), "future_values": (24, 3)},
-    ),
     "an encoder of images with a decoder of text": (
         lambda t: t.VisionEncoderDecoderModel(
             t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
@@ -72,14 +56,8 @@ MODELS: dict[str, tuple[Build, dict[str, tuple[int, ...]]]] = {  # arguments, wi
         ),
         {"pixel_values": (3, 16, 16), "decoder_input_ids": (20,)},
     ),
-    "states and actions": (
-        lambda t: t.DecisionTransformerModel(
-            t.DecisionTransformerConfig(state_dim=4, act_dim=3, hidden_size=16, n_layer=1, n_head=2, max_ep_len=20)
-        ),
-        {"states": (16, 4), "actions": (16, 3), "rewards": (16, 1), "returns_to_go": (16, 1), "timesteps": (16,)},
-    ),
 }
-DAILY = ("text and images", "boxes", "spectrograms", "time series", "states and actions")
+DAILY = ("text and images", "boxes", "spectrograms")
 
 
 @pytest.mark.parametrize("kind", mostly_nightly(MODELS, DAILY))
@@ -130,7 +108,7 @@ def test_the_number_of_samples_follows_a_count_of_work_and_is_the_same_each_time
     monkeypatch.setattr(made_up, "_WORK", 1 << 27)
     monkeypatch.setattr(made_up, "_WORK_OF_WEIGHT", 0)
     fewer = samples()
-    assert made_up._FEWEST <= sum(map(len, fewer)) < 64
+    assert 4 <= sum(map(len, fewer)) < 64
     assert fewer[0].shape[1] < first[0].shape[1]  # nothing names the length, so texts are shorter as well
 
 
@@ -149,22 +127,6 @@ def test_a_forward_function_that_accepts_nothing_is_one_sentence(error: Exceptio
         first_accepted(Configured(8, configuration(), error), torch.Generator(), 1e9)
 
 
-def test_the_search_for_inputs_ends_when_it_takes_longer_than_a_calibration() -> None:
-    class Late(Configured):
-        calls = 0
-
-        def forward(self, input_ids: Tensor, graph: Tensor) -> Tensor:  # type: ignore[override]
-            Late.calls += 1
-            x: Tensor = self.table(input_ids)
-            raise RuntimeError(f"no {(x @ x.mT).shape} of {graph.shape}")
-
-    for most, calls in ((1e6, (1, 60)), (1e12, (100, 300))):
-        Late.calls = 0
-        with pytest.raises(ConfigError, match="graph"):
-            first_accepted(Late(64, configuration()), torch.Generator(), most)
-        assert calls[0] <= Late.calls < calls[1]
-
-
 def test_an_argument_that_nobody_knows_is_named() -> None:
     class Strange(Configured):
         def forward(self, input_ids: Tensor, graph: Any) -> Tensor:  # type: ignore[override]
@@ -172,58 +134,6 @@ def test_an_argument_that_nobody_knows_is_named() -> None:
 
     with pytest.raises(ConfigError, match="graph"):
         first_accepted(Strange(8, configuration()), torch.Generator(), 1e9)
-
-
-class Features(nn.Module):
-    """Model whose configuration tells nothing of the sizes of its arguments; `fold` positions are joined to one."""
-
-    def __init__(self, width: int, other: int, fold: int = 1) -> None:
-        super().__init__()
-        self.config, self.fold = configuration(), fold
-        self.first, self.second = nn.Linear(width * fold, 8), nn.Linear(other, 8)
-
-    def forward(self, features: Tensor, speaker: Tensor) -> Tensor:
-        x: Tensor = self.first(features.reshape(len(features), features.shape[1] // self.fold, -1))
-        y: Tensor = self.second(speaker)
-        return x + y[..., :1, :]
-
-
-@pytest.mark.parametrize(("width", "other", "fold"), [(20, 12, 1), (300, 7, 1), (12, 64, 4), (24, 24, 2)])
-def test_sizes_are_those_that_the_layers_expect(width: int, other: int, fold: int) -> None:
-    model = Features(width, other, fold)
-    attempt, _ = first_accepted(model, torch.Generator(), 1e9)
-    keywords = arguments.arguments(model, attempt, 3, torch.Generator())
-    assert keywords["features"].shape[2] == width
-    assert keywords["speaker"].shape[-1] == other
-    assert len(model(**keywords)) == 3
-
-
-def test_ids_are_below_the_rows_of_the_table_that_they_index() -> None:
-    class Speakers(Configured):
-        def forward(self, input_ids: Tensor, speaker_ids: Tensor) -> Tensor:  # type: ignore[override]
-            x: Tensor = self.table(input_ids) + self.table(speaker_ids)
-            return x
-
-    model = Speakers(8, transformers.PreTrainedConfig(vocab_size=1000))  # the table has 99
-    attempt, _ = first_accepted(model, torch.Generator(), 1e9)
-    keywords = arguments.arguments(model, attempt, 50, torch.Generator())
-    assert 90 < int(keywords["input_ids"].max()) < 99
-
-
-def test_patches_of_images_of_any_size_have_their_grids() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = configuration(patch_size=4, num_channels=3, temporal_patch_size=2)
-            self.embed = nn.Linear(3 * 2 * 4 * 4, 8)
-
-        def forward(self, hidden_states: Tensor, grid_thw: Tensor) -> Tensor:
-            x: Tensor = self.embed(hidden_states)
-            return torch.stack([one.mean(0) for one in x.split(grid_thw.prod(1).tolist())])
-
-    model = Packed()
-    attempt, _ = first_accepted(model, torch.Generator(), 1e9)
-    assert model(**arguments.arguments(model, attempt, 5, torch.Generator())).shape == (5, 8)
 
 
 def test_tokens_stand_for_no_image_and_a_text_ends() -> None:

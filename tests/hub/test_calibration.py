@@ -115,13 +115,13 @@ def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path],
 
 
 @pytest.mark.parametrize("kind", ["llama, tied", OLD])
-def test_one_block_at_a_time_measures_the_same(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_offload_measures_the_same(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     state = open_checkpoint(folders[kind]).content
     complete = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048)
-    blocks = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048, work=tmp_path / "work")
-    assert complete.sensitivities.keys() == blocks.sensitivities.keys()
+    offloaded = calibrate_on_text(folders[kind], state, folders["text"], tokens=2048, offload=tmp_path / "work")
+    assert complete.sensitivities.keys() == offloaded.sensitivities.keys()
     for name, expected in complete.sensitivities.items():
-        measured = blocks.sensitivities[name]
+        measured = offloaded.sensitivities[name]
         if expected.hessian is not None and measured.hessian is not None:
             difference = (expected.hessian - measured.hessian).norm() / expected.hessian.norm()
             assert difference < (0.05 if state[name].dtype == torch.bfloat16 else 1e-3), name

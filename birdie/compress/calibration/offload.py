@@ -133,6 +133,7 @@ class Offload:
         self._last = None
         for weight in self._module.parameters():
             release(weight)
+        trim_memory()
 
     def _view(self, offset: int, size: int, view: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -214,20 +215,20 @@ class _SumsOnDisk(MutableMapping[str, Sums]):
         self._known: dict[str, tuple[Sums, dict[str, tuple[int, torch.Size, torch.device]]]] = {}
 
     def __getitem__(self, name: str) -> Sums:
-        sums, places = self._known[name]
+        sums, slots = self._known[name]
         parts: dict[str, Any] = {
-            part: self._file.read(at, shape, torch.float32, on) for part, (at, shape, on) in places.items()
+            part: self._file.read(at, shape, torch.float32, on) for part, (at, shape, on) in slots.items()
         }
         return replace(sums, exponents=dict(sums.exponents), **parts)
 
     def __setitem__(self, name: str, sums: Sums) -> None:
         earlier = self._known[name][1] if name in self._known else {}
-        places = {}
+        slots = {}
         for part, tensor in sums.named_tensors().items():
             offset = earlier[part][0] if part in earlier and earlier[part][1] == tensor.shape else None
-            places[part] = self._file.write(tensor, offset), tensor.shape, tensor.device
-        nothing: dict[str, Any] = dict.fromkeys(places)
-        self._known[name] = replace(sums, **nothing), places
+            slots[part] = self._file.write(tensor, offset), tensor.shape, tensor.device
+        nothing: dict[str, Any] = dict.fromkeys(slots)
+        self._known[name] = replace(sums, **nothing), slots
 
     def __delitem__(self, name: str) -> None:
         del self._known[name]

@@ -88,7 +88,7 @@ def test_columns_in_blocks_are_those_of_a_calibration_in_memory(
 
 
 def test_activations_are_in_a_file_once_and_for_one_batch(tmp_path: Path) -> None:
-    """What several functions keep of one tensor is written once, unless it was changed in between."""
+    """A tensor that several functions keep is written once, unless it was changed in between."""
     file, x, sizes = tmp_path / "work" / "activations", seeded(64, 64), []
     with Offload(tmp_path / "work", nn.Linear(1, 1), least=1) as offload:
         held = [offload.hold(x), offload.hold(x.view(32, 128).t()), offload.hold(x[:1])]
@@ -107,8 +107,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     module, batches, loss = chain()
 
     def functional(module: nn.Module, batch: Any) -> Tensor:
-        weights = dict(module.named_parameters())
-        gradients = torch.func.grad(lambda x: torch.func.functional_call(module, weights, x).sum())(batch[0])
+        gradients: Tensor = torch.func.grad(lambda x: module(x).sum())(batch[0])
         return gradients.square().sum()
 
     (tmp_path / "file").write_text("")
@@ -117,6 +116,6 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         ((module, [], loss), DataError, "no calibration batches"),
     ):
         with pytest.raises(error, match=message):
-            birdie.calibrate(*arguments, offload=tmp_path)  # type: ignore[arg-type]
+            birdie.calibrate(*arguments, offload=tmp_path)
     with pytest.raises(OutputError, match="file"):
         birdie.calibrate(module, batches, loss, offload=tmp_path / "file")
