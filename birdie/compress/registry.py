@@ -48,11 +48,6 @@ class Word(NamedTuple):
         """Complete spec, for help texts."""
         return self.spec.example or self.spec.word
 
-    @property
-    def kernels(self) -> tuple[str, ...]:
-        """Specs that call every kernel of the word; none of a word that is not listed, whose kernels others call."""
-        return self.spec.kernels or ((self.example,) if self.spec.listed else ())
-
 
 @cache
 def _builtin() -> dict[str, type[Scheme]]:

@@ -255,8 +255,6 @@ class Spec:
         make: options → scheme; None: the scheme's class itself.
         example: a complete spec for help texts and "did you mean"; default: the word.
         listed: whether help texts and tables name it; False where another word says all but a number.
-        kernels: specs whose encoders and decoders call every kernel that the word can reach, for `birdie kernels`;
-            default: the example.
     """
 
     word: str
@@ -264,7 +262,6 @@ class Spec:
     make: "Callable[..., Scheme] | None" = None
     example: str = ""
     listed: bool = True
-    kernels: tuple[str, ...] = ()
 
 
 class Scheme(ABC):

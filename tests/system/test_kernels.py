@@ -82,7 +82,7 @@ def test_a_kernel_calls_kernels_of_its_own_folder_only() -> None:
     """A kept kernel contains those that it calls, and is dropped when a module of its folder changes."""
     count = 0
     for path in sorted(path for folder in FOLDERS for path in (ROOT / "birdie" / folder).glob("*.py")):
-        if "runtime.kernels" not in path.read_text(encoding="utf-8"):
+        if "system.kernels" not in path.read_text(encoding="utf-8"):
             continue
         module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for kernel in vars(module).values():

@@ -118,7 +118,6 @@ class Codebook(Scheme):
             "codebook",
             "k levels by exact k-means",
             example="codebook:k=16",
-            kernels=("codebook:k=9", "codebook:k=9,per_row,rate=0.1"),
         ),
     )
 

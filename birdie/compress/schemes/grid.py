@@ -214,14 +214,12 @@ class Grid(Scheme):
             "int8",
             "uniform grid of 8 bits over the row's range",
             _by_width(8),
-            kernels=("int8", "int4:group_size=16"),
         ),
         Spec(
             "sigma",
             "uniform grid, scale in standard deviations of the row",
             _by_spread,
             "sigma:0.3",
-            kernels=("sigma:sigma=0.4,per_tensor",),
         ),
         Spec("sdclip", "uniform grid clipped at so many standard deviations (SDClip)", _by_clip),
         *(

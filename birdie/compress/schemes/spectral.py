@@ -311,7 +311,6 @@ class Spectral(Scheme):
             "coefficients of a transform (dct, wavelet53, wavelet97, hadamard, identity) on one grid per tensor",
             _of_spec,
             "spectral:auto,sigma=0.3",
-            kernels=("spectral:dct,sigma=0.4",),
         ),
     )
 

@@ -207,7 +207,6 @@ class Trellis(Scheme):
             "two grids half a scale apart on a trellis of 4 to 256 states",
             _spec,
             "trellis:sigma=0.3",
-            kernels=("trellis:states=8,sigma=0.4", "trellis:states=64", "trellis:sigma=0.4,per_tensor"),
         ),
         Spec("feedback", "a grid of nominal bits over the range of each row, errors fed back", _by_range),
         Spec("gptq", "a grid clipped at so many deviations, errors fed back by the input Hessian (GPTQ)", _gptq),

@@ -205,7 +205,6 @@ class Tucker(Scheme):
             "a core and a factor for each axis that is cut, by schemes of their own",
             _of_spec,
             "tucker:energy=0.99",
-            kernels=("tucker:energy=0.9",),
         ),
     )
 
