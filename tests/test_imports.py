@@ -24,6 +24,7 @@ ROWS: list[set[str]] = [
     {"system"},
     {"entropy"},
     {"compress"},
+    {"delta"},
     {"checkpoints"},
     {"artifact"},
     {"chain", "hub", "small", "standalone"},

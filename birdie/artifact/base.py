@@ -1,11 +1,11 @@
-"""Base of a file: another checkpoint, to which its tensors are stored as differences.
+"""Base of a file: another checkpoint, to which its tensors are stored as deltas.
 
     checkpoint, folder, .birdie file, module, dict ──► Base ──► tensor of the same name, or of one that differs by a
-                                                                prefix, or with the same values ──► difference
+                                                                prefix, or with the same values ──► delta
 
 A base is read tensor by tensor: files are mapped, .birdie files are decoded. The metadata of the file with the
-differences name those tensors of the base that are called otherwise there: {"base": {"of": FILE, "names": {NAME: BASE'S
-NAME}}}. With "inside": true the base is the file itself, and "names" has every tensor that is a difference.
+deltas name those tensors of the base that are called otherwise there: {"base": {"of": FILE, "names": {NAME: BASE'S
+NAME}}}. With "inside": true the base is the file itself, and "names" has every tensor that is a delta.
 """
 
 import threading
@@ -23,15 +23,15 @@ from birdie.artifact.metadata import base_in
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.compress import registry
-from birdie.compress.difference import DECODER, digest
 from birdie.compress.state import named_tensors
 from birdie.compress.wrappers import unwrapped
+from birdie.delta.coding import DECODER, digest
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.mapped import complete, releasing
 
 Part = Callable[[slice], Tensor]
 """Elements in row-major order → these of a tensor of the base, in the dtype of the other tensor."""
-_KEPT = 4  # tensors of a .birdie file that stay decoded: differences are decoded in the order of their bases
+_KEPT = 4  # tensors of a .birdie file that stay decoded: deltas are decoded in the order of their bases
 
 
 class Base:
@@ -79,7 +79,7 @@ class Base:
             raise ConfigError(f"base is a {type(source).__name__}; give a checkpoint, a folder, a module or a dict")
         path = Path(source)
         if not path.exists():
-            raise ConfigError(f"there is no base {path}; give the checkpoint that the differences are to")
+            raise ConfigError(f"there is no base {path}; give the checkpoint that the deltas are to")
         if _is_birdie(path):
             return cls._of_file(path)
         try:
@@ -100,13 +100,13 @@ class Base:
         file = File(path, registry.decoder)
         if file.needs_base:
             file.close()
-            raise ConfigError(f"base {path} is stored as differences itself; decompress it, then give that as the base")
+            raise ConfigError(f"base {path} is stored as deltas itself; decompress it, then give that as the base")
         file.require(max_bytes=sum(decoded_bytes(file.entry(name)) for name in file.names))
         return cls._decoded(file, file.names, str(path))
 
     @classmethod
     def inside(cls, source: Data, max_bytes: int | None = None, max_operations: int | None = None) -> "Base":
-        """Return the base of a file whose tensors are differences to others in it.
+        """Return the base of a file whose tensors are deltas to others in it.
 
         Raises:
             ArtifactError: they take more than that to decode.
@@ -114,7 +114,7 @@ class Base:
         file = File(source, registry.decoder)
         try:
             names = {*file.names} & {*base_in(file.fields)[1].values()}
-            stored = sorted(name for name in names if not file.is_difference(name))
+            stored = sorted(name for name in names if not file.is_delta(name))
             file.require(max_bytes, max_operations, stored)
         except BaseException:
             file.close()

@@ -9,7 +9,7 @@ Each entry has a kind:
     alias     a second name of another tensor
     blocks    a tensor that is cut into blocks of rows or the matrices of a stack, each an entry of its own
     member    one of the tensors that another entry, a group, holds together
-    delta     coded relative to a tensor of a base (birdie.compress.difference)
+    delta     coded relative to a tensor of a base (birdie.compress.delta)
     files     contents of files beside the tensors (birdie.artifact.kept_files)
 
 `Reader.names` leaves out blocks, groups and files. The container does not interpret the numbers of schemes, dtypes and

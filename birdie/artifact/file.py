@@ -65,7 +65,7 @@ Data = Source | bytes | memoryview
 
 
 class Base(Protocol):
-    """Tensors of the checkpoint that a file holds differences to (birdie.artifact.base)."""
+    """Tensors of the checkpoint that a file holds deltas to (birdie.artifact.base)."""
 
     @property
     def where(self) -> str:
@@ -79,7 +79,7 @@ class Base(Protocol):
 
     @property
     def decoder(self) -> Decoder:
-        """Decoder of differences."""
+        """Decoder of deltas."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class File(Reader):
     Args:
         source: a path, or the bytes of a file.
         decoder: name of a scheme → its decoder; raises ArtifactError where there is none.
-        base: of a file of differences.
+        base: of a file of deltas.
 
     Attributes:
         device: where tensors are decoded.
@@ -125,11 +125,11 @@ class File(Reader):
 
     @property
     def needs_base(self) -> bool:
-        """Return whether tensors are stored as differences."""
+        """Return whether tensors are stored as deltas."""
         return DELTA in self.kinds
 
-    def is_difference(self, name: str) -> bool:
-        """Return whether a tensor, or a block of it, is stored as a difference."""
+    def is_delta(self, name: str) -> bool:
+        """Return whether a tensor, or a block of it, is stored as a delta."""
         return any(self.entry(block).kind == DELTA for block in self.blocks(self.holder(self.stored(name))))
 
     @property
@@ -198,10 +198,10 @@ class File(Reader):
 
     def _lacks_base(self) -> ArtifactError:
         if file_metadata.is_inside(self.fields):
-            return ArtifactError(f"{self.where} holds differences between its tensors; decompress it with birdie")
+            return ArtifactError(f"{self.where} holds deltas between its tensors; decompress it with birdie")
         of, _ = file_metadata.base_in(self.fields)
         return ArtifactError(
-            f"{self.where} holds differences to another checkpoint{f', {of},' if of else ''} without which it "
+            f"{self.where} holds deltas to another checkpoint{f', {of},' if of else ''} without which it "
             "cannot be decoded; give that as base=… (--base)"
         )
 
@@ -364,11 +364,11 @@ class File(Reader):
         return file_metadata.base_in(self.fields)[1]
 
     def _base_name(self, name: str) -> str:
-        """Return the name of the base's tensor that a stored tensor is a difference to; empty if it is none."""
-        return self._base_names.get(name, name) if self.is_difference(name) else ""
+        """Return the name of the base's tensor that a stored tensor is a delta to; empty if it is none."""
+        return self._base_names.get(name, name) if self.is_delta(name) else ""
 
     def _base_of(self, entry: Entry) -> Tensor | None:
-        """Return the tensor of the base that an entry is a difference to; of a block, its part."""
+        """Return the tensor of the base that an entry is a delta to; of a block, its part."""
         if self._base is None:
             return None
         name = entry.name.partition("\0")[0]

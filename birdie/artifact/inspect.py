@@ -13,10 +13,10 @@ from birdie.system.file_objects import Input, source_of
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
 _SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}
 _MIXED, _TILES = 5, 7  # those that "max" and "fast" choose for large matrices
-_DIFFERENCES = 3  # the same, of exact differences
+_DELTAS = 3  # the same, of exact deltas
 _SCALED, _TABLES = 7, 8  # forms of weights that are quantized already (birdie.compress.schemes.lossless)
 _UNKNOWN = 100  # speed of a coder that another version may have written
-_NEAR = (2,)  # form of a difference that is not exact (birdie.compress.difference)
+_NEAR = (2,)  # form of a delta that is not exact (birdie.compress.delta)
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
 
@@ -76,7 +76,7 @@ def load_seconds(effort: str, weights: int) -> float:
 def _seconds(entry: Entry) -> float:
     """Return about the time that decoding takes one core."""
     if entry.kind == DELTA and entry.params[1:2] != _NEAR:
-        return 1e-6 * math.prod(entry.shape) / _DIFFERENCES if entry.streams else 0.0
+        return 1e-6 * math.prod(entry.shape) / _DELTAS if entry.streams else 0.0
     planes = SCHEMES.get(entry.scheme) in ("lossless", "cast")
     coders = [stream.coder for stream in (entry.streams if planes else entry.streams[:1])]
     return 1e-6 * math.prod(entry.shape) * sum(1 / _SPEEDS.get(coder, _UNKNOWN) for coder in coders)
@@ -86,11 +86,11 @@ _PARAMS = {_SCALED: 5, _TABLES: 2}  # number of parameters of these forms; a hos
 
 
 def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
-    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias, difference, levels."""
+    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias, delta, levels."""
     if entry.kind == ALIAS:
         return "alias"
     if entry.kind == DELTA:
-        return "difference"
+        return "delta"
     name = scheme_name(entry, foreign)
     if name == "lossless" and _PARAMS.get(next(iter(entry.params), 0)) == len(entry.params) and 0 not in entry.shape:
         return _levels(entry.shape, entry.params)

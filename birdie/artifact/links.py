@@ -1,9 +1,9 @@
-"""Links of a chain: .birdie files that each hold one checkpoint of a run, most as differences to an earlier link.
+"""Links of a chain: .birdie files that each hold one checkpoint of a run, most as deltas to an earlier link.
 
     run.birdie/
     ├── step-00000040.birdie      stands alone
-    ├── step-00000080.birdie      difference to step-00000040.birdie
-    └── step-00000120.birdie      difference to step-00000080.birdie
+    ├── step-00000080.birdie      delta to step-00000040.birdie
+    └── step-00000120.birdie      delta to step-00000080.birdie
 
 The metadata of a link have the digest of every file of its checkpoint, the name of its base, a file beside it, and the
 base's digest, which is that of its files: a base may be written again, but never be of another checkpoint. A base is of
@@ -36,7 +36,7 @@ from birdie.system.names import is_part
 
 SUFFIX = ".birdie"
 MOST = 1000
-"""Links, at most, of which each is a difference to the one before."""
+"""Links, at most, of which each is a delta to the one before."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NUMBERED = re.compile(r"([^0-9]*)([0-9]{0,20})")
 _WRONG = "is not what birdie writes; the file is damaged"
@@ -74,10 +74,10 @@ class Link:
         name: of the checkpoint, a folder or a file.
         is_folder: which of the two.
         files: name → layout of each file; of a checkpoint that is a file, of that one.
-        base: file name of the link to which this one is a difference; "" if it stands alone.
+        base: file name of the link to which this one is a delta; "" if it stands alone.
         base_digest: digest of that link's checkpoint.
         is_named: whether the checkpoint is known by its name, as last.ckpt, and not by its step, which another may
-            have. No link is a difference to such a one, which is written again when the run goes on.
+            have. No link is a delta to such a one, which is written again when the run goes on.
     """
 
     step: int
@@ -90,7 +90,7 @@ class Link:
 
     @property
     def order(self) -> tuple[int, bool, str]:
-        """Position among the links of a chain: what a link is a difference to precedes it."""
+        """Position among the links of a chain: what a link is a delta to precedes it."""
         return self.step, self.is_named, self.name
 
     @property
@@ -225,7 +225,7 @@ def base_of(source: Data, limits: Limits, names: Names | None = None) -> Base | 
     with Reader(source) as reader:
         inside = DELTA in reader.kinds and is_inside(reader.fields)
         if inside and limits.base is not None:
-            raise ConfigError(f"{reader.where} holds differences between its own tensors; leave base= (--base) out")
+            raise ConfigError(f"{reader.where} holds deltas between its own tensors; leave base= (--base) out")
         if inside:
             return Base.inside(source, limits.max_bytes, limits.max_operations)
         if limits.base is not None:
@@ -245,7 +245,7 @@ def stages_of(path: Path) -> list[Stage]:
 
 
 def decoded(stages: Sequence[Stage], limits: Limits) -> Base | None:
-    """Return the tensors that the link after some stages is a difference to, decoded forward; None if it needs none."""
+    """Return the tensors that the link after some stages is a delta to, decoded forward; None if it needs none."""
     base: Base | None = None
     for stage in stages:
         if not stage.tensors:
@@ -337,7 +337,7 @@ def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> li
     stages: list[Stage] = []
     while wanted or others:
         if len(stages) == MOST:
-            raise ArtifactError(f"{where} is preceded by more than {MOST:,} differences; the chain is damaged")
+            raise ArtifactError(f"{where} is preceded by more than {MOST:,} deltas; the chain is damaged")
         successor = link
         where, link = _base_in(where, link, wanted, others)
         others = _names_in(link, successor, others)
@@ -358,24 +358,24 @@ def link_in(reader: Reader) -> Link:
 def _base_in(where: Path, link: Link, tensors: Collection[str] = (), files: Collection[str] = ()) -> tuple[Path, Link]:
     """Return path and facts of the base of a link, after a check that it precedes it and has tensors and files."""
     if not link.base:
-        raise ArtifactError(f"{where} holds differences and names no base; the file is damaged")
+        raise ArtifactError(f"{where} holds deltas and names no base; the file is damaged")
     path = where.with_name(link.base)
     if not path.exists():
-        raise ArtifactError(f"{where} is a difference to {link.base}, which is missing; copy it into {where.parent}")
+        raise ArtifactError(f"{where} is a delta to {link.base}, which is missing; copy it into {where.parent}")
     try:
         with Reader(path) as other:
             base = link_in(other)
             lacking = sorted({*tensors} - {*other.names})
     except ArtifactError as error:
-        raise ArtifactError(f"{where} is a difference to a link that is damaged: {error}") from error
+        raise ArtifactError(f"{where} is a delta to a link that is damaged: {error}") from error
     if base.is_named or base.order[:2] >= link.order[:2]:
         raise ArtifactError(
-            f"{where} of step {link.step} is a difference to {link.base} of step {base.step}, which does not precede "
+            f"{where} of step {link.step} is a delta to {link.base} of step {base.step}, which does not precede "
             "it; the chain is damaged"
         )
     if base.digest != link.base_digest:
         raise ArtifactError(
-            f"{where} is a difference to another checkpoint than that in {link.base}; copy the chain again as a whole"
+            f"{where} is a delta to another checkpoint than that in {link.base}; copy the chain again as a whole"
         )
     if lacking or not (others := _names_in(base, link, files)) <= base.files.keys():
         missing = (lacking or sorted(others - base.files.keys()))[0]
@@ -389,7 +389,7 @@ def _names_in(base: Link, link: Link, files: Collection[str]) -> set[str]:
 
 
 def _differences(reader: Reader, names: Collection[str] | None) -> set[str]:
-    """Return the names of the tensors of the base that some tensors are differences to."""
+    """Return the names of the tensors of the base that some tensors are deltas to."""
     renamed = base_in(reader.fields)[1]
     needed = set()
     for name in dict.fromkeys(reader.stored(name) for name in (reader.names if names is None else names)):

@@ -6,10 +6,10 @@ schemes    code → name of the schemes in the file that do not ship with birdie
 files      name → bytes of the files kept beside the tensors (birdie.artifact.kept_files)
 copies     indices of those aliases, among all sorted by name, whose tensors are independent of their targets
 state      versions and extra state of the modules (birdie.artifact.state_dict)
-base       of a file of differences: "of", the base's file name, and "names", name → name in the base, where they differ
+base       of a file of deltas: "of", the base's file name, and "names", name → name in the base, where they differ
            ("inside": true if the base is the file itself)
 order      how names are moved from their natural order to that of the state dict (birdie.checkpoints.order)
-link       of a link of a chain: its checkpoint, and the link that it is a difference to (birdie.artifact.links)
+link       of a link of a chain: its checkpoint, and the link that it is a delta to (birdie.artifact.links)
 """
 
 import json
@@ -115,7 +115,7 @@ def base_in(fields: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
 
 def is_inside(fields: Mapping[str, Any]) -> bool:
-    """Return whether the base of a file of differences is the file itself."""
+    """Return whether the base of a file of deltas is the file itself."""
     return bool(fields.get("base", {}).get("inside"))
 
 

@@ -195,7 +195,7 @@ class Relation:
         Parameter(
             converter=lambda _, tokens: Path(_text(tokens)),
             help="Checkpoint, folder or .birdie file like this one, such as an earlier step, or the model before "
-            "fine-tuning. The differences alone are stored: every bit of them if lossless, else by the same settings "
+            "fine-tuning. The deltas alone are stored: every bit of them if lossless, else by the same settings "
             "as weights. Decoding needs the same base again.",
         ),
         More("In Python also a module, or a dict of tensors."),
@@ -266,7 +266,7 @@ class Limits:
     base: Annotated[
         "BaseOption | None",
         Parameter(
-            help="The checkpoint that a file of differences was made with: what `save` took, or the same tensors "
+            help="The checkpoint that a file of deltas was made with: what `save` took, or the same tensors "
             "otherwise. A link of a chain of checkpoints finds its base beside it."
         ),
     ] = None

@@ -36,8 +36,9 @@ from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.groups import group_tiny_tensors
-from birdie.compress.siblings import siblings
 from birdie.compress.wrappers import unwrapped, without_prefixes
+from birdie.delta.delta_job import relative
+from birdie.delta.twins import twins
 from birdie.entropy.hints import effort_for
 from birdie.errors import ConfigError
 from birdie.system.callbacks import reporting
@@ -129,11 +130,13 @@ def write_model(
         base.close()
         raise ConfigError(f"no tensor of {base.where} has the name, the shape and the kind of one of the model's")
     about_base: dict[str, Any] | None = None if base is None else {"of": base.name, "names": renamed}
-    assignment = replace(assignment, bases=parts)
+    assignment = replace(assignment, bases=relative(parts))
     if calibration is None:  # with data each copy has the precision that its own use needs
         assignment = merge_copies(assignment)
-        if target.lossless and base is None and link is None and (near := siblings(assignment.tensors)):
-            assignment = replace(assignment, bases=Base.of("", assignment.tensors).pairs(near, assignment.tensors))
+        if target.lossless and base is None and link is None and (near := twins(assignment.tensors)):
+            assignment = replace(
+                assignment, bases=relative(Base.of("", assignment.tensors).pairs(near, assignment.tensors))
+            )
             about_base = {"of": "", "names": near, "inside": True}
         assignment = group_tiny_tensors(assignment)
     effort = effort_for(options.coder, assignment.weights)

@@ -40,9 +40,9 @@ class Summary:
         metadata: JSON of the caller of `save`.
         files: name → bytes of the files kept beside the tensors, unpacked; `file_bytes`: what they take together.
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.checkpoints.pytree); else None.
-        error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
+        error: after a compression with calibration, the delta from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
-        untuned: after tuning, the same difference without it.
+        untuned: after tuning, the same delta without it.
         nothing_to_tune: tuning was asked for, but no weights are left to train beside the matrix that is encoded last.
         control: after a compression with calibration to `budget` or `bits`, which sensitivities the file follows, and
             the errors of each on held-out inputs (`birdie.compress.rate.control`); not stored in the file.
@@ -53,7 +53,7 @@ class Summary:
             bits; not stored.
         not_kept: after a lossless compression of tensors alone, what only `birdie.save_object` keeps of them:
             attributes, layout in memory, shared memory; not stored.
-        base: file name of the checkpoint to which tensors are stored as differences, "" if it had none; None: none.
+        base: file name of the checkpoint to which tensors are stored as deltas, "" if it had none; None: none.
     """
 
     path: str

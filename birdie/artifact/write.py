@@ -16,7 +16,7 @@ from birdie.artifact.file import DTYPES
 from birdie.compress import registry
 from birdie.compress.coding import Coded, code
 from birdie.compress.rate.assignment import Group
-from birdie.compress.scheme import DIFFERENCE as FORM
+from birdie.compress.scheme import DELTA as FORM
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState, problem_of, unstorable
 from birdie.entropy.hints import Effort

@@ -4,7 +4,7 @@
                                                                        ──survey───► a row for each link
 
 Every few links one stands alone, so a damaged link costs those that follow it up to the next such one. A tensor is a
-difference to the link before where that takes fewer bytes than the tensor by itself; of the moments of an optimizer it
+delta to the link before where that takes fewer bytes than the tensor by itself; of the moments of an optimizer it
 hardly ever does, which a sample shows. A link appears under its name when it is complete and what it decodes to has the
 digests of its checkpoint; what is in a chain is not encoded again. One process at a time writes into a chain.
 `birdie.artifact.links` reads links, `birdie.chain.chain_rows` lists them.
@@ -153,7 +153,7 @@ class Chain:
         return [Row.of(self.folder / name, link, kept=True) for name, link in links]
 
     def drop(self, choose: Callable[[Mapping[str, Link]], Collection[str]]) -> list[Row]:
-        """Remove links; those that are differences to them are written anew first. Return rows of what is removed.
+        """Remove links; those that are deltas to them are written anew first. Return rows of what is removed.
 
         Args:
             choose: name → facts of the links that can be read → the names of those that go.
@@ -175,7 +175,7 @@ class Chain:
             return removed
 
     def _rebase(self, name: str, kept: dict[str, Link]) -> None:
-        """Write a link anew, as a difference to the last one before it that stays."""
+        """Write a link anew, as a delta to the last one before it that stays."""
         path = self.folder / name
         link, content = read_content(path)
         require_digests(link, content, path)
@@ -256,7 +256,7 @@ class Chain:
     def _add_named(self, step: int, parts: CheckpointParts, links: dict[str, Link], on_disk: Mapping[int, Path]) -> Row:
         """Return the row of a checkpoint that is known by its name, after writing its link if it is another.
 
-        It may be a difference to a link that no other could be one to: nothing ever depends on it.
+        It may be a delta to a link that no other could be one to: nothing ever depends on it.
         """
         path = parts.path
         name = next((name for name, link in links.items() if link.is_named and link.name == path.name), "")
@@ -309,7 +309,7 @@ class Chain:
         self._notify(f"removed {count if len(names) > 1 else f'the link of step {steps[0]}'} from {self.folder}")
 
     def _is_sound(self, name: str, links: Mapping[str, Link]) -> bool:
-        """Return whether a link, and all before it to which it is a difference, can be restored; each is read once."""
+        """Return whether a link, and all before it to which it is a delta, can be restored; each is read once."""
         unknown = []
         while name and name not in self._damage and (self.folder / name).exists():
             unknown.append(name)
@@ -324,7 +324,7 @@ class Chain:
         return not self._damage[unknown[0] if unknown else name]
 
     def _base(self, step: int, links: Mapping[str, Link]) -> str:
-        """Return the link to which the one of a step is a difference; "" if it stands alone."""
+        """Return the link to which the one of a step is a delta; "" if it stands alone."""
         name = self._latest(step, links)
         if not name:
             return ""

@@ -27,7 +27,7 @@ class Row:
         checkpoint: name of its checkpoint, by which it is known if no step is in it; "" for others.
         bytes: of the file.
         checkpoint_bytes: of the files of its checkpoint; None if the file cannot be read.
-        base: file name of the link to which it is a difference; "" if it stands alone.
+        base: file name of the link to which it is a delta; "" if it stands alone.
         needed_by: file names of the links that cannot be restored without it.
         damage: why the checkpoint cannot be restored; "" if it can.
         added: whether the link was written just now.

@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class LinkContent:
-    """Content of a checkpoint; empty for what a link that stands alone is a difference to.
+    """Content of a checkpoint; empty for what a link that stands alone is a delta to.
 
     Attributes:
         tensors: name → tensor.
@@ -66,7 +66,7 @@ def content_after(path: Path, base: LinkContent, base_link: Link | None) -> Link
 
     Args:
         path: of the link.
-        base: content of the link that it is a difference to.
+        base: content of the link that it is a delta to.
         base_link: facts about that; None if it stands alone.
     """
     with File(path, registry.decoder, Base.of(str(path), base.tensors, base.paths)) as file:

@@ -1,4 +1,4 @@
-"""Encoding of a link: the content of a checkpoint, as a difference to that of an earlier one where that is smaller.
+"""Encoding of a link: the content of a checkpoint, as a delta to that of an earlier one where that is smaller.
 
 content + content of the base ──pairs of tensors──► write_model ──decoded, digests compared──► the link
 """
@@ -16,14 +16,14 @@ from birdie.artifact.options import SaveOptions
 from birdie.artifact.save import write_model
 from birdie.chain.checkpoint_series import CheckpointParts
 from birdie.chain.link_content import LinkContent, content_after, require_digests
-from birdie.compress.difference import digest
-from birdie.compress.rate.based import pays
+from birdie.delta.coding import digest
+from birdie.delta.delta_job import pays
 from birdie.entropy.hints import EffortOption
 from birdie.errors import ArtifactError, ChangedError
 from birdie.system.mapped import complete, releasing
 
 _PIECE = 1 << 22  # bytes that are read at a time
-_LEAST_BYTES = 1 << 10  # of a tensor that may be a difference; smaller ones are coded together
+_LEAST_BYTES = 1 << 10  # of a tensor that may be a delta; smaller ones are coded together
 
 
 def write_link(
@@ -40,7 +40,7 @@ def write_link(
         path: of its file.
         link: its facts, without base.
         content: of the checkpoint.
-        base: file name of the link that it may be a difference to, and facts about that; None: it stands alone.
+        base: file name of the link that it may be a delta to, and facts about that; None: it stands alone.
         earlier: content of the base.
         coder: of tensors that are stored alone.
 
@@ -89,7 +89,7 @@ def write_link(
 
 
 def _pairs(tensors: Mapping[str, Tensor], earlier: Mapping[str, Tensor], *, by_content: bool) -> Mapping[str, str]:
-    """Return tensor → the one before that it may be a difference to: of its name, or also of other names."""
+    """Return tensor → the one before that it may be a delta to: of its name, or also of other names."""
     if not by_content:
         return {name: name for name, one in tensors.items() if name in earlier and one.nbytes >= _LEAST_BYTES}
     parts, renamed = Base.of("", earlier).matching(tensors)  # a state dict alone, or in another file

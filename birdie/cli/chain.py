@@ -30,7 +30,7 @@ def command(
     """Remove checkpoints from a chain. Those that stay are restored bit for bit as before.
 
     --keep-last and --keep-every together keep what either of them keeps. A checkpoint that is known by its name
-    (last.ckpt) is removed only by --drop. A link that is a difference to one that is removed is written anew before, so
+    (last.ckpt) is removed only by --drop. A link that is a delta to one that is removed is written anew before, so
     that a command that is killed leaves every checkpoint that was to stay. A folder of checkpoints that still has what
     was removed adds it again with the next birdie compress.
     """

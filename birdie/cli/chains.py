@@ -258,7 +258,7 @@ def _title(row: "Row") -> Text:
 def _kind(row: "Row") -> Text:
     if row.step is None:
         return Text("unknown")
-    return plain(f"difference to {Path(row.base).stem}" if row.base else "full")
+    return plain(f"delta to {Path(row.base).stem}" if row.base else "full")
 
 
 def _listed(rows: Sequence["Row"]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def command(
     -o FOLDER` gives a folder that from_pretrained loads.
 
     Of a folder of checkpoints (step-100/, checkpoint-500/, step_100.safetensors, …) every one becomes a link of a chain
-    in the folder OUTPUT, losslessly and with all its files: most as differences to the one before. One without a number
+    in the folder OUTPUT, losslessly and with all its files: most as deltas to the one before. One without a number
     (last.ckpt, best.pt) has the step that is in it. The same command later adds those that are new. `birdie decompress
     OUTPUT --step 100` restores one, `birdie inspect OUTPUT` lists them.
     """
@@ -215,7 +215,7 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     change = _change(input_bytes, summary.bytes, lossless)
     print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
     print_line(f"coder {summary.coder}: {_loading(summary)}")
-    if any(tensor.scheme == "difference" for tensor in summary.tensors):
+    if any(tensor.scheme == "delta" for tensor in summary.tensors):
         print_line(_differences(summary))
     if any(why == OF_TRAINING for _, why in source.left_out.values()):
         print_line(
@@ -238,14 +238,14 @@ def _loading(summary: "Summary") -> str:
 
 def _differences(summary: "Summary") -> str:
     """Return how many tensors are stored given a base, and what the file needs to be read."""
-    differences = [tensor for tensor in summary.tensors if tensor.scheme == "difference"]
-    same = sum(not tensor.bytes for tensor in differences)
-    alone = sum(tensor.scheme not in ("difference", "alias") for tensor in summary.tensors)
+    deltas = [tensor for tensor in summary.tensors if tensor.scheme == "delta"]
+    same = sum(not tensor.bytes for tensor in deltas)
+    alone = sum(tensor.scheme not in ("delta", "alias") for tensor in summary.tensors)
     if summary.base is None:
-        return f"{len(differences):,} tensors are differences to others in the file"
+        return f"{len(deltas):,} tensors are deltas to others in the file"
     base = plain(summary.base or "the base").plain
     return (
-        f"{len(differences):,} tensors are differences to {base}, {same:,} of them unchanged; {alone:,} are stored "
+        f"{len(deltas):,} tensors are deltas to {base}, {same:,} of them unchanged; {alone:,} are stored "
         "alone. To read the file: birdie decompress --base"
     )
 

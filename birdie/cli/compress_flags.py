@@ -49,7 +49,7 @@ class CompressFlags(SaveOptions):
     full_every: Annotated[
         int | None,
         Parameter(
-            help="Of a folder of checkpoints of a run: store them as a chain of lossless differences, of which one in "
+            help="Of a folder of checkpoints of a run: store them as a chain of lossless deltas, of which one in "
             "so many stands alone. Default: 10, for a folder of nothing but checkpoints."
         ),
     ] = None

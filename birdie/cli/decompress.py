@@ -61,9 +61,7 @@ def command(
     ] = None,
     base: Annotated[
         Path | None,
-        Parameter(
-            help="Checkpoint, folder or .birdie file that a file of differences was made with (compress --base)."
-        ),
+        Parameter(help="Checkpoint, folder or .birdie file that a file of deltas was made with (compress --base)."),
     ] = None,
     max_size: Annotated[
         str | None, Parameter(help="Largest decoded size; default: 1 GiB, 64 × the file or 2 × its base.")

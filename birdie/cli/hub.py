@@ -27,7 +27,7 @@ def command(
     public: Annotated[bool, Parameter(negative=(), help="Let everybody read a repository that is created.")] = False,
     revision: Annotated[str | None, Parameter(help="Branch, tag or commit to pull.")] = None,
     base_model: Annotated[
-        str | None, Parameter(help="USER/NAME of the model that a file of differences needs, for the card.")
+        str | None, Parameter(help="USER/NAME of the model that a file of deltas needs, for the card.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from birdie.compress import schemes
-from birdie.compress.scheme import DIFFERENCE, Blocks, Decoder, Encoded, Scheme, Spec
+from birdie.compress.scheme import Blocks, Decoder, Encoded, Scheme, Spec
 from birdie.compress.schemes import FOREIGN, MOST
 from birdie.compress.tensors import from_planes
 from birdie.errors import ArtifactError, ConfigError
 
 GROUP = "birdie.schemes"  # of entry points
 _foreign: dict[str, type[Scheme]] = {}
+_forms: dict[str, Decoder] = {}
 
 
 class Word(NamedTuple):
@@ -125,13 +126,17 @@ def import_schemes(schemes: Collection[str]) -> None:
         import_scheme(name)
 
 
+def add_form(decoder: Decoder) -> Decoder:
+    """Make known the decoder of a form of tensors for which nobody asks by a spec."""
+    _forms[decoder.name] = decoder
+    return decoder
+
+
 def decoder(name: str) -> Decoder:
     """Return the decoder of a registered scheme."""
     scheme = _builtin().get(name) or _foreign.get(name)
-    if scheme is None and name == DIFFERENCE:
-        from birdie.compress.difference import DECODER
-
-        return DECODER
+    if scheme is None and name in _forms:
+        return _forms[name]
     if scheme is None:
         raise ArtifactError(
             f"scheme {name!r} is not one of birdie's; import the package that defines it, or name it when loading: "

@@ -29,7 +29,7 @@ BLOCK = 1 << 16  # elements that decoders compute at a time
 _ELEMENT_BYTES = 40  # of temporaries for each of those
 INT32 = np.dtype(np.int32)
 INT16 = np.dtype(np.int16)  # holds every scale index
-DIFFERENCE = "difference"  # name of the form of a tensor for which nobody asks by a spec (birdie.compress.difference)
+DELTA = "delta"  # name of the form of a tensor for which nobody asks by a spec (birdie.delta)
 SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")  # hints of the two streams that most schemes have
 
 

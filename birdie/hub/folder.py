@@ -3,9 +3,9 @@
 model.birdie         the weights, and once more all files below
 config.json, …       the files that the .birdie file keeps; config.json with a quantization_config
 model.safetensors    empty: transformers looks for it before it asks the quantizer (birdie.hub.quantizer)
-README.md            the model card: bytes, bits, difference from the float model, how to load it
+README.md            the model card: bytes, bits, delta from the float model, how to load it
 
-A file of differences needs its base, for which transformers has no argument: config.json stays as it was, and nothing
+A file of deltas needs its base, for which transformers has no argument: config.json stays as it was, and nothing
 stands in for weights.
 """
 
@@ -46,17 +46,17 @@ def write_birdie_folder(
         file: of `birdie compress FOLDER`, which keeps the configuration.
         target: a folder that does not exist or is empty; it appears complete or not at all.
         overwrite: let the folder have content: files of the same names are replaced, and all others stay.
-        base_model: repository, "USER/NAME", of the model to which a file of differences is one; for the card.
+        base_model: repository, "USER/NAME", of the model to which a file of deltas is one; for the card.
         hidden: called with the names of hidden files, which are not written into a folder that has content.
 
     Raises:
         ArtifactError: the file is missing or damaged.
-        ConfigError: it keeps no configuration, or holds no differences to the model of a repository.
+        ConfigError: it keeps no configuration, or holds no deltas to the model of a repository.
         OutputError: the folder cannot be written.
     """
     summary = inspect(file)
     if base_model is not None and summary.base is None:
-        raise ConfigError(f"{file} holds no differences to another model; drop the base {base_model}")
+        raise ConfigError(f"{file} holds no deltas to another model; drop the base {base_model}")
     if base_model is not None and not _REPOSITORY.fullmatch(base_model):
         raise ConfigError(f"the base {base_model!r} is not a repository; write USER/NAME")
     with Reader(file) as reader:
@@ -101,7 +101,7 @@ def card(summary: Summary, base_model: str | None = None) -> str:
         ("weights", f"{summary.weights:,}"),
         ("bits per weight, everything included", f"{summary.bits_per_weight:.3f}"),
         *_settings(summary),
-        *([] if summary.base is None else [("stored as differences to", in_markdown(summary.base))]),
+        *([] if summary.base is None else [("stored as deltas to", in_markdown(summary.base))]),
         *(
             (f"bytes as {in_markdown(scheme).strip('`')}", f"{size:,}")
             for scheme, size in sorted(schemes.items(), key=lambda item: -item[1])

@@ -56,7 +56,7 @@ def from_pretrained(
         path: a .birdie file, a folder with model.birdie, or the name of a repository on the Hub, "user/name".
         lazy: decode each weight when it is used (docs/huggingface.md); for transformers, where the names of the
             weights in the file are those of the module.
-        base: of a file of differences, the checkpoint that it was made with, as in `birdie.load`. For an adapter of
+        base: of a file of deltas, the checkpoint that it was made with, as in `birdie.load`. For an adapter of
             peft, the model that it adapts, or its name on the Hub; default: the folder that its configuration names.
         device, dtype: of the model; default: the CPU, and the dtypes of the file.
         revision: of the repository.
@@ -85,7 +85,7 @@ def from_pretrained(
         raise ConfigError(f"lazy loading is for models of transformers, and {file} is of {library}; leave lazy out")
     if differs and (base is None or lazy):
         reason = "lazy loading is not for them, leave lazy out" if lazy else "give that as base=…"
-        raise ConfigError(f"{file} holds differences to another checkpoint; {reason}")
+        raise ConfigError(f"{file} holds deltas to another checkpoint; {reason}")
     if find_spec(library) is None:
         raise ConfigError(f"{file} is a model of {library}, which is not installed; pip install {library}")
     if lazy:

@@ -22,10 +22,10 @@ from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli import main
 from birdie.compress import row_blocks
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.difference import digest
-from birdie.compress.rate.job import Delta
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import FORMATS
+from birdie.delta.coding import digest
+from birdie.delta.delta_job import Delta
 from birdie.errors import ArtifactError, ConfigError
 
 State = dict[str, Tensor]
@@ -73,7 +73,7 @@ def test_a_later_step_takes_a_fraction_and_comes_back_bit_for_bit(tmp_path: Path
     assert summary.bytes < 0.7 * alone
     assert bits(birdie.load(tmp_path / "x.birdie", base=base)) == bits(later)
     stored = {tensor.name: tensor.scheme for tensor in summary.tensors}
-    assert stored["embedding"] == stored["matrix"] == "difference"
+    assert stored["embedding"] == stored["matrix"] == "delta"
 
 
 def test_what_did_not_change_costs_no_bytes(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_names_may_have_a_prefix_and_others_may_be_new_missing_tied_or_of_anothe
     assert bits(birdie.load(tmp_path / "x.birdie", base=base)) == bits(state)
     stored = {tensor.name: tensor.scheme for tensor in summary.tensors}
     assert stored["new"] == "lossless"
-    differences = [name for name in state if stored[name] == "difference"]
+    differences = [name for name in state if stored[name] == "delta"]
     assert {"model.matrix", "scale"} <= {*differences}
     assert "alias" in stored.values()
 
@@ -137,7 +137,7 @@ def test_a_base_in_another_float_dtype_is_converted(tmp_path: Path) -> None:
     base = checkpoint()
     later = {"matrix": trained(base)["matrix"].to(torch.bfloat16)}
     summary = birdie.save(later, tmp_path / "x.birdie", lossless=True, base=base)
-    assert summary.tensors[0].scheme == "difference"
+    assert summary.tensors[0].scheme == "delta"
     assert bits(birdie.load(tmp_path / "x.birdie", base=base)) == bits(later)
 
 
@@ -221,15 +221,15 @@ def test_a_wrong_or_missing_base_is_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "x.birdie"
     save_file(base, tmp_path / "base.safetensors")
     birdie.save(trained(base), file, lossless=True, base=tmp_path / "base.safetensors")
-    with pytest.raises(ArtifactError, match=r"differences to another checkpoint, base\.safetensors"):
+    with pytest.raises(ArtifactError, match=r"deltas to another checkpoint, base\.safetensors"):
         birdie.load(file)
-    with pytest.raises(ArtifactError, match=r"tensor '.*' of .*: is a difference to other values"):
+    with pytest.raises(ArtifactError, match=r"tensor '.*' of .*: is a delta to other values"):
         birdie.load(file, base=checkpoint(1))
     with pytest.raises(ArtifactError, match="has no 'matrix'"):
         birdie.load(file, base={**base, "matrix": torch.zeros(3)}, names=["matrix"])
     with pytest.raises(ConfigError, match="there is no base"):
         birdie.load(file, base=tmp_path / "absent")
-    with pytest.raises(ConfigError, match="stored as differences itself"):
+    with pytest.raises(ConfigError, match="stored as deltas itself"):
         birdie.load(file, base=file)
     with pytest.raises(ConfigError, match="no tensor of the base"):
         birdie.save(base, tmp_path / "y.birdie", lossless=True, base={"other": torch.zeros(9)})
@@ -361,7 +361,7 @@ def test_a_tensor_that_is_far_from_its_base_is_stored_alone(tmp_path: Path) -> N
     base = {"a": torch.randn(64, 64), "b": torch.randn(64, 64), "c": torch.full((64, 64), torch.nan)}
     state = {"a": base["a"] + 0.01 * torch.randn(64, 64), "b": torch.randn(64, 64), "c": torch.randn(64, 64)}
     summary = birdie.save(state, tmp_path / "x", base=base, bits=4.0)
-    assert [tensor.scheme for tensor in summary.tensors] == ["difference", "trellis", "trellis"]
+    assert [tensor.scheme for tensor in summary.tensors] == ["delta", "trellis", "trellis"]
     plain = birdie.load(tmp_path / "x", base=base)
     assert float((plain["a"] - state["a"]).std()) < 0.0101
 

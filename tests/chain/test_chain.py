@@ -112,7 +112,7 @@ def test_a_difference_takes_fewer_bytes_and_moments_stand_alone(chain: Path) -> 
     assert rows[9].bytes < 0.9 * rows[8].bytes
     assert all(row.bytes < row.checkpoint_bytes for row in rows.values() if row.checkpoint_bytes)
     stored = {tensor.name: tensor.scheme for tensor in birdie.inspect(chain / "step-9.birdie").tensors}
-    assert stored["model.safetensors/embedding"] == stored["model.safetensors/middle"] == "difference"
+    assert stored["model.safetensors/embedding"] == stored["model.safetensors/middle"] == "delta"
     assert stored["optimizer.pt/state/0/exp_avg"] == "lossless"
     assert [*birdie.inspect(chain / "step-9.birdie").files] == ["optimizer.pt", "sub/state.json"], "others are the same"
 
@@ -398,7 +398,7 @@ def test_a_checkpoint_without_a_number_is_replaced_when_the_run_goes_on(named_ru
     rows = add()
     assert {name for name, row in rows.items() if row.added} == {"step_7.birdie", "step_8.birdie", "last.birdie"}
     assert notes == [f"last.pt was of step 6 in {chain}; it is replaced"]
-    assert rows["step_7.birdie"].base == "step_4.birdie", "nothing is a difference to what will be replaced"
+    assert rows["step_7.birdie"].base == "step_4.birdie", "nothing is a delta to what will be replaced"
     assert rows["last.birdie"].base == "step_8.birdie"
     damage(chain / "step_8.birdie", at_of(chain / "step_8.birdie", "model/w"))
     assert {row.name for row in survey(chain) if row.damage} == {"step_8.birdie", "last.birdie"}

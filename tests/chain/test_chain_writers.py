@@ -176,7 +176,7 @@ def test_what_others_need_or_is_of_another_run_is_not_replaced(run: Path, tmp_pa
     [*Chain(tmp_path / "c").extend(series(run))]
     expected = contents(run)
     time.sleep(0.01)
-    (run / "ckpt_50.pt").write_bytes(expected[40])  # 60 is a difference to it
+    (run / "ckpt_50.pt").write_bytes(expected[40])  # 60 is a delta to it
     with pytest.raises(OutputError, match="another checkpoint of step 50"):
         [*Chain(tmp_path / "c").extend(series(run))]
     alone = write_run(tmp_path / "other", steps=1, seed=1)

@@ -358,7 +358,7 @@ def test_part_of_a_state_dict_loads_into_the_module(tmp_path: Path, capsys: pyte
     ask(capsys, *again)
     assert birdie.load(tmp_path / "y.birdie").keys() == module.state_dict().keys()
     ask(capsys, "compress", tmp_path / "x.ckpt", "-o", tmp_path / "z.birdie", *flags, "--base", tmp_path / "y.birdie")
-    assert all(tensor.scheme == "difference" for tensor in birdie.inspect(tmp_path / "z.birdie").tensors)
+    assert all(tensor.scheme == "delta" for tensor in birdie.inspect(tmp_path / "z.birdie").tensors)
 
 
 def test_a_fold_has_the_settings_without_which_its_program_opens_none(

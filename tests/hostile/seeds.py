@@ -67,7 +67,7 @@ class Seed:
     Attributes:
         data: its bytes.
         sides: what the side information of its streams says, by entry and stream.
-        base: tensors that it holds differences to, for a reader to give.
+        base: tensors that it holds deltas to, for a reader to give.
         name: of the file, where it is a link of a chain.
         beside: name → bytes of the other links.
     """

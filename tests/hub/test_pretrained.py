@@ -141,7 +141,7 @@ def test_a_fine_tune_is_a_model_again_given_its_base(flags: tuple[str, ...], tmp
     summary = write_birdie_folder(file, tmp_path / "folder")
     text = (tmp_path / "folder" / "README.md").read_text()
     assert summary.base == "base"
-    assert "differences to | `base`" in text
+    assert "deltas to | `base`" in text
     assert 'base="PATH"' in text
     assert not (tmp_path / "folder" / "model.safetensors").exists()
     again = birdie.from_pretrained(tmp_path / "folder", base=tmp_path / "base")
@@ -155,7 +155,7 @@ def test_matrices_that_are_nearly_equal_need_no_base(tmp_path: Path) -> None:
     up.data = gate.data + 1e-4 * torch.randn_like(gate)
     model.save_pretrained(tmp_path / "model")
     file = compress(tmp_path / "model", "--lossless")
-    assert any(row.scheme == "difference" for row in birdie.inspect(file).tensors)
+    assert any(row.scheme == "delta" for row in birdie.inspect(file).tensors)
     assert torch.equal(outputs(birdie.from_pretrained(file), "llama, tied"), outputs(model, "llama, tied"))
     write_birdie_folder(file, tmp_path / "folder")
     again = birdie.from_pretrained(tmp_path / "folder")
@@ -165,7 +165,7 @@ def test_matrices_that_are_nearly_equal_need_no_base(tmp_path: Path) -> None:
 MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path / "missing.birdie", "cannot open"),
     (lambda path: path, "has no model.birdie"),
-    (lambda path: difference(path), "holds differences to another checkpoint; give that as base"),
+    (lambda path: difference(path), "holds deltas to another checkpoint; give that as base"),
     (lambda path: saved(path, {}), "keeps no configuration"),
     (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no model NoSuchModel"),
     (

@@ -73,7 +73,7 @@ def test_the_card_of_a_fine_tune_names_its_base(hub: Hub, tmp_path: Path, capsys
     plain, folder = model(tmp_path / "small.birdie"), tmp_path / "folder"
     write_birdie_folder(plain, folder)
     for source, name, message in (
-        (plain, "user/base", "holds no differences"),
+        (plain, "user/base", "holds no deltas"),
         (file, "base\nx: y", "write USER/NAME"),
         (folder, "user/base", "becomes a folder; drop it"),
     ):

@@ -9,10 +9,10 @@ without a rule take the default scheme, or, with a target, what the search choos
 """
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -39,6 +39,9 @@ from birdie.compress.small_tensors import (
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import count_reals, planes
 from birdie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from birdie.compress.rate.job import Relative
 
 DEFAULT = parse_spec("feedback:bits=8")
 Rule = tuple[str, Scheme]
@@ -78,7 +81,7 @@ class Assignment:
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
         groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
         meant: names of tensors of `SMALL` elements and more that are to be quantized, if their numbers allow it.
-        bases: name of a lossless tensor → elements in row-major order → these of the tensor to subtract from it.
+        bases: name of a tensor that may be stored relative to another → what makes its numbers and scheme relative.
     """
 
     tensors: Mapping[str, Tensor]
@@ -95,7 +98,7 @@ class Assignment:
     embeddings: frozenset[str] = frozenset()
     groups: Mapping[str, Group] = field(default_factory=dict)
     meant: frozenset[str] = frozenset()
-    bases: Mapping[str, Callable[[slice], Tensor]] = field(default_factory=dict)
+    bases: Mapping[str, "Relative"] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:

@@ -4,7 +4,7 @@
               ├─► Searched      by a trellis    ┐
               ├─► Steered       by a scheme     ├ whose scale the exponent sets
               ├─► Transformed   by a transform  ┘
-    Delta ────┴─► one of these ──► Based        as the difference to another tensor (birdie.compress.rate.based)
+    Delta ────┴─► one of these ──► DeltaJob     relative to another tensor (birdie.delta)
 
     job.encode(rows, exponent) ──► integers
 
@@ -55,6 +55,15 @@ class Numbers:
     weight: Tensor
 
     @property
+    def is_delta(self) -> bool:
+        """Whether they are relative to another tensor."""
+        return False
+
+    def job(self, job: "Alone") -> "Job":
+        """Return the job of a file, from the one that encodes these numbers."""
+        return job
+
+    @property
     def tail(self) -> Tensor | None:
         """Numbers of a vector behind its rows, which are kept in 16 bits or losslessly."""
         if self.tensor.ndim != 1 or self.weight.ndim != 2:
@@ -94,33 +103,8 @@ class Numbers:
             release(self.rows(rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Delta(Numbers):
-    """The differences of a tensor to another, its base; to the last bit with a lossless scheme.
-
-    Attributes:
-        base: elements → these of the base.
-    """
-
-    base: Callable[[slice], Tensor]
-
-    def base_of(self, rows: slice) -> Tensor:
-        """Return some rows of the base."""
-        some, width = self.rows(rows), self.weight[:1].numel() if self.weight.ndim else 1
-        start = (rows.start or 0) * width
-        return self.base(slice(start, start + some.numel())).reshape(some.shape)
-
-    def values(self, rows: slice = slice(None)) -> Tensor:
-        """Return the differences of some rows, float32."""
-        base = self.base_of(rows)
-        difference = self.rows(rows).detach().float() - base.float()
-        release(base)
-        return difference
-
-    def every_nth_row(self, first: int, n: int) -> Tensor:
-        """Return the differences of rows `first`, `first` + n, …"""
-        blocks = row_blocks(self.weight)
-        return torch.cat([self.values(rows)[(first - (rows.start or 0)) % n :: n] for rows in blocks])
+Relative = Callable[[Numbers, Scheme | None], tuple[Numbers, Scheme | None]]
+"""Numbers of a tensor and their scheme → those relative to another tensor, if that is smaller, else the same."""
 
 
 class Job(ABC):
@@ -364,7 +348,7 @@ class Searched(Free):
 
     def _encode(self, values: Tensor, rows: slice, exponent: float, draft: bool) -> Encoded:
         exponent += self.unit
-        if self.name not in self.sensitivities and not isinstance(self.numbers, Delta):
+        if self.name not in self.sensitivities and not self.numbers.is_delta:
             exponent = min(exponent, self.level + math.log2(WIDEST))
         factors = self.factors.of_rows(rows)
         return self.own_trellis.encode_with(self.name, values, factors, 2.0**exponent, draft=draft)

@@ -31,8 +31,6 @@ from birdie.compress.prior import prior_in_units_of
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.job import (
     WIDEST,
-    Alone,
-    Delta,
     Fixed,
     Free,
     Job,
@@ -195,14 +193,12 @@ def jobs_of(
         scheme = assignment.steered if name in searched else small_scheme(tensor) if by_size else chosen[name]
         one = Numbers(name, tensor, as_encoded(tensor, scheme, known.get(name)))
         if name in assignment.bases:
-            from birdie.compress.rate.based import against
-
-            one, scheme = against(one, scheme, assignment.bases[name])
+            one, scheme = assignment.bases[name](one, scheme)
         if name in searched:
             numbers[name] = one
         elif scheme is not None:
-            by_size = by_size and not isinstance(one, Delta)
-            jobs[name] = _job(Fixed(numbers=one, sensitivities=known, scheme=scheme, by_size=by_size))
+            by_size = by_size and not one.is_delta
+            jobs[name] = one.job(Fixed(numbers=one, sensitivities=known, scheme=scheme, by_size=by_size))
     matrices = {name: numbers[name].weight for name in assignment.free}
     uncalibrated = [numbers[name] for name in matrices if name not in known]
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
@@ -225,10 +221,10 @@ def jobs_of(
             "level": levels.get(name, unit),
             "unit": unit,
         }
-        jobs[name] = _job(_free(assignment, transforms.get(name), down_columns, **shared))
+        jobs[name] = one.job(_free(assignment, transforms.get(name), down_columns, **shared))
     coarsest = COARSEST
     if levels:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
-        zeros_help = known or any(isinstance(one, Delta) for one in numbers.values())
+        zeros_help = known or any(one.is_delta for one in numbers.values())
         coarsest = max(levels.values()) - unit + (_BEYOND if zeros_help else math.log2(WIDEST))
         coarsest = max(coarsest, COARSEST) if zeros_help else coarsest
     return Jobs(assignment, {name: jobs[name] for name in assignment.tensors}, coarsest)
@@ -243,27 +239,19 @@ def _free(assignment: Assignment, transform: "Transform | None", down_columns: b
     return Searched(**shared, trellis=assignment.trellis, down_columns=down_columns)
 
 
-def _job(job: Alone) -> Job:
-    if not isinstance(job.numbers, Delta):
-        return job
-    from birdie.compress.rate.based import Based
-
-    return Based.of(job)
-
-
 def _level(numbers: Numbers, factors: Feedback) -> float | None:
     """Return log2 of the deviation and of the root of the sensitivity; None for a difference of zeros."""
     weights = np.log2(factors.row_weight)
     columns = float(np.log2(factors.column_weight).mean())
     # the sensitivity goes by the size of rows
-    if not isinstance(factors.columns, BlockFeedback) and not isinstance(numbers, Delta):
+    if not isinstance(factors.columns, BlockFeedback) and not numbers.is_delta:
         equal = np.ones(1) if factors.equal is None else factors.equal
         squares = np.concatenate([np.square(rows / equal).mean(axis=1) for rows in numbers.matrices()])
         typical = np.median((squares * factors.row_weight)[squares > 0]) if squares.any() else 0.0
         used = squares * factors.row_weight > _DEAD * typical
         if used.any():
             return float((np.log2(squares[used]) + weights[used] + columns + 2 * np.log2(equal).mean()).mean()) / 2
-    spread = deviation(numbers.matrices()) or (0.0 if isinstance(numbers, Delta) else 1.0)
+    spread = deviation(numbers.matrices()) or (0.0 if numbers.is_delta else 1.0)
     return math.log2(spread) + float(weights.mean() + columns) / 2 if spread else None
 
 
@@ -299,7 +287,7 @@ def _freed(assignment: Assignment, names: Collection[str]) -> Assignment:
 def _transform(numbers: Numbers) -> "Transform | None":
     """Return the transform of a long kernel without calibration, if it saves far more than a trellis does."""
     weight = numbers.weight
-    if isinstance(numbers, Delta) or weight.ndim < 3 or prod(weight.shape[2:]) < LONG_KERNEL:
+    if numbers.is_delta or weight.ndim < 3 or prod(weight.shape[2:]) < LONG_KERNEL:
         return None
     if is_pruned(finite_rows(numbers.name, weight)):  # a transform keeps no zeros
         return None

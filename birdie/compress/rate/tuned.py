@@ -23,7 +23,7 @@ from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import Quantized
 from birdie.compress.rate.encoding import Coder
-from birdie.compress.rate.job import Delta, Fixed, Free, Job
+from birdie.compress.rate.job import Fixed, Free, Job
 from birdie.compress.rate.jobs import Jobs
 from birdie.compress.rate.search import Fit, fit_rest
 from birdie.compress.rate.target import Target
@@ -164,7 +164,7 @@ class _ByParts:
     def _now(self, job: Job) -> Job:
         """Return the job of the trained tensor: by its rule, or as small tensors are stored."""
         tensor = self.tuner.value(job.name).reshape(job.tensor.shape).to(job.tensor.dtype)
-        is_ruled = job.name in self.jobs.assignment.settled or isinstance(job.numbers, Delta)
+        is_ruled = job.name in self.jobs.assignment.settled or job.numbers.is_delta
         if job.name not in self._small or is_ruled or not isinstance(job, Fixed):
             return job.with_tensor(tensor)
         return replace(job, by_size=True).with_tensor(without_subnormals(tensor, job.tensor))

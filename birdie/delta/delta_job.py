@@ -1,28 +1,28 @@
-"""Jobs whose tensor is stored as its difference to one of another checkpoint, the base.
+"""Jobs of tensors that are stored relative to a tensor of a base.
 
-exact ──► every bit of the difference, or the tensor by itself (birdie.compress.difference)
-else ───► the difference encoded as a weight is, or as a product (birdie.compress.near)
+exact ──► every bit of the delta, or the tensor by itself    coding.py
+else ───► the delta encoded as a weight is, or as a product  product.py
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from birdie.compress import difference
 from birdie.compress.coding import estimate
-from birdie.compress.near import Components, Weights, cheaper
 from birdie.compress.nested import inner_decoder
-from birdie.compress.rate.job import Alone, Delta, Job, Numbers, Searched, digest
+from birdie.compress.rate.job import Alone, Job, Numbers, Relative, Searched, digest
 from birdie.compress.row_blocks import row_blocks
 from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, rows_columns
+from birdie.delta import coding
+from birdie.delta.product import Components, Weights, cheaper
 from birdie.system.mapped import release
 
 _SAMPLE = 1 << 13  # elements of a tensor whose difference is tried
@@ -32,7 +32,45 @@ _FAR_SMALLER = 8  # times that all of a difference must be smaller than a small 
 
 
 @dataclass(frozen=True, slots=True)
-class Based(Job):
+class Delta(Numbers):
+    """The differences of a tensor to another, its base; to the last bit with a lossless scheme.
+
+    Attributes:
+        base: elements → these of the base.
+    """
+
+    base: Callable[[slice], Tensor]
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether they are relative to another tensor."""
+        return True
+
+    def job(self, job: Alone) -> "DeltaJob":
+        """Return the job of a file, from the one that encodes the differences."""
+        return DeltaJob.of(job)
+
+    def base_of(self, rows: slice) -> Tensor:
+        """Return some rows of the base."""
+        some, width = self.rows(rows), self.weight[:1].numel() if self.weight.ndim else 1
+        start = (rows.start or 0) * width
+        return self.base(slice(start, start + some.numel())).reshape(some.shape)
+
+    def values(self, rows: slice = slice(None)) -> Tensor:
+        """Return the differences of some rows, float32."""
+        base = self.base_of(rows)
+        difference = self.rows(rows).detach().float() - base.float()
+        release(base)
+        return difference
+
+    def every_nth_row(self, first: int, n: int) -> Tensor:
+        """Return the differences of rows `first`, `first` + n, …"""
+        blocks = row_blocks(self.weight)
+        return torch.cat([self.values(rows)[(first - (rows.start or 0)) % n :: n] for rows in blocks])
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaJob(Job):
     """A tensor that is encoded as its difference to another.
 
     Attributes:
@@ -46,7 +84,7 @@ class Based(Job):
     components: Callable[[], Components] | None = None
 
     @classmethod
-    def of(cls, job: Alone) -> "Based":
+    def of(cls, job: Alone) -> "DeltaJob":
         """Return the job with a base; with components, if it is searched and encoded in one block."""
         delta = job.numbers
         assert isinstance(delta, Delta)
@@ -79,7 +117,7 @@ class Based(Job):
         if not bool(values.any()):
             return _exact(self.name, weight, base)
         if self.components is None or not isinstance(job, Searched):
-            return difference.near(weight, base, job.encode_values(values, rows, exponent, draft=draft))
+            return coding.near(weight, base, job.encode_values(values, rows, exponent, draft=draft))
 
         def direct() -> Encoded:
             return job.encode_values(values, rows, exponent, draft=False)
@@ -91,13 +129,13 @@ class Based(Job):
         """Return a digest of the rows, of those of the base, and of all settings that their encoding depends on."""
         return digest(self.job.key(rows, exponent), self.numbers.base_of(rows))
 
-    def with_tensor(self, tensor: Tensor) -> "Based":
+    def with_tensor(self, tensor: Tensor) -> "DeltaJob":
         """Return the job of other values and the same base; exponents mean the same."""
-        return Based.of(self.job.with_tensor(tensor))
+        return DeltaJob.of(self.job.with_tensor(tensor))
 
-    def lossless(self) -> "Based":
+    def lossless(self) -> "DeltaJob":
         """Return the job that keeps every bit."""
-        return Based.of(self.job.lossless())
+        return DeltaJob.of(self.job.lossless())
 
 
 def against(numbers: Numbers, scheme: Scheme | None, base: Callable[[slice], Tensor]) -> tuple[Numbers, Scheme | None]:
@@ -126,6 +164,15 @@ def against(numbers: Numbers, scheme: Scheme | None, base: Callable[[slice], Ten
     return delta, scheme
 
 
+def relative(bases: Mapping[str, Callable[[slice], Tensor]]) -> dict[str, Relative]:
+    """Return what an assignment needs of tensors that may be stored relative to others.
+
+    Args:
+        bases: name → elements in row-major order → these of the tensor to subtract.
+    """
+    return {name: partial(against, base=base) for name, base in bases.items()}
+
+
 def pays(weight: Tensor, base: Tensor) -> bool:
     """Return whether a difference is likely to take fewer bytes than the tensor, from a sample of a large one.
 
@@ -144,13 +191,13 @@ def pays(weight: Tensor, base: Tensor) -> bool:
     first = weight.numel() // 2 // columns * columns
     sample = slice(first, first + _SAMPLE // columns * columns)
     some, other = (tensor.reshape(-1)[sample].reshape(-1, columns) for tensor in (weight, base))
-    encoded = difference.encode(some, other)
+    encoded = coding.encode(some, other)
     return not encoded.streams or encoded.streams[0].size < _WORTH * sum(estimate(Lossless().encode("", some)))
 
 
 def _exact(name: str, weight: Tensor, base: Tensor) -> Encoded:
     """Return the difference to a base, or the tensor by itself where that takes fewer bytes."""
-    encoded = difference.encode(weight, base)
+    encoded = coding.encode(weight, base)
     release(base)
     if not encoded.streams:
         return encoded

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birdie.compress import near as compress_near
 from birdie.compress.coding import estimate
-from birdie.compress.difference import decode, layout, near
-from birdie.compress.near import Components, Weights, cheaper
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.trellis.feedback import feedback
+from birdie.delta import product as products
+from birdie.delta.coding import decode, layout, near
+from birdie.delta.product import Components, Weights, cheaper
 from birdie.errors import ArtifactError
 from tests.compress.matrices import covariance
 
@@ -82,8 +82,8 @@ def test_ranks_fall_as_bits_count_for_more() -> None:
 
 
 def test_components_of_a_large_matrix_are_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compress_near, "_EXACT", 100)
-    monkeypatch.setattr(compress_near, "MOST_RANK", 12)
+    monkeypatch.setattr(products, "_EXACT", 100)
+    monkeypatch.setattr(products, "MOST_RANK", 12)
     difference = product(210, 180, 3) + 1e-4 * torch.randn(210, 180)
     components = Components.of(difference.numpy(), Weights.of(None, np.ones(210)))
     exact = torch.linalg.svdvals(difference.double())

@@ -1,4 +1,4 @@
-"""Nearly equal tensors of one lossless file: one is stored, and of the others the differences to it."""
+"""Nearly equal tensors of one lossless file: one is stored, and of the others the deltas to it."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from birdie.artifact.container import Reader
 from birdie.artifact.file import File
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.compress.siblings import siblings
+from birdie.delta.twins import twins
 from birdie.errors import ArtifactError, ConfigError
 from tests.artifact.states import same_bits
 
@@ -57,14 +57,14 @@ def test_they_come_back_bit_for_bit_in_fewer_bytes(dtype: torch.dtype, coder: st
 
 def test_those_that_share_no_values_are_stored_alone() -> None:
     state = {f"{i}.weight": torch.randn(64, 128, generator=NUMBERS) for i in range(4)}
-    assert not siblings(state)
-    assert not any(row.scheme == "difference" for row in birdie.save(state, io.BytesIO(), lossless=True).tensors)
+    assert not twins(state)
+    assert not any(row.scheme == "delta" for row in birdie.save(state, io.BytesIO(), lossless=True).tensors)
 
 
 def test_no_tensor_with_a_sibling_is_that_of_another() -> None:
     first = torch.randn(64, 128, generator=NUMBERS)
     copies = {f"experts.{i}": first + 1e-4 * torch.randn(64, 128, generator=NUMBERS) for i in range(8)}
-    near = siblings(copies)
+    near = twins(copies)
     assert len(near) == 7
     assert not near.keys() & set(near.values())
 
@@ -94,7 +94,7 @@ def test_the_commands_need_no_base(tmp_path: Path, capsys: pytest.CaptureFixture
     torch.save({"model": state, "step": 3}, tmp_path / "state.pt")
     file = tmp_path / "state.birdie"
     assert run(build_app, ["compress", str(tmp_path / "state.pt"), "--lossless", "-o", str(file)]) == 0
-    assert "3 tensors are differences to others in the file" in " ".join(capsys.readouterr().out.split())
+    assert "3 tensors are deltas to others in the file" in " ".join(capsys.readouterr().out.split())
     assert run(build_app, ["decompress", str(file), "-o", str(tmp_path / "again.pt")]) == 0
     again = torch.load(tmp_path / "again.pt", weights_only=True)
     assert again["step"] == 3
@@ -129,7 +129,7 @@ def with_names(data: bytes, names: dict[str, str]) -> bytes:
 )
 def test_a_file_whose_names_lie_is_refused(names: dict[str, str]) -> None:
     data = saved(average_beside_weights())
-    differences = {row.name for row in birdie.inspect(io.BytesIO(data)).tensors if row.scheme == "difference"}
+    differences = {row.name for row in birdie.inspect(io.BytesIO(data)).tensors if row.scheme == "delta"}
     assert differences == {f"model.{i}.weight" for i in range(3)}
     with pytest.raises(ArtifactError, match=r"give another base|other values than the base"):
         birdie.load(with_names(data, names))

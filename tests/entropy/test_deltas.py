@@ -1,4 +1,4 @@
-"""Coding of words given those of a base: `birdie.entropy.differences`."""
+"""Coding of words given those of a base: `birdie.entropy.deltas`."""
 
 from contextlib import suppress
 from functools import partial
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from birdie.compress.tensors import FORMATS, to_bits
-from birdie.entropy import coder, differences, planes, trellis
+from birdie.entropy import coder, deltas, planes, trellis
 from birdie.entropy.planes import plane_hints, split
 from birdie.errors import ArtifactError
-from tests.reference.differences import decode_differences
+from tests.reference.deltas import decode_deltas
 
 FORMS = tuple(planes.FORMATS)
 Words = NDArray[np.unsignedinteger]
@@ -41,36 +41,36 @@ def test_words_come_back_given_their_base(
     seed: int, rows: int, columns: int, fmt: str, reach: int, share: float
 ) -> None:
     words, base = near(seed, rows, columns, fmt, (1 << reach) - 1, share)
-    payload = differences.encode(words, base, fmt)
-    decoded = differences.decode(payload, base, fmt)
+    payload = deltas.encode(words, base, fmt)
+    decoded = deltas.decode(payload, base, fmt)
     assert decoded.dtype == words.dtype
     assert np.array_equal(decoded, words)
-    assert differences.encode(words, base, fmt) == payload
+    assert deltas.encode(words, base, fmt) == payload
 
 
 @pytest.mark.parametrize("fmt", FORMS)
 def test_the_reference_decodes_the_same_words(fmt: str) -> None:
     for seed, (rows, columns, reach, share) in enumerate([(9, 11, 7, 0.6), (5, 7, 60, 1.0), (1, 30, 3, 0.2)]):
         words, base = near(seed, rows, columns, fmt, (1 << reach) - 1, share)
-        payload = differences.encode(words, base, fmt)
-        assert decode_differences(payload, base.tolist(), 8 * base.itemsize, fmt) == words.tolist()
+        payload = deltas.encode(words, base, fmt)
+        assert decode_deltas(payload, base.tolist(), 8 * base.itemsize, fmt) == words.tolist()
 
 
 def test_the_reference_agrees_where_older_differences_count_less() -> None:
     words, base = near(0, 300, 3, "bfloat16", 30, 0.5)  # columns forget after 256 rows
-    payload = differences.encode(words, base, "bfloat16")
-    assert decode_differences(payload, base.tolist(), 16, "bfloat16") == words.tolist()
+    payload = deltas.encode(words, base, "bfloat16")
+    assert decode_deltas(payload, base.tolist(), 16, "bfloat16") == words.tolist()
     words, base = near(0, 2, 4200, "bfloat16", 30, 0.5)  # rows after 4,096 columns
-    payload = differences.encode(words, base, "bfloat16")
-    assert decode_differences(payload, base.tolist(), 16, "bfloat16") == words.tolist()
+    payload = deltas.encode(words, base, "bfloat16")
+    assert decode_deltas(payload, base.tolist(), 16, "bfloat16") == words.tolist()
 
 
 def test_chunks_decode_alike_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trellis, "CHUNK", 64)
     words, base = near(1, 50, 16, "float32", 1 << 20, 0.9)
-    payload = differences.encode(words, base, "float32")
+    payload = deltas.encode(words, base, "float32")
     for threads in (1, 3):
-        assert np.array_equal(differences.decode(payload, base, "float32", threads), words)
+        assert np.array_equal(deltas.decode(payload, base, "float32", threads), words)
 
 
 def stepped(dtype: torch.dtype, rate: float = 1e-4) -> tuple[Words, Words]:
@@ -89,11 +89,11 @@ def test_a_step_of_an_optimizer_takes_fewer_bytes_than_xor(dtype: torch.dtype, s
     fmt = FORMATS[dtype][0]
     xor = zip(split(words ^ base, fmt), plane_hints(fmt), strict=True)
     alone = sum(coder.encode(plane, hints).length for plane, hints in xor)
-    assert len(differences.encode(words, base, fmt)) < share * alone
+    assert len(deltas.encode(words, base, fmt)) < share * alone
 
 
 def test_smaller_steps_take_fewer_bytes() -> None:
-    sizes = [len(differences.encode(*stepped(torch.bfloat16, rate), "bfloat16")) for rate in (1e-5, 1e-4, 1e-3)]
+    sizes = [len(deltas.encode(*stepped(torch.bfloat16, rate), "bfloat16")) for rate in (1e-5, 1e-4, 1e-3)]
     assert sizes == sorted(sizes)
 
 
@@ -105,15 +105,15 @@ def test_signs_that_follow_rows_and_columns_take_fewer_bytes() -> None:
         torch.from_numpy(weight + 1e-4 * signs).to(torch.bfloat16)
         for signs in (0, rank_one, rng.choice([-1, 1], weight.shape))
     )
-    lengths = [len(differences.encode(to_bits(step), to_bits(base), "bfloat16")) for step in steps]
+    lengths = [len(deltas.encode(to_bits(step), to_bits(base), "bfloat16")) for step in steps]
     assert lengths[0] < 0.8 * lengths[1]
 
 
 @pytest.mark.parametrize("position", [0, 3, 20, -1])
 def test_damaged_bytes_are_an_error_or_other_words(position: int) -> None:
     words, base = near(3, 20, 20, "float32", 1000, 0.5)
-    payload = differences.encode(words, base, "float32")
-    decode = partial(differences.decode, base=base, fmt="float32")
+    payload = deltas.encode(words, base, "float32")
+    decode = partial(deltas.decode, base=base, fmt="float32")
     for damaged in (payload[:position], payload + b"\0\0\0\0", payload[:-4], b""):
         with pytest.raises(ArtifactError):
             decode(damaged)

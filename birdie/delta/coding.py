@@ -1,9 +1,9 @@
-"""Difference to a tensor of another checkpoint, the base: of a fine-tune, or of the next step of a run.
+"""Delta to a tensor of another checkpoint, the base: of a fine-tune, or of the next step of a run.
 
-    difference   params (digest, 0)          the base's tensor, unchanged
-                 params (digest, 1, bytes)   one stream of coded bytes: every bit (birdie.entropy.differences)
-                 params (digest, 2, 0, inner tensor)                  base + inner tensor
-                 params (digest, 2, rank, two inner tensors)          base + Σ left(k) ⊗ right(k)
+    delta   params (digest, 0)                            the base's tensor, unchanged
+            params (digest, 1, bytes)                     one stream of coded bytes: every bit (birdie.entropy.deltas)
+            params (digest, 2, 0, inner tensor)           base + inner tensor
+            params (digest, 2, rank, two inner tensors)   base + Σ left(k) ⊗ right(k)
     streams of the last two: those of the inner tensors; left (rank, rows), right (rank, columns)
 
 Sums are in float64, over k from 0, and rounded once.
@@ -21,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress import registry
 from birdie.compress.nested import Part, part_params, take_part, with_kernel
-from birdie.compress.scheme import DIFFERENCE, Cost, Decoder, Encoded, StreamLayout, elementwise, in_blocks
+from birdie.compress.scheme import DELTA, Cost, Decoder, Encoded, StreamLayout, elementwise, in_blocks
 from birdie.compress.tensors import FORMATS, from_bits, real_matrix, rows_columns, tensor_of_blocks, to_bits
-from birdie.entropy import differences
+from birdie.entropy import deltas
 from birdie.entropy.hints import Hints
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError
@@ -53,7 +54,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
         return tuple(stream for part in _parts(shape, dtype, params) for stream in with_kernel(part))
     if len(params) == 3 and params[1] == CODED and 0 < params[2] < _MOST and dtype in FORMATS and 0 not in shape:
         return (StreamLayout(1, params[2], Hints(role="mantissa"), np.dtype(np.uint8)),)
-    raise ArtifactError(f"a difference has parameters {params}; the file is corrupt or newer")
+    raise ArtifactError(f"a delta has parameters {params}; the file is corrupt or newer")
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -64,31 +65,29 @@ def decode(encoded: Encoded) -> Tensor:
     """
     base = encoded.base
     if base is None:
-        raise ArtifactError("is stored as a difference to another checkpoint; give that as base=… (--base)")
+        raise ArtifactError("is stored as a delta to another checkpoint; give that as base=… (--base)")
     if digest(base) != encoded.params[0]:
-        raise ArtifactError("is a difference to other values than the base has; give the checkpoint it was made with")
+        raise ArtifactError("is a delta to other values than the base has; give the checkpoint it was made with")
     if encoded.params[1] == NEAR:
         return tensor_of_blocks(encoded.shape, encoded.dtype, _Sum(encoded), _BLOCK)
     if encoded.params[1] == SAME:
         return from_bits(to_bits(base).copy(), encoded.shape, encoded.dtype)
-    words = differences.decode(encoded.streams[0].tobytes(), to_bits(base), FORMATS[encoded.dtype][0])
+    words = deltas.decode(encoded.streams[0].tobytes(), to_bits(base), FORMATS[encoded.dtype][0])
     return from_bits(words, encoded.shape, encoded.dtype)
 
 
 def _parts(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> list[Part]:
-    """Return the inner tensors of a difference that is near: one of the shape, or two factors."""
+    """Return the inner tensors of a delta that is near: one of the shape, or two factors."""
     rows, columns = real_matrix(shape, dtype)
     rank, rest = (*params[2:3], -1)[0], params[3:]
     parts: list[Part] = []
     for inner in (shape,) if rank == 0 else ((rank, rows), (rank, columns)):
         if not 0 <= rank <= min(rows, columns):
-            raise ArtifactError(
-                f"a difference of {rows} rows and {columns} columns has rank {rank}; the file is corrupt"
-            )
+            raise ArtifactError(f"a delta of {rows} rows and {columns} columns has rank {rank}; the file is corrupt")
         part, rest = take_part(inner, rest)
         parts.append(part)
     if rest:
-        raise ArtifactError(f"a difference has parameters {params}; the file is corrupt or newer")
+        raise ArtifactError(f"a delta has parameters {params}; the file is corrupt or newer")
     return parts
 
 
@@ -130,19 +129,17 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     return Cost(operations * size.operations, 2 * size.bytes)
 
 
-DECODER = Decoder(DIFFERENCE, 0, layout, decode, cost)
+DECODER = registry.add_form(Decoder(DELTA, 0, layout, decode, cost))
 
 
 def encode(weight: Tensor, base: Tensor) -> Encoded:
-    """Return the difference of a tensor, not empty, to a base of its shape and dtype."""
+    """Return the delta of a tensor, not empty, to a base of its shape and dtype."""
     known, shape, dtype = digest(base), tuple(weight.shape), weight.dtype
     words, others = to_bits(weight), to_bits(base)
     if np.array_equal(words, others):
-        return Encoded(DIFFERENCE, shape, dtype, (known, SAME), (), base)
-    payload = differences.encode(words, others, FORMATS[dtype][0])
-    return Encoded(
-        DIFFERENCE, shape, dtype, (known, CODED, len(payload)), (np.frombuffer(payload, np.uint8)[None],), base
-    )
+        return Encoded(DELTA, shape, dtype, (known, SAME), (), base)
+    payload = deltas.encode(words, others, FORMATS[dtype][0])
+    return Encoded(DELTA, shape, dtype, (known, CODED, len(payload)), (np.frombuffer(payload, np.uint8)[None],), base)
 
 
 def near(weight: Tensor, base: Tensor, *inner: Encoded) -> Encoded:
@@ -156,4 +153,4 @@ def near(weight: Tensor, base: Tensor, *inner: Encoded) -> Encoded:
     rank = inner[0].shape[0] if len(inner) == 2 else 0
     params = (digest(base), NEAR, rank, *(number for part in inner for number in part_params(part)))
     streams = tuple(stream for part in inner for stream in part.streams)
-    return Encoded(DIFFERENCE, tuple(weight.shape), weight.dtype, params, streams, base)
+    return Encoded(DELTA, tuple(weight.shape), weight.dtype, params, streams, base)

@@ -1,6 +1,6 @@
-"""Siblings: tensors of one model that are nearly equal, such as an average beside the weights, or copies of an expert.
+"""Twins: tensors of one model that are nearly equal, such as an average beside the weights, or copies of an expert.
 
-A lossless file stores one of them, and of the others the differences to it.
+A lossless file stores one of them, and of the others the deltas to it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from birdie.compress.rate.based import pays
 from birdie.compress.tensors import parts
+from birdie.delta.delta_job import pays
 
 LEAST = 1 << 12  # elements of a tensor
 _SAMPLE = 1 << 10  # elements that are compared, about
@@ -17,7 +17,7 @@ _NEAR = 0.5  # distance of two samples, of the size of one, from which a differe
 _MOST = 64  # tensors of one shape that others are compared with
 
 
-def siblings(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def twins(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return name → name of an earlier tensor to which the difference is likely to take fewer bytes.
 
     No tensor that has one is that of another.

@@ -199,7 +199,7 @@ class Chunk:
         return out
 
 
-def decode_differences(payload: bytes, base: list[list[int]], width: int, dtype: str) -> list[list[int]]:
+def decode_deltas(payload: bytes, base: list[list[int]], width: int, dtype: str) -> list[list[int]]:
     """Return the words, given those of the base, of `width` bits."""
     bits, rest = opened(payload)
     middle, scale = bits.number(6), bits.number(7)
