@@ -12,7 +12,7 @@ from birdie.artifact.options import ObjectOptions, QuantizeOptions, SaveOptions
 
 _KINDS = (SaveOptions, ObjectOptions, QuantizeOptions)
 DEFAULTS = [inspect.signature(kind).parameters["coder"].default for kind in _KINDS]
-"""Of the library."""
+"""Defaults of the library."""
 
 
 @pytest.fixture(autouse=True)

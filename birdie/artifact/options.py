@@ -1,4 +1,4 @@
-"""Options of what writes and reads .birdie files. Each has one place: name, type, check, help and default.
+"""Options of what writes and reads .birdie files. Each is defined once: name, type, check, help and default.
 
     SaveOptions ──┬──► birdie.save(…): signature, types, docstring    birdie/system/keywords.py
                   ├──► birdie compress --FLAG                         birdie/cli/compress_flags.py

@@ -1,4 +1,4 @@
-"""Functions whose keywords are the fields of a dataclass, so that an option has one place: name, type, default, help.
+"""Functions whose keywords are the fields of a dataclass, so that an option is defined once: name, type, default, help.
 
 Options(…) ──► @keywords(Options)        f(path, options) becomes f(path, *, each field of Options)
                  signature, docstring    `help(f)` lists the fields with their help
@@ -20,7 +20,7 @@ _ARGS = "Args:\n"
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """What the documentation of an option says beyond the help of its flag."""
+    """Text of the documentation of an option beyond the help of its flag."""
 
     text: str
 
@@ -63,18 +63,18 @@ def keywords(kind: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         plain = inspect.signature(function)
-        *own, _ = plain.parameters.values()
+        *parameters, _ = plain.parameters.values()
         listed = {option.name: (option.default, hint) for option, hint, _ in options_of(kind)}
         named = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
             for name, (default, hint) in listed.items()
         ]
-        signature = plain.replace(parameters=[*own, *named])
+        signature = plain.replace(parameters=[*parameters, *named])
 
         @wraps(function)
-        def call(*args: Any, **given: Any) -> Any:
+        def call(*args: Any, **named_values: Any) -> Any:
             try:
-                values = signature.bind(*args, **given).arguments
+                values = signature.bind(*args, **named_values).arguments
             except TypeError as error:
                 raise TypeError(f"{function.__name__}() {error}") from None
             options = {name: values.pop(name) for name in [*values] if name in listed}
@@ -89,8 +89,8 @@ def keywords(kind: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
 
 def _with_options(doc: str, kind: Any) -> str:
     """Return a docstring whose section `Args:` ends with the options."""
-    before, args, after = inspect.cleandoc(doc).partition(_ARGS)
-    own, gap, rest = after.partition("\n\n")
+    head, args, rest = inspect.cleandoc(doc).partition(_ARGS)
+    listed, gap, end = rest.partition("\n\n")
     texts = (f"{option.name}: {help_of(metadata)}" for option, _, metadata in options_of(kind))
     lines = (textwrap.fill(text, _WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False) for text in texts)
-    return "".join([before, args, own, "\n", textwrap.indent("\n".join(lines), " " * 4), gap, rest])
+    return "".join([head, args, listed, "\n", textwrap.indent("\n".join(lines), " " * 4), gap, end])

@@ -1,4 +1,4 @@
-"""Options of `birdie.save`, `birdie.load` and `birdie compress`: one place each, and every pair works or is refused."""
+"""Options of `birdie.save`, `birdie.load` and `birdie compress`: every pair of them works or is refused."""
 
 import inspect
 import io
