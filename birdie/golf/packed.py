@@ -167,7 +167,7 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
         "birdie.gpt.train.measured_batches": recipe.train.micro_batch_tokens == "auto",
         "birdie.gpt.model.mlp_kernels": recipe.train.fused_mlp,
     }
-    yield from (name for name, asked in features.items() if asked)
+    yield from (name for name, is_on in features.items() if is_on)
     if recipe.calibration.data == "own":
         yield "birdie.gpt.model.sample"
     if recipe.evaluation.ngram.enabled:

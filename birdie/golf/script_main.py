@@ -35,7 +35,6 @@ from birdie.gpt.run.program import calibrate, export, finish, follow, training
 from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.work import Work
 from birdie.gpt.train.loop import Step
-from birdie.system import provenance
 from birdie.system.distributed import run_on_main
 from birdie.system.files import write_bytes
 
@@ -109,10 +108,8 @@ def start_folder(folder: Path, work: Work) -> None:
     """Write what a run folder has from the start: recipe, environment, and no step yet."""
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / "recipe.toml", work.recipe.to_toml().encode())
-    device, ranks = work.context.device, work.context.world.size
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    about = {"device": card, "ranks": ranks, "versions": provenance.versions(), "log": f"logs/{folder.name}.txt"}
-    write_bytes(folder / "environment.json", json.dumps(about).encode() + b"\n")
+    about = {**work.start(), "log": f"logs/{folder.name}.txt"}
+    write_bytes(folder / "environment.json", json.dumps(about, indent=1).encode() + b"\n")
     for name in ("metrics", "history"):
         write_bytes(folder / f"{name}.jsonl", b"")
 

@@ -10,7 +10,7 @@ from birdie.system.distributed import World
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a piece of work runs and whom it tells.
+    """Device, ranks and callbacks of a piece of work.
 
     Attributes:
         device: of the computation.

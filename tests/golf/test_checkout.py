@@ -240,7 +240,7 @@ def test_weights_are_exported_again_without_training(
 
 
 @pytest.mark.parametrize(
-    ("budget", "cap", "budgets"),
+    ("budget", "cap", "expected"),
     [
         (None, "16MB", [None]),
         (None, "1000", [None, 400]),
@@ -249,15 +249,15 @@ def test_weights_are_exported_again_without_training(
     ],
 )
 def test_code_and_model_keep_the_cap(
-    budget: str | None, cap: str, budgets: list[int | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    budget: str | None, cap: str, expected: list[int | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A budget of the recipe gives way to the cap, too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAP_BYTES", cap)
-    asked: list[int | None] = []
+    budgets: list[int | None] = []
 
     def export(*_: Any, budget: int | None, **__: Any) -> int:
-        asked.append(budget)
+        budgets.append(budget)
         return 900 if budget is None else min(900, budget)
 
     monkeypatch.setattr(script_main, "export", export)
@@ -265,7 +265,7 @@ def test_code_and_model_keep_the_cap(
     work = Work(recipe, None, Context(torch.device("cpu")))  # type: ignore[arg-type]
     arguments: Any = (log, work, torch.nn.Linear(2, 2), Trained(), tmp_path / "model.birdie", 600)
     write_model(*arguments)
-    assert asked == budgets
+    assert budgets == expected
     monkeypatch.setenv("CAP_BYTES", "much")
     with pytest.raises(ConfigError, match="'much' is not a size"):
         write_model(*arguments)

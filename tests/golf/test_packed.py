@@ -147,10 +147,10 @@ def test_a_script_has_the_module_of_a_feature_that_the_recipe_asks_for(
     tables: dict[str, dict[str, Any]], module: str
 ) -> None:
     values = Recipe().to_dict()
-    asked = Recipe.from_dict(values | {name: values[name] | table for name, table in tables.items()})
+    changed = Recipe.from_dict(values | {name: values[name] | table for name, table in tables.items()})
     path = PACKAGE / "golf" / "script_main.py"
     sources = [
-        source_files(path, follow={*packing._optional_modules(recipe)}.__contains__) for recipe in (Recipe(), asked)
+        source_files(path, follow={*packing._optional_modules(recipe)}.__contains__) for recipe in (Recipe(), changed)
     ]
     plain, more = ({file.relative_to(PACKAGE.parent).as_posix() for file in files} for files in sources)
     assert module in more - plain

@@ -139,7 +139,7 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """Every setting."""
+        """Every setting of the run."""
         return self.work.recipe
 
     @property
@@ -253,7 +253,7 @@ class Run:
             if name.partition(".")[0] not in ("train", "optimizer", "average", "bandit"):
                 notify(f"resuming with {name} = {new}; the checkpoint was trained with {old}")
         resumed_at = None if saved is None else training.number
-        write_environment(self.folder, self.recipe, self.context, resumed_at=resumed_at, changes=different)
+        write_environment(self.folder, self.work, resumed_at=resumed_at, changes=different)
         write_bytes(self.folder / RECIPE, self.recipe.to_toml().encode())
         step = training.number if saved is not None else -1
         history.truncate(self.folder, step, notify)

@@ -8,20 +8,14 @@ float.safetensors    the weights before the export (birdie.gpt.run.float_weights
 import errno
 import json
 import os
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from birdie.errors import DataError
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.work import Work
 from birdie.gpt.train.loop import Step
-from birdie.system import provenance
 from birdie.system.callbacks import Notify
-from birdie.system.context import Context
 from birdie.system.files import open_append, write_bytes
 from birdie.system.locks import HOLDER, LOCK
 from birdie.system.outputs import require_own_folder
@@ -48,12 +42,7 @@ def begin_folder(folder: Path) -> None:
 
 
 def write_environment(
-    folder: Path,
-    recipe: Recipe,
-    context: Context,
-    *,
-    resumed_at: int | None,
-    changes: Sequence[tuple[str, Any, Any]] = (),
+    folder: Path, work: Work, *, resumed_at: int | None, changes: Sequence[tuple[str, Any, Any]] = ()
 ) -> None:
     """Write where and how a run was started; a resumed run keeps the times and the changes of its earlier starts.
 
@@ -61,22 +50,13 @@ def write_environment(
         resumed_at: step from which the run goes on; None: it starts.
         changes: (setting, value up to that step, value from now on) of each setting of training that differs.
     """
-    device = context.device
     path = folder / ENVIRONMENT
-    starts, changed = ([], []) if resumed_at is None else _earlier(path, context.notify)
+    starts, changed = ([], []) if resumed_at is None else _earlier(path, work.context.notify)
     changed += [{"after_step": resumed_at, "setting": name, "from": old, "to": new} for name, old, new in changes]
-    values = {
-        "starts": [*starts, datetime.now(UTC).isoformat(timespec="seconds")],
-        "command": sys.argv,
-        **({"changed": changed} if changed else {}),
-        "recipe_digest": recipe.digest,
-        "seed": recipe.train.seed,
-        "versions": provenance.versions(),
-        "commit": provenance.commit(),
-        "machine": provenance.machine(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "ranks": context.world.size,
-    }
+    values = work.start()
+    values["starts"] = [*starts, *values["starts"]]
+    if changed:
+        values["changed"] = changed
     write_bytes(path, json.dumps(values, indent=1).encode() + b"\n")
 
 

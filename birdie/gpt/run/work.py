@@ -1,12 +1,16 @@
-"""What the stages of a run share: recipe, data and context; a model of the recipe, and its score.
+"""Recipe, data and context, which the stages of a run share; a model of the recipe, and its score.
 
 Work ─┬─► program.py: train, calibrate, export
       └─► new_model, score: validation while training, and the decoded artifact
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from birdie.gpt.model.attention_kernels import best_kernels
@@ -16,6 +20,7 @@ from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.score import evaluator
 from birdie.gpt.score.evaluator import Scored
 from birdie.gpt.score.settings import EvaluationSettings
+from birdie.system import provenance
 from birdie.system.context import Context
 from birdie.system.device import choose_dtype
 
@@ -27,6 +32,21 @@ class Work:
     recipe: Recipe
     data: RunData
     context: Context
+
+    def start(self) -> dict[str, Any]:
+        """Return time, command and machine of a start of the run, as its folder keeps them."""
+        device = self.context.device
+        return {
+            "starts": [datetime.now(UTC).isoformat(timespec="seconds")],
+            "command": sys.argv,
+            "recipe_digest": self.recipe.digest,
+            "seed": self.recipe.train.seed,
+            "versions": provenance.versions(),
+            "commit": provenance.commit(),
+            "machine": provenance.machine(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "ranks": self.context.world.size,
+        }
 
     def new_model(self, state: Mapping[str, Tensor] | None = None) -> GPT:
         """Return the recipe's GPT on its device, with the dtype and the kernels it computes with.
