@@ -105,7 +105,7 @@ def _beginning(name: str, value: Any) -> Any:
     raise ConfigError(f"{name} is a {type(value).__name__}; give the beginning of names, such as 'encoder.'")
 
 
-def given(options: Any) -> set[str]:
+def chosen(options: Any) -> set[str]:
     """Return the names of the options that do not have their defaults, and "data" with a calibration on data."""
     names = {option.name for option in fields(options) if getattr(options, option.name) != option.default}
     return names | ({"data"} if "calibration" in names and not isinstance(options.calibration, str) else set())
@@ -113,7 +113,7 @@ def given(options: Any) -> set[str]:
 
 def _require(options: Any) -> None:
     checked(options)
-    require(COMBINATIONS, given(options), lambda name: _WORDS.get(name, name))
+    require(COMBINATIONS, chosen(options), lambda name: _WORDS.get(name, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Relation:
-    """What else a file is about: another checkpoint, and facts."""
+    """Base and metadata of a file."""
 
     base: Annotated[
         "BaseOption | None",
@@ -261,7 +261,7 @@ class SaveOptions(Coding, Relation, Precision):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the decoding of a file may take and use."""
+    """Limits of the decoding of a file, and the base that it may need."""
 
     base: Annotated[
         "BaseOption | None",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from birdie.artifact.options import COMBINATIONS, SaveOptions, given
+from birdie.artifact.options import COMBINATIONS, SaveOptions, chosen
 from birdie.cli.console import Json, Overwrite
 from birdie.errors import ConfigError
 from birdie.system.combinations import Excludes, Needs, Rule, require
@@ -114,7 +114,7 @@ class CompressFlags(SaveOptions):
 
     def __post_init__(self) -> None:
         checked(self)
-        require(RULES, self.given, flag_of)
+        require(RULES, self.chosen, flag_of)
         if self.output is None and not self.dry_run:
             raise ConfigError("there is no file to write; add -o FILE.birdie, or --dry-run to see sizes alone")
 
@@ -125,32 +125,32 @@ class CompressFlags(SaveOptions):
 
     @property
     def makes_up_inputs(self) -> bool:
-        """Whether inputs are made up for the calibration of a model whose configuration tells which."""
+        """True if inputs are made up for the calibration of a model whose configuration tells which."""
         return self.calibrate is None and (self.budget is not None or self.bits is not None)
 
     @property
-    def given(self) -> set[str]:
+    def chosen(self) -> set[str]:
         """Names of the options that do not have their defaults; "calibration" also with inputs that are made up."""
-        names = given(self)
+        names = chosen(self)
         if self.data is not None:
             return names | {"calibration", "data"}
         return names | ({"calibration"} if self.makes_up_inputs else set())
 
     @property
     def is_lossy(self) -> bool:
-        """Whether a flag is given that says how weights are rounded."""
-        return not self.given.isdisjoint(_LOSSY)
+        """True if a flag says how weights are rounded."""
+        return not self.chosen.isdisjoint(_LOSSY)
 
     @property
     def is_chain(self) -> bool:
-        """Whether the checkpoint is meant to be the folder of a run."""
+        """True if the checkpoint is meant to be the folder of a run."""
         return self.full_every is not None
 
     def require_chain(self, folder: Path) -> None:
         """Check the flags for a folder of checkpoints of a run."""
         if not folder.is_dir():
             raise ConfigError(f"--full-every is for a folder of checkpoints, and {folder} is none; drop it")
-        other = next((name for name in _CHAIN.others if name in self.given), None)
+        other = next((name for name in _CHAIN.others if name in self.chosen), None)
         if other is not None:
             raise ConfigError(
                 f"{folder} holds checkpoints of a run, which are kept losslessly as a chain, without {flag_of(other)}; "

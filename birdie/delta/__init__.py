@@ -1,1 +1,1 @@
-"""What is stored relative to another tensor: its coding, lossy products, its jobs, and nearly equal tensors."""
+"""Tensors stored relative to another: coding, lossy products, jobs, and nearly equal tensors of one file."""

@@ -43,7 +43,7 @@ class Delta(Numbers):
 
     @property
     def is_delta(self) -> bool:
-        """Whether they are relative to another tensor."""
+        """True if the numbers are relative to another tensor."""
         return True
 
     def job(self, job: Alone) -> "DeltaJob":
@@ -105,7 +105,7 @@ class DeltaJob(Job):
 
     @property
     def by_rows(self) -> bool:
-        """Whether rows are encoded without regard to others."""
+        """True if rows are encoded without regard to others."""
         return self.job.by_rows
 
     def encode(self, rows: slice, exponent: float, *, draft: bool = False) -> Encoded:

@@ -137,8 +137,8 @@ def fit(counts: Counts, precision: int, *, newton: bool = False) -> tuple[Descri
         _refine_curves(values, curves, expected, floats)
     forms, spikes = np.zeros((2, 4), np.int64), np.zeros((2, _FITTED_SPIKES, 2), np.int64)
     knots, table = np.zeros((2, width), np.int64), np.empty(width, np.int64)
-    made = forms, knots, spikes, floats, table, _scratch(width, precision)
-    bits = _describe(support, values, total, precision, curves, expected, *made)
+    memory = forms, knots, spikes, floats, table, _scratch(width, precision)
+    bits = _describe(support, values, total, precision, curves, expected, *memory)
     form, knots, spikes = forms[0], knots[0], spikes[0]
     stride, coarseness, knot, spike = form.tolist()
     added = tuple((low + symbol, height) for symbol, height in spikes[:spike].tolist())

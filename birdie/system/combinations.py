@@ -14,10 +14,10 @@ class Excludes:
     others: tuple[str, ...]
     why: str
 
-    def problem(self, given: Collection[str], spelled: Callable[[str], str]) -> str:
-        """Return what is wrong with the given options, and what to do; nothing if they combine."""
-        other = next((name for name in self.others if name in given), None)
-        if self.option not in given or other is None:
+    def problem(self, chosen: Collection[str], spelled: Callable[[str], str]) -> str:
+        """Return what is wrong with the chosen options, and what to do; nothing if they combine."""
+        other = next((name for name in self.others if name in chosen), None)
+        if self.option not in chosen or other is None:
             return ""
         words = spelled(self.option), spelled(other)
         return f"{words[0]} {self.why}, so it cannot be combined with {words[1]}; drop one of the two"
@@ -31,9 +31,9 @@ class Needs:
     others: tuple[str, ...]
     why: str
 
-    def problem(self, given: Collection[str], spelled: Callable[[str], str]) -> str:
-        """Return what is wrong with the given options, and what to do; nothing if they combine."""
-        if self.option not in given or any(name in given for name in self.others):
+    def problem(self, chosen: Collection[str], spelled: Callable[[str], str]) -> str:
+        """Return what is wrong with the chosen options, and what to do; nothing if they combine."""
+        if self.option not in chosen or any(name in chosen for name in self.others):
             return ""
         return f"{spelled(self.option)} {self.why}; add {' or '.join(map(spelled, self.others))}, or drop it"
 
@@ -41,14 +41,14 @@ class Needs:
 Rule = Excludes | Needs
 
 
-def require(rules: Iterable[Rule], given: Collection[str], spelled: Callable[[str], str]) -> None:
+def require(rules: Iterable[Rule], chosen: Collection[str], spelled: Callable[[str], str]) -> None:
     """Check a combination of options.
 
     Args:
         rules: that it must keep.
-        given: names of the options.
+        chosen: names of the options.
         spelled: name → the option as the user writes it.
     """
     for rule in rules:
-        if problem := rule.problem(given, spelled):
+        if problem := rule.problem(chosen, spelled):
             raise ConfigError(problem)

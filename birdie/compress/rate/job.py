@@ -56,7 +56,7 @@ class Numbers:
 
     @property
     def is_delta(self) -> bool:
-        """Whether they are relative to another tensor."""
+        """True if the numbers are relative to another tensor."""
         return False
 
     def job(self, job: "Alone") -> "Job":
@@ -120,7 +120,7 @@ class Job(ABC):
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor."""
+        """Tensor of the file that is encoded."""
         return self.numbers.tensor
 
     @property
@@ -145,7 +145,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def by_rows(self) -> bool:
-        """Whether rows are encoded without regard to others."""
+        """True if rows are encoded without regard to others."""
 
     @abstractmethod
     def encode(self, rows: slice, exponent: float, *, draft: bool = False) -> Encoded:
@@ -184,7 +184,7 @@ class Alone(Job):
 
     @property
     def alone(self) -> "Alone":
-        """This job."""
+        """Job that encodes the tensor without a base."""
         return self
 
     @property
@@ -248,7 +248,7 @@ class Fixed(Alone):
 
     @property
     def by_rows(self) -> bool:
-        """Whether rows are encoded without regard to others; a vector is one row."""
+        """True if rows are encoded without regard to others; a vector is one row."""
         by_rows = self.scheme.by_rows and (self.weight.ndim > 1 or not self.scheme.quantizes)
         return by_rows and ((known := self.sensitivity) is None or known.output is None)
 
@@ -334,7 +334,7 @@ class Searched(Free):
 
     @property
     def by_rows(self) -> bool:
-        """Whether rows are encoded without regard to others."""
+        """True if rows are encoded without regard to others."""
         return self.factors.rows.size == 0
 
     @property
@@ -366,7 +366,7 @@ class Steered(Free):
 
     @property
     def by_rows(self) -> bool:
-        """Whether rows are encoded without regard to others."""
+        """True if rows are encoded without regard to others."""
         return self.scheme.by_rows
 
     def _encode(self, values: Tensor, rows: slice, exponent: float, _draft: bool) -> Encoded:

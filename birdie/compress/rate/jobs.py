@@ -68,7 +68,7 @@ _DEAD = 1e-12  # of the typical energy of a row, with its sensitivity: it is in 
 
 
 class _Shared(TypedDict):
-    """What all jobs of searched tensors have."""
+    """Arguments that all jobs of searched tensors have."""
 
     numbers: Numbers
     sensitivities: Mapping[str, Sensitivity]
