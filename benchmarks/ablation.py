@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks.command import Row, command_parser, errors_as_exit, log, mean_and_error, report, shared_data
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import Layout, prepare
+from birdie.gpt.data.preparation import Layout, prepare
 from birdie.gpt.data.tokenizer import load_tokenizer
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab.experiment import Experiment
 
 VALIDATION_BYTES = 125_000

@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from benchmarks.command import command_parser, errors_as_exit, log, shared_data
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import Layout, prepare
+from birdie.gpt.data.preparation import Layout, prepare
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.events import Started, Validated
-from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
-from birdie.gpt.train.checkpoint import checkpoint_paths, load_checkpoint
+from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.train.loop import Step
+from birdie.gpt.train.training_checkpoint import checkpoint_paths, load_checkpoint
 from birdie.system.context import Context
 from birdie.system.device import choose_device
 from birdie.system.files import atomic_path

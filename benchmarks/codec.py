@@ -24,9 +24,9 @@ from benchmarks.processes import apart, can_measure, reset_peak, resident
 from benchmarks.rivals import MEASURES, Measure, Measured, NotApplicableError, NotInstalledError, bits_of
 from benchmarks.symbols import SETS, SymbolSet, make
 from birdie.artifact.file import File
-from birdie.artifact.inspect import inspect
-from birdie.artifact.load import load
-from birdie.artifact.save import save
+from birdie.artifact.inspection import inspect
+from birdie.artifact.loading import load
+from birdie.artifact.saving import save
 from birdie.compress import registry
 from birdie.entropy.hints import Effort
 from birdie.system.files import write_bytes

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from benchmarks.command import Row, command_parser, report
 from benchmarks.processes import take_turns
-from birdie.entropy import coder, mixed, numbers, plan, raw, static, tiles
+from birdie.entropy import coder, mixed, numbers, raw, static, tiles
+from birdie.entropy import coding_plan as plan
 
 Integers = NDArray[np.integer]
 State = dict[str, Tensor]

@@ -30,8 +30,8 @@ from birdie.errors import ConfigError
 from birdie.gpt.run.evaluation import evaluate
 from birdie.gpt.run.events import Started, Validated
 from birdie.gpt.run.pipeline import Run
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_registry import find
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.train.loop import Step
 from birdie.system.context import Context

@@ -34,8 +34,8 @@ from torch import Tensor
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
 from benchmarks.crowd_torch import TORCH
 from benchmarks.rivals import COMPRESSORS
-from birdie.artifact.load import load
-from birdie.artifact.save import save
+from birdie.artifact.loading import load
+from birdie.artifact.saving import save
 from birdie.errors import BudgetError
 
 MODELS = Path(__file__).resolve().parent.parent / ".venv-crowd" / "models"

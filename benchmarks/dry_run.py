@@ -17,7 +17,7 @@ from torch import Tensor
 import birdie
 from benchmarks.command import Row, comma_separated, command_parser, errors_as_exit, log, one_of, report, shared_data
 from benchmarks.subjects import CHOICES, Amounts, load_subject
-from birdie.artifact.forecast import forecast
+from birdie.artifact.file_forecast import forecast
 from birdie.checkpoints.checkpoint import Checkpoint
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.compress.rate.target import Target

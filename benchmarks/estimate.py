@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from benchmarks.command import command_parser, log, report
 from birdie.gpt.model.gpt import GPTConfig
-from birdie.gpt.run.estimate import LINK, PEAK, load, memory, schedule
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import find, shipped_recipes
+from birdie.gpt.run.recipe_registry import find, shipped_recipes
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.gpt.run.run_estimate import LINK, PEAK, load, memory, schedule
 from birdie.gpt.train.settings import TrainSettings
 
 Row = dict[str, Any]

@@ -33,25 +33,25 @@ from benchmarks import on_device, optimizer, scoring
 from benchmarks.on_device import Row, line
 from benchmarks.processes import ROOT, duration, median_seconds, take_turns
 from benchmarks.train import RepeatedTokens
-from birdie.artifact.load import load
-from birdie.artifact.save import save
+from birdie.artifact.loading import load
+from birdie.artifact.saving import save
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.corpus import stdlib_corpus
 from birdie.gpt.data.dataset import open_dataset
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.attention_functions import softmax
 from birdie.gpt.model.attention_kernels import best_kernels
 from birdie.gpt.model.cost import training_cost
 from birdie.gpt.model.documents import Bounds, DocumentFinder
 from birdie.gpt.model.fused_loss import LossBackend, capped_loss, choose_backend
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.estimate import PEAK
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_registry import find
+from birdie.gpt.run.run_estimate import PEAK
 from birdie.gpt.score import evaluator
 from birdie.gpt.score.accumulator import Text
 from birdie.gpt.score.package import Shape, load_or_compile
-from birdie.gpt.score.windows import LanguageModel, max_inputs
+from birdie.gpt.score.window_losses import LanguageModel, max_inputs
 from birdie.gpt.train.profile import profile
 from birdie.gpt.train.settings import TrainSettings
 from birdie.gpt.train.tables import TrainingTables

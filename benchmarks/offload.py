@@ -25,7 +25,7 @@ from benchmarks.command import Row, comma_separated, command_parser, errors_as_e
 from benchmarks.processes import apart, can_measure, reset_peak, resident
 from birdie.compress.scheme import Sensitivity
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.calibration import loss
+from birdie.gpt.run.gpt_calibration import loss
 from birdie.system.mapped import releasing
 
 METHODS = ("memory", "files")

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from benchmarks.processes import median_seconds, take_turns
 from birdie.artifact import container
 from birdie.artifact.container import Reader
-from birdie.artifact.device import load_compressed, products_of
+from birdie.artifact.device_file import load_compressed, products_of
 from birdie.artifact.file import File
-from birdie.artifact.load import load
-from birdie.artifact.save import save
+from birdie.artifact.loading import load
+from birdie.artifact.saving import save
 from birdie.compress import registry
-from birdie.compress.device import encoding
+from birdie.compress.device import device_encoding as encoding
 from birdie.compress.device.compressed import CompressedTensor, compressed_linear, require_sound, works
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.trellis import lanes
@@ -202,12 +202,14 @@ def speed(what: str, count: int, seconds: float, note: str | None = None) -> Row
     return line(what, count / seconds / 1e9, "G weights/s", note=note)
 
 
-def factors_of(weight: Tensor) -> tuple[lanes.WeightDensity, lanes.Factors, np.ndarray[Any, np.dtype[np.float32]]]:
+def factors_of(
+    weight: Tensor,
+) -> tuple[lanes.WeightDensity, lanes.FeedbackFactors, np.ndarray[Any, np.dtype[np.float32]]]:
     """Return what a search of 32 states takes at four bits."""
     matrix = weight.float().cpu().numpy()
     shape = lanes.WeightDensity.of(matrix)
     scale = np.full(len(matrix), 0.26 * matrix.std(), np.float32)
-    return shape, lanes.Factors.of(shape, scale, np.ones(matrix.shape[1], np.float32), 32, 0.05), scale
+    return shape, lanes.FeedbackFactors.of(shape, scale, np.ones(matrix.shape[1], np.float32), 32, 0.05), scale
 
 
 def encoded_on_cpu(weight: Tensor) -> Iterator[Row]:

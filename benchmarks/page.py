@@ -18,16 +18,16 @@ import torch
 
 from benchmarks.command import Row, command_parser, errors_as_exit, report
 from benchmarks.processes import take_turns
-from birdie.artifact.save import save
+from birdie.artifact.saving import save
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run.evaluation import load_gpt
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import find
-from birdie.web.page import FOLDER, model_page, model_recipe
-from birdie.web.plan import model_plan
+from birdie.gpt.run.recipe_registry import find
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.web.model_page import FOLDER, model_page, model_recipe
+from birdie.web.model_plan import model_plan
 
 PROGRAM = """
 import { readFileSync } from "node:fs";

@@ -42,8 +42,8 @@ from benchmarks.subjects import (
     Subject,
     load_subject,
 )
-from birdie.artifact.load import load
-from birdie.artifact.save import save
+from birdie.artifact.loading import load
+from birdie.artifact.saving import save
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.system.files import atomic_path, write_bytes
 from birdie.system.provenance import __version__

@@ -29,8 +29,8 @@ from torch import Tensor
 from benchmarks.command import Row, command_parser, errors_as_exit, log, report, shared_data
 from benchmarks.curves import bytes_at
 from benchmarks.subjects import CHOICES, Amounts, Subject, load_subject
-from birdie.artifact.load import load
-from birdie.artifact.save import save
+from birdie.artifact.loading import load
+from birdie.artifact.saving import save
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import measure

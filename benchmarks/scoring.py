@@ -39,7 +39,7 @@ from birdie.gpt.score.mode import Losses, Scoring, ScoringMode, TrainingReport
 from birdie.gpt.score.modes.streaming import StreamingMode
 from birdie.gpt.score.modes.windows import WindowMode
 from birdie.gpt.score.settings import EvaluationSettings, replaced
-from birdie.gpt.score.windows import windows_of
+from birdie.gpt.score.window_losses import windows_of
 
 TEXTS = {
     "fineweb": "text/fineweb/fineweb_val_head_sp1024.bin",

@@ -45,10 +45,10 @@ from benchmarks.command import (
 from benchmarks.networks import Block, augmented
 from benchmarks.rate_distortion import Row, birdie_rows, row
 from benchmarks.subjects import CHOICES, Amounts, Batch, Subject, load_subject, windows
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from birdie.errors import ConfigError
 from birdie.gpt.data.shards import read_shard
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_registry import find
 from birdie.system.device import choose_device
 from birdie.system.provenance import __version__
 

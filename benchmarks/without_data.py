@@ -27,8 +27,8 @@ from benchmarks.curves import bytes_at
 from benchmarks.lossy_rivals import LossyCoder
 from benchmarks.networks import load_silero
 from benchmarks.subjects import SEQ_LEN, SUBJECTS, Amounts, load_subject
-from birdie.artifact.load import load
-from birdie.artifact.save import save
+from birdie.artifact.loading import load
+from birdie.artifact.saving import save
 from birdie.errors import BudgetError
 from birdie.system.provenance import __version__
 

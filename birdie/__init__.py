@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
-    from birdie.artifact.device import load_compressed as load_compressed
+    from birdie.artifact.device_file import load_compressed as load_compressed
     from birdie.artifact.in_memory import compress_weights as compress_weights
     from birdie.artifact.in_memory import load_weights as load_weights
     from birdie.artifact.in_memory import quantize_ as quantize_
-    from birdie.artifact.inspect import inspect as inspect
-    from birdie.artifact.load import load as load
+    from birdie.artifact.inspection import inspect as inspect
+    from birdie.artifact.loading import load as load
     from birdie.artifact.repack import load_object as load_object
     from birdie.artifact.repack import save_object as save_object
-    from birdie.artifact.save import save as save
+    from birdie.artifact.saving import save as save
     from birdie.artifact.summary import Summary as Summary
     from birdie.compress.calibration.calibrate import calibrate as calibrate
     from birdie.compress.calibration.table import sensitivity as sensitivity
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from birdie.hub.pretrained import from_pretrained as from_pretrained
     from birdie.small.fine_tuning import FineTuneStep as FineTuneStep
     from birdie.small.fine_tuning import fine_tune as fine_tune
-    from birdie.small.qat.stored import plain as plain
+    from birdie.small.qat.stored_weights import plain as plain
     from birdie.small.spectral.wrap import SpectralTraining as SpectralTraining
     from birdie.small.spectral.wrap import leaky_floor as leaky_floor
     from birdie.small.spectral.wrap import quantization_loss as quantization_loss

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from birdie.cli import main
 from birdie.gpt.score.mode import Losses, ScoringMode
 from birdie.gpt.score.settings import register
-from birdie.gpt.score.windows import hints_at, ids_and_targets, losses_of_logits, rotary_base_of, sliding
+from birdie.gpt.score.window_losses import hints_at, ids_and_targets, losses_of_logits, rotary_base_of, sliding
 
 
 @register

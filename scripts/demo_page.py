@@ -34,7 +34,7 @@ def on_post_build(config: Mapping[str, Any]) -> None:
     if not model.is_file():
         return
     from birdie.gpt.data.tokenizer import load_tokenizer  # torch is not needed where there is no demo
-    from birdie.web.page import model_page, model_recipe
+    from birdie.web.model_page import model_page, model_recipe
 
     recipe = model_recipe(model)
     tokenizer = load_tokenizer(recipe.data.tokenizer)

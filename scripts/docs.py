@@ -26,10 +26,10 @@ from birdie.cli import GROUPS, commands
 from birdie.cli.compress_flags import flag_of
 from birdie.compress import registry
 from birdie.gpt.run import environment
-from birdie.gpt.run.estimate import parameters
 from birdie.gpt.run.presets import PRESETS
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import shipped_recipes
+from birdie.gpt.run.recipe_registry import shipped_recipes
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.gpt.run.run_estimate import parameters
 from birdie.gpt.score.settings import ALWAYS_READ, MODES, shared_names
 from birdie.system.keywords import help_of, options_of
 
@@ -114,7 +114,7 @@ def choice_table() -> str:
         choices.setdefault(f'`model.{setting} = "{word}"`', []).append(f"{name}=1")
     rows = [(quoted(names), setting) for setting, names in choices.items()]
 
-    def kind(rule: environment.Rule) -> object:
+    def kind(rule: environment.VariableRule) -> object:
         is_one = len(rule.variables) == len(rule.settings) == 1
         return rule.settings[0].rpartition(".")[0] if is_one else rule
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from birdie.chain import settled
 from birdie.gpt.run.environment import CHOICES, DEAD, RULES
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 
 settings.register_profile("birdie", deadline=None)  # a busy machine is no fault of birdie
 settings.load_profile("birdie")

@@ -19,8 +19,8 @@ from birdie.cli import build_app, commands
 from birdie.cli.console import run
 from birdie.compress import registry
 from birdie.gpt.model import attention_functions
-from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.recipe_file import TABLES
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.settings import MODES
 from scripts import docs
 from tests.coders import fast_coder  # noqa: F401  no page names its sizes

@@ -11,13 +11,13 @@ import torch
 import birdie
 from birdie.checkpoints.checkpoints import read_weights
 from birdie.errors import BirdieError
-from birdie.golf.audit.audit import audit
+from birdie.golf.audit.folder_audit import audit
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.dataset import open_dataset
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.evaluation import evaluate
 from birdie.gpt.run.recipe_file import read_recipe_file
-from birdie.lab.ledger import find_runs_and_logs, read_run
+from birdie.lab.run_ledger import find_runs_and_logs, read_run
 
 DOORS: dict[str, Callable[[Any], object]] = {
     "load": birdie.load,

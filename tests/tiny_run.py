@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.train.bandit import BanditSettings
-from birdie.gpt.train.checkpoint import Checkpoint, save_checkpoint
-from birdie.gpt.train.micro_batches import Batches, Documents
+from birdie.gpt.train.micro_batches import BatchSource, Documents
 from birdie.gpt.train.plan import StepPlan
 from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings
 from birdie.gpt.train.tables import TrainingTables
 from birdie.gpt.train.training import Training
+from birdie.gpt.train.training_checkpoint import TrainingCheckpoint, save_checkpoint
 from birdie.system.callbacks import StepHook
 from birdie.system.context import Context
 from birdie.system.distributed import World
@@ -54,7 +54,7 @@ def tiny_model(seed: int = 0, **changes: Any) -> GPT:
 
 def tiny_training(
     model: nn.Module,
-    batches: Batches,
+    batches: BatchSource,
     train: TrainSettings,
     optimizer: OptimizerSettings = OPTIMIZERS,
     *,
@@ -62,7 +62,7 @@ def tiny_training(
     bandit: BanditSettings | None = None,
     hooks: Sequence[StepHook] = (),
     documents: Documents | None = None,
-    saved: Checkpoint | None = None,
+    saved: TrainingCheckpoint | None = None,
     **context: Any,
 ) -> Training:
     """Return a training where the model is; `context` has other fields of a `Context`, None for a default."""

@@ -25,7 +25,7 @@ from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.compress import registry
 from birdie.compress.state import named_tensors
 from birdie.compress.wrappers import unwrapped
-from birdie.delta.coding import DECODER, digest
+from birdie.delta.delta_coding import DECODER, digest
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.mapped import complete, releasing
 

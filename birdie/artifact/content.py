@@ -14,7 +14,7 @@ from birdie.artifact import metadata as file_metadata
 from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
 from birdie.checkpoints.limits import require_count, require_names
-from birdie.checkpoints.order_field import order_field
+from birdie.checkpoints.stored_order import order_field
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.state import ModelState, keys_of
 from birdie.entropy.hints import Effort
@@ -50,7 +50,7 @@ class Content:
         """Return the content of a file of a module without wrappers, or of a state dict.
 
         Args:
-            model, metadata, files, tree, link: as for `birdie.artifact.save.write_model`.
+            model, metadata, files, tree, link: as for `birdie.artifact.saving.write_model`.
             rebase: as of `ModelState.of`.
 
         Raises:

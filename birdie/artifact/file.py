@@ -64,7 +64,7 @@ Data = Source | bytes | memoryview
 """A path, or the bytes of a file."""
 
 
-class Base(Protocol):
+class BaseTensors(Protocol):
     """Tensors of the checkpoint that a file holds deltas to (birdie.artifact.base)."""
 
     @property
@@ -111,7 +111,7 @@ class File(Reader):
 
     device = torch.device("cpu")
 
-    def __init__(self, source: Data, decoder: Callable[[str], Decoder], base: Base | None = None) -> None:
+    def __init__(self, source: Data, decoder: Callable[[str], Decoder], base: BaseTensors | None = None) -> None:
         self._decoder, self._base = decoder, base  # first: closed if the header is damaged
         super().__init__(source)
         self._groups: dict[str, tuple[Tensor, ...]] = {}  # decoded lately

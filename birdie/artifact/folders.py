@@ -25,13 +25,13 @@ from birdie.artifact import kept_files
 from birdie.artifact.file import File, decoded_bytes
 from birdie.artifact.links import opened
 from birdie.artifact.options import DEFAULT_LIMITS, Limits
+from birdie.artifact.safetensors_export import headers_in, write_tensors
 from birdie.artifact.summary import Summary
-from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoints import MARK, read_header
 from birdie.checkpoints.folder_scan import TORCH, component_of
 from birdie.checkpoints.rebuild import has_views
-from birdie.checkpoints.shards import weight_map
+from birdie.checkpoints.weight_shards import weight_map
 from birdie.compress import registry
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.system.files import Hidden, atomic_folder, log_hidden

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact import container
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from birdie.artifact.options import QuantizeOptions, SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.artifact.summary import Summary
 from birdie.artifact.write import Beside
 from birdie.compress.filling import fill

@@ -113,7 +113,7 @@ def _restrict(module: nn.Module) -> None:
     )
 
 
-class Coded(Tensor):
+class CodedTensor(Tensor):
     """A tensor of a file in a state dict: it has a shape and a dtype, and is decoded when anything else is asked of it.
 
     Attributes:
@@ -126,9 +126,9 @@ class Coded(Tensor):
     decode: Callable[[str], Tensor]
 
     @staticmethod
-    def of(entry: Entry, decode: Callable[[str], Tensor]) -> "Coded":
+    def of(entry: Entry, decode: Callable[[str], Tensor]) -> "CodedTensor":
         """Return the tensor of an entry, which `decode` decodes by its name."""
-        coded = torch.empty(entry.shape, dtype=dtype_of(entry), device="meta").as_subclass(Coded)
+        coded = torch.empty(entry.shape, dtype=dtype_of(entry), device="meta").as_subclass(CodedTensor)
         coded.stored, coded.decode, coded.value = entry.name, decode, None
         return coded
 
@@ -141,7 +141,7 @@ class Coded(Tensor):
         if _describes(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        args, kwargs = tree_map_only(Coded, Coded.decoded, (args, kwargs or {}))
+        args, kwargs = tree_map_only(CodedTensor, CodedTensor.decoded, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def decoded(self) -> Tensor:
@@ -174,13 +174,13 @@ class _Recording(Loading):
         self.sources: dict[int, Tensor] = {}
 
     def copy(self, tensor: Tensor, value: Tensor) -> None:
-        if isinstance(value, Coded) and value.value is not None:
+        if isinstance(value, CodedTensor) and value.value is not None:
             value = value.value
-        if not isinstance(value, Coded) and not tensor.is_meta:
+        if not isinstance(value, CodedTensor) and not tensor.is_meta:
             self.sources.pop(id(tensor), None)
             super().copy(tensor, value)
         elif self.can_hold(tensor, value):
-            if not isinstance(value, Coded):
+            if not isinstance(value, CodedTensor):
                 value = value.detach().to("cpu", tensor.dtype, copy=True)
                 value = nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
             self.sources[id(tensor)] = value
@@ -244,7 +244,7 @@ def attach(
             slots = {
                 name: _slot(owners[name], source, device, dtype)
                 for name, source in sources.items()
-                if isinstance(source, Coded)
+                if isinstance(source, CodedTensor)
             }
             cache = TensorCache(decode, close, slots.values(), cache_bytes)
         for name, source in sources.items():
@@ -259,7 +259,7 @@ def attach(
 
 def _slot(
     owner: tuple[nn.Module, str, str, Tensor],
-    coded: Coded,
+    coded: CodedTensor,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> Slot:

@@ -9,10 +9,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
 
-from birdie.artifact.inspect import inspect
-from birdie.artifact.load import load, load_entries
+from birdie.artifact.inspection import inspect
+from birdie.artifact.loading import load, load_entries
 from birdie.artifact.options import Limits, ObjectOptions, SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.artifact.summary import Summary
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoint import Checkpoint

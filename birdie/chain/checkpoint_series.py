@@ -23,7 +23,7 @@ from birdie.chain.file_parts import FileParts, split
 from birdie.chain.settled import is_twin
 from birdie.checkpoints.checkpoint_facts import facts_of, step_inside, step_key
 from birdie.checkpoints.folder_scan import TORCH, foreign_folder
-from birdie.checkpoints.order_field import Json, order_of
+from birdie.checkpoints.stored_order import Json, order_of
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.names import is_name
 

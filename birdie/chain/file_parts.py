@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from birdie.artifact.to_safetensors import DTYPES, bytes_of
+from birdie.artifact.safetensors_export import DTYPES, bytes_of
 from birdie.checkpoints.checkpoints import format_of, read_object
 from birdie.checkpoints.limits import MAX_DIMS, MAX_NAME_BYTES
 from birdie.compress.state import is_text
@@ -39,7 +39,7 @@ _LOCAL_HEADER = 30  # bytes before the name of an entry in a zip file
 _KINDS = {name: kind for kind, name in DTYPES.items()} | {"BOOL": torch.uint8}  # a file may have other bytes than 0, 1
 
 
-class _Piece(NamedTuple):
+class _FilePiece(NamedTuple):
     """A tensor in a file."""
 
     start: int
@@ -94,7 +94,7 @@ def split(path: Path) -> FileParts:
         return FileParts(0, digest, {}, {}, (), b"", status)
     pieces = _pieces(path, data)
     if size - sum(piece.bytes for piece in pieces) > _MOST_OTHER:
-        pieces = [_Piece(0, size, _CONTENT, (size,), torch.uint8)]
+        pieces = [_FilePiece(0, size, _CONTENT, (size,), torch.uint8)]
     ends = [0, *(piece.start + piece.bytes for piece in pieces)]
     gaps = [piece.start - end for piece, end in zip(pieces, ends, strict=False)]
     others = [data[end : end + gap] for end, gap in zip(ends, [*gaps, size - ends[-1]], strict=True)]
@@ -140,16 +140,16 @@ def _require_same(path: Path, status: os.stat_result, size: int) -> None:
         raise ChangedError(f"another process replaced {path} while it was read; run this again when it is done")
 
 
-def _mapped(data: Tensor, piece: _Piece) -> Tensor:
+def _mapped(data: Tensor, piece: _FilePiece) -> Tensor:
     part = data[piece.start : piece.start + piece.bytes]
     if piece.start % piece.dtype.itemsize:  # torch reads aligned words only
         part = part.clone()
     return part.view(piece.dtype).reshape(piece.shape)
 
 
-def _pieces(path: Path, data: Tensor) -> list[_Piece]:
+def _pieces(path: Path, data: Tensor) -> list[_FilePiece]:
     """Return the tensors in a file, in their order; none if it is not understood, or they overlap."""
-    pieces: list[_Piece] = []
+    pieces: list[_FilePiece] = []
     with suppress(WeightsError, OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile):
         form = format_of(path)
         if form == "safetensors":
@@ -164,7 +164,7 @@ def _pieces(path: Path, data: Tensor) -> list[_Piece]:
     return pieces if is_sound else []
 
 
-def _of_safetensors(data: Tensor) -> list[_Piece]:
+def _of_safetensors(data: Tensor) -> list[_FilePiece]:
     length = int.from_bytes(bytes_of(data[:8]), "little")
     header = parse_object(bytes(bytes_of(data[8 : 8 + length])))
     pieces = []
@@ -177,13 +177,13 @@ def _of_safetensors(data: Tensor) -> list[_Piece]:
             raise ValueError(name)
         if len(shape) > MAX_DIMS or prod(shape) * dtype.itemsize != end - start:  # of a kind that is not known
             shape, dtype = (end - start,), torch.uint8
-        pieces.append(_Piece(8 + length + start, end - start, name, shape, dtype))
+        pieces.append(_FilePiece(8 + length + start, end - start, name, shape, dtype))
     if not all(_is_short_text(piece.name) for piece in pieces):
         raise ValueError("a name is too long")
     return pieces
 
 
-def _of_torch(path: Path, data: Tensor) -> list[_Piece]:
+def _of_torch(path: Path, data: Tensor) -> list[_FilePiece]:
     """Return the memory blocks that a zip file of torch.save stores; each is named as a tensor that is all of it."""
     stored = {start: (size, name) for start, size, name in _blocks(path, data)}
     first: dict[int, tuple[int, Tensor]] = {}  # address of a block → its bytes, and a tensor in it
@@ -210,7 +210,7 @@ def _of_torch(path: Path, data: Tensor) -> list[_Piece]:
             dtype = tensor.dtype if tensor.dtype in FORMATS and not size % tensor.dtype.itemsize else torch.uint8
             shape, names = (size // dtype.itemsize,), ()
         kind = torch.uint8 if dtype is torch.bool else dtype  # a file may have other bytes than 0 and 1
-        pieces.append(_Piece(start, size, name, shape, kind, tuple(other for other in names if other != name)))
+        pieces.append(_FilePiece(start, size, name, shape, kind, tuple(other for other in names if other != name)))
     return pieces
 
 

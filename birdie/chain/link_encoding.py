@@ -13,10 +13,10 @@ from torch import Tensor
 from birdie.artifact.base import Base
 from birdie.artifact.links import Link
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.chain.checkpoint_series import CheckpointParts
 from birdie.chain.link_content import LinkContent, content_after, require_digests
-from birdie.delta.coding import digest
+from birdie.delta.delta_coding import digest
 from birdie.delta.delta_job import pays
 from birdie.entropy.hints import EffortOption
 from birdie.errors import ArtifactError, ChangedError

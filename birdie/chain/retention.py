@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from birdie.artifact.links import Link
-from birdie.chain.chain import Chain
+from birdie.chain.chain_folder import Chain
 from birdie.chain.chain_rows import Row
 from birdie.errors import ConfigError
 

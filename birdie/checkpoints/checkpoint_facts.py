@@ -23,7 +23,7 @@ from torch import Tensor
 from birdie.checkpoints.checkpoints import format_of, is_foreign_pickle, read_header, read_object, read_state_dict
 from birdie.checkpoints.layouts import choose
 from birdie.checkpoints.pytree import tensors_in
-from birdie.delta.coding import digest
+from birdie.delta.delta_coding import digest
 from birdie.errors import BirdieError, WeightsError
 
 Network = Mapping[str, Tensor]

@@ -34,8 +34,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from birdie.checkpoints.layouts import Choice, choose
 from birdie.checkpoints.limits import require_names
 from birdie.checkpoints.numpy_values import opener_of
-from birdie.checkpoints.shards import INDEX, Joined, join, own_file, read_by_index, shard_files
 from birdie.checkpoints.unpacking import COMPRESSORS
+from birdie.checkpoints.weight_shards import INDEX, Joined, join, own_file, read_by_index, shard_files
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import BirdieError, WeightsError
 from birdie.system.parsing import parse_object

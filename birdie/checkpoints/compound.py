@@ -21,7 +21,7 @@ _MOST = 1 << 48  # elements that a shape may have without memory for them
 _FEWEST_BITS = 2  # of a quantized number
 
 
-class Kind(NamedTuple):
+class CompoundKind(NamedTuple):
     """A kind of compound values.
 
     Attributes:
@@ -183,20 +183,22 @@ def _meta(dtype: torch.dtype, size: torch.Size, stride: Sequence[int]) -> Tensor
 
 
 KINDS = {
-    "array": Kind(
+    "array": CompoundKind(
         lambda value: numpy_values.tensor_of(value) is not None,
         lambda value: [numpy_values.tensor_of(value)],
         lambda tensor: tensor.numpy(),
     ),
-    "storage": Kind(lambda value: isinstance(value, UntypedStorage | TypedStorage), _of_storage, _storage),
-    "jagged": Kind(_is_jagged, _of_jagged, _jagged),
-    "sparse": Kind(_layout(torch.sparse_coo), _of_sparse, _sparse),
-    "compressed": Kind(_is_compressed, _of_compressed, _compressed),
-    "nested": Kind(lambda value: _is_strided(value) and value.is_nested, _of_nested, _nested),
-    "quantized": Kind(lambda value: _is_strided(value) and value.is_quantized, _of_quantized, _quantized),
-    "meta": Kind(lambda value: _is_strided(value) and value.is_meta, _of_meta, _meta),
-    "conjugate": Kind(lambda value: _is_strided(value) and value.is_conj(), lambda value: [value.conj()], Tensor.conj),
-    "negative": Kind(
+    "storage": CompoundKind(lambda value: isinstance(value, UntypedStorage | TypedStorage), _of_storage, _storage),
+    "jagged": CompoundKind(_is_jagged, _of_jagged, _jagged),
+    "sparse": CompoundKind(_layout(torch.sparse_coo), _of_sparse, _sparse),
+    "compressed": CompoundKind(_is_compressed, _of_compressed, _compressed),
+    "nested": CompoundKind(lambda value: _is_strided(value) and value.is_nested, _of_nested, _nested),
+    "quantized": CompoundKind(lambda value: _is_strided(value) and value.is_quantized, _of_quantized, _quantized),
+    "meta": CompoundKind(lambda value: _is_strided(value) and value.is_meta, _of_meta, _meta),
+    "conjugate": CompoundKind(
+        lambda value: _is_strided(value) and value.is_conj(), lambda value: [value.conj()], Tensor.conj
+    ),
+    "negative": CompoundKind(
         lambda value: _is_strided(value) and value.is_neg(), lambda value: [value._neg_view()], Tensor._neg_view
     ),
 }

@@ -20,9 +20,9 @@ from torch import Tensor
 from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoint_facts import copies
 from birdie.checkpoints.checkpoints import format_of, headers_of, read_object, read_object_or_tensors
-from birdie.checkpoints.folder_scan import SMALL, TORCH, Group, component_of, group_of, left_for_size, scan
+from birdie.checkpoints.folder_scan import SMALL, TORCH, FileGroup, component_of, group_of, left_for_size, scan
 from birdie.checkpoints.layouts import Choice, choose
-from birdie.checkpoints.shards import join, own_file
+from birdie.checkpoints.weight_shards import join, own_file
 from birdie.compress.state import problem_of
 from birdie.compress.wrappers import without_prefixes
 from birdie.errors import WeightsError
@@ -54,7 +54,7 @@ class FolderContent:
 
 
 @dataclass(slots=True)
-class _Part:
+class _FolderPart:
     """Tensors of one component.
 
     Attributes:
@@ -101,7 +101,7 @@ def read_folder(
         if (part_of_file := _complete(path)) is None:
             content.left_out[name] = (path.stat().st_size, left_for_size(path))
         else:
-            parts[name], groups[name] = part_of_file, Group(name.rpartition("/")[0], path.name, (path,))
+            parts[name], groups[name] = part_of_file, FileGroup(name.rpartition("/")[0], path.name, (path,))
     for part, read in parts.items():
         _add(content, part, groups[part], read, folder, groups)
     content.files = {path.relative_to(folder).as_posix(): own_file(path, folder).read_bytes() for path in content.kept}
@@ -132,7 +132,7 @@ def _bytes_of(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) -> _Part:
+def _read_group(group: FileGroup, root: Path, complete: bool, skip_objects: bool) -> _FolderPart:
     """Return the tensors of a group, and what was taken of each of its files."""
     complete = complete and format_of(group.files[0]) == "torch"
     if complete and len(group.files) == 1 and (part := _complete(group.files[0])) is not None:
@@ -148,7 +148,7 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
         return choice.state
 
     if group.index is None:
-        part = _Part({}, choices=choices)
+        part = _FolderPart({}, choices=choices)
         for path in group.files:
             for name, tensor in read(path).items():
                 if name in part.tensors:
@@ -157,7 +157,7 @@ def _read_group(group: Group, root: Path, complete: bool, skip_objects: bool) ->
     else:
         joined = join(group.index, read)
         left_out = {f"{group.folder}/{name}".lstrip("/"): about for name, about in joined.left.items()}
-        part = _Part(joined.state, joined.shards, [], choices, None, left_out, joined.notes)
+        part = _FolderPart(joined.state, joined.shards, [], choices, None, left_out, joined.notes)
     taken = [choice for choice in choices.values() if choice.taken]
     if taken and taken[0].at and len(choices) == 1 and group.stem.lower().endswith(TORCH) and not skip_objects:
         part.beside, kept = _beside(content, taken[0].at)
@@ -202,7 +202,7 @@ def _is_plain(value: Any) -> bool:
     return not tensors and len(json.dumps(tree)) <= SMALL
 
 
-def _trees(part: _Part, files: Sequence[str]) -> list[Any]:
+def _trees(part: _FolderPart, files: Sequence[str]) -> list[Any]:
     """Return the dict of each of some files without its tensors; none if they have other names in a tree."""
     states = [{name: part.tensors[name] for name in part.file_of if part.file_of[name] == file} for file in files]
     apart = [pytree.flatten(state) for state in states]
@@ -210,10 +210,10 @@ def _trees(part: _Part, files: Sequence[str]) -> list[Any]:
     return [tree for _, tree in apart] if same else []
 
 
-def _complete(path: Path) -> _Part | None:
+def _complete(path: Path) -> _FolderPart | None:
     """Return all of a file that torch.save wrote; None if it holds what cannot be stored, or no tensor."""
     apart = taken_apart(read_object(path, skip_objects=True))
-    return None if apart is None else _Part(apart[0], dict.fromkeys(apart[0], path.name), [apart[1]])
+    return None if apart is None else _FolderPart(apart[0], dict.fromkeys(apart[0], path.name), [apart[1]])
 
 
 def taken_apart(content: Any) -> tuple[dict[str, Tensor], Any] | None:
@@ -225,12 +225,14 @@ def taken_apart(content: Any) -> tuple[dict[str, Tensor], Any] | None:
     return None if not tensors or any(map(problem_of, tensors.values())) else (tensors, tree)
 
 
-def _files(group: Group, root: Path) -> list[str]:
+def _files(group: FileGroup, root: Path) -> list[str]:
     """Return the files of a group, as they are called in its folder, in the order in which they are numbered."""
     return sorted(path.relative_to(root / group.folder).as_posix() for path in group.files)
 
 
-def _add(content: FolderContent, part: str, group: Group, read: _Part, root: Path, groups: Mapping[str, Group]) -> None:
+def _add(
+    content: FolderContent, part: str, group: FileGroup, read: _FolderPart, root: Path, groups: Mapping[str, FileGroup]
+) -> None:
     """Add the tensors of a component, and what brings its files back."""
     content.sources += group.files
     content.left_out |= read.left_out

@@ -17,7 +17,7 @@ from typing import Any
 from birdie.checkpoints.checkpoints import foreign_format, format_of, is_foreign_pickle, read_object
 from birdie.checkpoints.layouts import choose
 from birdie.checkpoints.nested import holds_matrices
-from birdie.checkpoints.shards import own_file, shard_files, weight_map
+from birdie.checkpoints.weight_shards import own_file, shard_files, weight_map
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.names import is_name
 
@@ -41,7 +41,7 @@ _INDEX = re.compile(r"(.+?)\.(safetensors|bin)\.index(?:\.([\w-]+))?\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FileGroup:
     """Files of weights that belong together.
 
     Attributes:
@@ -68,14 +68,14 @@ class Account:
         objects: what torch.save wrote, without weights, and too large to be kept.
     """
 
-    groups: dict[str, Group]
+    groups: dict[str, FileGroup]
     kept: tuple[Path, ...]
     left_out: dict[str, str]
     objects: tuple[Path, ...] = ()
 
 
 @dataclass(slots=True)
-class _Form:
+class _FolderForm:
     """One network in one format, variant and number of files."""
 
     variant: str
@@ -91,7 +91,7 @@ class _Form:
         theirs = any(path.name.startswith("consolidated") for path in self.files.values())  # names of the authors' code
         return (kind > 1, bool(self.variant), kind, theirs, self.total > 0, -size)
 
-    def is_part_beside(self, other: "_Form") -> bool:
+    def is_part_beside(self, other: "_FolderForm") -> bool:
         """Return whether both are parts of one network, one for each GPU: consolidated.00.pth."""
         return self.variant.isdigit() and other.variant.isdigit() and self.kind == other.kind
 
@@ -122,7 +122,7 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = (), *, wi
             raise ConfigError(f"no file of {folder} matches {pattern!r}; give a pattern of names, for example '*.onnx'")
     left_out: dict[str, str] = {}
     kept: list[str] = []
-    forms: dict[tuple[str, str], list[_Form]] = {}
+    forms: dict[tuple[str, str], list[_FolderForm]] = {}
     indices: list[str] = []
     candidates: list[str] = []
     nested: dict[str, str] = {}
@@ -243,17 +243,17 @@ def _split(name: str) -> tuple[str, str, str, int, int]:
     return folder, base, variant, int(shard[1]) if shard else 0, int(shard[2]) if shard else 0
 
 
-def _add(forms: dict[tuple[str, str], list[_Form]], name: str, path: Path, kind: str) -> None:
+def _add(forms: dict[tuple[str, str], list[_FolderForm]], name: str, path: Path, kind: str) -> None:
     folder, base, variant, number, total = _split(name)
     group = forms.setdefault((folder, _SAME.get(base, base)), [])
     form = next((form for form in group if (form.variant, form.kind, form.total) == (variant, kind, total)), None)
     if form is None or number in form.files:
-        group.append(form := _Form(variant, kind, total))
+        group.append(form := _FolderForm(variant, kind, total))
     form.files[number] = path
 
 
 def _use_index(
-    forms: dict[tuple[str, str], list[_Form]], root: Path, index: Path, others: Collection[str]
+    forms: dict[tuple[str, str], list[_FolderForm]], root: Path, index: Path, others: Collection[str]
 ) -> dict[str, str]:
     """Make one form of the shards that an index lists; return the files that are not used for it → why.
 
@@ -280,7 +280,7 @@ def _use_index(
         for form in several:
             form.files = {number: path for number, path in form.files.items() if path not in (*listed, *unnamed)}
         several[:] = [form for form in several if form.files]
-    group.append(_Form(variant, kind, len(listed), dict(enumerate(listed, start=1)), index))
+    group.append(_FolderForm(variant, kind, len(listed), dict(enumerate(listed, start=1)), index))
     return {path.relative_to(root).as_posix(): f"{index.name} does not name it" for path in sorted(unnamed)}
 
 
@@ -291,18 +291,18 @@ def _parts_of(index: Path) -> tuple[str, str, str]:
     return base, "safetensors" if suffix == "safetensors" else "torch", variant or ""
 
 
-def group_of(index: Path) -> Group:
+def group_of(index: Path) -> FileGroup:
     """Return the shards that an index lists, and what they are called on the way back."""
     base, kind, variant = _parts_of(index)
     files = dict(enumerate(shard_files(index).values(), start=1))
-    return _group(_Form(variant, kind, len(files), files, index), "", _SAME.get(base, base), index.parent)
+    return _group(_FolderForm(variant, kind, len(files), files, index), "", _SAME.get(base, base), index.parent)
 
 
 def _chosen(
-    forms: Mapping[tuple[str, str], list[_Form]], root: Path, left_out: dict[str, str]
-) -> tuple[list[Group], list[str]]:
+    forms: Mapping[tuple[str, str], list[_FolderForm]], root: Path, left_out: dict[str, str]
+) -> tuple[list[FileGroup], list[str]]:
     """Return one group of each network, and the names of files that turn out to hold no weights."""
-    groups: list[Group] = []
+    groups: list[FileGroup] = []
     rest: list[str] = []
     readable = any(form.kind != "unread" for several in forms.values() for form in several)
     for (folder, base), several in forms.items():
@@ -332,7 +332,7 @@ def _chosen(
     return groups, rest
 
 
-def _group(form: _Form, folder: str, base: str, root: Path) -> Group:
+def _group(form: _FolderForm, folder: str, base: str, root: Path) -> FileGroup:
     """Return the files of a form, with the stem of the file of weights on the way back."""
     file = min(form.files.values())
     if form.total and (absent := set(range(1, form.total + 1)) - form.files.keys()):
@@ -350,10 +350,10 @@ def _group(form: _Form, folder: str, base: str, root: Path) -> Group:
     if form.kind != "safetensors" and base not in _LIBRARY:
         stem, variant = file.name, ""
     files = tuple(path for _, path in sorted(form.files.items()))
-    return Group(folder, f"{stem}.{variant}" if variant else stem, files, form.index)
+    return FileGroup(folder, f"{stem}.{variant}" if variant else stem, files, form.index)
 
 
-def _holds_weights(form: _Form, root: Path) -> bool:
+def _holds_weights(form: _FolderForm, root: Path) -> bool:
     """Return whether a file that torch.save wrote holds weights, and not an optimizer or settings."""
     path = next(iter(form.files.values()))
     try:
@@ -397,7 +397,7 @@ def _instead(folder: Path) -> str:
     return f"; its largest files are {listed}" if listed else ", nor anything else"
 
 
-def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> dict[str, Group]:
+def _components(groups: list[FileGroup], folder: Path, left_out: dict[str, str]) -> dict[str, FileGroup]:
     """Return the groups by component."""
     if (folder / PIPELINE).is_file():
         for group in groups:
@@ -412,7 +412,7 @@ def _components(groups: list[Group], folder: Path, left_out: dict[str, str]) -> 
         raise WeightsError(
             f"folder {folder} holds none of model.safetensors, pytorch_model.bin or other weights{_instead(folder)}"
         )
-    components: dict[str, Group] = {}
+    components: dict[str, FileGroup] = {}
     order = {stem: number for number, stem in enumerate(_LIBRARY)}
     for group in sorted(groups, key=lambda group: (group.folder, order.get(group.stem, len(order)), group.stem)):
         alone = group.folder not in components

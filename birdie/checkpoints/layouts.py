@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from birdie.checkpoints import int8_export
-from birdie.checkpoints.copies import are_copies, copies_inside, is_average, pairs
 from birdie.checkpoints.nested import has_stand_ins, is_optimizer, items, memories, tensor_bytes
+from birdie.checkpoints.network_copies import are_copies, copies_inside, is_average, pairs
 from birdie.checkpoints.pytree import tensors_in
 from birdie.compress.state import is_extra, named_tensors
 from birdie.compress.wrappers import without_prefixes

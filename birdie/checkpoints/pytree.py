@@ -28,7 +28,6 @@ from torch.nn import Parameter
 from birdie.checkpoints.compound import KINDS, kind_of
 from birdie.checkpoints.leaves import cost, put, refusal
 from birdie.checkpoints.limits import require_count, require_names
-from birdie.checkpoints.order_field import order_of
 from birdie.checkpoints.rebuild import (
     ATTRIBUTES,
     BASE,
@@ -41,6 +40,7 @@ from birdie.checkpoints.rebuild import (
     rebuild,
     segment,
 )
+from birdie.checkpoints.stored_order import order_of
 from birdie.checkpoints.views import Key, key_of, order_in_memory, views_in
 from birdie.compress.state import lacks_elements, unstorable
 from birdie.errors import WeightsError
@@ -57,7 +57,7 @@ def flatten(content: Any) -> tuple[dict[str, Tensor], Json]:
     require_count(len({id(tensor) for tensor in tensors}))
     if isinstance(content, Mapping) and len(content) == len(tensors):
         require_names([key for key in content if isinstance(key, str)])
-    writer = _Writer(content)
+    writer = _NodeWriter(content)
     try:
         skeleton = writer.node(content, ())
     except RecursionError as error:
@@ -103,7 +103,7 @@ def _trait(weight: Tensor) -> Json:
     return [_flag(weight), *order] if order else _flag(weight)
 
 
-class _Writer:
+class _NodeWriter:
     def __init__(self, content: Any) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.keys: dict[str, int] = {}  # JSON of a list of keys → its number

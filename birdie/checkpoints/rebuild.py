@@ -50,8 +50,8 @@ def has_views(skeleton: Json) -> bool:
     return False
 
 
-def _rebuilt(skeleton: Json, tensors: Mapping[str, Tensor]) -> tuple[Any, "_Reader"]:
-    reader = _Reader(tensors)
+def _rebuilt(skeleton: Json, tensors: Mapping[str, Tensor]) -> tuple[Any, "_NodeReader"]:
+    reader = _NodeReader(tensors)
     try:
         content = reader.node(skeleton, ())
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
@@ -86,7 +86,7 @@ def _text_key(part: str) -> str:
     return key
 
 
-class _Reader:
+class _NodeReader:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors, self.names = tensors, sorted(tensors)
         self.used: dict[str, Tensor] = {}  # by path, in the order of the content

@@ -45,7 +45,7 @@ def command(
 
     The exit code is 1 if a rule is broken. Code of others is read and not run, except with --run.
     """
-    from birdie.golf.audit.audit import audit
+    from birdie.golf.audit.folder_audit import audit
 
     with progress_bar(f"auditing {path.name}", "tokens") as update:
         report = audit(

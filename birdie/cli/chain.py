@@ -42,7 +42,7 @@ def command(
             f"birdie inspect {chain}"
         )
     from birdie.artifact.links import link_paths
-    from birdie.chain.chain import Chain
+    from birdie.chain.chain_folder import Chain
     from birdie.chain.retention import retain
 
     original = sum(path.stat().st_size for path in link_paths(chain))

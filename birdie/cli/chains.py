@@ -61,7 +61,7 @@ def compress_checkpoints(
         overwrite: replace links of other checkpoints.
         json: print one object.
     """
-    from birdie.chain.chain import FULL_EVERY, Chain
+    from birdie.chain.chain_folder import FULL_EVERY, Chain
     from birdie.chain.checkpoint_series import beside, series, unnumbered, without_number
     from birdie.chain.settled import unfinished
     from birdie.system.distributed import world_from_environment

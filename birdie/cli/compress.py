@@ -227,7 +227,7 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
 
 def _loading(summary: "Summary") -> str:
     """Return the time to load, and of a large model what the other coder would change."""
-    from birdie.artifact.inspect import load_seconds
+    from birdie.artifact.inspection import load_seconds
 
     text = f"loads in about {seconds(summary.load_seconds)} on one core"
     if summary.weights < LARGE or summary.base is not None:

@@ -104,10 +104,10 @@ def command(
         if decompress_link(file, output, limits, overwrite=overwrite, json=json):
             return
     from birdie.artifact.folders import holds_folder, write_folder
-    from birdie.artifact.inspect import inspect
+    from birdie.artifact.inspection import inspect
     from birdie.artifact.output_form import form_of
     from birdie.artifact.repack import load_object
-    from birdie.artifact.to_safetensors import to_safetensors
+    from birdie.artifact.safetensors_export import to_safetensors
     from birdie.checkpoints.pytree import holds_values
 
     summary = inspect(file)

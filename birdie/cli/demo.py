@@ -21,7 +21,7 @@ from birdie.gpt.data.corpus import stdlib_corpus
 
 if TYPE_CHECKING:
     from birdie.gpt.run.pipeline import Run
-    from birdie.gpt.run.recipe import Recipe
+    from birdie.gpt.run.recipe_settings import Recipe
 
 GROUP = "Train"
 FEW_STEPS = 200
@@ -30,7 +30,7 @@ FEW_STEPS = 200
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> "Recipe":
     """Return recipes/demo.toml with these settings and with data below the folder `data`."""
-    from birdie.gpt.run.registry import find
+    from birdie.gpt.run.recipe_registry import find
 
     recipe = find("demo").recipe()
     vocabulary = recipe.model.vocab_size

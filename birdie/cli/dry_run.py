@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: bool) -> None:
     """Print the forecast for the flags of the command, and those for other sizes."""
-    from birdie.artifact.forecast import LOSSLESS, forecast
-    from birdie.artifact.inspect import load_seconds
+    from birdie.artifact.file_forecast import LOSSLESS, forecast
+    from birdie.artifact.inspection import load_seconds
     from birdie.entropy.hints import effort_for
 
     target = replace(flags.target, lossless=lossless)

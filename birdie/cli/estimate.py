@@ -11,9 +11,9 @@ from birdie.cli.console import Json, compiling_notice, plain, print_json, print_
 from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from birdie.gpt.run.estimate import Schedule
-    from birdie.gpt.run.recipe import Recipe
-    from birdie.gpt.run.registry import RegisteredRecipe
+    from birdie.gpt.run.recipe_registry import RegisteredRecipe
+    from birdie.gpt.run.recipe_settings import Recipe
+    from birdie.gpt.run.run_estimate import Schedule
 
 GROUP = "Train"
 
@@ -35,7 +35,7 @@ def command(
     """
     from torch import bfloat16
 
-    from birdie.gpt.run.estimate import artifact, groups, load
+    from birdie.gpt.run.run_estimate import artifact, groups, load
 
     known = _known(recipe)
     settings = known.recipe(preset)
@@ -85,7 +85,7 @@ def command(
 
 
 def _known(name: str) -> "RegisteredRecipe":
-    from birdie.gpt.run.registry import find
+    from birdie.gpt.run.recipe_registry import find
 
     folder = Path(name)
     if not folder.is_dir():
@@ -102,7 +102,7 @@ def _ranks(recipe: "Recipe") -> int:
 
 def _schedule(recipe: "Recipe", devices: int) -> "Schedule | str":
     """Return the schedule on so many H100s, or the reason why they cannot run the recipe."""
-    from birdie.gpt.run.estimate import schedule
+    from birdie.gpt.run.run_estimate import schedule
 
     try:
         return schedule(recipe, devices)

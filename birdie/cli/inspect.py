@@ -46,7 +46,7 @@ def command(
         return
     if verify:
         raise ConfigError(f"--verify is for the folder of a chain, and {file} is a file; drop it, or give the folder")
-    from birdie.artifact.inspect import inspect
+    from birdie.artifact.inspection import inspect
 
     summary = inspect(file)
     if json:

@@ -40,7 +40,7 @@ def command(
     if not 1 <= tokens <= 10_000:
         raise ConfigError(f"--tokens is {tokens}; it must be from 1 to 10,000")
     from birdie.gpt.data.tokenizer import load_tokenizer
-    from birdie.web.page import model_page, model_recipe
+    from birdie.web.model_page import model_page, model_recipe
 
     path = _artifact(model)
     output = require_output(output, [path], kind=_PAGE, overwrite=overwrite)

@@ -13,7 +13,7 @@ from birdie.gpt.data.corpus import Corpus, file_corpus, stdlib_corpus
 
 if TYPE_CHECKING:
     from birdie.gpt.data.dataset import DatasetInfo
-    from birdie.gpt.data.prepare import PreparedDataset
+    from birdie.gpt.data.preparation import PreparedDataset
 
 GROUP = "Train"
 
@@ -123,7 +123,7 @@ def prepare_with_bar(
     corpus: Corpus, *, tokenizer: str | None = None, vocab_size: int = 1024, root: Path, caseops: bool = False
 ) -> "PreparedDataset":
     """Prepare `corpus` below `root`, with a progress bar and one line per stage."""
-    from birdie.gpt.data.prepare import PreparedDataset, prepare
+    from birdie.gpt.data.preparation import PreparedDataset, prepare
 
     result: PreparedDataset | None = None
     stage = ""

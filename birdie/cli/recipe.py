@@ -10,7 +10,7 @@ from birdie.errors import ConfigError
 from birdie.gpt.run.recipe_file import ABOUT
 
 if TYPE_CHECKING:
-    from birdie.gpt.run.registry import RegisteredRecipe
+    from birdie.gpt.run.recipe_registry import RegisteredRecipe
 
 GROUP = "Train"
 
@@ -32,7 +32,7 @@ def command(
     wanted = {"list": 0, "show": 1, "diff": 2}[action]
     if len(names) != wanted:
         raise ConfigError(f"birdie recipe {action} takes {wanted or 'no'} names, not {len(names)}")
-    from birdie.gpt.run.registry import find, shipped_recipes
+    from birdie.gpt.run.recipe_registry import find, shipped_recipes
 
     if action == "list":
         _list(list(shipped_recipes()), preset, json=json)
@@ -47,7 +47,7 @@ def _settings(known: "RegisteredRecipe", preset: str | None) -> dict[str, Any]:
 
 
 def _facts(known: "RegisteredRecipe", preset: str | None) -> dict[str, Any]:
-    from birdie.gpt.run.estimate import parameters
+    from birdie.gpt.run.run_estimate import parameters
 
     about = known.about
     if preset is not None and about.runs is None:  # the figures are of the recipe that is not shrunk
@@ -101,7 +101,7 @@ def _quality(expected: dict[str, Any]) -> str:
 
 
 def _show(known: "RegisteredRecipe", preset: str | None, *, json: bool) -> None:
-    from birdie.gpt.run.recipe import to_toml
+    from birdie.gpt.run.recipe_settings import to_toml
 
     facts, settings = _facts(known, preset), _settings(known, preset)
     if json:
@@ -121,7 +121,7 @@ def _show(known: "RegisteredRecipe", preset: str | None, *, json: bool) -> None:
 
 
 def _diff(one: "RegisteredRecipe", other: "RegisteredRecipe", preset: str | None, *, json: bool) -> None:
-    from birdie.gpt.run.registry import changes
+    from birdie.gpt.run.recipe_registry import changes
 
     if one.about.runs != other.about.runs:
         raise ConfigError(

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line
 from birdie.errors import ConfigError, DataError
-from birdie.lab.ledger import find_runs_and_logs
+from birdie.lab.run_ledger import find_runs_and_logs
 from birdie.lab.selection import by_recipe
 from birdie.system.files import write_bytes
 from birdie.system.outputs import Kind, require_output
@@ -31,7 +31,7 @@ def command(
     """
     if not runs:
         raise ConfigError("name the runs: birdie report runs/first, or a folder that holds runs")
-    from birdie.lab.report.page import render
+    from birdie.lab.report.html import render
     from birdie.lab.report.sections import Subject, sections
 
     records = {record.folder.resolve(): record for path in runs for record in find_runs_and_logs(path)}

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from birdie.cli.console import Json, plain, print_json, print_table, stdout
 from birdie.errors import ConfigError
-from birdie.lab.ledger import COLUMNS, RunRecord, find_runs_and_logs
-from birdie.lab.selection import Group, group, select, sort
+from birdie.lab.run_ledger import COLUMNS, RunRecord, find_runs_and_logs
+from birdie.lab.selection import RunGroup, group, select, sort
 from birdie.lab.significance import Test
 
 GROUP = "Lab"
@@ -112,7 +112,7 @@ def _run_json(record: RunRecord, *, curves: bool) -> dict[str, Any]:
     return {**values, "damage": list(record.problems), **curve}
 
 
-def _group_json(one: Group, reference: Group) -> dict[str, Any]:
+def _group_json(one: RunGroup, reference: RunGroup) -> dict[str, Any]:
     test = None if one is reference else one.against(reference)
     return {
         "name": one.name,
@@ -128,16 +128,16 @@ def test_json(test: Test) -> dict[str, Any]:
     return {"difference": test.difference, "error": test.error, "p": test.p, "paired": test.paired, "n": test.seeds}
 
 
-def _differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
+def _differences(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:
     """Return the settings in which any group differs from the first, with the value of every group."""
-    from birdie.gpt.run.registry import changes  # imported late: it needs torch, which a list of runs does not
+    from birdie.gpt.run.recipe_registry import changes  # imported late: it needs torch, which a list of runs does not
 
     first = groups[0].settings
     names = [name for other in groups[1:] for name, _, _ in changes(first, other.settings)]
     return {name: [one.settings.get(name) for one in groups] for name in dict.fromkeys(names)}
 
 
-def _comparison(groups: Sequence[Group]) -> Table:
+def _comparison(groups: Sequence[RunGroup]) -> Table:
     table = Table(title=plain(f"compared with {groups[0].name}"))
     table.add_column("")
     for one in groups:

@@ -38,7 +38,7 @@ def command(
     import torch
 
     from birdie.gpt.data.tokenizer import check_same_tokenizer, load_tokenizer
-    from birdie.gpt.model.sample import generate
+    from birdie.gpt.model.sampling import generate
     from birdie.gpt.run.evaluation import load_gpt
     from birdie.system.device import choose_device
 

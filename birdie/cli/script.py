@@ -61,8 +61,8 @@ def command(
     load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone. In
     JavaScript the decoder is decode(ArrayBuffer), which needs nothing.
     """
-    from birdie.golf.packed import pack
-    from birdie.gpt.run.registry import find
+    from birdie.golf.packed_script import pack
+    from birdie.gpt.run.recipe_registry import find
 
     of_recipe = kind in ("train", "score")
     if recipe is None and of_recipe:

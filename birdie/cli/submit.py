@@ -27,9 +27,9 @@ from birdie.cli.train import configuration_of, recipe_and_preset
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.gpt.run.loading import FLAT, configuration
-from birdie.gpt.run.recipe import Recipe
-from birdie.lab.ledger import RECIPE, RunRecord, find_runs
+from birdie.gpt.run.recipe_loading import FLAT, configuration
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.lab.run_ledger import RECIPE, RunRecord, find_runs
 
 if TYPE_CHECKING:
     from birdie.golf.submission import Submission
@@ -122,8 +122,8 @@ def command(
     and an interrupted one begins again. With --from, finished runs are exported, packed and scored
     again from their float weights: `birdie submit --from OUTPUT.work/runs -o other --export.budget 15.8MB`.
     """
-    from birdie.golf.submission import About, submit
-    from birdie.gpt.run.registry import find
+    from birdie.golf.submission import SubmissionAbout, submit
+    from birdie.gpt.run.recipe_registry import find
 
     if nproc < 1:
         raise ConfigError(f"nproc is {nproc}; give at least 1 process")
@@ -143,7 +143,7 @@ def command(
             baseline=baseline,
             cap=parse_size(cap),
             ranks=nproc,
-            about=About(name, author, github_id, blurb),
+            about=SubmissionAbout(name, author, github_id, blurb),
             overwrite=overwrite,
             notify=log,
         )

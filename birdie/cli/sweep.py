@@ -13,7 +13,7 @@ from birdie.cli.console import Json, log, plain, print_json, print_line, print_t
 from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from birdie.lab.sweep import SweepRun, TrialResult
+    from birdie.lab.sweeping import SweepRun, TrialResult
 
 GROUP = "Lab"
 
@@ -39,7 +39,7 @@ def command(
     only itself.
     """
     try:
-        from birdie.lab.sweep import SweepRun, read_sweep
+        from birdie.lab.sweeping import SweepRun, read_sweep
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise

@@ -28,9 +28,9 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.errors import ConfigError
-from birdie.gpt.run.loading import FLAT, configuration, without_none
-from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.recipe_file import Source, sources
+from birdie.gpt.run.recipe_loading import FLAT, configuration, without_none
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import EvaluationSettings
 from birdie.system.callbacks import no_message
@@ -86,7 +86,7 @@ def configuration_of(
     Flags and environment variables override them, and `origins` takes those that they give.
     """
     from birdie.gpt.run.presets import apply_preset
-    from birdie.gpt.run.registry import find
+    from birdie.gpt.run.recipe_registry import find
 
     known = None if recipe is None else find(recipe)
     if preset is None:
@@ -134,7 +134,7 @@ def command(
     """
     from birdie.cli.tensorboard_events import Board
     from birdie.gpt.run.pipeline import Run
-    from birdie.gpt.run.registry import find
+    from birdie.gpt.run.recipe_registry import find
     from birdie.gpt.run.run_folder import require_run_folder
     from birdie.system.context import Context
     from birdie.system.device import choose_device

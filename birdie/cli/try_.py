@@ -15,7 +15,7 @@ from birdie.errors import ConfigError
 from birdie.lab.significance import LEVEL
 
 if TYPE_CHECKING:
-    from birdie.gpt.run.recipe import Recipe
+    from birdie.gpt.run.recipe_settings import Recipe
     from birdie.lab.trial import Result
 
 GROUP = "Lab"
@@ -60,7 +60,7 @@ def command(
     Both are trained with the same seeds and exported into the same bytes; a paired t-test compares the scores of the
     decoded artifacts. Results go into LAB/results.jsonl and LAB/diary.md. The same command continues after Ctrl-C.
     """
-    from birdie.gpt.run.registry import find
+    from birdie.gpt.run.recipe_registry import find
     from birdie.lab.trial import Lab
 
     work = Lab(lab, log)

@@ -44,11 +44,11 @@ class Parametrized:
     @classmethod
     def of(cls, module: nn.Module, *, rebase: bool) -> "Parametrized":
         """Return what is known of a module's parametrizations; `rebase` looks for other values with less in them."""
-        parametrized, twins = cls(), dict[int, _Chain]()
+        parametrized, twins = cls(), dict[int, _ParametrizationChain]()
         for prefix, chain in module.named_modules(remove_duplicate=False):
             if isinstance(chain, ParametrizationList) and _can_run(chain):
                 if id(chain) not in twins:
-                    twins[id(chain)] = _Chain.of(chain, rebase)
+                    twins[id(chain)] = _ParametrizationChain.of(chain, rebase)
                 known = twins[id(chain)]
                 parametrized.rebased.update({f"{prefix}.{name}": tensor for name, tensor in known.rebased.items()})
                 parametrized.exact.update(f"{prefix}.{name}" for name in known.exact)
@@ -57,11 +57,11 @@ class Parametrized:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain(Parametrized):
+class _ParametrizationChain(Parametrized):
     """The same of one weight, by names within its parametrization."""
 
     @classmethod
-    def of(cls, chain: ParametrizationList, rebase: bool) -> "_Chain":  # type: ignore[override]
+    def of(cls, chain: ParametrizationList, rebase: bool) -> "_ParametrizationChain":  # type: ignore[override]
         originals = {name for name, _ in chain.named_parameters(recurse=False)}
         sides = {size for name in originals for size in getattr(chain, name).shape}
         factors = {

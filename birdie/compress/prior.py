@@ -76,7 +76,7 @@ _DUST = 1e-60  # energy of a row that quantizes to zeros
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LayerKind:
     """Assumptions for one kind of weight.
 
     Attributes:
@@ -98,12 +98,12 @@ class Kind:
 
 
 KINDS = {
-    "image": Kind(size=1.0, by_row=0.25, tap_correlation=0.65, shared=SHARED),
-    "sound": Kind(size=1.0, by_row=0.25, tap_correlation=0.4, shared=SHARED),
-    "recurrent": Kind(importance=0.5, by_row=1.0),
-    "embedding": Kind(importance=24.0),
-    "matrix": Kind(gate=2.0),
-    "vector": Kind(by_row=0.85),
+    "image": LayerKind(size=1.0, by_row=0.25, tap_correlation=0.65, shared=SHARED),
+    "sound": LayerKind(size=1.0, by_row=0.25, tap_correlation=0.4, shared=SHARED),
+    "recurrent": LayerKind(importance=0.5, by_row=1.0),
+    "embedding": LayerKind(importance=24.0),
+    "matrix": LayerKind(gate=2.0),
+    "vector": LayerKind(by_row=0.85),
 }
 
 
@@ -232,7 +232,7 @@ class _Assumed:
     costs: NDArray[np.float64]
 
 
-def _assumed(name: str, weight: Tensor, kind: Kind, count: int) -> _Assumed:
+def _assumed(name: str, weight: Tensor, kind: LayerKind, count: int) -> _Assumed:
     """Return the assumptions about `count` matrices of one kind, one below the other."""
     taps = covariance(tuple(weight.shape), kind)
     power = _powers(name, weight, 1 if taps is None else len(taps.taps))
@@ -323,7 +323,7 @@ def _energy(rows: NDArray[np.float64], taps: TapCovariance) -> NDArray[np.float6
     return np.asarray(squares + taps.shared * by_channel.sum((1, 2)) ** 2)
 
 
-def covariance(shape: tuple[int, ...], kind: Kind) -> TapCovariance | None:
+def covariance(shape: tuple[int, ...], kind: LayerKind) -> TapCovariance | None:
     """Return the assumed covariance of the inputs of a weight; None if they do not correlate."""
     kernel = shape[2:] if math.prod(shape[2:]) <= MOST_TAPS else ()
     shared = kind.shared if len(shape) > 1 and shape[1] > 1 else 0.0  # a first or depthwise layer: no ReLU is certain

@@ -27,7 +27,7 @@ from torch import Tensor
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.tensors import finite_rows, row_sums, rows_columns
 from birdie.entropy.rans_tiles import height as tile_rows
-from birdie.entropy.trellis import chunk_rows
+from birdie.entropy.trellis_states import chunk_rows
 from birdie.system.mapped import release
 
 _LEAST = 64  # rows and columns of a matrix in a stack

@@ -101,7 +101,7 @@ def search(weight: Tensor) -> Scaled | None:
         return None
     for kind in (_integers, _short_floats, _from_table):
         for height, width in _shapes(*values.shape):
-            result = kind(_Blocks(values, height, width, *PRECISION[weight.dtype]))
+            result = kind(_ScaledBlocks(values, height, width, *PRECISION[weight.dtype]))
             if result is not None and _is_exact(result, weight):
                 return result
     return None
@@ -137,7 +137,7 @@ def _is_exact(scaled: Scaled, weight: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
+class _ScaledBlocks:
     """Values in blocks, and the format that they were rounded to."""
 
     values: NDArray[np.float32]
@@ -168,12 +168,12 @@ class _Blocks:
         return np.concatenate(parts)
 
 
-def _integers(blocks: _Blocks) -> Scaled | None:
+def _integers(blocks: _ScaledBlocks) -> Scaled | None:
     """Return integers and scales of blocks; None if a block has none."""
     return _on_levels(blocks, np.arange(_MOST_INTEGER + 1, dtype=np.float32), True)
 
 
-def _short_floats(blocks: _Blocks) -> Scaled | None:
+def _short_floats(blocks: _ScaledBlocks) -> Scaled | None:
     """Return floats of few bits and scales of blocks; None if a block has none."""
     for most in (_SAMPLED, _MANY):
         centers = _clusters(np.abs(blocks.quotients(most)), blocks.bits)
@@ -191,7 +191,7 @@ def _short_floats(blocks: _Blocks) -> Scaled | None:
     return None
 
 
-def _on_levels(blocks: _Blocks, magnitudes: NDArray[np.float32], integers: bool) -> Scaled | None:
+def _on_levels(blocks: _ScaledBlocks, magnitudes: NDArray[np.float32], integers: bool) -> Scaled | None:
     """Return the levels, of these magnitudes, and the scales of blocks; None if a block has none."""
     values = blocks.values
     numbers = np.empty(values.shape, np.uint8)
@@ -214,7 +214,7 @@ def _on_levels(blocks: _Blocks, magnitudes: NDArray[np.float32], integers: bool)
 
 
 def _with_symbols(
-    blocks: _Blocks,
+    blocks: _ScaledBlocks,
     codes: NDArray[np.integer[Any]],
     present: NDArray[np.int64],
     levels: NDArray[np.float32],
@@ -233,7 +233,7 @@ def _with_symbols(
     return Scaled(blocks.height, blocks.width, table[codes], levels[order], scales.reshape(blocks.shape))
 
 
-def _from_table(blocks: _Blocks) -> Scaled | None:
+def _from_table(blocks: _ScaledBlocks) -> Scaled | None:
     """Return levels of a table, times the largest magnitude of each block; None if there are too many levels."""
     for most in (_SAMPLED, _MANY):
         centers = _clusters(blocks.quotients(most), blocks.bits)

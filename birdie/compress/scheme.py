@@ -228,7 +228,7 @@ class Decoder:
         cost: (shape, dtype, params) → cost of decoding; called with params that `layout` accepted.
         factors: where the tensor is its first stream times factors: `Encoded`, of whose first stream only the shape
             counts, → the factors.
-        inner: where a scheme may hold tensors of this one (birdie.compress.nested), if this one is birdie's and holds
+        inner: where a scheme may hold tensors of this one (inner_tensors.py), if this one is birdie's and holds
             none itself. "tensor": where they are decoded completely; "rows": also where some rows are, each of which
             follows from its own rows of the streams and from the streams of another height.
     """

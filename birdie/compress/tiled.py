@@ -30,7 +30,7 @@ KINDS: dict[torch.dtype, Kind] = {getattr(torch, kind): kind for kind in get_arg
 class Product:
     """A tensor of a file as its numbers, still coded, and what they are multiplied by, in scan order."""
 
-    stream: tiles.Opened
+    stream: tiles.OpenedTiles
     factors: Factors
 
     @classmethod

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.coding import estimate
-from birdie.compress.nested import inner_decoder
+from birdie.compress.inner_tensors import inner_decoder
 from birdie.compress.rate.job import Alone, Job, Numbers, Relative, Searched, digest
 from birdie.compress.row_blocks import row_blocks
 from birdie.compress.scheme import Encoded, Scheme
@@ -21,7 +21,7 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, rows_columns
-from birdie.delta import coding
+from birdie.delta import delta_coding as coding
 from birdie.delta.product import Components, Weights, cheaper
 from birdie.system.mapped import release
 

@@ -31,7 +31,7 @@ from birdie.compress.scheme import BlockDiagonal, Encoded, Sensitivity
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.tensors import rows_columns
 from birdie.compress.trellis.feedback import FLOOR, INPUT_DAMPING, feedback
-from birdie.delta.coding import near
+from birdie.delta.delta_coding import near
 
 MOST_RANK = 256
 _EXACT = 1024  # rows or columns up to which all singular values are computed

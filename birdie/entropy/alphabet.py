@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.side_information import Reader, Writer, zigzag
+from birdie.entropy.side_information import SideReader, SideWriter, zigzag
 from birdie.errors import ArtifactError
 from birdie.system.kernels import njit
 
@@ -45,7 +45,7 @@ class Alphabet:
         """Number of symbols."""
         return self.values.size
 
-    def put(self, writer: Writer) -> None:
+    def put(self, writer: SideWriter) -> None:
         """Write the alphabet to the side information."""
         writer.put(_KIND, self.kind)
         if self.kind == SPLIT:
@@ -60,7 +60,7 @@ class Alphabet:
             writer.put_all(_GAP, gaps - 1)
 
     @classmethod
-    def take(cls, reader: Reader) -> "Alphabet":
+    def take(cls, reader: SideReader) -> "Alphabet":
         """Read an alphabet from the side information; one that `choose` cannot return is an ArtifactError."""
         kind = reader.take(_KIND, SPLIT, "the kind of an alphabet")
         low = reader.take_signed(_LOW)

@@ -17,7 +17,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from birdie.entropy import mixed, numbers, plan, raw, static, tiles
+from birdie.entropy import coding_plan as plan
+from birdie.entropy import mixed, numbers, raw, static, tiles
 from birdie.entropy.hints import Effort, Hints, Stream
 from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy import binary
 from birdie.entropy.mixing_tables import CDF_BUCKETS, LIMIT, SCALES, prior_cdf, tables
-from birdie.entropy.trellis import machine
+from birdie.entropy.trellis_states import machine
 from birdie.errors import ArtifactError
 from birdie.system.kernels import inlined, njit
 

@@ -24,8 +24,8 @@ from birdie.entropy import binary, payload
 from birdie.entropy.binary import INPUTS, Words
 from birdie.entropy.mixing_tables import CDF_BUCKETS, LAPLACE, prior_cdf, tables
 from birdie.entropy.raw import Bytes
-from birdie.entropy.side_information import Reader, Writer
-from birdie.entropy.trellis import chunk_rows
+from birdie.entropy.side_information import SideReader, SideWriter
+from birdie.entropy.trellis_states import chunk_rows
 from birdie.errors import ArtifactError
 from birdie.system.kernels import njit
 
@@ -82,7 +82,7 @@ def encode(words: Bits, base: Bits, fmt: str) -> bytes:
     chunks = []
     for part in parts:
         chunks.append(_encode(_changes(words[part], base[part], fmt), _Given.of(base[part], fmt), middle, scale))
-    writer = Writer()
+    writer = SideWriter()
     writer.put(_MIDDLE, middle)
     writer.put(_MEAN, scale)
     writer.put_all(_CHUNKS, [chunk.size for chunk in chunks])
@@ -96,7 +96,7 @@ def decode(data: Bytes, base: Bits, fmt: str, threads: int = 1) -> Bits:
         ArtifactError: the bytes are not those of such an array.
     """
     side, coded = payload.split(data)
-    reader = Reader(side)
+    reader = SideReader(side)
     middle = reader.take(_MIDDLE, 2047, "the exponent of a difference")
     scale = reader.take(_MEAN, _MOST_SCALE, "the mean of differences")
     parts = _parts(*base.shape)
@@ -108,7 +108,7 @@ def decode(data: Bytes, base: Bits, fmt: str, threads: int = 1) -> Bits:
         part = parts[index]
         words = np.frombuffer(part_words, "<u4").astype(np.uint32)
         known, changes = _Given.of(base[part], fmt), np.empty(base[part].shape, np.int64)
-        length = _code(changes, *known, _State.at(middle, scale, base.shape[1]), *_inputs(), words, True)
+        length = _code(changes, *known, _DeltaState.at(middle, scale, base.shape[1]), *_inputs(), words, True)
         if words.size > length or (words.size and words[-1] == 0):
             raise ArtifactError("a chunk of differences ends too late or with a zero word; the file is damaged")
         out[part] = _from_ordered(_ordered(base[part], fmt) + changes, fmt, base.dtype)
@@ -125,7 +125,7 @@ def _parts(rows: int, columns: int) -> list[slice]:
 
 def _encode(changes: Integers, known: "_Given", middle: int, scale: int) -> Words:
     def code(words: Words) -> int:
-        return int(_code(changes, *known, _State.at(middle, scale, changes.shape[1]), *_inputs(), words, False))
+        return int(_code(changes, *known, _DeltaState.at(middle, scale, changes.shape[1]), *_inputs(), words, False))
 
     return binary.coded(code, changes.size * known.width // 32 + 64)
 
@@ -177,7 +177,7 @@ def _from_ordered(values: Integers, fmt: str, dtype: np.dtype[np.unsignedinteger
     return np.where(words & top, ~words | top, words)
 
 
-class _State(NamedTuple):
+class _DeltaState(NamedTuple):
     """State that a chunk starts from, and tables.
 
     Attributes:
@@ -202,7 +202,7 @@ class _State(NamedTuple):
     log2: NDArray[np.int64]
 
     @classmethod
-    def at(cls, middle: int, scale: int, columns: int) -> "_State":
+    def at(cls, middle: int, scale: int, columns: int) -> "_DeltaState":
         """Return the state before the first word."""
         table = tables()
         return cls(

@@ -15,7 +15,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.side_information import MAX_NUMBER, Reader, Writer, take_number, zigzag
+from birdie.entropy.side_information import MAX_NUMBER, SideReader, SideWriter, take_number, zigzag
 from birdie.errors import ArtifactError
 from birdie.system.kernels import inner, njit
 
@@ -76,7 +76,7 @@ class Description:
             raise ArtifactError(_IMPOSSIBLE)
         return out
 
-    def put(self, writer: Writer, size: int) -> None:
+    def put(self, writer: SideWriter, size: int) -> None:
         """Write the description to the side information."""
         writer.put(_SUPPORT, self.low)
         writer.put(_SUPPORT, size - 1 - self.high)
@@ -97,7 +97,7 @@ class Description:
             previous = symbol
 
 
-def take(reader: Reader, classes: int, size: int, precision: int) -> Counts:
+def take(reader: SideReader, classes: int, size: int, precision: int) -> Counts:
     """Read as many descriptions as there are classes; return their frequencies (classes, size)."""
     out = np.zeros((classes, size), np.int64)
     knots, spikes, form = np.empty(size + 1, np.int64), np.empty((MAX_SPIKES, 2), np.int64), np.empty(4, np.int64)

@@ -27,7 +27,7 @@ class Hints:
         role: the kind of integers: quantized `symbols`, per-row `scales` (log2 indices, smooth in the row), one plane
             of a float (`sign`, `exponent`, `mantissa`), or plain `bytes`.
         kernel: height and width of the convolution whose weights lie in the columns, (1, 1) for a matrix.
-        states: states of the trellis whose paths run down the columns (`birdie.entropy.trellis`), minus so many where
+        states: states of the trellis whose paths run down the columns (`trellis_states`), minus so many where
             one path runs along the rows, 1 for a plain grid.
     """
 

@@ -17,8 +17,8 @@ from birdie.entropy.alphabet import Alphabet, Symbols
 from birdie.entropy.context_mixing import Model
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range, narrowest
-from birdie.entropy.side_information import Reader, Writer
-from birdie.entropy.trellis import chunk_rows
+from birdie.entropy.side_information import SideReader, SideWriter
+from birdie.entropy.trellis_states import chunk_rows
 from birdie.errors import ArtifactError
 
 # Tall narrow arrays, of very many rows, are transposed only if that pays for the first symbols.
@@ -27,7 +27,7 @@ _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _PSEUDO_COUNT = 5, 21, 23, 6, 7, 8, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _MixedPlan:
     """One way to code the symbols.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Plan:
     @property
     def bytes(self) -> int:
         """Bytes of the words and, nearly, of the description of the prediction."""
-        writer = Writer()
+        writer = SideWriter()
         prediction.put(writer, self.predictor)
         return 4 * sum(chunk.size for chunk in self.chunks) + 2 * writer.finish().size
 
@@ -92,7 +92,7 @@ def _plan(
     alphabet: Alphabet,
     low: int,
     states: int = 1,
-) -> _Plan:
+) -> _MixedPlan:
     residuals, size = np.ascontiguousarray(symbols), alphabet.size
     middle = zero
     if predictor is not None:
@@ -100,7 +100,7 @@ def _plan(
     high = residuals >> np.uint16(low)
     model = _with_trellis(_fit_model(high, ((size - 1) >> low) + 1, middle >> low), alphabet, low, states)
     chunks = tuple(context_mixing.encode(part, model) for part in _chunks(high))
-    return _Plan(columns_first, predictor, zero, model, chunks)
+    return _MixedPlan(columns_first, predictor, zero, model, chunks)
 
 
 def starting_probabilities(
@@ -110,7 +110,7 @@ def starting_probabilities(
 
     None if those are probabilities of something else: of differences to a prediction, or of high bits.
     """
-    alphabet, _, _, low, predictor, model = _take_header(Reader(payload.split(data)[0]), rows, columns)
+    alphabet, _, _, low, predictor, model = _take_header(SideReader(payload.split(data)[0]), rows, columns)
     if predictor is not None or low:
         return None
     masses = context_mixing.masses(model)
@@ -153,8 +153,8 @@ def _chunks(symbols: Symbols) -> list[Symbols]:
     return [symbols[start : start + rows] for start in range(0, symbols.shape[0], rows)]
 
 
-def _payload(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> bytes:
-    writer = Writer()
+def _payload(plan: _MixedPlan, alphabet: Alphabet, symbols: Symbols, low: int) -> bytes:
+    writer = SideWriter()
     alphabet.put(writer)
     writer.put(_SCAN, int(plan.columns_first))
     writer.put(_ZERO, plan.zero)
@@ -172,7 +172,9 @@ def _payload(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> byt
     return payload.join(writer.finish(), plan.chunks, tail)
 
 
-def _take_header(reader: Reader, rows: int, columns: int) -> tuple[Alphabet, int, int, int, Prediction | None, Model]:
+def _take_header(
+    reader: SideReader, rows: int, columns: int
+) -> tuple[Alphabet, int, int, int, Prediction | None, Model]:
     """Return alphabet, columns first, zero, low bits, prediction and model: the side information up to the lengths."""
     alphabet = Alphabet.take(reader)
     if alphabet.kind == alphabets.SPLIT or alphabet.size < 2:
@@ -198,7 +200,7 @@ def decode(
 ) -> NDArray[np.integer]:
     """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values."""
     side, words = payload.split(data)
-    reader = Reader(side)
+    reader = SideReader(side)
     alphabet, columns_first, zero, low, predictor, model = _take_header(reader, rows, columns)
     lowest, highest = int(alphabet.values[0]), int(alphabet.values[-1])
     check_range(lowest, highest, dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy.raw import Bytes, check_range, narrowest
-from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
+from birdie.entropy.side_information import SideReader, SideWriter, unzigzag, zigzag
 from birdie.errors import ArtifactError
 
 MAX_VALUES = 1 << 20
@@ -23,7 +23,7 @@ def encode(values: NDArray[np.integer]) -> bytes:
     center = int(np.sort(flat)[flat.size // 2])
     coded = []
     for form, numbers in (_PLAIN, flat - center), (_RUNNING, np.diff(flat, prepend=center)):
-        writer = Writer()
+        writer = SideWriter()
         writer.put(_FORM, form)
         writer.put_signed(_CENTER, center)
         writer.put_chain(_VALUE, zigzag(numbers), _MOST)
@@ -41,7 +41,7 @@ def decode(
     """Undo `encode`: (rows, columns) of `dtype`."""
     if len(payload) % 2 or rows * columns > MAX_VALUES:
         raise ArtifactError(f"{rows} × {columns} numbers cannot have {len(payload):,} bytes; the file is damaged")
-    reader = Reader(np.frombuffer(payload, "<u2").astype(np.uint16))
+    reader = SideReader(np.frombuffer(payload, "<u2").astype(np.uint16))
     form = reader.take(_FORM, _RUNNING, "the form")
     center = reader.take_signed(_CENTER)
     numbers = unzigzag(reader.take_chain(_VALUE, rows * columns, _MOST))

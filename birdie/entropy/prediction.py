@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy.alphabet import Symbols
-from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
+from birdie.entropy.side_information import SideReader, SideWriter, unzigzag, zigzag
 from birdie.errors import ArtifactError
 from birdie.system.kernels import inner, njit
 
@@ -49,7 +49,7 @@ class RowPrediction:
     distances: Integers
     weights: Integers
 
-    def put(self, writer: Writer) -> None:
+    def put(self, writer: SideWriter) -> None:
         """Write the prediction to the side information."""
         for k in range(REFERENCES):
             writer.put_chain(_DISTANCE + k, self.distances[:, k], 0)
@@ -58,7 +58,7 @@ class RowPrediction:
             writer.put_all(_ROW_WEIGHT + k, zigzag(self.weights[present, k]))
 
     @classmethod
-    def take(cls, reader: Reader, rows: int) -> "RowPrediction":
+    def take(cls, reader: SideReader, rows: int) -> "RowPrediction":
         """Undo `put`; a distance beyond the first row or a weight out of range is an ArtifactError."""
         distances = np.stack([reader.take_all(_DISTANCE + k, rows) for k in range(REFERENCES)], 1)
         if (distances > np.arange(rows)[:, None]).any():
@@ -95,14 +95,14 @@ class TapPrediction:
     kernel: tuple[int, int]
     weights: Integers
 
-    def put(self, writer: Writer) -> None:
+    def put(self, writer: SideWriter) -> None:
         """Write the prediction to the side information."""
         writer.put_all(_KERNEL, [side - 1 for side in self.kernel])
         for tap in range(self.weights.shape[1]):
             writer.put_all(_TAP_WEIGHT + tap, zigzag(self.weights[:, tap]))
 
     @classmethod
-    def take(cls, reader: Reader) -> "TapPrediction":
+    def take(cls, reader: SideReader) -> "TapPrediction":
         """Undo `put`; a kernel or a weight out of range is an ArtifactError."""
         height, width = (reader.take(_KERNEL, MAX_KERNEL - 1, "a side of a kernel") + 1 for _ in range(2))
         positions = height * width
@@ -133,7 +133,7 @@ class TapPrediction:
 Prediction = RowPrediction | TapPrediction
 
 
-def put(writer: Writer, predictor: Prediction | None) -> None:
+def put(writer: SideWriter, predictor: Prediction | None) -> None:
     """Write any prediction, or that there is none, to the side information."""
     kinds: dict[type, int] = {type(None): 0, RowPrediction: ROWS, TapPrediction: TAPS}
     writer.put(_KIND, kinds[type(predictor)])
@@ -141,7 +141,7 @@ def put(writer: Writer, predictor: Prediction | None) -> None:
         predictor.put(writer)
 
 
-def take(reader: Reader, rows: int, columns: int = MIN_COLUMNS) -> Prediction | None:
+def take(reader: SideReader, rows: int, columns: int = MIN_COLUMNS) -> Prediction | None:
     """Undo `put`; anything out of range is an ArtifactError.
 
     References in rows too short for them are refused before anything is allocated: a few bytes of a hostile file could
@@ -346,7 +346,7 @@ def _fit_tap_weights(gram: NDArray[np.float64], along: NDArray[np.float64], norm
     return weights
 
 
-def _take_weights(reader: Reader, context: int, count: int) -> Integers:
+def _take_weights(reader: SideReader, context: int, count: int) -> Integers:
     weights = unzigzag(reader.take_all(context, count))
     if weights.size and int(np.abs(weights).max()) > MAX_WEIGHT:
         raise ArtifactError(f"a weight of a prediction is beyond ±{MAX_WEIGHT}; the file is damaged")

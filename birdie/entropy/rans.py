@@ -17,7 +17,7 @@ with all words read knows that the chunk is damaged. Integers only.
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.trellis import Machine
+from birdie.entropy.trellis_states import Machine
 from birdie.errors import ArtifactError
 from birdie.system.kernels import inlined, njit
 

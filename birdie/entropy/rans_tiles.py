@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.factors import Factors
 from birdie.entropy.rans import Words, encode_table
-from birdie.entropy.trellis import Machine, chunk_rows
+from birdie.entropy.trellis_states import Machine, chunk_rows
 from birdie.errors import ArtifactError
 from birdie.system.kernels import inlined, inner, njit
 
@@ -71,7 +71,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class TileTables:
     """Meaning of the symbols of each row.
 
     Attributes:
@@ -140,7 +140,7 @@ _NO_FACTORS = Factors(np.zeros((1, 1), np.float32), np.zeros(0, np.float32), 1, 
 def decode(
     data: memoryview,
     tiles: Tiles,
-    tables: Tables,
+    tables: TileTables,
     out: NDArray[np.integer],
     threads: int,
     factors: Factors | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy.alphabet import Symbols
-from birdie.entropy.side_information import Reader, Writer
+from birdie.entropy.side_information import SideReader, SideWriter
 from birdie.errors import ArtifactError
 from birdie.system.kernels import njit
 
@@ -64,12 +64,12 @@ def _renumbered(labels: NDArray[np.integer], variance: NDArray[np.float64]) -> C
     return rank[compact]
 
 
-def put(writer: Writer, classes: Classes) -> None:
+def put(writer: SideWriter, classes: Classes) -> None:
     """Write the class of each row to the side information."""
     writer.put_chain(_CONTEXT, classes.astype(np.int64), MAX_CLASSES - 1)
 
 
-def take(reader: Reader, rows: int, count: int) -> Classes:
+def take(reader: SideReader, rows: int, count: int) -> Classes:
     """Read the class of each row from the side information."""
     classes = reader.take_chain(_CONTEXT, rows, MAX_CLASSES - 1)
     if rows and int(classes.max()) >= count:

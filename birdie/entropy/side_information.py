@@ -38,7 +38,7 @@ def unzigzag(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return (numbers >> 1) ^ -(numbers & 1)
 
 
-class Writer:
+class SideWriter:
     """Collects numbers and their contexts; `finish` codes them."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Writer:
         return words[_encode_bits(bits[:used], probabilities[:used], words) :]
 
 
-class Reader:
+class SideReader:
     """Decodes the numbers of a `Writer`, asked for in the same order with the same contexts.
 
     Words beyond the last are read as zeros; `finish` raises if there were any.

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
-from birdie.entropy import frequency_tables, payload, prediction, rans, row_classes, trellis
+from birdie.entropy import frequency_tables, payload, prediction, rans, row_classes
+from birdie.entropy import trellis_states as trellis
 from birdie.entropy.alphabet import Alphabet
-from birdie.entropy.plan import MIN_COLUMNS, Plan, search
+from birdie.entropy.coding_plan import MIN_COLUMNS, CodingPlan, search
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range, narrowest
-from birdie.entropy.side_information import Reader, Writer
+from birdie.entropy.side_information import SideReader, SideWriter
 from birdie.errors import ArtifactError
 
 _Integer = TypeVar("_Integer", bound=np.integer)
@@ -39,7 +40,7 @@ def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1
     return write(values, search(values, kernel, states))
 
 
-def write(values: NDArray[np.integer], plan: Plan) -> bytes:
+def write(values: NDArray[np.integer], plan: CodingPlan) -> bytes:
     """Return the payload of the array of a plan."""
     way, alphabet = plan.way, plan.alphabet
     frequencies = np.stack([table.frequencies(alphabet.size, plan.precision) for table in plan.tables])
@@ -54,9 +55,9 @@ def write(values: NDArray[np.integer], plan: Plan) -> bytes:
     return payload.join(_describe(plan, [chunk.size for chunk in chunks]), chunks, low)
 
 
-def _describe(plan: Plan, lengths: Sequence[int]) -> NDArray[np.uint16]:
+def _describe(plan: CodingPlan, lengths: Sequence[int]) -> NDArray[np.uint16]:
     """Return the side information; `lengths` are the words of each chunk."""
-    writer, way = Writer(), plan.way
+    writer, way = SideWriter(), plan.way
     plan.alphabet.put(writer)
     writer.put(_SCAN, int(way.columns_first))
     writer.put(_PRECISION, plan.precision - MIN_PRECISION)
@@ -91,7 +92,7 @@ def _chunks(
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedStatic:
     """A stream whose side information is decoded.
 
     Attributes:
@@ -128,10 +129,10 @@ class Opened:
         return self.predictor is None and self.alphabet.kind != alphabets.SPLIT
 
 
-def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened:
+def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> OpenedStatic:
     """Decode the side information of a stream of the coder "static", of `rows` × `columns` values."""
     side, words = payload.split(data)
-    reader = Reader(side)
+    reader = SideReader(side)
     alphabet = Alphabet.take(reader)
     columns_first = reader.take(_SCAN, 1, "the scan")
     precision = reader.take(_PRECISION, rans.MAX_PRECISION - MIN_PRECISION, "the precision") + MIN_PRECISION
@@ -153,7 +154,7 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
     reader.finish()
     if int(lengths.min()) < 0 or int(lengths.max()) > len(words) or 2 * int(lengths.sum()) > len(words):
         raise ArtifactError("the chunks of a stream are longer than its payload; the file is damaged")
-    return Opened(
+    return OpenedStatic(
         rows,
         columns,
         alphabet,

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
-from birdie.entropy import frequency_tables, payload, rans_tiles, row_classes, trellis
+from birdie.entropy import frequency_tables, payload, rans_tiles, row_classes
+from birdie.entropy import trellis_states as trellis
 from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
+from birdie.entropy.coding_plan import CodingPlan, Way
 from birdie.entropy.factors import Factors
-from birdie.entropy.plan import Plan, Way
 from birdie.entropy.planes import blocks
 from birdie.entropy.rans_tiles import (
     LANES,
@@ -27,11 +28,11 @@ from birdie.entropy.rans_tiles import (
     PRECISION,
     SPAN,
     Kind,
-    Tables,
     Tiles,
+    TileTables,
 )
 from birdie.entropy.raw import Bytes, check_range, narrowest
-from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
+from birdie.entropy.side_information import SideReader, SideWriter, unzigzag, zigzag
 from birdie.errors import ArtifactError
 
 _LEAST = 1 << 16  # values for which tiles are worth a thought
@@ -43,7 +44,7 @@ _LARGEST = 1 << 23  # magnitude of a number: twice it and one is exact in float3
 _SCAN, _CLASSES, _WORDS, _MORE_WORDS, _LEFT_OUT, _TAIL, _START, _RAW = 5, 7, 21, 57, 80, 81, 82, 83
 
 
-def pay(plan: Plan) -> bool:
+def pay(plan: CodingPlan) -> bool:
     """Return whether tiles cost next to nothing in the array of a plan."""
     rows, columns = plan.way.symbols.shape
     tall = -(-rows // rans_tiles.height(columns))  # tiles one below the other
@@ -51,7 +52,7 @@ def pay(plan: Plan) -> bool:
     return bool(rows * columns >= _LEAST and (few or rows >= _LONG * tall))
 
 
-def encode(plan: Plan, states: int = 1) -> bytes | None:
+def encode(plan: CodingPlan, states: int = 1) -> bytes | None:
     """Return the payload of the array of a plan; None where its symbols cannot be in tiles, or are not worth it.
 
     Args:
@@ -80,7 +81,7 @@ def encode(plan: Plan, states: int = 1) -> bytes | None:
         tables = list(plan.tables)
     frequencies = np.stack([table.frequencies(counts.shape[1], PRECISION) for table in tables])
     words, tiles = rans_tiles.encode(symbols, kinds, frequencies, way.odd, raw)
-    writer = Writer()
+    writer = SideWriter()
     alphabet.put(writer)
     writer.put(_RAW, raw)
     writer.put(_SCAN, int(way.columns_first))
@@ -144,7 +145,7 @@ def _leave_out(way: Way, alphabet: Alphabet) -> tuple[NDArray[np.uint8], NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedTiles:
     """A stream whose side information is decoded.
 
     Attributes:
@@ -160,7 +161,7 @@ class Opened:
     lowest: int
     highest: int
     columns_first: bool
-    tables: Tables
+    tables: TileTables
     tiles: Tiles
     data: memoryview
 
@@ -170,10 +171,10 @@ class Opened:
         return max(-self.lowest, self.highest) < _LARGEST
 
 
-def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened:
+def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> OpenedTiles:
     """Decode the side information of a stream of `rows` × `columns` values."""
     side, words = payload.split(data)
-    reader = Reader(side)
+    reader = SideReader(side)
     alphabet = Alphabet.take(reader)
     raw = reader.take(_RAW, MOST_RAW, "the raw bits of a tile")
     affine = alphabet.kind == alphabets.AFFINE and int(alphabet.values[-1] - alphabet.values[0]) == alphabet.size - 1
@@ -207,9 +208,9 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1) -> Opened
         raise ArtifactError("a tile of a stream begins or ends in an impossible way; the file is damaged")
     if int(lengths.min()) < 0 or int(lengths.max()) > len(words) or 2 * int(lengths.sum()) != len(words):
         raise ArtifactError("the tiles of a stream are not as long as its payload; the file is damaged")
-    return Opened(
+    return OpenedTiles(
         *(rows, columns, int(alphabet.values[0]), int(alphabet.values[-1]), columns_first),
-        Tables(kinds, frequencies, alphabet.values[:: 1 << raw], raw, trellis.machine(states), bool(paired)),
+        TileTables(kinds, frequencies, alphabet.values[:: 1 << raw], raw, trellis.machine(states), bool(paired)),
         Tiles(lengths, tails.astype(np.uint8), starts.astype(np.uint8)),
         words,
     )
@@ -227,7 +228,7 @@ def decode(
 
 
 def decode_weights(
-    stream: Opened, factors: Factors, out: NDArray[np.unsignedinteger], kind: Kind, threads: int
+    stream: OpenedTiles, factors: Factors, out: NDArray[np.unsignedinteger], kind: Kind, threads: int
 ) -> None:
     """Fill `out` (rows, columns), in scan order, with weights.
 

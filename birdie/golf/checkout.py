@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 
 from birdie.golf import int8_zlib
-from birdie.golf.packed import pack
+from birdie.golf.packed_script import pack
 from birdie.golf.record_log import score_lines
 from birdie.golf.script_main import run_script, trained_model, write_artifact
 from birdie.golf.script_score import Log, opened, or_exit
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run import preflight
 from birdie.gpt.run.environment import remarks
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.work import Work
 from birdie.gpt.score.accumulator import Score
 from birdie.standalone.code_size import PACKAGE

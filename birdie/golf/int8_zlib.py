@@ -28,7 +28,7 @@ _BLOCK_NAME = re.compile(r"blocks\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedInt8:
     """The export and the figures of its log line.
 
     Attributes:
@@ -49,7 +49,7 @@ class Packed:
         return self.tensor_bytes / max(self.payload_bytes, 1)
 
 
-def pack(state: Mapping[str, Tensor], *, int4_layers: Collection[int] = (), int4_step: int = 1) -> Packed:
+def pack(state: Mapping[str, Tensor], *, int4_layers: Collection[int] = (), int4_step: int = 1) -> PackedInt8:
     """Export `state`; in the blocks listed in `int4_layers`, int8 symbols are rounded to multiples of `int4_step`."""
     if not 1 <= int4_step <= 127:
         raise ConfigError(f"INT4_STEP={int4_step} is out of range; choose 1 to 127")
@@ -73,7 +73,7 @@ def pack(state: Mapping[str, Tensor], *, int4_layers: Collection[int] = (), int4
     torch.save(content, buffer)
     raw = buffer.getvalue()
     stored = [weight for key in ("quantized", "scales", "passthrough") for weight in groups[key].values()]
-    return Packed(
+    return PackedInt8(
         blob=zlib.compress(raw, 9),
         payload_bytes=sum(weight.nbytes for weight in stored),
         raw_bytes=len(raw),

@@ -9,8 +9,8 @@ import torch
 from birdie.gpt.score.accumulator import Score
 
 if TYPE_CHECKING:
-    from birdie.gpt.run.dataset import RunData
-    from birdie.gpt.run.recipe import DataSettings, Recipe
+    from birdie.gpt.run.recipe_settings import DataSettings, Recipe
+    from birdie.gpt.run.run_data import RunData
     from birdie.gpt.train.training import Training
 
 

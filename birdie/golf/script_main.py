@@ -32,7 +32,7 @@ from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run.events import Validated
 from birdie.gpt.run.float_weights import Trained, load_float, save_float
 from birdie.gpt.run.program import calibrate, export, finish, follow, training
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.work import Work
 from birdie.gpt.train.loop import Step
 from birdie.system.distributed import run_on_main

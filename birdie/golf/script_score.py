@@ -25,8 +25,8 @@ from birdie.golf.record_log import score_lines
 from birdie.gpt.data.tokenizer import check_same_tokenizer, require_tokenizer
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.stored_shape import require_shape
-from birdie.gpt.run.dataset import open_run_data
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.gpt.run.run_data import open_run_data
 from birdie.gpt.run.work import Work
 from birdie.gpt.score.accumulator import Score
 from birdie.gpt.score.settings import EvaluationSettings

@@ -22,16 +22,16 @@ from typing import Any
 
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
-from birdie.golf.packed import Packed, pack
+from birdie.golf.packed_script import PackedScript, pack
 from birdie.gpt.data.tokenizer import BYTES
 from birdie.gpt.run.environment import CHOICES, DEAD
 from birdie.gpt.run.float_weights import FLOAT
 from birdie.gpt.run.history import NAME as HISTORY
-from birdie.gpt.run.loading import setting_variables
-from birdie.gpt.run.recipe import DataSettings, Recipe
-from birdie.gpt.run.registry import changes
+from birdie.gpt.run.recipe_loading import setting_variables
+from birdie.gpt.run.recipe_registry import changes
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.run.run_folder import METRICS
-from birdie.lab.ledger import RECIPE, RunRecord, read_run
+from birdie.lab.run_ledger import RECIPE, RunRecord, read_run
 from birdie.lab.significance import MARGIN_NATS, P, Test, compare
 from birdie.system.callbacks import Notify, no_message
 from birdie.system.child import run_child
@@ -80,7 +80,7 @@ _LEFT_OUT = {"EVAL_ONLY_PATH", "RESTORE", "CAP_BYTES", "RUN_ID"}
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class SubmissionAbout:
     """Words about a submission that nobody but its author knows.
 
     Attributes:
@@ -173,7 +173,7 @@ def submit(
     baseline: Sequence[str] = (),
     cap: int = CAP_BYTES,
     ranks: int = 1,
-    about: About | None = None,
+    about: SubmissionAbout | None = None,
     overwrite: bool = False,
     notify: Notify = no_message,
 ) -> Submission:
@@ -216,7 +216,7 @@ def submit(
         make = _Runner(work, recipe, packed, cap, ranks, notify)
         sources = {run.seed: run for run in runs}
         results = [_checked(make.result(seed, sources.get(seed)), cap) for seed in seeds]
-        return _write(folder, recipe, packed, results, scores, cap, about or About(), overwrite)
+        return _write(folder, recipe, packed, results, scores, cap, about or SubmissionAbout(), overwrite)
 
 
 def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) -> None:
@@ -262,7 +262,7 @@ def _portable(data: DataSettings) -> DataSettings:
     return replace(data, path=DataSettings().path, tokenizer=tokenizer)
 
 
-def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequence[RunRecord]) -> None:
+def _prepare(work: Path, recipe: Recipe, packed: PackedScript, cap: int, runs: Sequence[RunRecord]) -> None:
     """Write what the runs need into the work folder, unless it is there already."""
     path = work / _WORK
     sources = sorted(str(run.folder.resolve()) for run in runs)
@@ -294,7 +294,7 @@ class _Runner:
 
     work: Path
     recipe: Recipe
-    packed: Packed
+    packed: PackedScript
     cap: int
     ranks: int
     notify: Notify
@@ -434,11 +434,11 @@ def _baseline_score(name: str) -> tuple[float, bool]:
 def _write(
     folder: Path,
     recipe: Recipe,
-    packed: Packed,
+    packed: PackedScript,
     results: Sequence[SeedResult],
     baseline: Sequence[tuple[float, bool]],
     cap: int,
-    about: About,
+    about: SubmissionAbout,
     overwrite: bool,
 ) -> Submission:
     """Write the folder, count its bytes as they lie, and put it in its position."""
@@ -476,7 +476,9 @@ def _blurb(recipe: Recipe) -> str:
     return f"A GPT of {model.num_layers} layers and width {model.model_dim}, trained and compressed by birdie."
 
 
-def _claim(done: Submission, recipe: Recipe, about: About, theirs: Sequence[float], to_bits: float) -> dict[str, Any]:
+def _claim(
+    done: Submission, recipe: Recipe, about: SubmissionAbout, theirs: Sequence[float], to_bits: float
+) -> dict[str, Any]:
     """Return submission.json, with the keys that records have."""
     environment = read_run(done.chosen.artifact.parent).environment
     limited = 0 < recipe.train.max_wallclock_seconds <= CAP_SECONDS
@@ -528,7 +530,9 @@ def _claim(done: Submission, recipe: Recipe, about: About, theirs: Sequence[floa
     return claim
 
 
-def _readme(done: Submission, recipe: Recipe, about: About, theirs: Sequence[float], to_bits: float, cap: int) -> str:
+def _readme(
+    done: Submission, recipe: Recipe, about: SubmissionAbout, theirs: Sequence[float], to_bits: float, cap: int
+) -> str:
     """Return the text of README.md: results, significance and commands."""
     chosen, tokenizer = done.chosen, recipe.data.tokenizer
     rows = [

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from birdie.compress.calibration.model_runs import Runs
 from birdie.compress.calibration.modes import measuring_mode
-from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.synthetic import (
     LENGTH,
     LENGTHS,
@@ -66,7 +66,7 @@ class Attempt:
     halvings: int = 0
 
 
-class Sizes:
+class InputSizes:
     """Sizes of made-up arguments, as the configuration of a model and an attempt have them."""
 
     def __init__(self, model: Any, attempt: Attempt, generator: torch.Generator) -> None:
@@ -130,7 +130,7 @@ class Sizes:
         return edge, edge
 
 
-def _images(sizes: Sizes, samples: int) -> Tensor:
+def _images(sizes: InputSizes, samples: int) -> Tensor:
     channels, size = sizes.count("num_channels", "in_channels", parts=_VISION, default=3), sizes.image_size()
     if sizes.is_packed:
         times = sizes.count("temporal_patch_size", parts=_VISION, default=1)
@@ -142,7 +142,7 @@ def _images(sizes: Sizes, samples: int) -> Tensor:
     return images.view(samples, frames, *images.shape[1:]) if frames else images
 
 
-def _waves(sizes: Sizes, samples: int) -> Tensor:
+def _waves(sizes: InputSizes, samples: int) -> Tensor:
     """Return sounds (samples, length) or with channels; spectrograms if the configuration has their size."""
     frames, bins = sizes.value("max_length"), sizes.value("num_mel_bins")
     if isinstance(frames, int) and isinstance(bins, int) and not sizes.value("conv_dim"):
@@ -153,7 +153,7 @@ def _waves(sizes: Sizes, samples: int) -> Tensor:
     return sounds if has_channels != (sizes.layout == 2) else sounds[:, 0] / sounds[:, 0].std(1, keepdim=True)
 
 
-def _features(sizes: Sizes, samples: int) -> Tensor:
+def _features(sizes: InputSizes, samples: int) -> Tensor:
     """Return features of sound: (samples, channels, frames), or with the frames before the channels."""
     names = ("feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "model_in_dim", "input_dim")
     channels = sizes.count(*names, parts=_SOUND, default=80)
@@ -164,7 +164,7 @@ def _features(sizes: Sizes, samples: int) -> Tensor:
     return features if whisper != (sizes.layout == 1) else features.mT
 
 
-def _text(sizes: Sizes, samples: int) -> Tensor:
+def _text(sizes: InputSizes, samples: int) -> Tensor:
     """Return tokens; or those of several codebooks, as samples, or of choices."""
     if sizes.layout == 0:
         return sizes.tokens(samples, sizes.length, _TEXT)
@@ -173,12 +173,12 @@ def _text(sizes: Sizes, samples: int) -> Tensor:
     return ids if sizes.layout == 1 else ids.view(samples, count, sizes.length)
 
 
-def _boxes(sizes: Sizes, samples: int) -> Tensor:
+def _boxes(sizes: InputSizes, samples: int) -> Tensor:
     most = sizes.count("max_2d_position_embeddings", default=1024)
     return sizes.integers(min(1000, most), samples, sizes.length, 2, 2).sort(2).values.flatten(2)
 
 
-def _latents(sizes: Sizes, samples: int) -> Tensor:
+def _latents(sizes: InputSizes, samples: int) -> Tensor:
     """Return noise of a diffusion model, (samples, channels, height, width); or with frames, or of a sound."""
     channels, (height, width) = sizes.count("in_channels", default=4), sizes.image_size()
     if sizes.is_packed:
@@ -189,7 +189,7 @@ def _latents(sizes: Sizes, samples: int) -> Tensor:
     return sizes.normal(samples, channels, *frames, height, width)
 
 
-def _condition(sizes: Sizes, samples: int) -> Tensor:
+def _condition(sizes: InputSizes, samples: int) -> Tensor:
     names = (
         *("caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "encoder_hid_dim"),
         "encoder_hidden_size",
@@ -197,7 +197,7 @@ def _condition(sizes: Sizes, samples: int) -> Tensor:
     return sizes.normal(samples, _CONDITION, sizes.count(*names, "cross_attention_dim", default=768))
 
 
-def _added(sizes: Sizes, samples: int) -> dict[str, Any]:
+def _added(sizes: InputSizes, samples: int) -> dict[str, Any]:
     times = 6 * sizes.count("addition_time_embed_dim", default=0)
     width = sizes.count("projection_class_embeddings_input_dim", default=0) - times
     if width <= 0:
@@ -205,14 +205,14 @@ def _added(sizes: Sizes, samples: int) -> dict[str, Any]:
     return {"text_embeds": sizes.normal(samples, width), "time_ids": torch.full((samples, 6), 512.0)}
 
 
-def _control(sizes: Sizes, samples: int) -> Tensor:
+def _control(sizes: InputSizes, samples: int) -> Tensor:
     """Return images in front of the convolutions that make them as large as latents."""
     convolutions = len(sizes.value("conditioning_embedding_out_channels", default=[0] * 4)) - 1
     height, width = (edge << convolutions for edge in sizes.image_size())
     return noise_images(sizes.count("conditioning_channels", default=3), samples, sizes.generator, (height, width))
 
 
-Maker = Callable[[Sizes, int], Any]
+Maker = Callable[[InputSizes, int], Any]
 MAKERS: dict[str, Maker] = {
     "input_ids": _text,
     "decoder_input_ids": lambda s, n: s.tokens(n, min(s.length, _DECODED), _DECODER),
@@ -292,7 +292,7 @@ def attempts(model: Any) -> Iterator[Attempt]:
 
 def arguments(model: Any, attempt: Attempt, samples: int, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments of an attempt, for so many samples, on the model's device."""
-    sizes = Sizes(model, attempt, generator)
+    sizes = InputSizes(model, attempt, generator)
     parameters = inspect.signature(model.forward).parameters
     keywords: dict[str, Any] = {
         name: value
@@ -306,7 +306,7 @@ def arguments(model: Any, attempt: Attempt, samples: int, generator: torch.Gener
     return dict(tree_map_only(Tensor, lambda tensor: tensor.to(device), keywords))
 
 
-class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
+class InputWork(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Counts the work in its context, in FLOPs of products that take as long; so files do not depend on clocks.
 
     Attributes:
@@ -333,15 +333,15 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_su
         return out
 
 
-def work_of(model: nn.Module, keywords: Mapping[str, Any]) -> Work:
+def work_of(model: nn.Module, keywords: Mapping[str, Any]) -> InputWork:
     """Return the work of a forward pass."""
-    work = Work()
+    work = InputWork()
     with measuring_mode(model), Runs(model).run(0, keywords), work:
         forward(model, Inputs(keywords=keywords))
     return work
 
 
-def first_accepted(model: nn.Module, generator: torch.Generator, most: float) -> tuple[Attempt, Work]:
+def first_accepted(model: nn.Module, generator: torch.Generator, most: float) -> tuple[Attempt, InputWork]:
     """Return the first attempt that the model accepts, and the work of `TRIED` samples.
 
     Sizes that no configuration names are halved until they are `most` work, or there is nothing left to halve.

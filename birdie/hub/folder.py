@@ -17,7 +17,7 @@ from typing import Any
 
 from birdie.artifact import kept_files
 from birdie.artifact.container import Reader
-from birdie.artifact.inspect import inspect
+from birdie.artifact.inspection import inspect
 from birdie.artifact.summary import Summary
 from birdie.checkpoints.folder_scan import PIPELINE
 from birdie.errors import ArtifactError, ConfigError

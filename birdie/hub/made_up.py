@@ -35,7 +35,7 @@ from birdie.compress.row_blocks import is_stack
 from birdie.compress.small_tensors import is_matrix
 from birdie.errors import BirdieError, ConfigError
 from birdie.hub.arguments import TRIED, arguments, first_accepted
-from birdie.hub.loading import load_model
+from birdie.hub.library_loading import load_model
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.system.callbacks import Progress
 from birdie.system.platform import free_memory

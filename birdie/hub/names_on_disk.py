@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.pieces import Divided, Fused, Piece, Portion
+from birdie.compress.calibration.tensor_pieces import Divided, Fused, Piece, Portion
 from birdie.errors import WeightsError
 
 

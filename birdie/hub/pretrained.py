@@ -25,7 +25,7 @@ from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import DELTA, Reader
 from birdie.artifact.folders import SHARD, write_folder
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from birdie.artifact.options import Limits
 from birdie.checkpoints.folder_scan import PIPELINE
 from birdie.errors import BirdieError, ConfigError

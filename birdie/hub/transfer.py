@@ -6,7 +6,7 @@ folder ──`push`──► user/name            user/name ──`download`─�
 from pathlib import Path
 
 from birdie.errors import ConfigError
-from birdie.system.hub import library, request
+from birdie.system.hub_requests import library, request
 
 
 def push(folder: Path, repository: str, *, private: bool = True, message: str = "Upload from birdie") -> str:

@@ -7,11 +7,11 @@ from operator import attrgetter
 from typing import Any, get_type_hints
 
 from birdie.errors import ConfigError
-from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.recipe_file import OVERRIDES
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.values import fits, parsed
 from birdie.gpt.run.values import typed as typed_value
-from birdie.lab.ledger import flat
+from birdie.lab.run_ledger import flat
 from birdie.lab.selection import full_key
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from birdie.errors import ConfigError, DataError
 from birdie.gpt.run.environment import CHOICES
-from birdie.gpt.run.loading import load_recipe, setting_variables
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import changes
+from birdie.gpt.run.recipe_loading import load_recipe, setting_variables
+from birdie.gpt.run.recipe_registry import changes
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.run_folder import begin_folder
-from birdie.lab.ledger import RECIPE, RunRecord, flat, read_run
+from birdie.lab.run_ledger import RECIPE, RunRecord, flat, read_run
 from birdie.system.child import SAVING_S, Watch, run_child, unwatched
 from birdie.system.files import open_append, write_bytes
 from birdie.system.locks import LOCK, is_held

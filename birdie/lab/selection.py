@@ -10,7 +10,7 @@ from typing import Any
 
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
-from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat
+from birdie.lab.run_ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat
 from birdie.lab.significance import Test, compare
 from birdie.system.names import shown
 
@@ -118,7 +118,7 @@ def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
     try:
         key = full_key(name, keys)
     except ConfigError:
-        from birdie.gpt.run.recipe import Recipe  # imported late: it needs torch
+        from birdie.gpt.run.recipe_settings import Recipe  # imported late: it needs torch
 
         key = full_key(name, keys | flat(Recipe().to_dict()).keys())
     if key in COLUMNS:
@@ -148,7 +148,7 @@ def sort(records: Sequence[RunRecord], name: str) -> list[RunRecord]:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RunGroup:
     """Runs that differ in nothing but their seeds.
 
     Attributes:
@@ -174,7 +174,7 @@ class Group:
         values = [record.columns[column] for record in self.records if record.columns[column] is not None]
         return fmean(values) if values else None
 
-    def against(self, reference: "Group") -> Test | None:
+    def against(self, reference: "RunGroup") -> Test | None:
         """Return the test of whether this group's bits per byte are lower; None where a side has no score.
 
         Runs with the same seeds are compared seed by seed.
@@ -188,18 +188,18 @@ class Group:
         return compare([ours[seed] for seed in seeds], right, paired=paired)
 
 
-def group(names: Sequence[str], root: Path) -> list[Group]:
+def group(names: Sequence[str], root: Path) -> list[RunGroup]:
     """Return the runs named by paths, or by names below `root`, in groups that differ in more than the seed.
 
     Args:
         names: a run folder, a log, or a folder with the runs of several seeds.
     """
-    groups: list[Group] = []
+    groups: list[RunGroup] = []
     for name in names:
         path = next((path for path in (Path(name), root / name) if path.exists()), None)
         if path is None:
             raise DataError(f"there is no run {name!r}, neither as a path nor in {root}; `birdie runs` lists the names")
-        new = Group(shown(path.name or str(path)), tuple(find_runs_and_logs(path)))
+        new = RunGroup(shown(path.name or str(path)), tuple(find_runs_and_logs(path)))
         for problem in (problem for record in new.records for problem in record.damage):
             raise DataError(f"{problem}; restore the file, or leave the run out")
         for record in new.records[1:]:
@@ -213,11 +213,11 @@ def group(names: Sequence[str], root: Path) -> list[Group]:
         if same is None:
             groups.append(new)
         else:
-            groups[groups.index(same)] = Group(same.name, same.records + new.records)
+            groups[groups.index(same)] = RunGroup(same.name, same.records + new.records)
     return groups
 
 
-def by_recipe(records: Sequence[RunRecord]) -> list[Group]:
+def by_recipe(records: Sequence[RunRecord]) -> list[RunGroup]:
     """Return the runs in groups that differ in more than the seed; each log is a group, as it does not tell its recipe.
 
     A group of several runs has the name of their folder if they share one that has no other run.
@@ -236,7 +236,7 @@ def by_recipe(records: Sequence[RunRecord]) -> list[Group]:
         parents = {record.folder.resolve().parent for record in known}
         others = {record.folder.resolve().parent for other in groups if other is not known for record in other}
         shared = len(known) > 1 and len(parents) == 1 and not parents & others
-        named.append(Group(shown(parents.pop().name) if shared else known[0].name, tuple(known)))
+        named.append(RunGroup(shown(parents.pop().name) if shared else known[0].name, tuple(known)))
     return named
 
 

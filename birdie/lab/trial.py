@@ -25,12 +25,12 @@ from typing import Any, Literal
 
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError, DataError
-from birdie.gpt.run.estimate import artifact
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import changes, find
+from birdie.gpt.run.recipe_registry import changes, find
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.gpt.run.run_estimate import artifact
 from birdie.lab.assignments import parse, with_settings
 from birdie.lab.experiment import Experiment, resolved
-from birdie.lab.ledger import RunRecord, flat
+from birdie.lab.run_ledger import RunRecord, flat
 from birdie.lab.significance import LEVEL, Test, compare
 from birdie.system import provenance
 from birdie.system.callbacks import Notify, no_message

@@ -23,14 +23,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact.save import save
+from birdie.artifact.saving import save
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.target import Target
 from birdie.compress.tuning import LEAST, WARM_UP
 from birdie.errors import BudgetError, ConfigError, DataError
-from birdie.small.qat.stored import plain
-from birdie.small.spectral.control import RateControl
+from birdie.small.qat.stored_weights import plain
 from birdie.small.spectral.network import QuantizationNetwork
+from birdie.small.spectral.size_control import RateControl
 from birdie.small.spectral.wrap import SpectralTraining, at_bits, distinct, quantization_loss, wrapped
 from birdie.small.stored_training import BudgetFile, StoredTraining
 from birdie.system.parsing import whole_number
@@ -136,7 +136,7 @@ def fine_tune(
     if budget is not None and bits is not None:
         raise ConfigError("budget and bits are two targets; give one of them")
     network = next((module.weight.quantizer for module in wrapped(model)), None)
-    endless, target = _endless(batches), _Target()
+    endless, target = _endless(batches), _SizeTarget()
     size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
     if network is not None and measured and not network.trained:
         _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
@@ -206,7 +206,7 @@ def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
             raise DataError("there are no more batches; give a list, or a loader that can be iterated over again")
 
 
-class _Target:
+class _SizeTarget:
     """Target of the size of the file, and its part in each step; this one is no target."""
 
     def begin_step(self, number: int) -> None:
@@ -228,7 +228,7 @@ class _Target:
         """Leave the model to others, at the end or if training is stopped."""
 
 
-class _SpectralTarget(_Target):
+class _SpectralTarget(_SizeTarget):
     """Target size of the file or of the bits of spectral weights, and the size at the last measurement."""
 
     def __init__(self, model: nn.Module, control: RateControl, steps: int, budget: int | None) -> None:
@@ -292,7 +292,7 @@ class _SpectralTarget(_Target):
         return max(1, round(_EXTRA * self.steps))
 
 
-class _StoredTarget(_Target, Generic[Batch]):
+class _StoredTarget(_SizeTarget, Generic[Batch]):
     """Byte budget of a file whose matrices are encoded anew every few steps."""
 
     def __init__(
@@ -329,7 +329,7 @@ def _steps(
     batches: Iterator[Batch],
     loss: Loss[Batch],
     steps: int,
-    target: _Target,
+    target: _SizeTarget,
     optimizer: torch.optim.Optimizer,
     curves: Sequence[Callable[[int], float]],
 ) -> Generator[FineTuneStep, None, None]:

@@ -6,7 +6,7 @@
 
 Matrices are encoded as `birdie.save` encodes them: trellis, error feedback, scales by the Fisher information, one
 exponent for all. Between two encodings they move, and layers use the decoded weight plus that movement; the gradient
-goes straight through (`birdie.small.qat.stored`). The parameters stay what they are, so banks, averages and
+goes straight through (`birdie.small.qat.stored_weights`). The parameters stay what they are, so banks, averages and
 checkpoints do not know of it. While weights change, scales follow the sensitivity that was measured at the beginning,
 and the exponent is steered to the budget. At the end the model is calibrated again, and the exponent is searched.
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact.write import Beside
-from birdie.checkpoints.order_field import order_field
+from birdie.checkpoints.stored_order import order_field
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import decode, with_integers
 from birdie.compress.rate.assignment import Assignment, Schemes, assign
@@ -38,9 +38,9 @@ from birdie.compress.state import EncodedState, ModelState, keys_of, named_tenso
 from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, BudgetError, ConfigError
 from birdie.small.qat.fake_quantization import matrices_to_train
-from birdie.small.qat.layers import Layer, layers_of, parameter
+from birdie.small.qat.quantized_layers import Layer, layers_of, parameter
 from birdie.small.qat.settings import Qat
-from birdie.small.qat.stored import hold, offset_of, plain, use_decoded
+from birdie.small.qat.stored_weights import hold, offset_of, plain, use_decoded
 from birdie.system.context import Context
 
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered

@@ -1,6 +1,6 @@
 """Entry module of the one-file decoder: read a .birdie file from a path or from bytes, or run as a script.
 
-The one-file decoder is this module and the modules that it imports, all schemes among them (`birdie.golf.packed`).
+The one-file decoder is this module and the modules that it imports, all schemes among them (`golf/packed_script.py`).
 Container, streams and schemes are decoded by the functions that `birdie.load` calls; modules, devices, dtypes and lazy
 loading are left out.
 """

@@ -2,7 +2,7 @@
 
     state dict ──export──► model.birdie ──load──► name → tensor          code + artifact ≤ budget
 
-The file is this module and the modules that it imports (`birdie.golf.packed`). Tensors are encoded and decoded by the
+The file is this module and the modules that it imports (`golf/packed_script.py`). Tensors are encoded and decoded by the
 functions that `birdie.save` and `birdie.load` call, so files and values are the same.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from birdie.artifact import container
 from birdie.artifact.write import Beside
-from birdie.checkpoints.order_field import order_field
+from birdie.checkpoints.stored_order import order_field
 from birdie.compress.calibration.result import calibrated_state, require_triple
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import Coder

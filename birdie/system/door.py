@@ -1,7 +1,7 @@
 """Doors: what a package offers to others stands once, in the imports of its `__init__.py` for type checkers.
 
     if TYPE_CHECKING:
-        from birdie.artifact.save import save as save        ◄── the name, and the module it is defined in
+        from birdie.artifact.saving import save as save        ◄── the name, and the module it is defined in
     else:
         __getattr__, __dir__, __all__ = door(__name__)       ──► imported when it is first used
 

@@ -17,14 +17,16 @@ import torch
 from torch import Tensor, nn
 
 import birdie
-from birdie.artifact import container, device
-from birdie.artifact import load as load_module
+from birdie.artifact import container
+from birdie.artifact import device_file as device
+from birdie.artifact import loading as load_module
 from birdie.artifact.container import Reader, Stream
 from birdie.artifact.file import File
 from birdie.compress import registry, row_blocks
 from birdie.compress.device.compressed import Matrices, compressed_linear
 from birdie.compress.schemes.trellis import Trellis
-from birdie.entropy import coder, tiles, trellis
+from birdie.entropy import coder, tiles
+from birdie.entropy import trellis_states as trellis
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
 

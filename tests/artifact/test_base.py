@@ -18,13 +18,13 @@ import birdie
 from benchmarks.subjects import tiny_subject
 from birdie.artifact import container
 from birdie.artifact.options import Limits
-from birdie.artifact.to_safetensors import to_safetensors
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.cli import main
 from birdie.compress import row_blocks
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.state import ModelState
 from birdie.compress.tensors import FORMATS
-from birdie.delta.coding import digest
+from birdie.delta.delta_coding import digest
 from birdie.delta.delta_job import Delta
 from birdie.errors import ArtifactError, ConfigError
 

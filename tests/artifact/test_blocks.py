@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import birdie
 from birdie.artifact import container
 from birdie.artifact.container import BLOCKS, Entry, Reader, Stream, block_name
-from birdie.artifact.to_safetensors import to_safetensors
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.compress import row_blocks
-from birdie.entropy import trellis
+from birdie.entropy import trellis_states as trellis
 from birdie.errors import ArtifactError
 from birdie.standalone import decoder
 from tests.artifact.states import decode_tensor

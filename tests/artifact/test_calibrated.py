@@ -12,11 +12,11 @@ from torch.optim.swa_utils import AveragedModel
 
 import birdie
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
+from birdie.compress.calibration.calibration_file import StoredFactors
 from birdie.compress.calibration.held_out import HeldOut, mapped_copy
 from birdie.compress.calibration.offload import calibrate_offloaded, groups_of
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.stored import StoredFactors
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
 from birdie.errors import ConfigError, WeightsError

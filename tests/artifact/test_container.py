@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from birdie.artifact import container
 from birdie.artifact.container import ALIAS, BLOCKS, FILES, Entry, Reader, Stream, block_name
-from birdie.artifact.inspect import inspect
-from birdie.artifact.load import load
+from birdie.artifact.inspection import inspect
+from birdie.artifact.loading import load
 from birdie.artifact.repack import load_object
-from birdie.artifact.to_safetensors import to_safetensors
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.standalone import decoder

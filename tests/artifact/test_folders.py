@@ -19,7 +19,7 @@ import birdie
 from birdie.artifact.folders import write_folder
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.repack import write_checkpoint
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.checkpoints.checkpoints import is_foreign_pickle, read_state_dict
 from birdie.cli import main

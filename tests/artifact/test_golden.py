@@ -25,7 +25,7 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact.codes import SCHEMES
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.artifact.write import Beside
 from birdie.checkpoints import pytree
 from birdie.compress import registry

@@ -11,8 +11,8 @@ import torch
 
 import birdie
 from birdie.artifact.folders import write_folder
-from birdie.artifact.save import write_model
-from birdie.chain.chain import Chain
+from birdie.artifact.saving import write_model
+from birdie.chain.chain_folder import Chain
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.hub.folder import write_birdie_folder

@@ -14,7 +14,7 @@ from birdie.artifact import container, kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.errors import ArtifactError, ConfigError
 
 FILES = {"config.json": b'{"hidden_size": 64}', "tokenizer/vocab.json": b"a" * 5000, "LICENSE": "Lizenz ü".encode()}

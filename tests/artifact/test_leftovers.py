@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import birdie
-from birdie.artifact import resume
-from birdie.artifact import save as saving
+from birdie.artifact import resume, saving
 from birdie.artifact.resume import Resume
 from birdie.compress.coding import Coded
 

@@ -16,7 +16,7 @@ from birdie.artifact.file import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TEN
 from birdie.artifact.folders import write_folder
 from birdie.artifact.options import Limits
 from birdie.artifact.repack import load_object
-from birdie.artifact.to_safetensors import to_safetensors
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.checkpoints import limits
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact import save as saving
+from birdie.artifact import saving
 from birdie.artifact.container import Entry, Stream, to_bytes
 from birdie.artifact.resume import Resume
 from birdie.compress import coding
@@ -126,7 +126,7 @@ import os, signal, sys
 from pathlib import Path
 from safetensors.torch import load_file
 import birdie
-from birdie.artifact import save
+from birdie.artifact import saving as save
 from birdie.artifact.resume import Resume
 save._ON_DISK = 1
 keep, left = Resume.keep, [4]
@@ -272,7 +272,7 @@ def test_rank_0_collects_what_the_ranks_coded(own_disks: bool, tmp_path: Path, p
 
 DYING = """
 import os, signal, sys
-from birdie.artifact import save
+from birdie.artifact import saving as save
 from birdie.artifact.resume import Resume
 from birdie.cli import main
 save._ON_DISK = 1

@@ -15,7 +15,7 @@ from benchmarks.gpu_checks import CHECKS, Check, Setup
 from benchmarks.train import RepeatedTokens
 from birdie.artifact.container import Reader
 from birdie.compress import row_blocks
-from birdie.entropy import trellis
+from birdie.entropy import trellis_states as trellis
 from birdie.gpt.model.attention_kernels import Kernels
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.train.settings import TrainSettings

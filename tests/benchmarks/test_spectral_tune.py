@@ -10,7 +10,7 @@ from benchmarks import spectral_tune
 from benchmarks.networks import ResNet, load_resnet
 from benchmarks.subjects import Subject
 from birdie.errors import ConfigError
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_registry import find
 
 RECIPE = find("resnet_spectral")
 

@@ -13,8 +13,8 @@ import birdie
 from benchmarks import ablation, contest, estimate, lazy, offload, optimizer, processes, schemes, train
 from benchmarks.ablation import CHANGES, Texts
 from birdie.gpt.model.gpt import GPTConfig
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import changes
+from birdie.gpt.run.recipe_registry import changes
+from birdie.gpt.run.recipe_settings import Recipe
 
 CPU = torch.device("cpu")
 

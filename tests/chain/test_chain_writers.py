@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import birdie
-from birdie.artifact import save
+from birdie.artifact import saving as save
 from birdie.artifact.links import link_paths, read_link
 from birdie.chain import checkpoint_series
-from birdie.chain.chain import Chain
+from birdie.chain.chain_folder import Chain
 from birdie.chain.chain_rows import survey, verify
 from birdie.chain.checkpoint_series import series, unnumbered
 from birdie.chain.link_content import restore, steadily
@@ -137,7 +137,7 @@ def test_a_change_that_no_time_tells_is_found_by_decoding(
             os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
         return parts
 
-    monkeypatch.setattr("birdie.chain.chain.split_checkpoint", disturbed)
+    monkeypatch.setattr("birdie.chain.chain_folder.split_checkpoint", disturbed)
     writer = Chain(tmp_path / "c")
     assert [row.step for row in writer.extend(series(run))] == [10, 20, 40, 50, 60]
     assert [*writer.waiting] == [victim]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.artifact.to_safetensors import DTYPES
+from birdie.artifact.safetensors_export import DTYPES
 from birdie.chain import file_parts
 from birdie.chain.file_parts import FileParts, join, split
 from birdie.errors import DataError

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 import birdie
-from birdie.artifact.to_safetensors import to_safetensors
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.checkpoints import pytree
 from birdie.errors import ArtifactError, WeightsError
 

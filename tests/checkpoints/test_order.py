@@ -18,7 +18,7 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact.container import Reader
 from birdie.checkpoints.order import in_order
-from birdie.checkpoints.order_field import order_of
+from birdie.checkpoints.stored_order import order_of
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ArtifactError

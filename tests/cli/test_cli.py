@@ -35,7 +35,7 @@ from birdie.errors import ConfigError
 from birdie.gpt.data.shards import read_shard, write_shard
 from birdie.gpt.data.tokenizer import ByteTokenizer
 from birdie.gpt.run.evaluation import evaluate
-from birdie.gpt.train.checkpoint import load_checkpoint
+from birdie.gpt.train.training_checkpoint import load_checkpoint
 from birdie.system.callbacks import no_message
 from birdie.system.distributed import World
 from birdie.system.files import atomic_path

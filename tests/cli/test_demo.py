@@ -10,8 +10,8 @@ import pytest
 from birdie.cli import build_app, demo
 from birdie.cli.console import run
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.run.recipe import Recipe
-from birdie.lab.ledger import find_runs
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.lab.run_ledger import find_runs
 
 
 def test_the_demo_leaves_a_run_like_any_other(

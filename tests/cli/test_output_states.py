@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import save_file
 
 import birdie
-import birdie.golf.packed
+import birdie.golf.packed_script
 from birdie.artifact.folders import write_folder
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.golf import submission
-from birdie.golf.packed import Packed
+from birdie.golf.packed_script import PackedScript
 from birdie.gpt.data.shards import write_shard
 
 MINE = b"written by somebody else"
@@ -34,8 +34,8 @@ Prepare = Callable[[Path, Path], None]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts of a few bytes: what is in them is not the subject, and to pack them takes seconds."""
-    packed = Packed(b"#birdie 0\n", {}, ("torch",), True)
-    monkeypatch.setattr(birdie.golf.packed, "pack", lambda *_: packed)
+    packed = PackedScript(b"#birdie 0\n", {}, ("torch",), True)
+    monkeypatch.setattr(birdie.golf.packed_script, "pack", lambda *_: packed)
     monkeypatch.setattr(submission, "pack", lambda *_: packed)
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import birdie
-from birdie.artifact import forecast
+from birdie.artifact import file_forecast as forecast
 from birdie.cli import main
 from tests.cli.layout_models import Detector, Perceptron, Policy, adam, seeded
 from tests.cli.test_real_layouts import LAYOUTS, OF_LIBRARIES, one_file, texts

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import birdie
 from birdie.compress import registry
-from birdie.compress.nested import part_params, take_part
+from birdie.compress.inner_tensors import part_params, take_part
 from birdie.compress.registry import decode, decoder, options_of, parse_spec
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.cast import SIXTEEN_BIT, Cast

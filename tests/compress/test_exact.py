@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.compress.exact import FEW, FEW_OF_LARGE, LARGE
 from birdie.compress.state import ModelState
 from birdie.errors import BudgetError, WeightsError

@@ -28,7 +28,7 @@ from birdie.cli.console import run
 from birdie.compress import registry
 from birdie.compress.spec_examples import spec_examples
 from birdie.standalone import decoder
-from birdie.golf.packed import pack
+from birdie.golf.packed_script import pack
 from birdie.web.support import unsupported
 
 assert Path(birdie.__file__).parents[1] == Path.cwd()

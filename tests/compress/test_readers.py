@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact.container import Reader
-from birdie.artifact.to_safetensors import to_safetensors
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.lab.report.sizes import sizes_of
 from birdie.standalone import decoder
 from tests.artifact.states import decode_tensor, same_bits

@@ -11,7 +11,9 @@ from torch import Tensor
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
 from birdie.compress.tiled import KINDS, Product
-from birdie.entropy import coder, plan, rans_tiles, tiles, trellis
+from birdie.entropy import coder, rans_tiles, tiles
+from birdie.entropy import coding_plan as plan
+from birdie.entropy import trellis_states as trellis
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
 from tests.reference.streams import gaussian, on_paths, some_zeros

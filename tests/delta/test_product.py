@@ -15,7 +15,7 @@ from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.trellis.feedback import feedback
 from birdie.delta import product as products
-from birdie.delta.coding import decode, layout, near
+from birdie.delta.delta_coding import decode, layout, near
 from birdie.delta.product import Components, Weights, cheaper
 from birdie.errors import ArtifactError
 from tests.compress.matrices import covariance

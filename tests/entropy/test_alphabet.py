@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy.alphabet import AFFINE, LISTED, SPLIT, Alphabet
-from birdie.entropy.side_information import Reader, Writer
+from birdie.entropy.side_information import SideReader, SideWriter
 from birdie.errors import ArtifactError
 
 Integers = NDArray[np.integer]
@@ -26,9 +26,9 @@ def round_trip(values: Integers) -> Alphabet:
     """Check that values come back from symbols, low bits and the alphabet of the side information."""
     alphabet, symbols = alphabets.choose(values)
     assert int(symbols.max()) < alphabet.size
-    writer = Writer()
+    writer = SideWriter()
     alphabet.put(writer)
-    reader = Reader(writer.finish())
+    reader = SideReader(writer.finish())
     taken = Alphabet.take(reader)
     reader.finish()
     low = alphabets.low_bits(values, alphabet) if alphabet.kind == SPLIT else b""
@@ -51,7 +51,7 @@ def test_each_kind_is_chosen_where_it_belongs(name: str) -> None:
 
 
 def test_an_alphabet_beyond_int32_is_refused() -> None:
-    writer = Writer()
+    writer = SideWriter()
     Alphabet(AFFINE, np.array([2**31 - 2, 2**31 - 1, 2**31])).put(writer)
     with pytest.raises(ArtifactError, match="32 bits"):
-        Alphabet.take(Reader(writer.finish()))
+        Alphabet.take(SideReader(writer.finish()))

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, numbers, static, trellis
+from birdie.entropy import coder, mixed, numbers, static
+from birdie.entropy import trellis_states as trellis
 from birdie.entropy.hints import Effort, Hints, Stream
 from birdie.errors import ArtifactError, ConfigError
 from tests.nightly import mostly_nightly

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from birdie.compress.tensors import FORMATS, to_bits
-from birdie.entropy import coder, deltas, planes, trellis
+from birdie.entropy import coder, deltas, planes
+from birdie.entropy import trellis_states as trellis
 from birdie.entropy.planes import plane_hints, split
 from birdie.errors import ArtifactError
 from tests.reference.deltas import decode_deltas

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy import frequency_tables
 from birdie.entropy.frequency_tables import Description
-from birdie.entropy.side_information import Reader, Writer
+from birdie.entropy.side_information import SideReader, SideWriter
 from birdie.errors import ArtifactError
 
 PRECISION = 12
@@ -35,10 +35,10 @@ def test_tables_give_every_symbol_a_frequency_and_come_back(counts: NDArray[np.i
     assert (frequencies[counts > 0] > 0).all()
     assert np.isfinite(bits)
     assert bits >= frequency_tables.least_bits(counts[None])[0]
-    writer = Writer()
+    writer = SideWriter()
     description.put(writer, counts.size)
     description.put(writer, counts.size)
-    reader = Reader(writer.finish())
+    reader = SideReader(writer.finish())
     taken = frequency_tables.take(reader, 2, counts.size, PRECISION)
     reader.finish()
     assert taken.tolist() == [frequencies.tolist()] * 2
@@ -50,7 +50,7 @@ def test_a_smooth_histogram_costs_its_entropy_and_few_bytes() -> None:
     entropy = float((present * np.log2(counts.sum() / present)).sum())
     description, bits = frequency_tables.fit(counts, PRECISION, newton=True)
     assert bits < 1.005 * entropy
-    writer = Writer()
+    writer = SideWriter()
     description.put(writer, counts.size)
     assert writer.finish().nbytes < 25
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy import mixed, prediction, static
 from birdie.entropy.prediction import MAX_KERNEL, MAX_WEIGHT, REFERENCES, Prediction, RowPrediction, TapPrediction
-from birdie.entropy.side_information import Reader, Writer
+from birdie.entropy.side_information import SideReader, SideWriter
 from birdie.errors import ArtifactError
 from tests.reference import prediction as reference
 from tests.reference.side_information import Bits
@@ -72,10 +72,10 @@ def test_a_residual_depends_on_no_later_symbol(case: tuple[Symbols, Prediction, 
 @given(cases())
 def test_side_information_and_residuals_are_those_of_the_format(case: tuple[Symbols, Prediction, int, int]) -> None:
     symbols, predictor, zero, size = case
-    writer = Writer()
+    writer = SideWriter()
     prediction.put(writer, predictor)
     words = writer.finish()
-    reader = Reader(words)
+    reader = SideReader(words)
     taken = prediction.take(reader, len(symbols), prediction.MIN_COLUMNS)
     reader.finish()
     assert taken is not None
@@ -92,17 +92,17 @@ def test_taps_are_distinct_and_look_back(kernel: tuple[int, int]) -> None:
     assert all(offset > (0, 0) for offset in offsets)
 
 
-def written_rows(first: list[int], weight: int) -> Writer:
+def written_rows(first: list[int], weight: int) -> SideWriter:
     """Side information of rows with these first distances."""
-    writer = Writer()
+    writer = SideWriter()
     distances = np.zeros((len(first), REFERENCES), np.int64)
     distances[:, 0] = first
     prediction.put(writer, RowPrediction(distances, np.full((len(first), REFERENCES + 1), weight)))
     return writer
 
 
-def written_taps(kernel: tuple[int, int], weight: int) -> Writer:
-    writer = Writer()
+def written_taps(kernel: tuple[int, int], weight: int) -> SideWriter:
+    writer = SideWriter()
     shape = kernel[0] * kernel[1], len(prediction.tap_offsets(kernel))
     prediction.put(writer, TapPrediction(kernel, np.full(shape, weight)))
     return writer
@@ -119,16 +119,16 @@ def written_taps(kernel: tuple[int, int], weight: int) -> Writer:
         (written_taps((MAX_KERNEL + 1, 1), 1), "side of a kernel"),
     ],
 )
-def test_side_information_out_of_range_is_refused(writer: Writer, message: str) -> None:
+def test_side_information_out_of_range_is_refused(writer: SideWriter, message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
-        prediction.take(Reader(writer.finish()), 3, prediction.MIN_COLUMNS)
+        prediction.take(SideReader(writer.finish()), 3, prediction.MIN_COLUMNS)
 
 
 def test_rows_too_short_for_references_have_none() -> None:
     words = written_rows([0, 1, 2], 3).finish()
-    assert isinstance(prediction.take(Reader(words), 3, prediction.MIN_COLUMNS), RowPrediction)
+    assert isinstance(prediction.take(SideReader(words), 3, prediction.MIN_COLUMNS), RowPrediction)
     with pytest.raises(ArtifactError, match=f"rows of {prediction.MIN_COLUMNS - 1}"):
-        prediction.take(Reader(words), 3, prediction.MIN_COLUMNS - 1)
+        prediction.take(SideReader(words), 3, prediction.MIN_COLUMNS - 1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from birdie.entropy import rans, trellis
+from birdie.entropy import rans
+from birdie.entropy import trellis_states as trellis
 from birdie.errors import ArtifactError
 from tests.reference import decoder as reference
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from birdie.entropy import row_classes
-from birdie.entropy.side_information import Reader, Writer
+from birdie.entropy.side_information import SideReader, SideWriter
 from birdie.errors import ArtifactError
 
 
@@ -24,9 +24,9 @@ def test_equal_rows_have_one_class() -> None:
 
 def test_classes_come_back_unless_there_are_too_many() -> None:
     classes = np.array([0, 0, 3, 1, 3], np.uint8)
-    writer = Writer()
+    writer = SideWriter()
     row_classes.put(writer, classes)
     words = writer.finish()
-    assert row_classes.take(Reader(words), 5, 4).tolist() == classes.tolist()
+    assert row_classes.take(SideReader(words), 5, 4).tolist() == classes.tolist()
     with pytest.raises(ArtifactError, match="class 3 of 3"):
-        row_classes.take(Reader(words), 5, 3)
+        row_classes.take(SideReader(words), 5, 3)

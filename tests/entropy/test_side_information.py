@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birdie.entropy.side_information import CONTEXTS, MAX_NUMBER, Reader, Writer
+from birdie.entropy.side_information import CONTEXTS, MAX_NUMBER, SideReader, SideWriter
 from birdie.errors import ArtifactError
 from tests.reference.side_information import Bits
 
@@ -14,11 +14,11 @@ NUMBERS = st.lists(st.one_of(st.integers(0, 40), st.integers(0, MAX_NUMBER)), ma
 
 @given(NUMBERS, st.integers(0, CONTEXTS - 32), st.integers(0, 31))
 def test_a_chain_comes_back_from_both_decoders(numbers: list[int], context: int, most: int) -> None:
-    writer = Writer()
+    writer = SideWriter()
     writer.put_chain(context, np.array(numbers, np.int64), most)
     writer.put_signed(context, -7)
     words = writer.finish()
-    reader, reference = Reader(words), Bits(words.tolist())
+    reader, reference = SideReader(words), Bits(words.tolist())
     assert reader.take_chain(context, len(numbers), most).tolist() == numbers
     assert reference.chain(context, len(numbers), most) == numbers
     assert reader.take_signed(context) == reference.signed(context) == -7
@@ -27,9 +27,9 @@ def test_a_chain_comes_back_from_both_decoders(numbers: list[int], context: int,
 
 def test_numbers_end_at_the_limit_of_the_format() -> None:
     for number, valid in ((MAX_NUMBER, True), (MAX_NUMBER + 1, False)):
-        writer = Writer()
+        writer = SideWriter()
         writer.put(0, number)
-        reader = Reader(writer.finish())
+        reader = SideReader(writer.finish())
         if valid:
             assert reader.take_all(0, 1).tolist() == [number]
         else:
@@ -38,25 +38,25 @@ def test_numbers_end_at_the_limit_of_the_format() -> None:
 
 
 def test_contexts_are_independent() -> None:
-    writer = Writer()
+    writer = SideWriter()
     for context in range(CONTEXTS):
         writer.put(context, context)
-    reader = Reader(writer.finish())
+    reader = SideReader(writer.finish())
     assert [reader.take(context, CONTEXTS, "a number") for context in range(CONTEXTS)] == list(range(CONTEXTS))
     reader.finish()
 
 
 def test_a_number_above_its_limit_is_an_error_that_names_it() -> None:
-    writer = Writer()
+    writer = SideWriter()
     writer.put(3, 12)
     with pytest.raises(ArtifactError, match="the scale of a stream is 12"):
-        Reader(writer.finish()).take(3, 11, "the scale")
+        SideReader(writer.finish()).take(3, 11, "the scale")
 
 
 def test_words_that_are_left_are_an_error() -> None:
-    writer = Writer()
+    writer = SideWriter()
     writer.put(3, 12)
-    reader = Reader(np.append(writer.finish(), np.uint16(0)))
+    reader = SideReader(np.append(writer.finish(), np.uint16(0)))
     reader.take(3, 12, "the scale")
     with pytest.raises(ArtifactError):
         reader.finish()

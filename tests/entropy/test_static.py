@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from birdie.entropy import frequency_tables, static, trellis
-from birdie.entropy.trellis import STATES
+from birdie.entropy import frequency_tables, static
+from birdie.entropy import trellis_states as trellis
+from birdie.entropy.trellis_states import STATES
 from birdie.errors import ArtifactError
 from tests.reference.streams import on_paths
 

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry
-from birdie.entropy import coder, payload, plan, rans_tiles, static, tiles, trellis
+from birdie.entropy import coder, payload, rans_tiles, static, tiles
+from birdie.entropy import coding_plan as plan
+from birdie.entropy import trellis_states as trellis
 from birdie.entropy.hints import Hints
 from birdie.errors import ArtifactError
 from tests.hostile import seeds

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 
 
 @pytest.fixture(scope="session")

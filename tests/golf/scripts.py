@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from birdie.golf.packed import Kind, Packed, pack
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import find
+from birdie.golf.packed_script import Kind, PackedScript, pack
+from birdie.gpt.run.recipe_registry import find
+from birdie.gpt.run.recipe_settings import Recipe
 from tests.forked import run_python
 
 INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}
@@ -18,7 +18,7 @@ INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}
 
 
 @cache
-def script(kind: Kind) -> Packed:
+def script(kind: Kind) -> PackedScript:
     """Return the file of a kind for the recipe `sota`."""
     return pack(kind, find("sota").recipe())
 

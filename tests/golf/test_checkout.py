@@ -20,12 +20,12 @@ from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.golf import checkout, script_main
 from birdie.golf.checkout import main
-from birdie.golf.packed import Kind, Packed
+from birdie.golf.packed_script import Kind, PackedScript
 from birdie.golf.script_main import write_model
 from birdie.golf.script_score import Log
 from birdie.gpt.run.float_weights import Trained
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import ExportSettings, Recipe
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import ExportSettings, Recipe
 from birdie.gpt.run.work import Work
 from birdie.system.context import Context
 from birdie.system.distributed import World
@@ -94,9 +94,9 @@ def tiny(data: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def fake_pack(kind: Kind, recipe: Recipe) -> Packed:
+def fake_pack(kind: Kind, recipe: Recipe) -> PackedScript:
     """Return a script in no time; its bytes tell how it was packed."""
-    return Packed(f"{kind} {recipe.model}".encode(), {"birdie/gpt/model/gpt.py": ""}, (), True)
+    return PackedScript(f"{kind} {recipe.model}".encode(), {"birdie/gpt/model/gpt.py": ""}, (), True)
 
 
 def with_the_fast_coder(**options: Any) -> Recipe:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from birdie.golf.packed import pack
-from birdie.gpt.run.recipe import Recipe
+from birdie.golf.packed_script import pack
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.settings import EvaluationSettings
 
 

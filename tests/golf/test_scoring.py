@@ -10,12 +10,12 @@ import torch
 
 import birdie
 from birdie.golf import script_score
-from birdie.golf.packed import pack
+from birdie.golf.packed_script import pack
 from birdie.gpt.data.tokenizer import ByteTokenizer
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run.evaluation import evaluate
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_registry import find
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import EvaluationSettings
 from tests.golf.scripts import start, tiny

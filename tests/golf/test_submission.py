@@ -15,13 +15,13 @@ from birdie.cli import build_app
 from birdie.cli.console import run as run_command
 from birdie.errors import BudgetError, ConfigError, DataError, OutputError, WeightsError
 from birdie.golf import submission
-from birdie.golf.audit.audit import audit
+from birdie.golf.audit.folder_audit import audit
 from birdie.golf.audit.rules import RULES
-from birdie.golf.packed import Kind, Packed, changed_settings, pack
-from birdie.golf.submission import About, Submission, submit
+from birdie.golf.packed_script import Kind, PackedScript, changed_settings, pack
+from birdie.golf.submission import Submission, SubmissionAbout, submit
 from birdie.gpt.run.pipeline import Run
-from birdie.gpt.run.recipe import DataSettings, Recipe
-from birdie.lab.ledger import find_runs, read_run
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
+from birdie.lab.run_ledger import find_runs, read_run
 from tests.golf.scripts import start
 from tests.gpt.run.test_run_folder import tiny_recipe
 
@@ -61,7 +61,9 @@ Submit = Callable[..., Submission]
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     """`make(…)` is `submit` of a recipe whose script is FAKE, into the folder `sub`."""
-    monkeypatch.setattr(submission, "pack", lambda *_: Packed(FAKE, {"birdie/a.py": "x = 1\n"}, ("torch==2",), True))
+    monkeypatch.setattr(
+        submission, "pack", lambda *_: PackedScript(FAKE, {"birdie/a.py": "x = 1\n"}, ("torch==2",), True)
+    )
     monkeypatch.setenv("ITERATIONS", "7")
 
     defaults: dict[str, Any] = {"seeds": (3, 1, 2), "overwrite": True}
@@ -77,7 +79,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_a_folder_has_all_seeds_and_the_median_artifact(make: Submit, tmp_path: Path) -> None:
-    done = make(about=About(author="Ann", name="A title"), baseline=["2.05", "1.035bpb"])
+    done = make(about=SubmissionAbout(author="Ann", name="A title"), baseline=["2.05", "1.035bpb"])
     folder = tmp_path / "sub"
     logs = {f"train_seed{seed}.log" for seed in (1, 2, 3)}
     texts = {"README.md", "submission.json", "requirements.txt"}
@@ -107,9 +109,9 @@ def test_a_tokenizer_ships_beside_the_script(make: Submit, tmp_path: Path) -> No
     (tmp_path / "my.model").write_bytes(b"pieces")
     packed: list[Recipe] = []
 
-    def remember(_: Kind, recipe: Recipe) -> Packed:
+    def remember(_: Kind, recipe: Recipe) -> PackedScript:
         packed.append(recipe)
-        return Packed(FAKE, {}, (), True)
+        return PackedScript(FAKE, {}, (), True)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(submission, "pack", remember)
@@ -289,7 +291,7 @@ def test_the_script_exports_finished_runs_again(tmp_path: Path, monkeypatch: pyt
         f"from pathlib import Path; from birdie.golf.script_main import main\n"
         f"main(Path(__file__), Path({str(tmp_path / 'modules')!r}), {changed_settings(other)!r}, '')"
     ).encode()
-    monkeypatch.setattr(submission, "pack", lambda *_: Packed(script, {}, (), True))
+    monkeypatch.setattr(submission, "pack", lambda *_: PackedScript(script, {}, (), True))
     list(Run(recipe, tmp_path / "run").train())
     done = submit(other, tmp_path / "sub", runs=[read_run(tmp_path / "run")])
     kept = json.loads((tmp_path / "sub.work" / "runs" / "train_seed1337" / "summary.json").read_text())

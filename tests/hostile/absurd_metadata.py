@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from birdie.artifact import container
-from birdie.artifact.inspect import inspect
+from birdie.artifact.inspection import inspect
 from birdie.artifact.repack import load_object
-from birdie.artifact.save import save
+from birdie.artifact.saving import save
 from birdie.errors import BirdieError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.config import GPTConfig
 from birdie.gpt.run.evaluation import evaluate
-from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.settings import TrainSettings

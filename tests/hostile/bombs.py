@@ -24,13 +24,13 @@ from birdie.artifact import container
 from birdie.artifact.codes import SCHEMES
 from birdie.artifact.container import Entry, Reader, Stream
 from birdie.artifact.file import DTYPES, MIN_DECODED_LIMIT, decoded_bytes
-from birdie.artifact.load import load as load_file
+from birdie.artifact.loading import load as load_file
 from birdie.compress import registry
 from birdie.entropy import coder, numbers, prediction, raw
 from birdie.entropy import varint as cursor
-from birdie.entropy.side_information import Writer
+from birdie.entropy.side_information import SideWriter
 from birdie.errors import ArtifactError
-from birdie.golf.packed import pack
+from birdie.golf.packed_script import pack
 from tests.forked import run_python
 
 varint = cursor.varint
@@ -67,7 +67,7 @@ Numbers = tuple[int, int | np.ndarray]
 
 def side(*parts: Numbers) -> bytes:
     """Side information of (context, number or numbers), with its length before it."""
-    writer = Writer()
+    writer = SideWriter()
     for context, number in parts:
         writer.put_all(context, np.atleast_1d(np.asarray(number, np.int64)))
     words = writer.finish()

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.artifact.save import save
-from birdie.chain.chain import Chain
+from birdie.artifact.saving import save
+from birdie.chain.chain_folder import Chain
 from birdie.chain.checkpoint_series import series
 from birdie.compress import row_blocks
 from tests.hostile.seeds import CHUNK, Seed, written

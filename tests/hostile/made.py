@@ -13,7 +13,7 @@ from birdie.artifact.container import Entry, Stream
 from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans, rans_tiles
 from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
 from birdie.entropy.prediction import RowPrediction, TapPrediction
-from birdie.entropy.side_information import Writer, zigzag
+from birdie.entropy.side_information import SideWriter, zigzag
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 from tests.hostile.seeds import CHUNK, Seed
@@ -97,7 +97,7 @@ def _mixed(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
         rng.choice([b"", rng.randbytes(4 * rng.randrange(12)), b"\xff" * 4 * rng.randrange(40)]) for _ in range(chunks)
     ]
     words = [part[:-1] + b"\x01" if part[-1:] == b"\0" else part for part in words]
-    writer = Writer()
+    writer = SideWriter()
     alphabet.put(writer)
     writer.put(5, swapped)
     writer.put(23, _at_limits(0, alphabet.size - 1, rng))
@@ -136,7 +136,7 @@ def _static(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
         coded = rans.encode(part, kinds, frequencies, precision)
         lengths.append(coded.size)
         words.append(coded.astype("<u2").tobytes())
-    writer = Writer()
+    writer = SideWriter()
     alphabet.put(writer)
     writer.put(5, swapped)
     writer.put(6, precision - 8)
@@ -183,7 +183,7 @@ def _tiles(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
         starts[rng.randrange(len(lengths))] = _at_limits(1, rans_tiles.MOST_START, rng)
     if rng.random() < 0.2:
         words = noise.integers(0, 1 << 16, words.size).astype(np.uint16)
-    writer = Writer()
+    writer = SideWriter()
     alphabet.put(writer)
     writer.put(83, raw)
     writer.put(5, swapped)
@@ -212,6 +212,6 @@ def _shape(size: int, noise: np.random.Generator) -> frequency_tables.Descriptio
     return frequency_tables.Description(low, high, stride, coarseness, tuple(knots.tolist()), tuple(spikes))
 
 
-def _joined(writer: Writer, words: list[bytes], tail: bytes) -> bytes:
+def _joined(writer: SideWriter, words: list[bytes], tail: bytes) -> bytes:
     side = writer.finish()
     return varint(side.size) + side.astype("<u2").tobytes() + b"".join(words) + tail

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from birdie.artifact import save as saving
+from birdie.artifact import saving
 from tests.hostile.workload import COMMANDS, Command, Report, forked, reset, train_tokens, workplace
 
 _RECORD = re.compile(r"[0-9a-f]{64}\.birdie")

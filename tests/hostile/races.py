@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from tests.hostile.faults import faulty_layer
 from tests.hostile.workload import (
     COMMANDS,

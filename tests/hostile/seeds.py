@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from birdie.artifact import container, repack
 from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import save as save_file
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import save as save_file
+from birdie.artifact.saving import write_model
 from birdie.compress import registry, row_blocks
-from birdie.entropy import coder, mixed, numbers, plan, rans_tiles, raw, side_information, static, tiles, trellis
+from birdie.entropy import coder, mixed, numbers, rans_tiles, raw, side_information, static, tiles
+from birdie.entropy import coding_plan as plan
 from birdie.entropy import payload as payloads
+from birdie.entropy import trellis_states as trellis
 from birdie.entropy.varint import varint
 
 _SPECS = (  # features that the examples of the registry lack
@@ -54,7 +56,7 @@ class Side:
 
     def payload(self, code: int) -> bytes:
         """The stream of coder `code` (numbers, static or mixed) with this side information."""
-        writer = side_information.Writer()
+        writer = side_information.SideWriter()
         writer._contexts, writer._numbers = [self.contexts], [self.numbers]
         words = writer.finish()
         return (b"" if code == coder.NUMBERS else varint(words.size)) + words.astype("<u2").tobytes() + self.rest
@@ -99,15 +101,15 @@ def short_chunks() -> Iterator[None]:
 @contextmanager
 def recorded(known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Iterator[None]:
     """Remember in `known` what numbers the words of every finished writer stand for."""
-    finish = side_information.Writer.finish
+    finish = side_information.SideWriter.finish
 
-    def record(writer: side_information.Writer) -> side_information.Words:
+    def record(writer: side_information.SideWriter) -> side_information.Words:
         words = finish(writer)
         if writer._numbers:
             known[words.tobytes()] = np.concatenate(writer._contexts), np.concatenate(writer._numbers)
         return words
 
-    with mock.patch.object(side_information.Writer, "finish", record):
+    with mock.patch.object(side_information.SideWriter, "finish", record):
         yield
 
 

@@ -23,14 +23,14 @@ import torch
 from birdie.artifact import container, kept_files, repack
 from birdie.artifact.container import DELTA
 from birdie.artifact.file import DTYPES
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from birdie.artifact.options import Limits
-from birdie.artifact.to_safetensors import to_safetensors
+from birdie.artifact.safetensors_export import to_safetensors
 from birdie.chain.link_content import restore
 from birdie.checkpoints import pytree as tree
 from birdie.entropy import coder
 from birdie.entropy.hints import Hints
-from birdie.entropy.trellis import STATES
+from birdie.entropy.trellis_states import STATES
 from birdie.errors import ArtifactError, WeightsError
 from birdie.standalone import decoder
 from tests.hostile import difference_seeds, made, mutate, odd_metadata, seeds, tile_streams

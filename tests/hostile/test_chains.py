@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import birdie
 from birdie.artifact import container, links
 from birdie.artifact.container import Reader
-from birdie.chain.chain import Chain
+from birdie.chain.chain_folder import Chain
 from birdie.chain.chain_rows import survey
 from birdie.chain.checkpoint_series import series
 from birdie.chain.link_content import restore

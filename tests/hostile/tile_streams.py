@@ -16,7 +16,7 @@ from birdie.entropy import coder, tiles
 from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
 from birdie.entropy.rans_tiles import Kind
-from birdie.entropy.trellis import STATES
+from birdie.entropy.trellis_states import STATES
 from birdie.errors import ArtifactError
 from tests.hostile import seeds
 from tests.hostile.seeds import Seed
@@ -70,7 +70,7 @@ def _weights(payload: bytes, numbers: NDArray[np.integer], states: int, noise: n
     return out
 
 
-def _factors(stream: tiles.Opened, states: int, noise: np.random.Generator) -> Factors:
+def _factors(stream: tiles.OpenedTiles, states: int, noise: np.random.Generator) -> Factors:
     """Return factors of groups, or of rows and columns."""
     group = int(noise.choice([stream.columns, stream.columns, 32, 7, 1]))
     rows = noise.uniform(0.001, 3, (stream.rows, -(-stream.columns // group))).astype(np.float32)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.gpt.run.recipe import RunSettings
+from birdie.gpt.run.recipe_settings import RunSettings
 
 TINY = [
     *("--model.vocab-size", "300", "--model.num-layers", "2", "--model.model-dim", "32", "--model.num-heads", "2"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import birdie
-from birdie.artifact import save as save_module
+from birdie.artifact import saving as save_module
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.cli import build_app
 from birdie.cli.console import run

@@ -16,7 +16,7 @@ from birdie.cli.console import run
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.small_tensors import is_worth_coarsening
 from birdie.errors import ConfigError, WeightsError
-from birdie.hub.calibration import calibrate_folder, next_token_loss
+from birdie.hub.data_calibration import calibrate_folder, next_token_loss
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.system.distributed import World
 from tests.nightly import mostly_nightly

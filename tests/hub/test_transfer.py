@@ -8,7 +8,7 @@ import torch
 
 import birdie
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.cli import main
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.hub.folder import write_birdie_folder

@@ -14,7 +14,7 @@ from torch import nn
 
 import birdie
 from birdie.artifact.options import SaveOptions
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.cli import main
 from birdie.errors import ConfigError
 from birdie.hub.untrusted import bounded, harmless

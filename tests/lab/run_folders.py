@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from birdie.lab.ledger import RunRecord, read_run
+from birdie.lab.run_ledger import RunRecord, read_run
 
 RECIPE: dict[str, Any] = {
     "device": "cpu",

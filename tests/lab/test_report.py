@@ -15,9 +15,9 @@ import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress import row_blocks
-from birdie.entropy import trellis
+from birdie.entropy import trellis_states as trellis
 from birdie.errors import ArtifactError
-from birdie.lab.report.page import Section, render, table, text
+from birdie.lab.report.html import Section, render, table, text
 from birdie.lab.report.sizes import sizes_of
 from tests.lab.run_folders import write_run
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from birdie.errors import ConfigError, DataError
-from birdie.lab.ledger import find_runs_and_logs
+from birdie.lab.run_ledger import find_runs_and_logs
 from birdie.lab.selection import full_key, group, select, sort
 from tests.golf.audit.audited_logs import baseline
 from tests.lab.run_folders import write_run

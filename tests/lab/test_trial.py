@@ -12,11 +12,11 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BirdieError, ConfigError, DataError
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.lab import trial
 from birdie.lab.experiment import Experiment, resolved
-from birdie.lab.ledger import RunRecord, read_run
+from birdie.lab.run_ledger import RunRecord, read_run
 from birdie.lab.trial import FIXED, Lab, Result, changed, decide
 
 SEEDS = (5, 6, 7)

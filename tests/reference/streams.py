@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, numbers, plan, raw, static, tiles
+from birdie.entropy import coder, mixed, numbers, raw, static, tiles
+from birdie.entropy import coding_plan as plan
 from birdie.entropy.hints import Hints, Stream
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed

@@ -27,18 +27,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import birdie
-from birdie.artifact import container
-from birdie.artifact import save as saving
+from birdie.artifact import container, saving
 from birdie.artifact.links import link_paths
 from birdie.artifact.options import SaveOptions
-from birdie.chain.chain import Chain
+from birdie.chain.chain_folder import Chain
 from birdie.chain.checkpoint_series import series
 from birdie.chain.link_content import restore
 from birdie.compress.row_blocks import row_blocks
 from birdie.gpt.model.gpt import GPTConfig
-from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
-from birdie.gpt.train.checkpoint import checkpoint_paths
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.train.training_checkpoint import checkpoint_paths
 from tests.artifact.states import fingerprint, small_model
 from tests.gpt.run.test_run_folder import tiny_recipe
 

@@ -11,8 +11,8 @@ import birdie
 from birdie.artifact import container
 from birdie.artifact.codes import SCHEMES
 from birdie.entropy import coder
-from birdie.gpt.run.loading import load_run_recipe
-from birdie.gpt.train.checkpoint import load_checkpoint
+from birdie.gpt.run.recipe_loading import load_run_recipe
+from birdie.gpt.train.training_checkpoint import load_checkpoint
 from tests.reference import container as reference
 from tests.released.make import (
     CHAIN,

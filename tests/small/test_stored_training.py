@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import birdie
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
-from birdie.gpt.run.calibration import calibrate_gpt
-from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.gpt_calibration import calibrate_gpt
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import metadata
-from birdie.gpt.run.recipe import CalibrationSettings, ExportSettings, Recipe, RunSettings
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import CalibrationSettings, ExportSettings, Recipe, RunSettings
 from birdie.small import fine_tuning
 from birdie.small.fine_tuning import FineTuneStep, fine_tune
-from birdie.small.qat.layers import parameter
+from birdie.small.qat.quantized_layers import parameter
 from birdie.small.qat.settings import Qat
 from birdie.small.stored_training import BudgetFile, StoredTraining
 from birdie.system.context import Context

@@ -12,7 +12,7 @@ import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BudgetError, ConfigError, OutputError, WeightsError
-from birdie.golf.packed import Packed
+from birdie.golf.packed_script import PackedScript
 from birdie.standalone import pair as entry
 from tests.golf.scripts import INTERPRETED, script, start
 
@@ -57,7 +57,7 @@ torch.save(load("model.birdie"), "loaded.pt")
 
 
 @pytest.fixture
-def pair() -> Packed:
+def pair() -> PackedScript:
     return script("pair")
 
 
@@ -70,7 +70,9 @@ def state() -> dict[str, Tensor]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("pasted", [False, True])
-def test_a_script_without_birdie_exports_under_a_budget_and_loads(pair: Packed, pasted: bool, tmp_path: Path) -> None:
+def test_a_script_without_birdie_exports_under_a_budget_and_loads(
+    pair: PackedScript, pasted: bool, tmp_path: Path
+) -> None:
     (tmp_path / "birdie_pair.py").write_bytes(pair.script)
     lines = pair.text if pasted else "from birdie_pair import export, load"
     file = "__file__" if pasted else "'birdie_pair.py'"
@@ -135,7 +137,7 @@ def test_bad_input_is_refused_in_words(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_text_brings_a_script_five_names(pair: Packed, tmp_path: Path) -> None:
+def test_the_text_brings_a_script_five_names(pair: PackedScript, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(f'"""Docstring."""\nfrom __future__ import annotations\n{pair.text}A = 1\n', "ascii")
     names: dict[str, Any] = {"__file__": str(script)}
@@ -149,10 +151,10 @@ def test_the_text_brings_a_script_five_names(pair: Packed, tmp_path: Path) -> No
 
 
 def test_the_command(
-    pair: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pair: PackedScript, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "golf.py"
-    monkeypatch.setattr("birdie.golf.packed.pack", lambda *_: pair)
+    monkeypatch.setattr("birdie.golf.packed_script.pack", lambda *_: pair)
     assert run(build_app, ["script", "--kind", "pair", "-o", str(output)]) == 0
     assert output.read_bytes() == pair.script
     assert "from golf import export, load" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import birdie
 from birdie.artifact import container, kept_files
 from birdie.artifact.container import Reader
 from birdie.artifact.folders import write_folder
-from birdie.artifact.save import write_model
+from birdie.artifact.saving import write_model
 from birdie.checkpoints.checkpoints import read_state_dict
 from birdie.cli import build_app
 from birdie.cli.console import run

@@ -57,7 +57,7 @@ import birdie
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 
 torch.manual_seed(0)
 folder = Path(sys.argv[1])

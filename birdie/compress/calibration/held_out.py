@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.kl import Difference, Predictions, difference, kl, predictions
+from birdie.compress.calibration.model_runs import Runs
 from birdie.compress.calibration.modes import evaluation_copy, fresh_casts, measuring_mode
-from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import DataError, OutputError
 from birdie.system.distributed import World, together

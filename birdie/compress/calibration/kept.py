@@ -31,7 +31,7 @@ _FEW = 4  # times the bytes of a tensor up to which its complete storage is copi
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
-class Memory:
+class KeptMemory:
     """Memory of a tensor, and its values once they are copied.
 
     Args:
@@ -71,7 +71,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
     def _should_skip_dynamo(cls) -> bool:
         return False  # what torch.compile needs takes seconds to import
 
-    def __init__(self, memories: Mapping[int, Memory]) -> None:
+    def __init__(self, memories: Mapping[int, KeptMemory]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memories = memories
 
@@ -99,7 +99,7 @@ class Snapshot:
     """
 
     def __init__(self, roots: Iterable[Any], written: Iterable[int] = ()) -> None:
-        self.parameters: dict[int, Memory] = {}
+        self.parameters: dict[int, KeptMemory] = {}
         self._seen: dict[int, Any] = {}  # holds the objects, so that no other gets the address of one
         self._mappings: list[tuple[Any, dict[Any, Any]]] = []
         self._others: list[Callable[[], Any]] = []
@@ -237,19 +237,19 @@ class Snapshot:
         self._others.append(restore)
         self._visit(item, depth)
 
-    def _copied(self, written: set[int]) -> list[Memory]:
+    def _copied(self, written: set[int]) -> list[KeptMemory]:
         """Return the memory of tensors that are not parameters, copied; that of parameters is in `parameters`."""
-        memories: dict[int, Memory] = {}
+        memories: dict[int, KeptMemory] = {}
         for tensor in self._tensors.values():
             if id(tensor) in self._is_parameter and (address := _address(tensor)) is not None:
-                self.parameters[address] = Memory(tensor)
+                self.parameters[address] = KeptMemory(tensor)
         rest = _MOST_BYTES
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             for tensor in self._tensors.values():
                 address = _address(tensor)
                 if address is None or address in self.parameters or address in memories:
                     continue
-                memory = Memory(tensor)
+                memory = KeptMemory(tensor)
                 if id(tensor) not in self._registered:
                     rest -= memory.nbytes
                     if rest < 0:

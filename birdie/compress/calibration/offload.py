@@ -33,6 +33,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from birdie.compress.calibration.calibration_file import (
+    SUFFIX,
+    Scratch,
+    StoredFactors,
+    StoredSensitivities,
+    read_tensors,
+)
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult, checked_data, unreached
 from birdie.compress.calibration.sensitivity import (
@@ -43,7 +50,6 @@ from birdie.compress.calibration.sensitivity import (
     require_examples,
 )
 from birdie.compress.calibration.shrinkage import shrink, with_row_floor
-from birdie.compress.calibration.stored import SUFFIX, Scratch, StoredFactors, StoredSensitivities, read_tensors
 from birdie.compress.calibration.sums import Sums
 from birdie.compress.calibration.symmetry import Symmetry, permute_sensitivity, sort_units, symmetries_of
 from birdie.compress.state import embeddings_of

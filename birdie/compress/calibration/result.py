@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.criterion import batch_loss
 from birdie.compress.calibration.held_out import HeldOut, Measure
-from birdie.compress.calibration.pieces import portions
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, measure, names_by_memory
 from birdie.compress.calibration.shrinkage import shrink, with_row_floor
 from birdie.compress.calibration.symmetry import Orders, permute_sensitivity, sort_units, symmetries_of
+from birdie.compress.calibration.tensor_pieces import portions
 from birdie.compress.coding import Quantized, decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, embeddings_of, named_tensors

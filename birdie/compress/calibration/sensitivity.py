@@ -34,11 +34,11 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from birdie.compress.calibration.checks import checked_loss, finite, naming_bad_weights, require_finite
+from birdie.compress.calibration.model_runs import Runs
 from birdie.compress.calibration.modes import differentiable_batch, evaluation_mode, measuring_mode
 from birdie.compress.calibration.other_uses import earliest, node_of, reached_weights
-from birdie.compress.calibration.pieces import Fused, Portion, Portions, Use, portions
-from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sums import Sums, over_ranks, sensitivity_of
+from birdie.compress.calibration.tensor_pieces import Fused, Portion, Portions, Use, portions
 from birdie.compress.calibration.transformed import is_transformed
 from birdie.compress.row_blocks import used_as_matrix
 from birdie.compress.scheme import Sensitivity

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from birdie.compress.calibration.held_out import HeldOut
+from birdie.compress.calibration.model_runs import Runs
 from birdie.compress.calibration.modes import differentiable_batch, measuring_mode
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches, settled, unreached
-from birdie.compress.calibration.runs import Runs
 from birdie.compress.calibration.sensitivity import Loss
 from birdie.compress.prior import mean_cost, prior, scale_sensitivity
 from birdie.compress.row_blocks import with_rows

@@ -23,9 +23,9 @@ from torch import Tensor
 from birdie.compress.tiled import Product
 from birdie.entropy import rans_tiles
 from birdie.entropy.factors import Factors
-from birdie.entropy.rans_tiles import Tables
-from birdie.entropy.tiles import Opened
-from birdie.entropy.trellis import chunk_rows, machine
+from birdie.entropy.rans_tiles import TileTables
+from birdie.entropy.tiles import OpenedTiles
+from birdie.entropy.trellis_states import chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
 from birdie.system.device import current
 
@@ -293,7 +293,7 @@ def _small_product() -> Product:
     frequencies = np.array([[2048, 1024, 512, 256, 128, 64, 32, 32]])
     kinds, values = np.zeros(70, np.uint8), np.arange(-3, 5)
     words, tiles = rans_tiles.encode(symbols, kinds, frequencies, None)
-    tables = Tables(kinds, frequencies, values, 0, machine(32), False)
+    tables = TileTables(kinds, frequencies, values, 0, machine(32), False)
     by_row, by_column = (rng.uniform(0.5, 1, size).astype(np.float32) for size in ((70, 1), 40))
-    stream = Opened(70, 40, -3, 4, False, tables, tiles, memoryview(words.tobytes()))
+    stream = OpenedTiles(70, 40, -3, 4, False, tables, tiles, memoryview(words.tobytes()))
     return Product(stream, Factors(by_row, by_column, 40, True, float(torch.finfo(torch.bfloat16).max)))

@@ -38,7 +38,7 @@ def group_tiny_tensors(assignment: Assignment) -> Assignment:
     kind = _kinds(assignment) if any(len(names) >= LEAST for names in alike.values()) else {}
     groups: dict[str, Group] = {}
     stacked: dict[str, Tensor] = {}
-    kinds: dict[str, _Kind] = {}
+    kinds: dict[str, _GroupKind] = {}
     for names in alike.values():
         for key, members in _by(names, [kind.get(name) for name in names]):
             if key is None:
@@ -74,7 +74,7 @@ def group_tiny_tensors(assignment: Assignment) -> Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _GroupKind:
     """Properties that the tensors of a group share, beside shape and dtype.
 
     Attributes:
@@ -90,23 +90,23 @@ class _Kind:
     otherwise: Scheme | None = None
 
 
-def _kinds(assignment: Assignment) -> dict[str, _Kind]:
+def _kinds(assignment: Assignment) -> dict[str, _GroupKind]:
     """Return name → kind of the tensors that can be in a group."""
     steered = assignment.steered
     kinds = {
-        name: _Kind(scheme, is_exact=name in assignment.exact)
+        name: _GroupKind(scheme, is_exact=name in assignment.exact)
         for name, scheme in {**assignment.settled, **assignment.small}.items()
         if scheme.by_rows
     }
     if steered is None or (steered.by_rows and not steered.by_axes):
-        kinds |= dict.fromkeys(assignment.free, _Kind(None, searched=True))
+        kinds |= dict.fromkeys(assignment.free, _GroupKind(None, searched=True))
         for name in assignment.reserve:
             if assignment.tensors[name].numel() <= TINY:
-                kinds[name] = _Kind(None, otherwise=small_scheme(planes(assignment.tensors[name])))
+                kinds[name] = _GroupKind(None, otherwise=small_scheme(planes(assignment.tensors[name])))
     return kinds
 
 
-def _parts(names: Sequence[str], tensors: Mapping[str, Tensor], kind: _Kind) -> Iterator[list[str]]:
+def _parts(names: Sequence[str], tensors: Mapping[str, Tensor], kind: _GroupKind) -> Iterator[list[str]]:
     """Yield the groups of tensors of one kind, none of which is too large."""
     runs = [list(names)]
     if not isinstance(kind.scheme, Lossless):

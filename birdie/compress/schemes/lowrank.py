@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import importance
+from birdie.compress.inner_tensors import inner_decoder, inner_names, part_params
 from birdie.compress.log_scales import SMALLEST, nearest_indices, scales_of
-from birdie.compress.nested import inner_decoder, inner_names, part_params
 from birdie.compress.scheme import (
     INT16,
     SCALES,

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import Importance
+from birdie.compress.inner_tensors import InnerTensor, inner_decoder, inner_names, part_params, take_part
 from birdie.compress.log_scales import scales_of, stored_indices
-from birdie.compress.nested import Part, inner_decoder, inner_names, part_params, take_part
 from birdie.compress.scheme import (
     BLOCK,
     Cost,
@@ -53,16 +53,16 @@ _REACH = 6.5  # deviations over which the Gaussian's levels are computed
 _HALF_ROOT = 0.7071067811865476  # 1 / √2
 
 
-def parts_of(shape: tuple[int, ...], params: tuple[int, ...]) -> list[Part]:
+def parts_of(shape: tuple[int, ...], params: tuple[int, ...]) -> list[InnerTensor]:
     """Return the inner tensors that `params` describe, all of the outer shape."""
-    parts: list[Part] = []
+    parts: list[InnerTensor] = []
     while params:
         part, params = take_part(shape, params, by_rows=True)
         parts.append(part)
     return parts
 
 
-def decode_parts(parts: list[Part], streams: tuple[Integers, ...], block: Block) -> list[NDArray[np.float32]]:
+def decode_parts(parts: list[InnerTensor], streams: tuple[Integers, ...], block: Block) -> list[NDArray[np.float32]]:
     """Return the rows of a block of each part, (rows, columns); `streams` holds their streams one after another."""
     matrices: list[NDArray[np.float32]] = []
     for part in parts:
@@ -74,7 +74,7 @@ def decode_parts(parts: list[Part], streams: tuple[Integers, ...], block: Block)
     return matrices
 
 
-def parts_operations(parts: list[Part]) -> int:
+def parts_operations(parts: list[InnerTensor]) -> int:
     """Return the operations that decoding the parts takes."""
     return sum(part.decoder.cost(part.shape, torch.float32, part.params).operations for part in parts)
 

@@ -43,10 +43,10 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import empty, real_matrix, real_rows, rows_columns
 from birdie.compress.trellis.column_scales import WIDEST, Columns
 from birdie.compress.trellis.feedback import BlockFeedback, Feedback, feedback
-from birdie.compress.trellis.search import search
+from birdie.compress.trellis.trellis_search import search
 from birdie.entropy.factors import Factors
 from birdie.entropy.hints import Hints
-from birdie.entropy.trellis import STATES, chunk_rows, machine
+from birdie.entropy.trellis_states import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
 from birdie.system.kernels import njit
 

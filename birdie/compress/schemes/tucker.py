@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress.inner_tensors import InnerTensor, inner_decoder, inner_names, part_params, take_part, with_kernel
 from birdie.compress.log_scales import nearest_indices, scales_of
-from birdie.compress.nested import Part, inner_decoder, inner_names, part_params, take_part, with_kernel
 from birdie.compress.scheme import (
     BLOCK,
     INT16,
@@ -77,12 +77,12 @@ def fits(shape: tuple[int, ...], ranks: tuple[int, ...]) -> bool:
     )
 
 
-def _parts(shape: tuple[int, ...], params: tuple[int, ...]) -> tuple[tuple[int, ...], list[Part]]:
+def _parts(shape: tuple[int, ...], params: tuple[int, ...]) -> tuple[tuple[int, ...], list[InnerTensor]]:
     """Return the ranks, and the core and the factors."""
     ranks, rest = params[: len(shape)], params[len(shape) :]
     if not fits(shape, ranks):
         raise ArtifactError(f"scheme tucker has ranks {ranks} for a tensor of {shape}; the file is corrupt or newer")
-    parts: list[Part] = []
+    parts: list[InnerTensor] = []
     for inner in (ranks, *((ranks[axis], shape[axis]) for axis in cut_axes(shape, ranks))):
         part, rest = take_part(inner, rest)
         parts.append(part)

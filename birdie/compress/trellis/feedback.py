@@ -27,7 +27,7 @@ _ATTEMPTS = 5
 Matrix = NDArray[np.float32]
 
 
-class Block(NamedTuple):
+class ColumnBlock(NamedTuple):
     """Feedback among some columns, by any Hessian.
 
     Attributes:
@@ -47,7 +47,7 @@ class BlockFeedback:
     Columns are counted in the order of quantization.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ColumnBlock, ...]
 
     def within(self, part: slice) -> Matrix:
         """Return the coefficients (j, k) among the columns of `part`; entries k ≤ j are not used."""
@@ -76,7 +76,7 @@ class BlockFeedback:
             total += (parts**2 * block.pivots[:, None]).sum(0)
         return total
 
-    def _parts(self, part: slice) -> Iterator[tuple[Block, slice, slice, slice]]:
+    def _parts(self, part: slice) -> Iterator[tuple[ColumnBlock, slice, slice, slice]]:
         """Yield (block, its columns, those of `part` within the block, the same within `part`)."""
         start = 0
         for block in self.blocks:
@@ -250,7 +250,7 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     return Feedback(order, by_column, row_factors, column_weight, row_weight, equal)
 
 
-def _block(matrix: NDArray[np.float64]) -> tuple[Block, NDArray[np.int64]]:
+def _block(matrix: NDArray[np.float64]) -> tuple[ColumnBlock, NDArray[np.int64]]:
     """Return the feedback by a Hessian, and the order of its columns.
 
     Columns with the largest inputs are first: their errors still find many columns that can compensate them.
@@ -259,7 +259,7 @@ def _block(matrix: NDArray[np.float64]) -> tuple[Block, NDArray[np.int64]]:
     lower = _inverse_root(matrix[np.ix_(order, order)], INPUT_DAMPING)
     # GPTQ's update: with H⁻¹ = L Lᵀ, column k > j moves by the error of j times L[k, j] / L[j, j], and the weight that
     # remains on column j is the pivot 1 / L[j, j]².
-    return Block((lower / lower.diagonal()).T.astype(np.float32), lower.diagonal() ** -2.0), order
+    return ColumnBlock((lower / lower.diagonal()).T.astype(np.float32), lower.diagonal() ** -2.0), order
 
 
 def _checked(values: NDArray[np.float64], shape: tuple[int, ...], kind: str) -> NDArray[np.float64]:

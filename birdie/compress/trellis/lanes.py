@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from birdie.compress.trellis.register import register
 from birdie.compress.trellis.vectors import WIDTH, choose, less, load, plus, store, store_bits
-from birdie.entropy.trellis import chunk_rows, machine
+from birdie.entropy.trellis_states import chunk_rows, machine
 from birdie.system.kernels import inner, njit
 
 Matrix = NDArray[np.float32]
@@ -84,7 +84,7 @@ class WeightDensity:
         return bool(np.count_nonzero(self.column < 1 / 16) * 16 <= self.column.size)
 
 
-class Factors(NamedTuple):
+class FeedbackFactors(NamedTuple):
     """Factors of a search.
 
     Attributes:
@@ -102,7 +102,7 @@ class Factors(NamedTuple):
     code: tuple[int, int, int, int]
 
     @classmethod
-    def of(cls, density: WeightDensity, row: Matrix, column: Matrix, states: int, price: float) -> "Factors":
+    def of(cls, density: WeightDensity, row: Matrix, column: Matrix, states: int, price: float) -> "FeedbackFactors":
         """Return the factors for the arguments of `quantize`."""
         inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
         inverse_column: Matrix = np.float32(1) / column
@@ -141,7 +141,7 @@ def quantize(
     rows, columns = weight.shape
     numbers = np.empty(weight.shape, np.int16)
     search = _search_columns if states > 0 else _search_rows
-    factors = Factors.of(density, row, column, states, price)
+    factors = FeedbackFactors.of(density, row, column, states, price)
     height = min(chunk_rows(columns), rows)
     search(np.ascontiguousarray(weight), *factors[:-1], _paths(abs(states)), height, numbers)
     return numbers

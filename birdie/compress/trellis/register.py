@@ -2,7 +2,7 @@
 
     states 2j, 2j + 1 ──► states j, j + states / 2
 
-The states of `birdie.entropy.trellis.machine` decode fast, but the two states before a state lie anywhere. A change of
+The states of `trellis_states.machine` decode fast, but the two states before a state lie anywhere. A change of
 basis makes the same machine a shift register, the controller form of Ungerboeck's encoder: states 2j and 2j + 1 lead to
 j and to j + states / 2, the four ways have the same oddness, and one parity says all four. So neighboring states are
 searched by the same instructions.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.trellis import machine
+from birdie.entropy.trellis_states import machine
 
 
 class Register(NamedTuple):

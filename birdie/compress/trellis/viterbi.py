@@ -35,7 +35,7 @@ from birdie.compress.trellis.vectors import (
     store,
     store_bits,
 )
-from birdie.entropy.trellis import chunk_rows, odd_states
+from birdie.entropy.trellis_states import chunk_rows, odd_states
 from birdie.system.kernels import inlined, njit
 
 Matrix = NDArray[np.float32]

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.artifact.inspect import inspect
-from birdie.artifact.load import load
+from birdie.artifact.inspection import inspect
+from birdie.artifact.loading import load
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
 from birdie.golf.audit import rules
 from birdie.golf.audit.byte_counts import check_counts, check_table
@@ -34,7 +34,7 @@ from birdie.gpt.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run.evaluation import load_gpt
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.system.callbacks import Progress, no_progress
 
 COMPARED = 32
@@ -49,7 +49,7 @@ _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=_|\.)")  # in names of shards
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """The options of an audit, as `birdie.golf.audit.audit.audit` documents them."""
+    """The options of an audit, as `birdie.golf.audit.folder_audit.audit` documents them."""
 
     data: str | None = None
     tokenizer: str | None = None
@@ -59,7 +59,7 @@ class AuditOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _AuditedText:
     """Validation text: shards, their tokenizer, their tokens (N,)."""
 
     dataset: Dataset
@@ -119,7 +119,7 @@ def _check_recipe(recipe: Recipe, metadata: Mapping[str, Any], shown: str) -> Fi
 
 def _validation_text(
     recipe: Recipe, metadata: Mapping[str, Any], options: AuditOptions, shown: str
-) -> tuple[_Text | None, list[Finding]]:
+) -> tuple[_AuditedText | None, list[Finding]]:
     """Return the validation text if it exists, else findings on what is missing or wrong."""
     name = options.tokenizer or recipe.data.tokenizer
     try:
@@ -146,7 +146,7 @@ def _validation_text(
             )
     except DataError as error:
         return None, [Finding(rules.BYTES, "fail", str(error), "data", shown)]
-    return _Text(dataset, tokenizer, tokens), []
+    return _AuditedText(dataset, tokenizer, tokens), []
 
 
 def _random_tokens(model: GPT) -> Tokens:
@@ -196,7 +196,7 @@ def _checksums(model: GPT) -> Tensor:
     return torch.stack([tensor.detach().double().flatten().sum() for tensor in model.state_dict().values()])
 
 
-def _check_text(text: _Text, recipe: Recipe, options: AuditOptions) -> Iterator[Finding]:
+def _check_text(text: _AuditedText, recipe: Recipe, options: AuditOptions) -> Iterator[Finding]:
     """Compare counted bytes with the decoded text, targets with the whole split, and documents with training."""
     name, tokenizer = str(text.dataset.val[0]), text.tokenizer
     counts, problem = None, None

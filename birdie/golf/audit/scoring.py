@@ -22,7 +22,7 @@ from birdie.golf.audit.rules import Finding
 from birdie.gpt.data.byte_accounting import Tokens
 from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.score.accumulator import Text
 from birdie.gpt.score.evaluator import Scored, score
 from birdie.gpt.score.mode import TrainingReport
@@ -45,7 +45,7 @@ class CachedWindows:
 
     Args:
         model: in evaluation mode, of softmax attention.
-        length, stride: of windows, as in `birdie.gpt.score.windows.sliding`.
+        length, stride: of windows, as in `birdie.gpt.score.window_losses.sliding`.
         bos_id: the token that begins windows anew; None: no token does.
         temperature: divides the logits.
     """

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from birdie.errors import ConfigError, DataError
-from birdie.gpt.data.order import Order
+from birdie.gpt.data.data_order import Order
 from birdie.gpt.data.sampler import Sampler, TokenSequence, make_sampler
 from birdie.gpt.data.shards import MAX_VOCAB
 

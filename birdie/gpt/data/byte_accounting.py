@@ -105,7 +105,7 @@ def _escaped(escapes: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return np.concatenate(([False], active[:-1]))
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """Part of a tokenizer that `check_bytes` needs."""
 
     @property
@@ -166,7 +166,7 @@ def split_documents(tokens: Tokens, bos_id: int) -> Iterator[Tokens]:
 
 
 def check_bytes(
-    tokenizer: Decoder,
+    tokenizer: TokenDecoder,
     tokens: Tokens,
     counts: ByteTable | NDArray[np.integer[Any]] | None = None,
     *,
@@ -211,7 +211,7 @@ def counted_bytes(
     return counts[document].astype(np.int64)
 
 
-def _end_of_text(tokenizer: Decoder, tokens: Tokens, begin: int) -> int:
+def _end_of_text(tokenizer: TokenDecoder, tokens: Tokens, begin: int) -> int:
     """Return the end of the last document, before the up to three bytes of a character that the stream cuts."""
     for end in range(len(tokens), max(begin, len(tokens) - 4), -1):
         if not tokenizer.decode(tokens[begin:end]).endswith("\ufffd"):  # the replacement of what is no UTF-8

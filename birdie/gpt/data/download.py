@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from birdie.errors import ConfigError, DataError, OutputError
 from birdie.gpt.data.byte_accounting import ByteTable, Tokens, check_bytes
 from birdie.gpt.data.dataset import MIN_ROUNDTRIP, DatasetInfo, SplitTotals, roundtrip_share
-from birdie.gpt.data.prepare import Layout, require_matching_bytes
+from birdie.gpt.data.preparation import Layout, require_matching_bytes
 from birdie.gpt.data.published import (
     MANIFEST,
     MAX_MANIFEST,
@@ -36,7 +36,7 @@ from birdie.gpt.data.shards import HEADER_BYTES, read_shard
 from birdie.gpt.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.system.callbacks import no_message
 from birdie.system.files import atomic_path, write_bytes
-from birdie.system.hub import library, request
+from birdie.system.hub_requests import library, request
 from birdie.system.locks import locked_folder
 from birdie.system.outputs import require_folder, require_writable
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.errors import ConfigError, DataError
-from birdie.gpt.data.order import Order, unknown_order
+from birdie.gpt.data.data_order import Order, unknown_order
 from birdie.gpt.data.shards import MAX_VOCAB, ShardReader
 
 Rows = NDArray[np.int64]

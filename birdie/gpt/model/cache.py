@@ -26,7 +26,7 @@ from birdie.errors import ConfigError
 from birdie.gpt.model.attention import Attention
 from birdie.gpt.model.attention_context import BoundAttention
 from birdie.gpt.model.attention_functions import grouped_attention
-from birdie.gpt.model.cache_quantizer import Packed, Quantizer
+from birdie.gpt.model.cache_quantizer import PackedCache, Quantizer
 from birdie.gpt.model.gpt import GPT, PREFIX_TOKENS
 from birdie.gpt.model.rotary import rotate
 from birdie.gpt.model.techniques.depth_recurrence import layer_order
@@ -184,7 +184,7 @@ class Cache:
         block = self._end - offset
         if begin >= block:
             return newest[..., begin - block :, :]
-        older = Packed(*(part[..., begin:block, :] for part in stored))
+        older = PackedCache(*(part[..., begin:block, :] for part in stored))
         return torch.cat((self._quantizer.dequantize(older, self._dtype), newest), dim=-2)
 
     def _mask(self, n: int, begin: int, window: int, sinks: int) -> Tensor | None:

@@ -34,7 +34,7 @@ _LARGEST = 65_504.0  # of float16
 _ROUNDS = 300  # of Lloyd's iteration, from a start near the optimum
 
 
-class Packed(NamedTuple):
+class PackedCache(NamedTuple):
     """Quantized vectors with their scales.
 
     Attributes:
@@ -77,20 +77,20 @@ class Quantizer:
         self._code_bytes = dims if bits == _GROUP else -(-dims // _GROUP) * bits
         self.vector_bytes = self._code_bytes + 2
 
-    def zeros(self, shape: Sequence[int]) -> Packed:
+    def zeros(self, shape: Sequence[int]) -> PackedCache:
         """Return packed zero vectors of shape (*shape, dims)."""
         codes = torch.zeros((*shape, self._code_bytes), dtype=torch.uint8, device=self._levels.device)
-        return Packed(codes, torch.zeros((*shape, 1), dtype=torch.float16, device=self._levels.device))
+        return PackedCache(codes, torch.zeros((*shape, 1), dtype=torch.float16, device=self._levels.device))
 
-    def quantize(self, x: Tensor) -> Packed:
+    def quantize(self, x: Tensor) -> PackedCache:
         """Pack x (…, dims) of any floating dtype; zero vectors stay zero."""
         y = x.float() @ self._rotation
         norm = y.norm(dim=-1, keepdim=True)
         codes = torch.bucketize(y / norm.clamp_min(1e-30), self._edges)
         scales = norm / self._levels[codes].norm(dim=-1, keepdim=True)
-        return Packed(self._pack(codes), scales.clamp_max(_LARGEST).to(torch.float16))
+        return PackedCache(self._pack(codes), scales.clamp_max(_LARGEST).to(torch.float16))
 
-    def dequantize(self, packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
+    def dequantize(self, packed: PackedCache, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the approximate vectors, (…, dims)."""
         y = self._levels[self._unpack(packed.codes)] * packed.scales.float()
         return (y @ self._rotation.T).to(dtype)

@@ -21,7 +21,7 @@ from birdie.gpt.model.techniques.depth_recurrence import layer_order
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ModelCost:
     """Cost of a forward and a backward pass over one batch.
 
     Attributes:
@@ -43,7 +43,7 @@ class Cost:
 @lru_cache(maxsize=8)
 def training_cost(
     config: GPTConfig, sequences: int, length: int, dtype: torch.dtype, *, depth_recurrence: bool
-) -> Cost:
+) -> ModelCost:
     """Return the cost of `GPT(config).loss` and its backward pass.
 
     Args:
@@ -73,7 +73,7 @@ def training_cost(
     layers = sum(map(len, layer_order(config, depth_recurrence)))
     # two products forward and four backward, each of 2 · length² · dim FLOPs per sequence; causality halves them
     attention = layers * sequences * 6 * 2 * length * length * config.model_dim // 2
-    return Cost(counter.get_total_flops(), attention, kept_bytes)
+    return ModelCost(counter.get_total_flops(), attention, kept_bytes)
 
 
 class _FusedAttention(torch.autograd.Function):

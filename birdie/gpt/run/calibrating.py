@@ -20,11 +20,11 @@ from birdie.compress.calibration.calibrate import Where
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer
-from birdie.gpt.run.calibration import artifact_metadata, calibrate_gpt
-from birdie.gpt.run.dataset import data_files
-from birdie.gpt.run.loading import load_run_recipe, recipe_file
-from birdie.hub.calibration import TOKENS, calibrate_on_images, calibrate_on_text, images_in
-from birdie.hub.loading import is_of_library, require_transformers_folder
+from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
+from birdie.gpt.run.recipe_loading import load_run_recipe, recipe_file
+from birdie.gpt.run.run_data import data_files
+from birdie.hub.data_calibration import TOKENS, calibrate_on_images, calibrate_on_text, images_in
+from birdie.hub.library_loading import is_of_library, require_transformers_folder
 from birdie.hub.made_up import calibrate_without_data, reason_of
 
 Calibrated = tuple[CalibrationResult | None, str | None]

@@ -42,7 +42,7 @@ AVERAGES = {"LAWA_ENABLED": "lawa", "EMA_ENABLED": "ema", "SWA_ENABLED": "swa"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class VariableRule:
     """Rule by which several variables, or one with more than one effect, become settings.
 
     Attributes:
@@ -391,13 +391,13 @@ def _adapted_parts(environ: Environment, content: Mapping[str, Any]) -> Tables:
     return {"evaluation": {"ttt_lora": {"parts": parts}}}
 
 
-def _renamed(variable: str, table: str, setting: str) -> Rule:
+def _renamed(variable: str, table: str, setting: str) -> VariableRule:
     """Return the rule of a variable that is one setting of a mode's table."""
 
     def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
         return {"evaluation": {table: {setting: environ[variable]}}}
 
-    return Rule((variable,), (f"evaluation.{table}.{setting}",), read)
+    return VariableRule((variable,), (f"evaluation.{table}.{setting}",), read)
 
 
 def _gptq(setting: str, bits: str, sigmas: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
@@ -431,33 +431,33 @@ def _mlp_width(environ: Environment, content: Mapping[str, Any]) -> Tables:
 
 
 RULES = (
-    Rule(("VE_LAYERS", "VE_ENABLED"), ("model.value_embed_layers",), _value_embedding),
-    Rule((*AVERAGES, "EMA_DECAY"), ("average.kind", "average.ema_decay"), _average),
-    Rule(
+    VariableRule(("VE_LAYERS", "VE_ENABLED"), ("model.value_embed_layers",), _value_embedding),
+    VariableRule((*AVERAGES, "EMA_DECAY"), ("average.kind", "average.ema_decay"), _average),
+    VariableRule(
         ("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD", "QAT_THRESHOLD"),
         ("qat.bits", "qat.below", "qat.tensors"),
         _qat,
     ),
-    Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group_size", "qat.tensors"), _ternary),
-    Rule(
+    VariableRule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group_size", "qat.tensors"), _ternary),
+    VariableRule(
         ("EMBED_BITS", "EMBED_CLIP_SIGMAS"),
         ("export.embedding",),
         _gptq("embedding", "EMBED_BITS", "EMBED_CLIP_SIGMAS"),
     ),
-    Rule(
+    VariableRule(
         ("MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
         ("export.scheme",),
         _gptq("scheme", "MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
     ),
-    Rule(("ATTN_CLIP_SIGMAS",), ("export.attention",), _gptq("attention", "MATRIX_BITS", "ATTN_CLIP_SIGMAS")),
-    Rule(("MLP_CLIP_SIGMAS",), ("export.mlp",), _gptq("mlp", "MATRIX_BITS", "MLP_CLIP_SIGMAS")),
-    Rule(("FP16_EMBED_EXPORT",), ("export.embedding",), _fp16_embedding),
-    Rule(("MLP_HIDDEN",), ("model.mlp_mult",), _mlp_width),
-    Rule(("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"), ("evaluation.stride",), _sliding),
-    Rule(("TTT_ENABLED", "PHASED_TTT_ENABLED"), ("evaluation.mode",), _scoring_mode),
-    Rule(tuple(PARTS), ("evaluation.ttt_lora.parts",), _adapted_parts),
+    VariableRule(("ATTN_CLIP_SIGMAS",), ("export.attention",), _gptq("attention", "MATRIX_BITS", "ATTN_CLIP_SIGMAS")),
+    VariableRule(("MLP_CLIP_SIGMAS",), ("export.mlp",), _gptq("mlp", "MATRIX_BITS", "MLP_CLIP_SIGMAS")),
+    VariableRule(("FP16_EMBED_EXPORT",), ("export.embedding",), _fp16_embedding),
+    VariableRule(("MLP_HIDDEN",), ("model.mlp_mult",), _mlp_width),
+    VariableRule(("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"), ("evaluation.stride",), _sliding),
+    VariableRule(("TTT_ENABLED", "PHASED_TTT_ENABLED"), ("evaluation.mode",), _scoring_mode),
+    VariableRule(tuple(PARTS), ("evaluation.ttt_lora.parts",), _adapted_parts),
     *(_renamed(f"TTT_{name.upper()}", "ttt_sgd", name) for name in (*SGD, "freeze_blocks")),
     *(_renamed(f"GLOBAL_TTT_{name.upper()}", "ttt_multi_phase", name) for name in SGD),
-    Rule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
-    Rule(("GPTQ_RESERVE_MS",), ("calibration.reserve_seconds",), _reserve),
+    VariableRule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
+    VariableRule(("GPTQ_RESERVE_MS",), ("calibration.reserve_seconds",), _reserve),
 )

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from birdie.artifact.inspect import inspect
-from birdie.artifact.load import load
+from birdie.artifact.inspection import inspect
+from birdie.artifact.loading import load
 from birdie.artifact.repack import load_object
 from birdie.artifact.summary import Summary
 from birdie.checkpoints import int8_export
@@ -29,7 +29,7 @@ from birdie.gpt.model.attention_kernels import best_kernels
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.infer_config import infer_config
 from birdie.gpt.model.stored_shape import require_shape
-from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score import evaluator, package
 from birdie.gpt.score.accumulator import Score, Text
 from birdie.gpt.score.clock import EvaluationClock

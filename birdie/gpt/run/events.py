@@ -15,7 +15,7 @@ State = Literal["pass", "warn", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PreflightCheck:
     """Result of one preflight check.
 
     Attributes:
@@ -38,7 +38,7 @@ class Check:
 class Checked:
     """The preflight checks have run, before the training clock starts; none of them failed."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[PreflightCheck, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ VALUES = ("train_ms", "bpb")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """Result of one validation.
 
     Attributes:
@@ -34,15 +34,15 @@ class Entry:
     bpb: float
 
 
-def read(folder: Path) -> list[Entry]:
+def read(folder: Path) -> list[HistoryEntry]:
     """Return the validations of the run in `folder`, by step; an empty list if there is no history file."""
     lines, damage = read_steps(folder / NAME, VALUES)
     if damage:
         raise DataError(f"{damage}; delete it, and the run starts a new history")
-    return [Entry(int(line["step"]), float(line["train_ms"]), float(line["bpb"])) for line in lines]
+    return [HistoryEntry(int(line["step"]), float(line["train_ms"]), float(line["bpb"])) for line in lines]
 
 
-def record(folder: Path, entry: Entry, notify: Notify = no_message) -> None:
+def record(folder: Path, entry: HistoryEntry, notify: Notify = no_message) -> None:
     """Add `entry`, and drop all entries of the same or a later step.
 
     Args:

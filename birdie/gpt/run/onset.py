@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.train.plan import fraction_done, lr_multiplier
 
 

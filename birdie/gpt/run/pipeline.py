@@ -24,23 +24,28 @@ from typing import Any
 import torch
 
 from birdie.artifact.container import KIND
-from birdie.artifact.inspect import inspect
+from birdie.artifact.inspection import inspect
 from birdie.artifact.links import link_paths
 from birdie.artifact.summary import Summary
-from birdie.chain.chain import Chain
+from birdie.chain.chain_folder import Chain
 from birdie.compress.rate.target import parse_size
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError, WeightsError
 from birdie.gpt.run import history, preflight, program
-from birdie.gpt.run.calibration import Calibration
-from birdie.gpt.run.dataset import open_run_data
-from birdie.gpt.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.gpt.run.events import Checked, Event, Interrupted, PreflightCheck, Profiled, Saved, Started, Validated
 from birdie.gpt.run.float_weights import Trained, length_of, save_float
+from birdie.gpt.run.gpt_calibration import Calibration
 from birdie.gpt.run.program import Resumable
-from birdie.gpt.run.recipe import Recipe, setting_names
+from birdie.gpt.run.recipe_settings import Recipe, setting_names
+from birdie.gpt.run.run_data import open_run_data
 from birdie.gpt.run.run_folder import CHAIN, FOLDERS, RECIPE, Metrics, begin_folder, write_environment
 from birdie.gpt.run.work import Work
-from birdie.gpt.train.checkpoint import (
-    Checkpoint,
+from birdie.gpt.train.compile_report import CompileReport
+from birdie.gpt.train.loop import Step
+from birdie.gpt.train.profile import profile
+from birdie.gpt.train.resuming import require_resumable
+from birdie.gpt.train.training import Training
+from birdie.gpt.train.training_checkpoint import (
+    TrainingCheckpoint,
     candidate_paths,
     checkpoint_paths,
     load_checkpoint,
@@ -50,11 +55,6 @@ from birdie.gpt.train.checkpoint import (
     save_checkpoint,
     step_of,
 )
-from birdie.gpt.train.compile_report import CompileReport
-from birdie.gpt.train.loop import Step
-from birdie.gpt.train.profile import profile
-from birdie.gpt.train.resuming import require_resumable
-from birdie.gpt.train.training import Training
 from birdie.system.callbacks import Progress, Stop, never, no_progress
 from birdie.system.context import Context
 from birdie.system.device import choose_device
@@ -117,7 +117,7 @@ class Run:
         self.folder, self.replace, self.profiled, self._origins = Path(folder), replace, profiled, origins
         self.startup = StartupTimer()
         self.compiling: CompileReport | None = None
-        self.checks: list[Check] = []
+        self.checks: list[PreflightCheck] = []
         with self.startup.part("data"):
             self.work = Work(recipe, open_run_data(recipe, context.notify), context)
         if context.world.is_main:
@@ -154,7 +154,7 @@ class Run:
 
     @property
     def chain(self) -> Path:
-        """Folder of the chain of all checkpoints of this run (birdie.chain.chain), if the recipe asks for one."""
+        """Folder of the chain of all checkpoints of this run (birdie.chain), if the recipe asks for one."""
         return self.folder / CHAIN
 
     @property
@@ -235,7 +235,7 @@ class Run:
             if world.is_main:
                 self._keep(partial(save_float, self.folder, self.model.state_dict(), self.trained))
 
-    def _begin(self, training: Training, saved: Checkpoint | None) -> None:
+    def _begin(self, training: Training, saved: TrainingCheckpoint | None) -> None:
         """Bring the files of the folder to the step at which the run begins."""
         notify = self.context.notify
         if saved is not None:
@@ -275,7 +275,7 @@ class Run:
             else:
                 self.last = event
                 if self.context.world.is_main:
-                    entry = history.Entry(event.step, event.train_ms, event.score.bpb)
+                    entry = history.HistoryEntry(event.step, event.train_ms, event.score.bpb)
                     self._keep(partial(history.record, self.folder, entry, self.context.notify))
             yield event
         if training.interrupted and training.number == 0:  # stopped during warm-up
@@ -338,7 +338,7 @@ class Run:
         if self.profile is not None:
             yield Profiled(self.profile, self.profiles)
 
-    def _common_checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
+    def _common_checkpoint(self, resume: bool, job: str) -> TrainingCheckpoint | None:
         """Return the checkpoint to resume from, the same on all ranks; an error on any rank ends the run on all."""
         checkpoint, failure = None, None
         restarted = self.context.world.max_int(self.context.world.restarts, self.context.device) > 0
@@ -351,7 +351,7 @@ class Run:
         require_same_checkpoint(checkpoint, self.checkpoints, self.context.world)
         return checkpoint
 
-    def _checkpoint(self, resume: bool, restarted: bool, job: str) -> Checkpoint | None:
+    def _checkpoint(self, resume: bool, restarted: bool, job: str) -> TrainingCheckpoint | None:
         """Return the checkpoint to resume from, if any."""
         if not candidate_paths(self.checkpoints):
             if link_paths(self.chain) and not self.replace:
@@ -363,7 +363,7 @@ class Run:
                 self.context.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
             return None
 
-        def require(newest: Checkpoint) -> None:
+        def require(newest: TrainingCheckpoint) -> None:
             if resume or newest.about.get("job") == job:
                 self._require_resumable(newest)
 
@@ -379,7 +379,7 @@ class Run:
             return None
         return checkpoint
 
-    def _require_resumable(self, checkpoint: Checkpoint) -> None:
+    def _require_resumable(self, checkpoint: TrainingCheckpoint) -> None:
         """Check that this run can go on from `checkpoint`, whatever its files hold."""
         recipe, about = self.recipe, checkpoint.about
         for name, value in self._identity().items():

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from birdie.artifact.load import load as load_file
-from birdie.artifact.save import save
+from birdie.artifact.loading import load as load_file
+from birdie.artifact.saving import save
 from birdie.errors import BirdieError, ConfigError
 from birdie.gpt.data.shards import read_shard
-from birdie.gpt.run import estimate
+from birdie.gpt.run import run_estimate as estimate
 from birdie.gpt.run.effect import no_effect
-from birdie.gpt.run.events import Check
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.events import PreflightCheck
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.work import Work
 from birdie.gpt.train.plan import require_divisible
 from birdie.system import platform
@@ -34,7 +34,7 @@ EXPORT_BYTES = 6  # per weight, at most, of the files that a run writes besides 
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PreflightFacts:
     """Facts that one rank knows about its machine, its data and the recipe's kernels.
 
     Attributes:
@@ -62,7 +62,7 @@ class Facts:
     coder_s: float | None
 
 
-def checked(work: Work, folder: Path, origins: Mapping[str, str] | None = None) -> list[Check]:
+def checked(work: Work, folder: Path, origins: Mapping[str, str] | None = None) -> list[PreflightCheck]:
     """Return the results of all checks of a run in `folder`; a failure on any rank ends the run on all ranks.
 
     Args:
@@ -77,7 +77,7 @@ def checked(work: Work, folder: Path, origins: Mapping[str, str] | None = None) 
     return checks
 
 
-def run_checks(recipe: Recipe, facts: Facts, origins: Mapping[str, str] | None = None) -> list[Check]:
+def run_checks(recipe: Recipe, facts: PreflightFacts, origins: Mapping[str, str] | None = None) -> list[PreflightCheck]:
     """Return the results of all checks of `recipe` against `facts`.
 
     Args:
@@ -89,51 +89,53 @@ def run_checks(recipe: Recipe, facts: Facts, origins: Mapping[str, str] | None =
         memory = _memory_estimate(recipe, facts)
         checks += [_memory(memory, facts), _disk(recipe, facts)]
     checks += [_text(recipe, facts), _coder(facts)]
-    return [*checks, *(Check("settings", "warn", line) for line in no_effect(recipe, origins))]
+    return [*checks, *(PreflightCheck("settings", "warn", line) for line in no_effect(recipe, origins))]
 
 
-def require_no_failure(checks: Sequence[Check]) -> None:
+def require_no_failure(checks: Sequence[PreflightCheck]) -> None:
     """Raise an error that lists all failures, if there are any."""
     failures = [check.says for check in checks if check.state == "fail"]
     if failures:
         raise ConfigError("; ".join(failures))
 
 
-def _memory_estimate(recipe: Recipe, facts: Facts) -> estimate.Memory:
+def _memory_estimate(recipe: Recipe, facts: PreflightFacts) -> estimate.Memory:
     dtype = choose_dtype(recipe.train.compute_dtype, torch.device(facts.device))
     load = estimate.load(recipe, facts.ranks, dtype, depth_recurrence=recipe.model.num_loops > 0)
     return estimate.memory(recipe, load, facts.ranks, dtype, compiled=facts.compiles)
 
 
-def _ranks(recipe: Recipe, facts: Facts) -> Check:
+def _ranks(recipe: Recipe, facts: PreflightFacts) -> PreflightCheck:
     accumulation = recipe.train.accumulation
     try:
         require_divisible(recipe.train, facts.ranks)
     except ConfigError as error:
-        return Check("ranks", "fail", str(error))
+        return PreflightCheck("ranks", "fail", str(error))
     says = f"{facts.ranks} rank(s) × {accumulation // facts.ranks} accumulation chunk(s) per step on {facts.device}"
     if facts.device == "cpu" and facts.local_ranks > facts.cores:
-        return Check("ranks", "warn", f"{says}, but only {facts.cores} core(s): ranks wait for one another")
-    return Check("ranks", "pass", says)
+        return PreflightCheck("ranks", "warn", f"{says}, but only {facts.cores} core(s): ranks wait for one another")
+    return PreflightCheck("ranks", "pass", says)
 
 
-def _memory(memory: estimate.Memory, facts: Facts) -> Check:
+def _memory(memory: estimate.Memory, facts: PreflightFacts) -> PreflightCheck:
     """Compare the memory with the estimate: exact counts can fail, the estimate of activations only warns."""
     if facts.memory is None:
-        return Check("memory", "pass", f"about {_size(memory.total)} per rank needed; the free memory is not known")
+        return PreflightCheck(
+            "memory", "pass", f"about {_size(memory.total)} per rank needed; the free memory is not known"
+        )
     free = f"{_size(facts.memory)} per rank free"
     if memory.fixed > facts.memory:
         says = (
             f"weights, gradients and optimizer take {_size(memory.fixed)}, {free}; choose a smaller model or more ranks"
         )
-        return Check("memory", "fail", says)
+        return PreflightCheck("memory", "fail", says)
     says = f"about {_size(memory.total)} needed, {free}"
     if memory.total > facts.memory:
-        return Check("memory", "warn", f"{says}; smaller micro-batches (a larger accumulation) need less")
-    return Check("memory", "pass", says)
+        return PreflightCheck("memory", "warn", f"{says}; smaller micro-batches (a larger accumulation) need less")
+    return PreflightCheck("memory", "pass", says)
 
 
-def _disk(recipe: Recipe, facts: Facts) -> Check:
+def _disk(recipe: Recipe, facts: PreflightFacts) -> PreflightCheck:
     """Compare the free disk space with the checkpoints: an old one is deleted only after the new one is complete."""
     count = estimate.parameters(recipe)
     checkpoint = 4 * (3 + recipe.average.copies) * count  # Adam has two moments per weight, Muon one
@@ -143,35 +145,37 @@ def _disk(recipe: Recipe, facts: Facts) -> Check:
         f"{kept} checkpoints, the float weights and the export take up to {_size(needed)}, {_size(facts.disk)} are free"
     )
     if needed > facts.disk:
-        return Check("disk", "fail", f"{says} in the run folder; free some, or choose another --folder")
+        return PreflightCheck("disk", "fail", f"{says} in the run folder; free some, or choose another --folder")
     if recipe.run.checkpoint_deltas:
         every = recipe.run.checkpoint_every
         links = 1 + (recipe.train.last_step // every if every else 0)
         says += f"; {links:,} checkpoints that differences keep take up to {_size(links * checkpoint)} more"
         if needed + links * checkpoint > facts.disk:
-            return Check("disk", "warn", says)
-    return Check("disk", "pass", says)
+            return PreflightCheck("disk", "warn", says)
+    return PreflightCheck("disk", "pass", says)
 
 
-def _text(recipe: Recipe, facts: Facts) -> Check:
+def _text(recipe: Recipe, facts: PreflightFacts) -> PreflightCheck:
     if facts.unread:
-        return Check("text", "fail", f"{facts.unread[0]}; download or prepare it again")
+        return PreflightCheck("text", "fail", f"{facts.unread[0]}; download or prepare it again")
     train, planned = recipe.train, recipe.train.last_step
     epoch_steps = facts.train_tokens / train.train_batch_tokens
     says = f"{facts.train_tokens:,} training tokens last for {epoch_steps:,.0f} steps"
     if planned > epoch_steps:
         if train.cap_ms is not None:
-            return Check("text", "pass", f"{says}; at most {planned:,} are planned, fewer if the time cap comes first")
-        return Check("text", "warn", f"{says}, {planned:,} are planned: {planned / epoch_steps:.1f} epochs")
-    return Check("text", "pass", f"{says}, at most {planned:,} are planned")
+            return PreflightCheck(
+                "text", "pass", f"{says}; at most {planned:,} are planned, fewer if the time cap comes first"
+            )
+        return PreflightCheck("text", "warn", f"{says}, {planned:,} are planned: {planned / epoch_steps:.1f} epochs")
+    return PreflightCheck("text", "pass", f"{says}, at most {planned:,} are planned")
 
 
-def _coder(facts: Facts) -> Check:
+def _coder(facts: PreflightFacts) -> PreflightCheck:
     if facts.coder_s is None:
-        return Check(
+        return PreflightCheck(
             "coder", "fail", "the coder cannot encode and decode on this machine, so no artifact could be exported"
         )
-    return Check("coder", "pass", f"kernels are compiled ({facts.coder_s:.1f} s)")
+    return PreflightCheck("coder", "pass", f"kernels are compiled ({facts.coder_s:.1f} s)")
 
 
 def _size(count: float) -> str:
@@ -181,11 +185,13 @@ def _size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def collect_facts(recipe: Recipe, folder: Path, shards: Sequence[Path], train_tokens: int, context: Context) -> Facts:
+def collect_facts(
+    recipe: Recipe, folder: Path, shards: Sequence[Path], train_tokens: int, context: Context
+) -> PreflightFacts:
     """Return the facts of this machine for one rank; rank 0 compiles the coder's kernels on the way."""
     device, world = context.device, context.world
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-    return Facts(
+    return PreflightFacts(
         device=device.type,
         ranks=world.size,
         local_ranks=local,

@@ -16,7 +16,7 @@ from typing import Any
 
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.train.settings import RATES
 
 
@@ -69,7 +69,7 @@ def apply_preset(recipe: Recipe, name: str, step_ms: float | None = None) -> Rec
     export, validation = recipe.export, recipe.validation
     budget = export.budget
     if budget is not None:
-        from birdie.gpt.run.estimate import groups  # builds both models on torch's meta device
+        from birdie.gpt.run.run_estimate import groups  # builds both models on torch's meta device
 
         budget = str(round(parse_size(budget) * sum(groups(model).values()) / sum(groups(recipe.model).values())))
     layers = recipe.model.num_layers

@@ -4,7 +4,7 @@
 
 `birdie train` puts a folder, checkpoints and events around these functions (pipeline.py); a packed script and the
 records' `train_gpt.py` the challenge's log (golf/script_main.py). So all of them take the same steps and write the same
-file. A module that few recipes need is imported where the recipe asks for it: `golf/packed.py` packs it then.
+file. A module that few recipes need is imported where the recipe asks for it: `golf/packed_script.py` packs it then.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.write import Beside
-from birdie.checkpoints.order_field import order_field
+from birdie.checkpoints.stored_order import order_field
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Coder, Meter
@@ -28,9 +28,9 @@ from birdie.compress.state import ModelState, keys_of
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.model.documents import DocumentFinder
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.calibration import Calibration, artifact_metadata, calibrate_gpt
 from birdie.gpt.run.events import Validated
 from birdie.gpt.run.float_weights import Trained
+from birdie.gpt.run.gpt_calibration import Calibration, artifact_metadata, calibrate_gpt
 from birdie.gpt.run.onset import not_begun
 from birdie.gpt.run.work import Work
 from birdie.gpt.train.loop import Step
@@ -39,7 +39,7 @@ from birdie.system import provenance
 from birdie.system.callbacks import Progress
 
 if TYPE_CHECKING:
-    from birdie.gpt.train.checkpoint import Checkpoint
+    from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
     from birdie.small.qat.fake_quantization import FakeQuantization
     from birdie.small.stored_training import StoredTraining
 
@@ -54,7 +54,7 @@ class Resumable:
 
 
 @contextmanager
-def training(work: Work, model: GPT, saved: "Checkpoint | None" = None) -> Iterator[Training]:
+def training(work: Work, model: GPT, saved: "TrainingCheckpoint | None" = None) -> Iterator[Training]:
     """Yield the training of a model by the recipe; at the end its loader ends and layers get their classes back.
 
     Args:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from birdie.gpt.model.attention_kernels import best_kernels
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.dataset import RunData
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
+from birdie.gpt.run.run_data import RunData
 from birdie.gpt.score import evaluator
 from birdie.gpt.score.evaluator import Scored
 from birdie.gpt.score.settings import EvaluationSettings

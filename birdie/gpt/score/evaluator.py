@@ -22,7 +22,7 @@ from birdie.gpt.score.accumulator import Accumulator, Score, Text
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import Losses, Scoring, ScoringMode, TrainingReport
 from birdie.gpt.score.settings import EvaluationSettings
-from birdie.gpt.score.windows import LanguageModel
+from birdie.gpt.score.window_losses import LanguageModel
 from birdie.system.callbacks import Progress
 from birdie.system.distributed import World
 

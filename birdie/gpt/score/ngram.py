@@ -54,7 +54,7 @@ _VOCABULARY = 1 << 16
 Nats = NDArray[np.float64]
 
 
-class Hints(NamedTuple):
+class NgramHints(NamedTuple):
     """Hints of a stream of N tokens.
 
     Attributes:
@@ -66,14 +66,14 @@ class Hints(NamedTuple):
     buckets: NDArray[np.int32]
 
 
-def hints(tokens: NDArray[np.integer], settings: NgramSettings) -> Hints:
+def hints(tokens: NDArray[np.integer], settings: NgramSettings) -> NgramHints:
     """Return the hints of a whole stream (N,), in one pass.
 
     Raises:
         DataError: a token is not from 0 to 65,535.
     """
     stream = _checked(tokens)
-    result = Hints(np.empty(len(stream), np.int32), np.empty(len(stream), np.int32))
+    result = NgramHints(np.empty(len(stream), np.int32), np.empty(len(stream), np.int32))
     _advance(stream, 0, *_empty_tables(settings), settings.threshold, *result)
     return result
 
@@ -84,7 +84,7 @@ class HintTables:
     def __init__(self, settings: NgramSettings) -> None:
         self._tables, self._threshold = _empty_tables(settings), settings.threshold
         self._stream, self._length = np.empty(1 << 10, np.uint16), 0
-        self._hint = Hints(np.empty(1, np.int32), np.empty(1, np.int32))
+        self._hint = NgramHints(np.empty(1, np.int32), np.empty(1, np.int32))
 
     def reveal(self, token: int) -> tuple[int, int]:
         """Take the next token; return the hint for the one after it (−1: none) and its bucket."""
@@ -97,7 +97,7 @@ class HintTables:
         return int(self._hint.tokens[0]), int(self._hint.buckets[0])
 
 
-class _Tables(NamedTuple):
+class _NgramTables(NamedTuple):
     """State of the hints beside the tokens; each array is changed in place.
 
     Attributes:
@@ -118,12 +118,12 @@ class _Tables(NamedTuple):
     hits: NDArray[np.float64]
 
 
-def _empty_tables(settings: NgramSettings) -> _Tables:
+def _empty_tables(settings: NgramSettings) -> _NgramTables:
     orders = np.array(sorted(settings.orders), dtype=np.int64)
     tables = np.full((len(orders), 1 << settings.table_bits), _EMPTY, dtype=np.int64)
     none = np.full(len(orders), -1, dtype=np.int64)
     hits = np.tile(np.array([_PRIOR_HIT_RATE * _PRIOR_HINTS, _PRIOR_HINTS]), (settings.buckets, 1))
-    return _Tables(orders, tables, none.copy(), none.copy(), none.copy(), hits)
+    return _NgramTables(orders, tables, none.copy(), none.copy(), none.copy(), hits)
 
 
 def _checked(tokens: NDArray[np.integer]) -> NDArray[np.uint16]:
@@ -234,7 +234,7 @@ def biased_losses(
 def apply_bias(
     nats: NDArray[np.floating],
     hint_logp: NDArray[np.floating],
-    hints: Hints,
+    hints: NgramHints,
     targets: NDArray[np.integer],
     settings: NgramSettings,
 ) -> Nats:
@@ -256,7 +256,7 @@ def apply_bias(
     return biased_losses(nats, hint_logp, hints.tokens, targets, beta)
 
 
-def biased(losses: Iterable[Losses], scoring: Scoring, hints: Hints) -> Iterator[Losses]:
+def biased(losses: Iterable[Losses], scoring: Scoring, hints: NgramHints) -> Iterator[Losses]:
     """Yield the losses of a stream under p', once those under p are all there, in one causal pass on rank 0.
 
     The hints, of the tokens alone, are those of `scoring.hint_tokens`; the strength is learned from target to target,

@@ -38,7 +38,7 @@ from birdie.gpt import model as model_package
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.model.rotary import Rotary
 from birdie.gpt.score.mode import ScoringMode, ScoringSettings
-from birdie.gpt.score.windows import max_inputs
+from birdie.gpt.score.window_losses import max_inputs
 from birdie.system.callbacks import Notify, no_message
 from birdie.system.device import dtype_name
 from birdie.system.distributed import World

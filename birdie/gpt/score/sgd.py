@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.score.ledger import Ledger, Range
-from birdie.gpt.score.windows import Windows
+from birdie.gpt.score.window_losses import Windows
 from birdie.system.distributed import World
 
 if TYPE_CHECKING:

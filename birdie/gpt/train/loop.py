@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from birdie.errors import ConfigError, WeightsError
 from birdie.gpt.train.average import Average
-from birdie.gpt.train.micro_batches import Batches, Documents, MicroBatch, micro_batches
+from birdie.gpt.train.micro_batches import BatchSource, Documents, MicroBatch, micro_batches
 from birdie.gpt.train.optimizers import Optimizers
 from birdie.gpt.train.plan import Plan, StepPlan
 from birdie.system.device import synchronize
@@ -131,7 +131,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        batches: Batches,
+        batches: BatchSource,
         plan: Plan,
         optimizers: Optimizers,
         average: Average,

@@ -17,7 +17,7 @@ Documents = Callable[[Tensor, int], Any]
 """(ids on the CPU, longest segment) → `bounds` for the model's loss, by which attention isolates documents."""
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """Interface of a loader. Its state is a position in the stream of all ranks, the same on every rank."""
 
     def next(self) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class MicroBatch:
 
 
 def micro_batches(
-    batches: Batches,
+    batches: BatchSource,
     lengths: Sequence[int],
     tokens: int,
     device: torch.device,

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from birdie.errors import WeightsError
 from birdie.gpt.train.average import TERMS
 from birdie.gpt.train.bandit import Bandit
-from birdie.gpt.train.checkpoint import Checkpoint
 from birdie.gpt.train.loop import tensors_of
 from birdie.gpt.train.muon import STATE
 from birdie.gpt.train.optimizers import Groups, split_parameters
 from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
 
 STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
     **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), lambda shape: shape),
@@ -30,7 +30,7 @@ _MUON, _ADAM = STATE, ("step", "exp_avg", "exp_avg_sq")
 _SIGNED = ("momentum_buffer", "exp_avg")
 
 
-def require_resumable(checkpoint: Checkpoint, model: nn.Module, tables: TrainingTables) -> None:
+def require_resumable(checkpoint: TrainingCheckpoint, model: nn.Module, tables: TrainingTables) -> None:
     """Check that a run can resume from `checkpoint`; the position of the loader is left to the caller.
 
     Args:
@@ -56,7 +56,7 @@ def require_resumable(checkpoint: Checkpoint, model: nn.Module, tables: Training
         Bandit(bandit, 0).load_state(checkpoint.bandit)
 
 
-def changes(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Iterator[str]:
+def changes(checkpoint: TrainingCheckpoint, settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line about each of the settings in effect that differs from the checkpoint's, and of a new average."""
     for name, value in settings.items():
         if name in checkpoint.settings and checkpoint.settings[name] != value:

@@ -4,7 +4,7 @@
     compile, fused kernels, fp8 ─────────────────────┴─► Training ─► warm-up ─► steps, until the end or a stop
                                                              └─► checkpoint() ◄─► resume
 
-The module of a feature is imported where the settings ask for it: a packed script has no other (birdie.golf.packed).
+The module of a feature is imported where the settings ask for it: a packed script has no other (golf/packed_script.py).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from birdie.gpt.train.average import Average
 from birdie.gpt.train.bandit import BanditPlan
 from birdie.gpt.train.compile_report import eager_pass
 from birdie.gpt.train.loop import Step, Trainer, tensors_of
-from birdie.gpt.train.micro_batches import Batches, Documents
+from birdie.gpt.train.micro_batches import BatchSource, Documents
 from birdie.gpt.train.optimizers import Optimizers
 from birdie.gpt.train.plan import Plan, StepPlan, micro_steps
 from birdie.gpt.train.size_report import SizeReport
@@ -29,7 +29,7 @@ from birdie.system.device import choose_dtype, dtype_name, make_current
 from birdie.system.torch_compile import CompiledOrEager
 
 if TYPE_CHECKING:
-    from birdie.gpt.train.checkpoint import Checkpoint
+    from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
 
 
 class Training(Trainer):
@@ -59,13 +59,13 @@ class Training(Trainer):
     def __init__(
         self,
         model: nn.Module,
-        batches: Batches,
+        batches: BatchSource,
         tables: TrainingTables,
         context: Context | None = None,
         *,
         hooks: Sequence[StepHook] = (),
         documents: Documents | None = None,
-        saved: "Checkpoint | None" = None,
+        saved: "TrainingCheckpoint | None" = None,
     ) -> None:
         self.context = context = context or Context(next(model.parameters()).device)
         settings, optimizer, device, notify = tables.train, tables.optimizer, context.device, context.notify
@@ -204,13 +204,13 @@ class Training(Trainer):
         self._agree_on_stop()
         return dataclasses.replace(step, stopping=not self.remaining)
 
-    def checkpoint(self, about: Mapping[str, Any] | None = None) -> "Checkpoint":
+    def checkpoint(self, about: Mapping[str, Any] | None = None) -> "TrainingCheckpoint":
         """Return the state with the settings in effect and notes of the caller. Every rank must call it."""
-        from birdie.gpt.train.checkpoint import Checkpoint
+        from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
 
         state = self.state()
         parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-        return Checkpoint(**parts, settings=self.in_effect, about=dict(about or {}))
+        return TrainingCheckpoint(**parts, settings=self.in_effect, about=dict(about or {}))
 
     def finish(self) -> list[str]:
         """Put the average of the weights, if there is one, into the model; return diagnostics of active features.

@@ -3,9 +3,9 @@
 import torch
 
 from birdie.gpt.data.tokenizer import load_tokenizer
-from birdie.gpt.model.sample import generate
+from birdie.gpt.model.sampling import generate
 from birdie.gpt.run.evaluation import load_gpt
-from birdie.lab.ledger import RunRecord
+from birdie.lab.run_ledger import RunRecord
 
 TOKENS = 160
 _TEMPERATURE = 0.8

@@ -8,14 +8,14 @@ from typing import Any
 
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError
-from birdie.gpt.run.registry import changes
-from birdie.lab.ledger import RunRecord
-from birdie.lab.report import page
+from birdie.gpt.run.recipe_registry import changes
+from birdie.lab.report import html as page
 from birdie.lab.report.figures import COLORS, Bar, Line, columns, curves, histogram, scatter, stacked
-from birdie.lab.report.page import Section
+from birdie.lab.report.html import Section
 from birdie.lab.report.samples import TOKENS, sample
 from birdie.lab.report.sizes import Sizes, sizes_of
-from birdie.lab.selection import Group
+from birdie.lab.run_ledger import RunRecord
+from birdie.lab.selection import RunGroup
 
 MOST_RUNS = 24
 CAP = 16_000_000
@@ -35,7 +35,7 @@ class Subject:
         sizes: of each run with an artifact, by its index.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[RunGroup]
     samples: bool = True
     names: list[str] = field(init=False)
     colors: list[str] = field(init=False)

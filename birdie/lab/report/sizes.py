@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from birdie.artifact.container import ALIAS, MEMBER, Reader
 from birdie.artifact.file import File
-from birdie.artifact.inspect import stored_as
+from birdie.artifact.inspection import stored_as
 from birdie.compress import registry
 from birdie.compress.scheme import StreamLayout
 from birdie.entropy import coder, mixed

@@ -28,7 +28,7 @@ from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import FINEST
 from birdie.compress.small_tensors import is_matrix
 from birdie.errors import ConfigError
-from birdie.small.qat.layers import Layer, layers_of, parameter, read_plainly, read_through
+from birdie.small.qat.quantized_layers import Layer, layers_of, parameter, read_plainly, read_through
 
 if TYPE_CHECKING:
     from birdie.small.qat.settings import Qat

@@ -23,7 +23,7 @@ class Owner(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Parametrized(Generic[Part]):
+class SpectralParametrized(Generic[Part]):
     """A parametrized weight: its plain name, the module that owns it, and its parametrization."""
 
     name: str
@@ -39,7 +39,7 @@ class Parametrized(Generic[Part]):
         return parameter
 
 
-def parametrized(model: nn.Module, kind: type[Part]) -> Iterator[Parametrized[Part]]:
+def parametrized(model: nn.Module, kind: type[Part]) -> Iterator[SpectralParametrized[Part]]:
     """Yield the weights whose parametrization is of this class, tied ones once per name."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         lists = getattr(module, "parametrizations", None)
@@ -47,7 +47,9 @@ def parametrized(model: nn.Module, kind: type[Part]) -> Iterator[Parametrized[Pa
             continue
         for attribute, chain in lists.items():
             if isinstance(chain, parametrize.ParametrizationList) and isinstance(chain[0], kind):
-                yield Parametrized(f"{prefix}.{attribute}" if prefix else attribute, module, attribute, chain[0])
+                yield SpectralParametrized(
+                    f"{prefix}.{attribute}" if prefix else attribute, module, attribute, chain[0]
+                )
 
 
 def owners_of(model: nn.Module, chosen: Callable[[str, Tensor], bool]) -> dict[int, list[Owner]]:
@@ -84,7 +86,7 @@ def parametrize_weights(model: nn.Module, owners: Iterable[Sequence[Owner]], par
             module.register_forward_hook(_clear_flat_weights)
 
 
-def plain_weights(model: nn.Module, weights: Sequence[tuple[Parametrized[Any], Tensor]]) -> nn.Module:
+def plain_weights(model: nn.Module, weights: Sequence[tuple[SpectralParametrized[Any], Tensor]]) -> nn.Module:
     """Replace parametrizations by plain parameters of these values in place; tied ones stay tied."""
     plain: dict[int, nn.Parameter] = {}
     for part, weight in weights:

@@ -30,10 +30,10 @@ from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import ModelState, named_tensors
 from birdie.compress.tensors import REAL_DTYPES, rows_columns
 from birdie.errors import ConfigError, WeightsError
-from birdie.small.qat.stored import StoredAsTrained, is_stored
+from birdie.small.qat.stored_weights import StoredAsTrained, is_stored
 from birdie.small.spectral.network import QuantizationNetwork, features, stepped
 from birdie.small.spectral.parametrization import (
-    Parametrized,
+    SpectralParametrized,
     owners_of,
     parametrize_weights,
     parametrized,
@@ -186,12 +186,12 @@ def _deviation(coefficients: Tensor) -> float:
     return deviation if deviation > 0 else 1.0
 
 
-def wrapped(model: nn.Module) -> Iterator[Parametrized[SpectralWeight]]:
+def wrapped(model: nn.Module) -> Iterator[SpectralParametrized[SpectralWeight]]:
     """Yield all tensors that `spectral` has wrapped, tied tensors once per name."""
     return parametrized(model, SpectralWeight)
 
 
-def distinct(model: nn.Module) -> list[Parametrized[SpectralWeight]]:
+def distinct(model: nn.Module) -> list[SpectralParametrized[SpectralWeight]]:
     """Return all tensors that `spectral` has wrapped, tied tensors once."""
     return list({id(part.weight): part for part in wrapped(model)}.values())
 
@@ -342,7 +342,7 @@ def quantization_loss(model: nn.Module) -> Tensor:
     return bits.sum() / sum(part.original.numel() for part in parts)
 
 
-def _steps(parts: list[Parametrized[SpectralWeight]]) -> list[Tensor | None]:
+def _steps(parts: list[SpectralParametrized[SpectralWeight]]) -> list[Tensor | None]:
     """Return the steps per class of all tensors from one evaluation of the network; None for several networks."""
     weights = [part.weight for part in parts]
     network = weights[0].quantizer

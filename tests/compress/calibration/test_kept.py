@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import birdie
 from birdie.compress.calibration.kept import Snapshot
-from birdie.compress.calibration.runs import Runs
+from birdie.compress.calibration.model_runs import Runs
 from tests.compress.calibration.side_effects import CLASSES, INPUTS, Base, picture, seeded, subclasses
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -13,10 +13,11 @@ from torch import Tensor
 from birdie.compress.device import compressed
 from birdie.compress.device.compressed import CompressedTensor, compressed_linear
 from birdie.compress.tiled import Product
-from birdie.entropy import rans_tiles, trellis
+from birdie.entropy import rans_tiles
+from birdie.entropy import trellis_states as trellis
 from birdie.entropy.factors import Factors
-from birdie.entropy.rans_tiles import PRECISION, Tables
-from birdie.entropy.tiles import Opened
+from birdie.entropy.rans_tiles import PRECISION, TileTables
+from birdie.entropy.tiles import OpenedTiles
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
 
@@ -75,7 +76,7 @@ class Case:
             (1 << PRECISION) - size, rng.dirichlet(np.ones(size)), self.classes << self.paired
         )
         words, tiles = rans_tiles.encode(symbols, kinds, frequencies + 1, odd, self.raw)
-        tables = Tables(kinds, frequencies + 1, values, self.raw, trellis.machine(self.states), self.paired)
+        tables = TileTables(kinds, frequencies + 1, values, self.raw, trellis.machine(self.states), self.paired)
         limit = float(min(torch.finfo(self.dtype).max, torch.finfo(torch.float32).max))
         most = int(np.abs(numbers).max())
         groups = self.groups or self.columns
@@ -83,7 +84,9 @@ class Case:
         by_column = rng.uniform(0.5, 1, self.columns if self.by_column else 0)
         factors = Factors(by_row.astype(np.float32), by_column.astype(np.float32), groups, self.states > 1, limit)
         data = memoryview(words.tobytes())
-        return Product(Opened(self.rows, self.columns, -most, most, self.columns_first, tables, tiles, data), factors)
+        return Product(
+            OpenedTiles(self.rows, self.columns, -most, most, self.columns_first, tables, tiles, data), factors
+        )
 
 
 def expected(products: list[tuple[Product, int]], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.compress.device import encoding
+from birdie.compress.device import device_encoding as encoding
 from birdie.compress.trellis import lanes
-from birdie.compress.trellis.lanes import Factors, WeightDensity
-from birdie.entropy import trellis
+from birdie.compress.trellis.lanes import FeedbackFactors, WeightDensity
+from birdie.entropy import trellis_states as trellis
 
 
 def search(
@@ -26,7 +26,7 @@ def search(
     shape = WeightDensity.of(matrix)
     with mock.patch.object(trellis, "CHUNK", chunk):
         expected = lanes.quantize(matrix, shape, row, column, states, 0.05)
-        numbers = encoding.quantize(weight, Factors.of(shape, row, column, states, 0.05)).numpy()
+        numbers = encoding.quantize(weight, FeedbackFactors.of(shape, row, column, states, 0.05)).numpy()
         errors = [error(matrix, one, row, column, states) for one in (expected, numbers)]
     return {"differ": float(np.mean(numbers != expected)), "error": errors[1], "error of the CPU": errors[0]}
 

@@ -16,7 +16,7 @@ from birdie.compress.schemes.trellis import Trellis, column_scales, is_pruned, r
 from birdie.compress.tensors import rows_columns
 from birdie.compress.trellis import viterbi
 from birdie.compress.trellis.feedback import feedback
-from birdie.entropy.trellis import STATES, machine
+from birdie.entropy.trellis_states import STATES, machine
 from tests.compress.matrices import coded_bytes, covariance
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.grid import MAX_SYMBOL
-from birdie.entropy import trellis
-from birdie.entropy.trellis import STATES, chunk_rows
+from birdie.entropy import trellis_states as trellis
+from birdie.entropy.trellis_states import STATES, chunk_rows
 from tests.reference import trellis as reference_trellis
 from tests.reference.trellis import decode_trellis
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from birdie.compress.trellis import lanes, viterbi
 from birdie.compress.trellis.feedback import feedback
 from birdie.compress.trellis.lanes import LARGEST, WeightDensity
-from birdie.entropy.trellis import chunk_rows, odd_states
+from birdie.entropy.trellis_states import chunk_rows, odd_states
 
 Matrix = NDArray[np.float32]
 PRICE = 0.09  # of a bit at high rate, in squared scales

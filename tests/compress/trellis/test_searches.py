@@ -8,7 +8,7 @@ from birdie.compress.trellis import lanes, vectors, viterbi
 from birdie.compress.trellis.feedback import feedback
 from birdie.compress.trellis.lanes import WeightDensity
 from birdie.compress.trellis.register import register
-from birdie.entropy.trellis import STATES, machine, odd_states
+from birdie.entropy.trellis_states import STATES, machine, odd_states
 from birdie.system.kernels import njit
 
 Matrix = NDArray[np.float32]

@@ -9,8 +9,8 @@ import pytest
 
 from birdie.gpt.data.shards import ShardWriter, Split
 from birdie.gpt.data.tokenizer import ByteTokenizer
-from birdie.gpt.run.history import Entry, record
-from birdie.gpt.run.recipe import DataSettings
+from birdie.gpt.run.history import HistoryEntry, record
+from birdie.gpt.run.recipe_settings import DataSettings
 from tests.golf.audit.submissions import save_artifact
 
 
@@ -33,5 +33,5 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     """A run folder with an artifact and a history."""
     folder = tmp_path_factory.mktemp("run")
     save_artifact(folder / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
-    record(folder, Entry(10, 1234.5, 3.0))
+    record(folder, HistoryEntry(10, 1234.5, 3.0))
     return folder

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-import birdie.artifact.save
+import birdie.artifact.saving
 from birdie.gpt.data.tokenizer import ByteTokenizer, Tokenizer
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.settings import EvaluationSettings
 from birdie.gpt.train.settings import TrainSettings
@@ -35,7 +35,7 @@ def save_artifact(
     )
     about = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "sha256": tokenizer.digest}
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": about, "steps": 1}
-    birdie.artifact.save.save(GPT(recipe.model), path, coder="fast", metadata=metadata)
+    birdie.artifact.saving.save(GPT(recipe.model), path, coder="fast", metadata=metadata)
     return path
 
 

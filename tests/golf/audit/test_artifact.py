@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from birdie.errors import DataError
-from birdie.golf.audit.audit import audit
+from birdie.golf.audit.folder_audit import audit
 from birdie.golf.audit.rules import BYTES, CAUSAL, OVERLAP, RUNS, VALIDATION, Result
 from birdie.gpt.data.shards import read_shard, write_shard
 from birdie.gpt.data.tokenizer import train_caseops, train_sentencepiece
-from birdie.gpt.run.recipe import DataSettings
+from birdie.gpt.run.recipe_settings import DataSettings
 from tests.golf.audit.submissions import ROOT, save_artifact
 
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from birdie.golf.audit import scoring as audited
-from birdie.golf.audit.audit import audit
+from birdie.golf.audit.folder_audit import audit
 from birdie.golf.audit.rules import CAUSAL, SCORE_FIRST
 from birdie.golf.audit.scoring import CachedWindows
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.recipe import DataSettings
+from birdie.gpt.run.recipe_settings import DataSettings
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import NgramSettings, Scoring, TrainingReport
 from birdie.gpt.score.modes.streaming import StreamingMode
 from birdie.gpt.score.modes.ttt_sgd import SGDMode
 from birdie.gpt.score.reference import WindowScorer
 from birdie.gpt.score.sgd import SGDTrainer
-from birdie.gpt.score.windows import score_windows, windows_of
+from birdie.gpt.score.window_losses import score_windows, windows_of
 from tests.golf.audit.submissions import save_artifact
 from tests.nightly import mostly_nightly
 

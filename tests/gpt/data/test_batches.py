@@ -15,7 +15,7 @@ import torch
 
 from birdie.errors import ConfigError, DataError
 from birdie.gpt.data.batches import Batches
-from birdie.gpt.data.order import Order
+from birdie.gpt.data.data_order import Order
 from birdie.gpt.data.shards import write_shard
 
 EVERY_ORDER = pytest.mark.parametrize("order", get_args(Order))

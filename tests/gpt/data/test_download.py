@@ -20,7 +20,7 @@ from birdie.gpt.data import download as download_module
 from birdie.gpt.data.corpus import file_corpus
 from birdie.gpt.data.dataset import DatasetInfo, check_tokenizer, open_dataset
 from birdie.gpt.data.download import DownloadedDataset, Source, download
-from birdie.gpt.data.prepare import PreparedDataset, prepare
+from birdie.gpt.data.preparation import PreparedDataset, prepare
 from birdie.gpt.data.published import RemoteFile
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.data.tokenizer import load_tokenizer

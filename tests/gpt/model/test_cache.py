@@ -14,7 +14,7 @@ from birdie.errors import ConfigError
 from birdie.gpt.model.cache import RECENT, Cache
 from birdie.gpt.model.cache_quantizer import Quantizer
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.score.windows import per_document, sliding
+from birdie.gpt.score.window_losses import per_document, sliding
 
 BOS = 1
 TINY = {"vocab_size": 30, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2, "bos_id": BOS}

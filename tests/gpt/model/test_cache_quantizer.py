@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.errors import ConfigError
-from birdie.gpt.model.cache_quantizer import BITS, Packed, Quantizer, levels, rotation
+from birdie.gpt.model.cache_quantizer import BITS, PackedCache, Quantizer, levels, rotation
 
 GAUSSIAN = {2: 0.1175, 3: 0.03454, 4: 0.009497}
 """Mean square of the best quantizer of a Gaussian of variance 1 (Max 1960); at 8 bits √3·π/2 / 4^8 is the limit."""
@@ -110,7 +110,7 @@ def test_zero_stays_zero_huge_values_finite_and_nan_visible() -> None:
     assert quantizer.dequantize(quantizer.quantize(torch.full((2, 16), 1e30))).isfinite().all()
     assert quantizer.dequantize(quantizer.quantize(torch.full((2, 16), math.nan))).isnan().all()
     half = torch.randn(2, 16).bfloat16()
-    assert quantizer.dequantize(Packed(*quantizer.quantize(half)), torch.bfloat16).dtype == torch.bfloat16
+    assert quantizer.dequantize(PackedCache(*quantizer.quantize(half)), torch.bfloat16).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("dims", "bits", "values"), [(64, 5, "5 bits; .* 2, 3, 4, 8"), (3, 4, "3 .* at least 4")])

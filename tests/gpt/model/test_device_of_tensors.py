@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from birdie.gpt.model.gpt import GPT
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_registry import find
 from birdie.gpt.train.optimizers import Optimizers
 from birdie.system.distributed import World
 

@@ -12,7 +12,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.documents import DocumentFinder, segment_offsets
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from tests.gpt.model.packed_text import BOS, CPU, document_text
 
 

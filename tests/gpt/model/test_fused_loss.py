@@ -13,7 +13,7 @@ from torch import Tensor
 from birdie.gpt.model import fused_loss
 from birdie.gpt.model.fused_loss import capped_loss, choose_backend
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.recipe_loading import load_recipe
 from tests.tiny_run import TinyBatches, tiny_model, tiny_settings, tiny_training
 
 CPU = torch.device("cpu")

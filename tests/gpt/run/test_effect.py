@@ -8,10 +8,10 @@ import pytest
 
 from birdie.errors import ConfigError
 from birdie.gpt.run.effect import UNREAD, no_effect, unread
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import Recipe
 from birdie.gpt.run.recipe_file import OVERRIDES
-from birdie.gpt.run.registry import RegisteredRecipe, find, shipped_recipes
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_registry import RegisteredRecipe, find, shipped_recipes
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.train.plan import lr_multiplier
 from birdie.lab.assignments import parse, with_settings
 

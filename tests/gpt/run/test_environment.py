@@ -10,8 +10,8 @@ from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError
 from birdie.gpt.run.environment import CHOICES, DEAD, RULES, remarks
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from tests.conftest import challenge_variables
 
 ROOT = Path(__file__).resolve().parents[3]

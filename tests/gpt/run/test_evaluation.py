@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from birdie.artifact import save as saving
+from birdie.artifact import saving
 from birdie.errors import DataError
 from birdie.golf.audit import rules
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model import cache
 from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.model.rotary import Rotary
 from birdie.gpt.run.evaluation import Evaluation, evaluate
-from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score.modes import streaming
 from birdie.gpt.score.modes.streaming import StreamingMode
 from birdie.gpt.score.reference import reference_losses

@@ -9,7 +9,7 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.gpt.run.onset import not_begun
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from tests.gpt.run.test_run_folder import changed, tiny_recipe
 
 STEPS = 10

@@ -11,18 +11,18 @@ import torch
 from birdie.errors import ConfigError
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.run import preflight
-from birdie.gpt.run.estimate import parameters
-from birdie.gpt.run.events import Check, Checked
+from birdie.gpt.run.events import Checked, PreflightCheck
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.preflight import (
-    Facts,
+    PreflightFacts,
     collect_facts,
     require_no_failure,
     run_checks,
     warm_up_coder,
 )
-from birdie.gpt.run.recipe import Recipe, RunSettings
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_registry import find
+from birdie.gpt.run.recipe_settings import Recipe, RunSettings
+from birdie.gpt.run.run_estimate import parameters
 from birdie.gpt.train.plan import require_divisible
 from birdie.system.context import Context
 
@@ -43,7 +43,7 @@ RECIPE = Recipe.from_dict(
         "validation": {"max_tokens": 500},
     }
 )
-PLENTY = Facts(
+PLENTY = PreflightFacts(
     device="cpu",
     ranks=2,
     local_ranks=2,
@@ -57,7 +57,7 @@ PLENTY = Facts(
 )
 
 
-def results(recipe: Recipe = RECIPE, **changes: Any) -> dict[str, Check]:
+def results(recipe: Recipe = RECIPE, **changes: Any) -> dict[str, PreflightCheck]:
     return {check.name: check for check in run_checks(recipe, replace(PLENTY, **changes))}
 
 

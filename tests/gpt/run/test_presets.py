@@ -12,14 +12,14 @@ from birdie.cli import main
 from birdie.compress.rate.target import parse_size
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import Layout, prepare
+from birdie.gpt.data.preparation import Layout, prepare
 from birdie.gpt.data.tokenizer import load_tokenizer
-from birdie.gpt.run.estimate import parameters
 from birdie.gpt.run.events import Validated
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.presets import PRESETS, apply_preset
-from birdie.gpt.run.recipe import CalibrationSettings, DataSettings, Recipe
-from birdie.gpt.run.registry import RegisteredRecipe, find, shipped_recipes
+from birdie.gpt.run.recipe_registry import RegisteredRecipe, find, shipped_recipes
+from birdie.gpt.run.recipe_settings import CalibrationSettings, DataSettings, Recipe
+from birdie.gpt.run.run_estimate import parameters
 from birdie.gpt.train.loop import Step
 
 RECORDS = [entry for entry in shipped_recipes() if entry.about.source and entry.about.runs is None]

@@ -22,19 +22,19 @@ from birdie.cli import build_app
 from birdie.cli.console import run as run_command
 from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.events import Event, Saved, Started
 from birdie.gpt.run.float_weights import load_float
-from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import export
-from birdie.gpt.run.recipe import DataSettings, Recipe, RunSettings
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe, RunSettings
 from birdie.gpt.run.run_folder import CHAIN, Metrics, read_metrics
 from birdie.gpt.score.settings import ValidationSettings
-from birdie.gpt.train.checkpoint import FILES, SUMS, checkpoint_paths, load_checkpoint
 from birdie.gpt.train.loop import Step
 from birdie.gpt.train.settings import TrainSettings
+from birdie.gpt.train.training_checkpoint import FILES, SUMS, checkpoint_paths, load_checkpoint
 from birdie.system.context import Context
 from birdie.system.distributed import World
 from birdie.system.structured import read_steps
@@ -186,7 +186,7 @@ def test_a_chain_that_cannot_be_written_does_not_end_the_run(
     def fail(*_: Any, **__: Any) -> None:
         raise OutputError("no space left on device")
 
-    monkeypatch.setattr("birdie.chain.chain.write_link", fail)
+    monkeypatch.setattr("birdie.chain.chain_folder.write_link", fail)
     log: list[str] = []
     saved = [event.step for event in train(with_chain(recipe), tmp_path, log) if isinstance(event, Saved)]
     assert saved == [2, 4, 6, 8, 9]

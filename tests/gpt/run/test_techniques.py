@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPTConfig
 from birdie.gpt.run.evaluation import load_gpt
 from birdie.gpt.run.events import Started
-from birdie.gpt.run.loading import load_recipe
 from birdie.gpt.run.pipeline import Run
-from birdie.gpt.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.settings import TrainSettings
 from birdie.system.context import Context

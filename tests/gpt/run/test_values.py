@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.run.registry import find
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_registry import find
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.values import is_plain, parsed
 from birdie.lab.assignments import parse, typed, with_settings
-from birdie.lab.sweep import read_sweep
+from birdie.lab.sweeping import read_sweep
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.score.accumulator import Text
-from birdie.gpt.score.documents import RowAdamW, new_adapters
 from birdie.gpt.score.evaluator import Scored, score
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import ScoringMode
 from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.modes.ttt_sgd import SGDSettings
 from birdie.gpt.score.settings import EvaluationSettings
-from birdie.gpt.score.windows import Windows
+from birdie.gpt.score.ttt_documents import RowAdamW, new_adapters
+from birdie.gpt.score.window_losses import Windows
 from tests.device import DEVICE
 from tests.gpt.model.technique_table import randomized
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.errors import DataError
-from birdie.gpt.score import windows
+from birdie.gpt.score import window_losses as windows
 from birdie.gpt.score.accumulator import Score, Text
 from birdie.gpt.score.evaluator import score as evaluate
 from birdie.system.distributed import World

@@ -24,7 +24,7 @@ from birdie.gpt.score.ngram import NgramScorer
 from birdie.gpt.score.reference import Scorer, StreamScorer, WindowScorer, reference_losses
 from birdie.gpt.score.settings import MODES
 from birdie.gpt.score.sgd import SGDTrainer
-from birdie.gpt.score.windows import document_begins, per_document, sliding
+from birdie.gpt.score.window_losses import document_begins, per_document, sliding
 from birdie.system.distributed import World
 from tests.device import DEVICE
 from tests.gpt.score.references import (

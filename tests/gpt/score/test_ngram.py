@@ -16,7 +16,7 @@ from torch import Tensor
 from birdie.errors import ConfigError, DataError, RuleError
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import COUNTS, NgramSettings
-from birdie.gpt.score.ngram import Hints, HintTables, NgramScorer, _empty_tables, apply_bias, biased_losses, hints
+from birdie.gpt.score.ngram import HintTables, NgramHints, NgramScorer, _empty_tables, apply_bias, biased_losses, hints
 from birdie.gpt.score.reference import reference_losses
 
 SMALL = NgramSettings(orders=(3, 2, 1), table_bits=14)  # no two contexts of four tokens share a slot
@@ -243,7 +243,7 @@ def test_strength_zero_changes_nothing() -> None:
 
 def test_without_a_hint_nothing_changes() -> None:
     nats, none = np.array([1.0, 2.0]), np.array([-1, -1])
-    no_hints = Hints(none.astype(np.int32), np.zeros(2, np.int32))
+    no_hints = NgramHints(none.astype(np.int32), np.zeros(2, np.int32))
     for settings in (FIXED, LEARNED):
         assert apply_bias(nats, np.zeros(2), no_hints, np.array([0, 1]), settings).tolist() == [1.0, 2.0]
 
@@ -262,7 +262,7 @@ def test_the_learned_strength_becomes_the_best_fixed_one(p: float, right: float)
     """Best is β = log(h (1 − p) / (p (1 − h))) where hints are right h of the time and p is constant."""
     n, generator = 20_000, np.random.default_rng(0)
     hit = generator.random(n) < right
-    result = Hints(np.zeros(n, np.int32), np.zeros(n, np.int32))
+    result = NgramHints(np.zeros(n, np.int32), np.zeros(n, np.int32))
     nats = np.where(hit, -math.log(p), 1.0)
     losses = apply_bias(nats, np.full(n, math.log(p)), result, np.where(hit, 0, 1), LEARNED)
     share = hit.mean()
@@ -277,7 +277,7 @@ def test_the_strength_depends_on_the_models_own_probability() -> None:
     n, generator = 20_000, np.random.default_rng(0)
     p = np.where(generator.random(n) < 0.5, 0.02, 0.8)
     hit = generator.random(n) < np.where(p < 0.5, 0.5, 0.8)
-    result, targets = Hints(np.zeros(n, np.int32), np.zeros(n, np.int32)), np.where(hit, 0, 1)
+    result, targets = NgramHints(np.zeros(n, np.int32), np.zeros(n, np.int32)), np.where(hit, 0, 1)
     nats = np.where(hit, -np.log(p), 1.0)
     learned = apply_bias(nats, np.log(p), result, targets, LEARNED).mean()
     fixed = min(biased_losses(nats, np.log(p), result.tokens, targets, beta).mean() for beta in np.arange(0, 5, 0.1))

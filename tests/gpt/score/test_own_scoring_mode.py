@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact.save import save
+from birdie.artifact.saving import save
 from birdie.cli import evaluate as command
 from birdie.errors import ConfigError, RuleError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.evaluation import evaluate
-from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score.accumulator import Text
 from birdie.gpt.score.evaluator import score
 from birdie.gpt.score.ledger import Ledger

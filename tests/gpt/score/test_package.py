@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact.save import save
+from birdie.artifact.saving import save
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.evaluation import evaluate
-from birdie.gpt.run.recipe import DataSettings, Recipe
+from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score import package
 from birdie.gpt.score.accumulator import Text
 from birdie.gpt.score.ledger import Ledger
@@ -32,7 +32,7 @@ from birdie.gpt.score.package import (
 )
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import ValidationSettings
-from birdie.gpt.score.windows import max_inputs, rotary_base_of, sliding, window_losses
+from birdie.gpt.score.window_losses import max_inputs, rotary_base_of, sliding, window_losses
 from birdie.gpt.train.settings import TrainSettings
 from birdie.system.distributed import World
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from birdie.errors import ConfigError
 from birdie.gpt.score.modes.streaming import StreamingMode
 from birdie.gpt.score.reference import StreamScorer, reference_losses
-from birdie.gpt.score.windows import segments
+from birdie.gpt.score.window_losses import segments
 from tests.gpt.score.references import BOS, VOCABULARY, documents, losses_of, tiny_gpt
 
 

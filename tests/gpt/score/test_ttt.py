@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from birdie.errors import ConfigError, RuleError
 from birdie.gpt.score import sgd
 from birdie.gpt.score.accumulator import Accumulator, Text
-from birdie.gpt.score.documents import DocumentTrainer, RowAdamW, balanced_batches, document_queue
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import Scoring
 from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.modes.ttt_multi_phase import MultiPhaseMode
 from birdie.gpt.score.modes.ttt_sgd import SGDMode, SGDSettings
 from birdie.gpt.score.sgd import SGDTrainer, contiguous_ranges, cosine, split_ranges, split_windows, train_on_ranges
-from birdie.gpt.score.windows import per_document, sliding
+from birdie.gpt.score.ttt_documents import DocumentTrainer, RowAdamW, balanced_batches, document_queue
+from birdie.gpt.score.window_losses import per_document, sliding
 from birdie.gpt.train.banks import make_banks
 from tests.device import DEVICE
 from tests.gpt.score.references import (
@@ -202,7 +202,7 @@ def test_settings_that_do_not_fit_the_model_or_its_gradients_stop_it() -> None:
 @pytest.mark.parametrize("size", [1, 64])
 def test_the_sizes_of_batches_and_passes_change_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, expected = tiny_gpt(), by_lora(tiny_gpt(), documents())
-    monkeypatch.setattr("birdie.gpt.score.documents._MAX_INPUTS", {"cpu": size})
+    monkeypatch.setattr("birdie.gpt.score.ttt_documents._MAX_INPUTS", {"cpu": size})
     losses = by_lora(model, documents(), dataclasses.replace(LORA, batch_docs=size))
     np.testing.assert_allclose(losses, expected, rtol=2e-4, atol=2e-4)
     assert np.abs(expected - by_lora(model, documents(), dataclasses.replace(LORA, lr=0.0))).max() > 0.01

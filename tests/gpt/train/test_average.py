@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact.load import load
+from birdie.artifact.loading import load
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.gpt.data.corpus import file_corpus
-from birdie.gpt.data.prepare import prepare
+from birdie.gpt.data.preparation import prepare
 from birdie.gpt.model.gpt import GPTConfig
 from birdie.gpt.run.evaluation import evaluate
 from birdie.gpt.run.events import Validated
 from birdie.gpt.run.pipeline import Run
 from birdie.gpt.run.program import metadata
-from birdie.gpt.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
+from birdie.gpt.run.recipe_settings import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import ValidationSettings
 from birdie.gpt.train.average import Average
-from birdie.gpt.train.checkpoint import Checkpoint, load_checkpoint
 from birdie.gpt.train.resuming import require_average
 from birdie.gpt.train.settings import AverageSettings, TrainSettings
 from birdie.gpt.train.training import Training
+from birdie.gpt.train.training_checkpoint import TrainingCheckpoint, load_checkpoint
 from birdie.small.qat.settings import Qat
 from birdie.system.context import Context
 from tests.tiny_run import CHUNK_TOKENS, TinyBatches, save, tiny_model, tiny_settings, tiny_training
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_a_run(
 ) -> None:
     """Not even the last one, before the export; but one after a requested stop does."""
 
-    def full(*_: Path | Checkpoint, **__: int) -> Path:
+    def full(*_: Path | TrainingCheckpoint, **__: int) -> Path:
         raise OutputError("cannot write there: no space left on device; nothing was changed there")
 
     monkeypatch.setattr("birdie.gpt.run.pipeline.save_checkpoint", full)

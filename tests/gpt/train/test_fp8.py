@@ -12,7 +12,7 @@ from torch import nn
 from birdie.errors import ConfigError
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.model.layers import Linear
-from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.train.fp8 import fits_fp8, fp8_supported, train_in_fp8
 from birdie.gpt.train.training import Training
 from birdie.small.qat.settings import Qat

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from birdie.gpt.train import training as training_module
 from birdie.gpt.train.bandit import BanditSettings
-from birdie.gpt.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from birdie.gpt.train.fp8 import train_in_fp8
 from birdie.gpt.train.settings import AverageSettings
 from birdie.gpt.train.training import Training
+from birdie.gpt.train.training_checkpoint import TrainingCheckpoint, load_checkpoint, save_checkpoint
 from birdie.small.qat.settings import Qat
 from birdie.system.callbacks import Notify, StepHook
 from birdie.system.distributed import World
@@ -121,7 +121,7 @@ class Result:
 
     losses: dict[int, float]
     log: list[str]
-    state: Checkpoint
+    state: TrainingCheckpoint
     weights: dict[str, Tensor]
 
 
@@ -129,7 +129,7 @@ def run(
     name: str,
     *,
     stop: int | None = None,
-    saved: Checkpoint | None = None,
+    saved: TrainingCheckpoint | None = None,
     world: World | None = None,
     **train: Any,
 ) -> Result:

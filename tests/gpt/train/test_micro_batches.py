@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import Recipe
-from birdie.gpt.train.checkpoint import load_checkpoint
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.train.measured_batches import MOST, _peak_bytes, candidate_sizes, largest_that_fits, measured_size
 from birdie.gpt.train.micro_batches import micro_batches
 from birdie.gpt.train.plan import micro_steps
 from birdie.gpt.train.settings import TrainSettings
 from birdie.gpt.train.training import Training
+from birdie.gpt.train.training_checkpoint import load_checkpoint
 from birdie.system.context import Context
 from birdie.system.distributed import World
 from tests.tiny_run import (

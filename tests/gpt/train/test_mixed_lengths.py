@@ -13,11 +13,11 @@ from torch import Tensor
 
 from birdie.errors import ConfigError
 from birdie.gpt.data.batches import Batches
-from birdie.gpt.data.order import Order
+from birdie.gpt.data.data_order import Order
 from birdie.gpt.data.shards import write_shard
 from birdie.gpt.model.documents import DocumentFinder
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.loading import load_recipe
+from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.train.micro_batches import micro_batches
 from birdie.gpt.train.plan import StepSize, chunk_lengths, differ_within_a_rank
 from birdie.gpt.train.training import Training

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from birdie.errors import WeightsError
 from birdie.gpt.train.bandit import BanditSettings
-from birdie.gpt.train.checkpoint import FILES, SUMS, Checkpoint, load_checkpoint
 from birdie.gpt.train.resuming import require_resumable
 from birdie.gpt.train.settings import AverageSettings, OptimizerSettings
 from birdie.gpt.train.tables import TrainingTables
 from birdie.gpt.train.training import Training
+from birdie.gpt.train.training_checkpoint import FILES, SUMS, TrainingCheckpoint, load_checkpoint
 from tests.tiny_run import TinyBatches, save, tiny_model, tiny_settings, tiny_training
 
 OPTIMIZERS = OptimizerSettings(newton_schulz_dtype="float32", muon_beta2=0.95)
@@ -29,7 +29,7 @@ EMA, BANDIT = AverageSettings("ema"), BanditSettings(every=2)
 MATRIX, VECTOR = "blocks.0.attn.c_q.weight", "tok_emb.weight"
 
 
-def start(resume: Checkpoint | None = None) -> Training:
+def start(resume: TrainingCheckpoint | None = None) -> Training:
     parts = tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS
     return tiny_training(*parts, average=EMA, bandit=BANDIT, saved=resume)
 
@@ -46,7 +46,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def require(checkpoint: Checkpoint) -> None:
+def require(checkpoint: TrainingCheckpoint) -> None:
     require_resumable(checkpoint, tiny_model(), TrainingTables(tiny_settings(), OPTIMIZERS, EMA, BANDIT))
 
 

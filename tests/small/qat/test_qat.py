@@ -15,8 +15,8 @@ from birdie.compress.schemes.grid import Grid
 from birdie.compress.small_tensors import is_matrix
 from birdie.errors import ConfigError
 from birdie.gpt.model.gpt import GPT, GPTConfig
-from birdie.gpt.run.loading import load_recipe
-from birdie.gpt.run.recipe import Recipe
+from birdie.gpt.run.recipe_loading import load_recipe
+from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.train.settings import OptimizerSettings
 from birdie.gpt.train.training import Training
 from birdie.small.qat.fake_quantization import FakeQuantization, quantized, storage_rules

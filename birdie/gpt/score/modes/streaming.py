@@ -25,7 +25,7 @@ from birdie.gpt.score.mode import Losses, Scoring, ScoringMode, ScoringSettings,
 from birdie.gpt.score.modes.windows import describe_temperature
 
 if TYPE_CHECKING:
-    from birdie.gpt.score.windows import Windows
+    from birdie.gpt.score.window_losses import Windows
 
 _CACHE_BYTES = {"cpu": 2**30}
 _CACHE_BYTES_GPU = 2**33
@@ -71,7 +71,7 @@ class StreamingMode(ScoringMode):
         import torch
 
         from birdie.gpt.model.cache import Cache
-        from birdie.gpt.score.windows import hints_at, ids_and_targets, losses_of_logits
+        from birdie.gpt.score.window_losses import hints_at, ids_and_targets, losses_of_logits
 
         model, context = scoring.model, scoring.length
         share = self._segments(scoring).share(scoring.world.rank, scoring.world.size)
@@ -125,7 +125,7 @@ class StreamingMode(ScoringMode):
 
     def _segments(self, scoring: Scoring) -> "Windows":
         """Return the parts of the stream that have a cache of their own; they score every target once."""
-        from birdie.gpt.score.windows import document_begins, per_document, segments, sliding
+        from birdie.gpt.score.window_losses import document_begins, per_document, segments, sliding
 
         targets, context, documents = len(scoring.tokens) - 1, scoring.length, scoring.settings.documents
         begins = document_begins(scoring.tokens, scoring.bos_id)
@@ -140,7 +140,7 @@ class StreamingMode(ScoringMode):
     def _rows(self, scoring: Scoring, share: "Windows") -> int:
         """Return how many segments are scored side by side: as requested, or as many as are fast; no more than fit."""
         from birdie.gpt.model.techniques.depth_recurrence import layer_order
-        from birdie.gpt.score.windows import max_inputs
+        from birdie.gpt.score.window_losses import max_inputs
 
         if not len(share):
             return 1

@@ -99,7 +99,7 @@ class LoRAMode(ScoringMode):
             raise ConfigError(f"LoRA seed is {self.seed}; it must be from 0 to {2**63 - 1}")
 
     def score(self, scoring: Scoring) -> Generator[Losses, None, TrainingReport | None]:
-        from birdie.gpt.score.documents import DocumentTrainer, document_queue
+        from birdie.gpt.score.ttt_documents import DocumentTrainer, document_queue
 
         queue = document_queue(scoring.tokens, scoring.bos_id, self.batch_docs)
         trainer = DocumentTrainer(scoring, self, queue)

@@ -64,8 +64,8 @@ class MultiPhaseMode(SGDSettings, ScoringMode):
     def score(self, scoring: Scoring) -> Generator[Losses, None, TrainingReport | None]:
         import torch
 
-        from birdie.gpt.score.documents import DocumentTrainer, document_queue
         from birdie.gpt.score.sgd import train_on_ranges
+        from birdie.gpt.score.ttt_documents import DocumentTrainer, document_queue
         from birdie.system.device import synchronize
 
         model, ledger, lora = scoring.model, scoring.ledger, scoring.settings.table(LoRAMode)

@@ -67,7 +67,7 @@ class SGDMode(SGDSettings, WindowedMode):
 
     def score(self, scoring: Scoring) -> Generator[Losses, None, TrainingReport | None]:
         from birdie.gpt.score.sgd import SGDTrainer, cosine, split_windows
-        from birdie.gpt.score.windows import score_windows, windows_of
+        from birdie.gpt.score.window_losses import score_windows, windows_of
         from birdie.system.device import synchronize
 
         world, ledger = scoring.world, scoring.ledger

@@ -1,6 +1,6 @@
 """Scoring mode `windows`: non-overlapping or sliding windows, over the whole stream or within each document.
 
-`birdie.gpt.score.windows` has the layouts, and the losses of windows, which other modes need as well.
+`birdie.gpt.score.window_losses` has the layouts, and the losses of windows, which other modes need as well.
 """
 
 from collections.abc import Generator
@@ -42,7 +42,7 @@ class WindowMode(WindowedMode):
     packaged: ClassVar[bool] = True
 
     def score(self, scoring: Scoring) -> Generator[Losses, None, TrainingReport | None]:
-        from birdie.gpt.score.windows import score_windows, windows_of
+        from birdie.gpt.score.window_losses import score_windows, windows_of
 
         yield from score_windows(scoring, windows_of(scoring))
         return None

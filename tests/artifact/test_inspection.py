@@ -1,0 +1,76 @@
+"""A summary names dtypes and schemes as torch and the registry do, and needs neither."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import birdie
+from birdie.artifact.container import Entry
+from birdie.artifact.file import DTYPES, dtype_of
+from birdie.artifact.inspection import CASTS, stored_as
+from birdie.compress.schemes.cast import CAST_DTYPES, SIXTEEN_BIT
+from birdie.entropy import hints
+from birdie.entropy.hints import EffortOption
+
+
+def test_names_of_casts_are_those_of_the_scheme() -> None:
+    assert {name: CAST_DTYPES[code] for (code,), name in CASTS.items()} == SIXTEEN_BIT
+
+
+def test_names_of_dtypes_are_those_of_torch() -> None:
+    for code, dtype in enumerate(DTYPES):
+        assert dtype_of(Entry("w", 1, code, ())) is dtype
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    birdie.save({"bias": torch.ones(3), "w": torch.ones(64, 64)}, tmp_path / "x.birdie")
+    code = (
+        "import sys, birdie; print(birdie.inspect(sys.argv[1]).tensors[0].scheme);"
+        "assert not {'torch', 'numba'} & sys.modules.keys()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "x.birdie")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "fp16\n"
+
+
+@pytest.mark.parametrize(("option", "effort"), [("auto", "fast"), ("max", "max"), ("fast", "fast")])
+def test_large_models_are_coded_to_load_fast_unless_asked(
+    option: EffortOption, effort: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "LARGE", 4096)
+    weights = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
+    saved = birdie.save(weights, tmp_path / "x.birdie", scheme="int4", coder=option)
+    assert saved.coder == birdie.inspect(tmp_path / "x.birdie").coder == effort
+    few = birdie.save({"w": weights["w"][:63]}, tmp_path / "x.birdie", scheme="int4", coder=option)
+    assert few.coder == ("fast" if option == "fast" else "max")
+
+
+def test_more_weights_and_a_slower_coder_take_longer_to_load(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    seconds, cases = [], ((100, False), (200, False), (200, True))
+    for rows, small in cases:
+        weights = {"w": torch.randn(rows, 100, generator=generator), "again": torch.zeros(3)}
+        seconds.append(
+            birdie.save(weights, tmp_path / "x.birdie", lossless=True, coder="max" if small else "fast").load_seconds
+        )
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "params", "text"),
+    [
+        ((8, 64), (7, 1, 64, 16, 0), "int4 by row, exact"),
+        ((8, 64), (7, 1, 32, 257, 1), "int8 by 32, exact"),
+        ((8, 64), (7, 8, 1, 9, 2), "int3 by column, exact"),
+        ((8, 64), (7, 4, 1, 16, 3), "16 levels by 4 in a column, exact"),
+        ((8, 64), (7, 4, 4, 21, 0), "21 levels by 4 × 4, exact"),
+        ((64,), (7, 1, 64, 3, 0), "3 levels by row, exact"),
+        ((8, 64), (8, 5), "5 levels by row, exact"),
+        ((8, 64), (4, 5), "lossless"),
+        ((8, 64), (), "lossless"),
+    ],
+)
+def test_levels_of_quantized_weights_are_named(shape: tuple[int, ...], params: tuple[int, ...], text: str) -> None:
+    assert stored_as(Entry("w", 1, 11, shape, params), {}) == text
