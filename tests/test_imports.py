@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from birdie.cli import commands
+from birdie.system.door import offers
 
 PACKAGE = Path(__file__).resolve().parents[1] / "birdie"
 
@@ -116,6 +118,30 @@ def test_modules_have_no_import_cycle() -> None:
         module: {source for source, _ in imported_names(module, type_checking=False)} - {module} for module in MODULES
     }
     assert cycle(graph) == []
+
+
+CODEC = {"entropy", "compress", "delta", "checkpoints", "artifact", "chain", "hub", "small", "standalone"}
+TRAINER = {"gpt", "golf", "lab", "web", "cli"}
+
+
+def test_the_trainer_enters_the_codec_by_its_doors() -> None:
+    """What stands above the codec imports what its packages offer in `__init__`, as anybody would."""
+    pairs = {(module, source) for module in MODULES for source, _ in imported_names(module)}
+    past = {
+        (module, source)
+        for module, source in pairs
+        if package_of(module) in TRAINER and package_of(source) in CODEC and source.count(".") > 1
+    }
+    assert not past, f"(module, import past a door): {sorted(past)}"
+
+
+@pytest.mark.parametrize("package", ["birdie", *(f"birdie.{name}" for name in sorted(CODEC))])
+def test_a_door_offers_what_it_says(package: str) -> None:
+    """A module of the same name would hide what a package offers."""
+    names = offers(package)
+    assert not {f"{package}.{name}" for name in names if names[name][0] != package} & MODULES.keys()
+    for name in names:
+        assert getattr(import_module(package), name) is not None
 
 
 TRAINING_CORE = {"average", "banks", "loop", "micro_batches", "muon", "optimizers", "parallel_muon", "plan", "settings"}

@@ -8,7 +8,7 @@ from rich.table import Table
 from birdie.cli.console import plain, print_line, print_table, size
 
 if TYPE_CHECKING:
-    from birdie.checkpoints.checkpoint import Checkpoint
+    from birdie.checkpoints import Checkpoint
 
 _MAX_LISTED = 20
 
@@ -39,7 +39,7 @@ def listed(dropped: Mapping[str, int]) -> str:
 
 def _table(source: "Checkpoint") -> Table:
     """Return the table of what became of each file of a folder; small files that are kept share a row."""
-    from birdie.checkpoints.folder_scan import SMALL
+    from birdie.checkpoints import SMALL
 
     table = Table(title=f"files of {plain(str(source.path)).plain}", title_justify="left")
     table.add_column("")

@@ -41,9 +41,8 @@ def command(
             "there is nothing to do; add --drop STEP, --keep-last N or --keep-every N, or list the checkpoints with "
             f"birdie inspect {chain}"
         )
-    from birdie.artifact.links import link_paths
-    from birdie.chain.chain_folder import Chain
-    from birdie.chain.retention import retain
+    from birdie.artifact import link_paths
+    from birdie.chain import Chain, retain
 
     original = sum(path.stat().st_size for path in link_paths(chain))
     with compiling_notice():

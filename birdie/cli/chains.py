@@ -28,9 +28,9 @@ from birdie.system.names import is_hidden
 from birdie.system.outputs import require_output, require_output_folder
 
 if TYPE_CHECKING:
-    from birdie.artifact.options import Limits
-    from birdie.chain.chain_rows import Row
-    from birdie.entropy.hints import EffortOption
+    from birdie.artifact import Limits
+    from birdie.chain import Row
+    from birdie.entropy import EffortOption
 
 _MOST_NAMES = 2  # of links that are named one by one
 
@@ -61,9 +61,7 @@ def compress_checkpoints(
         overwrite: replace links of other checkpoints.
         json: print one object.
     """
-    from birdie.chain.chain_folder import FULL_EVERY, Chain
-    from birdie.chain.checkpoint_series import beside, series, unnumbered, without_number
-    from birdie.chain.settled import unfinished
+    from birdie.chain import FULL_EVERY, Chain, beside, series, unfinished, unnumbered, without_number
     from birdie.system.distributed import world_from_environment
 
     if world_from_environment().size > 1:
@@ -121,8 +119,8 @@ def compress_checkpoints(
 
 def link_of(chain: Path, step: int | None) -> Path:
     """Return the link of a step in a chain."""
-    from birdie.artifact.links import link_paths
-    from birdie.chain.chain_rows import find_link
+    from birdie.artifact import link_paths
+    from birdie.chain import find_link
 
     if step is None:
         paths = link_paths(chain)
@@ -142,9 +140,8 @@ def decompress_link(link: Path, output: str, limits: "Limits", *, overwrite: boo
         json: print one object.
         limits: those of `birdie.chain.link_content.restore`.
     """
-    from birdie.artifact.links import read_link
-    from birdie.artifact.output_form import form_of, form_of_weights
-    from birdie.chain.link_content import restore
+    from birdie.artifact import form_of, form_of_weights, read_link
+    from birdie.chain import restore
 
     facts = read_link(link)
     form, target = form_of(output, from_folder=facts.is_folder), Path(output)
@@ -186,7 +183,7 @@ def show_chain(folder: Path, *, verified: bool, json: bool) -> None:
         verified: decode every link.
         json: print one object.
     """
-    from birdie.chain.chain_rows import survey, verify
+    from birdie.chain import survey, verify
 
     with compiling_notice():
         rows = verify(folder) if verified else survey(folder)

@@ -23,15 +23,15 @@ from birdie.cli.console import (
 )
 from birdie.cli.dry_run import show_forecast
 from birdie.cli.inspect import grouped_table
-from birdie.entropy.hints import LARGE
+from birdie.entropy import LARGE
 from birdie.errors import BudgetError, ConfigError, OutputError
 from birdie.system.callbacks import Progress
 from birdie.system.outputs import require_file_name, require_output, require_writable
 
 if TYPE_CHECKING:
-    from birdie.artifact.summary import Summary
-    from birdie.checkpoints.checkpoint import Checkpoint
-    from birdie.compress.calibration.result import CalibrationResult
+    from birdie.artifact import Summary
+    from birdie.checkpoints import Checkpoint
+    from birdie.compress import CalibrationResult
 
 GROUP = "Compress"
 
@@ -74,7 +74,7 @@ def command(
     if flags.is_chain or _is_series(checkpoint, flags):
         _compress_run(checkpoint, flags)
         return
-    from birdie.checkpoints.checkpoint import open_checkpoint
+    from birdie.checkpoints import open_checkpoint
 
     source = open_checkpoint(
         checkpoint,
@@ -103,7 +103,7 @@ def _is_series(checkpoint: Path, flags: CompressFlags) -> bool:
     """Return whether a path is the folder of a run, of which two checkpoints tell, or one if there is a chain."""
     if not checkpoint.is_dir():
         return False
-    from birdie.chain.checkpoint_series import is_series
+    from birdie.chain import is_series
 
     return is_series(checkpoint, 1 if flags.output is not None and is_chain(Path(flags.output)) else 2)
 
@@ -126,8 +126,7 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
     """Calibrate and write the file; return its summary and a note on the calibration, on rank 0."""
     import torch
 
-    from birdie.artifact.container import KIND
-    from birdie.artifact.repack import write_checkpoint
+    from birdie.artifact import KIND, write_checkpoint
     from birdie.gpt.run.calibrating import Request, calibrator
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
@@ -186,7 +185,7 @@ def _print_json(source: "Checkpoint", summary: "Summary", note: str | None) -> N
 
 
 def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: bool) -> None:
-    from birdie.checkpoints.folder_scan import OF_TRAINING
+    from birdie.checkpoints import OF_TRAINING
 
     input_bytes, file_bytes = source.input_bytes, source.file_bytes
     print_table(grouped_table(summary))
@@ -227,7 +226,7 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
 
 def _loading(summary: "Summary") -> str:
     """Return the time to load, and of a large model what the other coder would change."""
-    from birdie.artifact.inspection import load_seconds
+    from birdie.artifact import load_seconds
 
     text = f"loads in about {seconds(summary.load_seconds)} on one core"
     if summary.weights < LARGE or summary.base is not None:

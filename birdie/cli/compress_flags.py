@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from birdie.artifact.options import COMBINATIONS, SaveOptions, chosen
+from birdie.artifact import COMBINATIONS, SaveOptions, chosen
 from birdie.cli.console import Json, Overwrite
 from birdie.errors import ConfigError
 from birdie.system.combinations import Excludes, Needs, Rule, require

@@ -21,13 +21,13 @@ from birdie.cli.console import (
     print_written,
     size,
 )
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError, OutputError
 from birdie.system.files import atomic_path
 from birdie.system.outputs import Kind, require_output, require_output_folder
 
 if TYPE_CHECKING:
-    from birdie.artifact.summary import Summary
+    from birdie.artifact import Summary
 
 GROUP = "Compress"
 
@@ -92,8 +92,7 @@ def command(
         file = link_of(file, step)
     elif step is not None:
         raise ConfigError(f"--step is for the folder of a chain, and {file} is none; drop it, or give the folder")
-    from birdie.artifact.links import is_link, read_link
-    from birdie.artifact.options import Limits
+    from birdie.artifact import Limits, is_link, read_link
 
     limit, link = None if max_size is None else parse_size(max_size), ""
     limits = Limits(base=base, max_bytes=limit, max_operations=max_operations, schemes=schemes)
@@ -103,12 +102,8 @@ def command(
             raise ConfigError(f"{file} is a link of a chain, whose base is beside it; drop --base")
         if decompress_link(file, output, limits, overwrite=overwrite, json=json):
             return
-    from birdie.artifact.folders import holds_folder, write_folder
-    from birdie.artifact.inspection import inspect
-    from birdie.artifact.output_form import form_of
-    from birdie.artifact.repack import load_object
-    from birdie.artifact.safetensors_export import to_safetensors
-    from birdie.checkpoints.pytree import holds_values
+    from birdie.artifact import form_of, holds_folder, inspect, load_object, to_safetensors, write_folder
+    from birdie.checkpoints import holds_values
 
     summary = inspect(file)
     is_object = summary.tree is not None and holds_values(summary.tree)
@@ -155,8 +150,8 @@ def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Seq
         form: of the output.
         link: name of the file whose checkpoint it is, of a link of a chain.
     """
-    from birdie.artifact.container import Reader
-    from birdie.checkpoints.pytree import holds_values
+    from birdie.artifact import Reader
+    from birdie.checkpoints import holds_values
 
     values = "all that is no tensor"
     if link:

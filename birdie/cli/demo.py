@@ -15,7 +15,7 @@ from rich.table import Table
 
 from birdie.cli.console import Json, compiling_notice, log, log_file, print_json, print_line, print_table, progress_bar
 from birdie.cli.prepare import prepare_with_bar
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.gpt.data.corpus import stdlib_corpus
 

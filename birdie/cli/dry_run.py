@@ -9,15 +9,14 @@ from birdie.cli.account import show_left_out, show_taken
 from birdie.cli.console import plain, print_json, print_line, print_table, seconds, size
 
 if TYPE_CHECKING:
-    from birdie.checkpoints.checkpoint import Checkpoint
+    from birdie.checkpoints import Checkpoint
     from birdie.cli.compress_flags import CompressFlags
 
 
 def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: bool) -> None:
     """Print the forecast for the flags of the command, and those for other sizes."""
-    from birdie.artifact.file_forecast import LOSSLESS, forecast
-    from birdie.artifact.inspection import load_seconds
-    from birdie.entropy.hints import effort_for
+    from birdie.artifact import LOSSLESS, forecast, load_seconds
+    from birdie.entropy import effort_for
 
     target = replace(flags.target, lossless=lossless)
     with source.mapped():

@@ -57,7 +57,7 @@ def command(
 
 
 def _folder(file: Path, output: Path, base_model: str | None, *, overwrite: bool, json: bool) -> None:
-    from birdie.hub.folder import write_birdie_folder
+    from birdie.hub import write_birdie_folder
 
     hidden: list[str] = []
     with into_folder(output) as left:
@@ -68,8 +68,7 @@ def _folder(file: Path, output: Path, base_model: str | None, *, overwrite: bool
 
 
 def _push(source: Path, repository: str, base_model: str | None, *, public: bool, json: bool) -> None:
-    from birdie.hub.folder import write_birdie_folder
-    from birdie.hub.transfer import push
+    from birdie.hub import push, write_birdie_folder
 
     with tempfile.TemporaryDirectory(prefix="birdie-") as temporary:
         folder = source
@@ -84,7 +83,7 @@ def _push(source: Path, repository: str, base_model: str | None, *, public: bool
 
 
 def _pull(repository: str, output: Path, revision: str | None, *, overwrite: bool, json: bool) -> None:
-    from birdie.hub.transfer import download
+    from birdie.hub import download
 
     cached = download(repository, revision)
     files = sorted(path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file())

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from birdie.artifact.summary import Summary, TensorSummary
+from birdie.artifact import Summary, TensorSummary
 from birdie.cli.chains import show_chain
 from birdie.cli.console import Json, plain, print_json, print_line, print_table, seconds, size
 from birdie.errors import ConfigError
@@ -46,7 +46,7 @@ def command(
         return
     if verify:
         raise ConfigError(f"--verify is for the folder of a chain, and {file} is a file; drop it, or give the folder")
-    from birdie.artifact.inspection import inspect
+    from birdie.artifact import inspect
 
     summary = inspect(file)
     if json:

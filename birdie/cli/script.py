@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
 from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.standalone.code_size import PACKAGE, SCRIPT
+from birdie.standalone import PACKAGE, SCRIPT
 from birdie.system import files, outputs
 from birdie.system.provenance import __version__
 

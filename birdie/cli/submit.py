@@ -24,7 +24,7 @@ from birdie.cli.console import (
     size,
 )
 from birdie.cli.train import configuration_of, recipe_and_preset
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.gpt.run.recipe_loading import FLAT, configuration

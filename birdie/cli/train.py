@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from birdie.artifact.summary import Summary
+from birdie.artifact import Summary
 from birdie.cli.console import (
     Json,
     compiling_notice,

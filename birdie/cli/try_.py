@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from birdie.cli.console import Json, log, plain, print_json, print_line, print_table
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.lab.significance import LEVEL
 

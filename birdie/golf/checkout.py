@@ -27,7 +27,7 @@ from birdie.gpt.run.recipe_loading import load_recipe
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.run.work import Work
 from birdie.gpt.score.accumulator import Score
-from birdie.standalone.code_size import PACKAGE
+from birdie.standalone import PACKAGE
 from birdie.system.distributed import run_on_main
 from birdie.system.files import write_bytes
 

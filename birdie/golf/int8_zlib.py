@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.checkpoints.int8_export import FORMAT, dequantize
-from birdie.compress.schemes.grid import quantiles
+from birdie.checkpoints import FORMAT, dequantize
+from birdie.compress import quantiles
 from birdie.errors import ConfigError, WeightsError
 from birdie.system.device import dtype_name
 

@@ -29,14 +29,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from birdie.compress.registry import parse_spec
-from birdie.compress.scheme import Scheme
+from birdie.compress import Scheme, parse_spec
 from birdie.errors import ConfigError, DataError
 from birdie.golf import start
 from birdie.gpt.run.environment import DEAD
 from birdie.gpt.run.recipe_loading import setting_variables
 from birdie.gpt.run.recipe_settings import Recipe
-from birdie.standalone.code_size import PACKAGE, behind, source_files
+from birdie.standalone import PACKAGE, behind, source_files
 from birdie.system.door import for_types, offered
 from birdie.system.files import read_trusted, user_cache, write_trusted
 from birdie.system.provenance import versions

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.golf.record_log import (
     capped_line,

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from birdie.artifact.file import File
-from birdie.compress import registry
+from birdie.artifact import File
+from birdie.compress import decoder
 from birdie.errors import BirdieError
 from birdie.golf.record_log import score_lines
 from birdie.gpt.data.tokenizer import check_same_tokenizer, require_tokenizer
@@ -53,7 +53,7 @@ def or_exit(work: Callable[[], None]) -> None:
 
 def run(path: Path) -> None:
     """Score an artifact with the recipe in it, on all ranks that torchrun has started."""
-    with File(path, registry.decoder) as file:
+    with File(path, decoder) as file:
         recipe = with_data(Recipe.from_dict(file.fields.get("metadata", {}).get("recipe", {})))
     with opened(replace(recipe, device="auto")) as (log, work):  # another machine has another device
         roundtrip(log, work, path)
@@ -120,7 +120,7 @@ def roundtrip(
         code: bytes of the code; None: their sum with the artifact's is not logged.
         trained: score of the float weights.
     """
-    with File(path, registry.decoder) as file:
+    with File(path, decoder) as file:
         file.require()
         about, recipe = file.fields.get("metadata", {}), work.recipe
         require_tokenizer(about.get("tokenizer"), path)

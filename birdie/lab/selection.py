@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.lab.run_ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat
 from birdie.lab.significance import Test, compare

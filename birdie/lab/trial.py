@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.gpt.run.recipe_registry import changes, find
 from birdie.gpt.run.recipe_settings import Recipe

@@ -2,7 +2,7 @@
 
     state dict ──export──► model.birdie ──load──► name → tensor          code + artifact ≤ budget
 
-The file is this module and the modules that it imports (`golf/packed_script.py`). Tensors are encoded and decoded by the
+The file is this module and the modules that it imports (golf/packed_script.py). Tensors are encoded and decoded by the
 functions that `birdie.save` and `birdie.load` call, so files and values are the same.
 """
 

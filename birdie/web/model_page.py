@@ -19,8 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from birdie.artifact.container import Reader
-from birdie.artifact.inspection import inspect
+from birdie.artifact import Reader, inspect
 from birdie.errors import ArtifactError, ConfigError
 from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer
 from birdie.gpt.model.techniques.depth_recurrence import layer_order

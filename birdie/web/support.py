@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from birdie.artifact import codes
-from birdie.artifact.container import DELTA, TENSOR, Entry, Reader
-from birdie.checkpoints.rebuild import has_views
-from birdie.entropy.coder import NAMES as CODERS
+from birdie.artifact import DELTA, TENSOR, Entry, Reader, scheme_name
+from birdie.artifact import SCHEMES as OWN
+from birdie.checkpoints import has_views
+from birdie.entropy import NAMES as CODERS
 from birdie.system.outputs import Source
 
 _SOURCE = (Path(__file__).parent / "decoder" / "schemes.js").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def _problem(entry: Entry, reader: Reader) -> str | None:
     if entry.kind == DELTA:
         return "is a delta, relative to another tensor"
     if entry.kind == TENSOR and entry.scheme not in SCHEMES:
-        foreign = {} if entry.scheme in codes.SCHEMES else reader.fields.get("schemes", {})
-        return f"has the scheme {codes.scheme_name(entry, foreign)}"
+        foreign = {} if entry.scheme in OWN else reader.fields.get("schemes", {})
+        return f"has the scheme {scheme_name(entry, foreign)}"
     unknown = [stream.coder for stream in entry.streams if stream.coder not in CODERS]
     return f"has the coder {unknown[0]}" if unknown else None

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.artifact.inspection import inspect
-from birdie.artifact.loading import load
+from birdie.artifact import inspect, load
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
 from birdie.golf.audit import rules
 from birdie.golf.audit.byte_counts import check_counts, check_table

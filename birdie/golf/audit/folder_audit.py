@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from birdie.artifact.container import MAGIC
+from birdie.artifact import MAGIC
 from birdie.errors import ConfigError, DataError
 from birdie.golf.audit import box, rules
 from birdie.golf.audit.artifact import AuditOptions, audit_artifact

@@ -20,7 +20,7 @@ from birdie.errors import DataError
 from birdie.golf.audit.rules import SIZE, Finding, size_result
 from birdie.golf.packed_script import is_packed, sources_of
 from birdie.lab.logs import TrainingLog
-from birdie.standalone.code_size import PACKAGE, code_bytes
+from birdie.standalone import PACKAGE, code_bytes
 from birdie.system.regular import open_regular
 
 SCRIPT = "train_gpt.py"

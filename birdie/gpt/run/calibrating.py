@@ -16,16 +16,22 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor
 
-from birdie.compress.calibration.calibrate import Where
-from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress import CalibrationResult, Where
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
 from birdie.gpt.run.recipe_loading import load_run_recipe, recipe_file
 from birdie.gpt.run.run_data import data_files
-from birdie.hub.data_calibration import TOKENS, calibrate_on_images, calibrate_on_text, images_in
-from birdie.hub.library_loading import is_of_library, require_transformers_folder
-from birdie.hub.made_up import calibrate_without_data, reason_of
+from birdie.hub import (
+    TOKENS,
+    calibrate_on_images,
+    calibrate_on_text,
+    calibrate_without_data,
+    images_in,
+    is_of_library,
+    reason_of,
+    require_transformers_folder,
+)
 
 Calibrated = tuple[CalibrationResult | None, str | None]
 

@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from birdie.artifact.inspection import inspect
-from birdie.artifact.loading import load
-from birdie.artifact.repack import load_object
-from birdie.artifact.summary import Summary
-from birdie.checkpoints import int8_export
-from birdie.compress.filling import fill
+from birdie.artifact import Summary, inspect, load, load_object
+from birdie.checkpoints import dequantize
+from birdie.compress import fill
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.gpt.data.byte_sidecar import byte_counts
 from birdie.gpt.data.dataset import Dataset, check_tokenizer, open_dataset
@@ -132,7 +129,7 @@ def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
 
 def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
     """Return the GPT in an int8 export of the challenge that was compressed as a file, and a recipe of its shape."""
-    state = int8_export.dequantize(load_object(path))
+    state = dequantize(load_object(path))
     recipe = Recipe(model=infer_config(state))
     require_shape(recipe.model, {name: tuple(weight.shape) for name, weight in state.items()}, path)
     model = GPT(recipe.model)

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.calibrate import Where, calibrate_module
-from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress import CalibrationResult, Where, calibrate_module
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.gpt.data.dataset import Dataset
 from birdie.gpt.data.shards import read_shard
@@ -93,7 +92,7 @@ def _model(recipe: Recipe, state: Mapping[str, Tensor], folder: Source | None) -
         if weights.keys() == model.state_dict().keys():
             model.load_state_dict(weights)
             return model
-        from birdie.compress.filling import fill  # for checkpoints under other names
+        from birdie.compress import fill
 
         return fill(model, weights, "the checkpoint", remedy)  # type: ignore[return-value]
     with torch.device("meta"):  # no initial weights

@@ -23,12 +23,9 @@ from typing import Any
 
 import torch
 
-from birdie.artifact.container import KIND
-from birdie.artifact.inspection import inspect
-from birdie.artifact.links import link_paths
-from birdie.artifact.summary import Summary
-from birdie.chain.chain_folder import Chain
-from birdie.compress.rate.target import parse_size
+from birdie.artifact import KIND, Summary, inspect, link_paths
+from birdie.chain import Chain
+from birdie.compress import parse_size
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError, WeightsError
 from birdie.gpt.run import history, preflight, program
 from birdie.gpt.run.events import Checked, Event, Interrupted, PreflightCheck, Profiled, Saved, Started, Validated

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from birdie.artifact.loading import load as load_file
-from birdie.artifact.saving import save
+from birdie.artifact import load as load_file
+from birdie.artifact import save
 from birdie.errors import BirdieError, ConfigError
 from birdie.gpt.data.shards import read_shard
 from birdie.gpt.run import run_estimate as estimate

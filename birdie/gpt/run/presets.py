@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ConfigError
 from birdie.gpt.run.recipe_settings import Recipe
 from birdie.gpt.train.settings import RATES

@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from threadpoolctl import threadpool_limits
 
-from birdie.artifact import metadata as file_metadata
-from birdie.artifact.write import Beside
-from birdie.checkpoints.stored_order import order_field
-from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.copies import merge_copies
-from birdie.compress.rate.encoding import Coder, Meter
-from birdie.compress.rate.fit import fit
-from birdie.compress.rate.groups import group_tiny_tensors
-from birdie.compress.rate.target import Target, parse_size
-from birdie.compress.state import ModelState, keys_of
+from birdie.artifact import Beside, copies_of
+from birdie.checkpoints import order_field
+from birdie.compress import (
+    Coder,
+    Meter,
+    ModelState,
+    Target,
+    assign,
+    fit,
+    group_tiny_tensors,
+    keys_of,
+    merge_copies,
+    parse_size,
+)
 from birdie.gpt.data.batches import Batches
 from birdie.gpt.model.documents import DocumentFinder
 from birdie.gpt.model.gpt import GPT
@@ -40,8 +44,7 @@ from birdie.system.callbacks import Progress
 
 if TYPE_CHECKING:
     from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
-    from birdie.small.qat.fake_quantization import FakeQuantization
-    from birdie.small.stored_training import StoredTraining
+    from birdie.small import FakeQuantization, StoredTraining
 
 _ROUNDS = 4  # times that a budget search with calibration usually codes the model: only the progress relies on it
 
@@ -100,7 +103,7 @@ def _quantized_training(work: Work, model: GPT) -> "FakeQuantization | StoredTra
     recipe, context = work.recipe, work.context
     if not recipe.qat.budget:
         return recipe.qat.prepare(model, context.notify)
-    from birdie.small.stored_training import BudgetFile, StoredTraining
+    from birdie.small import BudgetFile, StoredTraining
 
     export = recipe.export
     assert export.budget is not None
@@ -204,7 +207,7 @@ def export(
     recipe, known = work.recipe, None if calibration is None else calibration.result
     rules = list(recipe.export.schemes() if budget is None else recipe.export.pinned())
     if recipe.qat.enabled:
-        from birdie.small.qat.fake_quantization import storage_rules
+        from birdie.small import storage_rules
 
         rules = [*storage_rules(recipe.qat, model), *rules]
     state, target = ModelState.of(model, rebase=known is None), Target(budget=budget)
@@ -213,7 +216,7 @@ def export(
         assignment = group_tiny_tensors(merge_copies(assignment))
     else:
         assignment = replace(assignment, tensors=known.ordered(state).tensors)
-    copies = file_metadata.copies_of(assignment.ties, assignment.copies)
+    copies = copies_of(assignment.ties, assignment.copies)
     about = {"metadata": metadata(work, trained), "budget": budget, "copies": copies}
     beside = Beside({**about, "order": order_field(keys_of(model))}, groups=assignment.groups)
     meter = Meter(progress, _ROUNDS if target.searched and known is not None else 1)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 from cyclopts import Parameter
 
-from birdie.compress.rate.target import parse_size
-from birdie.entropy.hints import Effort
+from birdie.compress import parse_size
+from birdie.entropy import Effort
 from birdie.errors import ConfigError
 from birdie.gpt.data.data_order import Order, unknown_order
 from birdie.gpt.model.config import GPTConfig
@@ -25,7 +25,7 @@ from birdie.gpt.score.settings import EvaluationSettings, ValidationSettings
 from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings, comma_separated
 from birdie.gpt.train.tables import TrainingTables
-from birdie.small.qat.settings import Qat
+from birdie.small import Qat
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -141,7 +141,7 @@ class ExportSettings:
         every = (self.scheme, self.embedding, self.attention, self.mlp)
         specs = [spec for spec in every if spec is not None and spec != DEFAULT_SCHEME]
         if specs:  # an invalid scheme is an error before training, not after it
-            from birdie.compress.registry import parse_spec  # imports torch
+            from birdie.compress import parse_spec
 
             for spec in specs:
                 parse_spec(spec)

@@ -14,13 +14,8 @@ from functools import lru_cache
 
 import torch
 
-from birdie.compress.rate.assignment import match, parse_rules
-from birdie.compress.rate.target import parse_size
-from birdie.compress.registry import decoder
-from birdie.compress.scheme import Scheme
-from birdie.compress.schemes.grid import Grid
-from birdie.compress.small_tensors import can_quantize
-from birdie.entropy import coder as entropy
+from birdie.compress import Grid, Scheme, can_quantize, decoder, match, parse_rules, parse_size
+from birdie.entropy import encode
 from birdie.gpt.model.config import GPTConfig
 from birdie.gpt.model.cost import ModelCost, training_cost
 from birdie.gpt.model.gpt import GPT
@@ -266,7 +261,7 @@ def gaussian_bits(scheme: Scheme, shape: tuple[int, ...]) -> float:
     encoded = scheme.encode("sample", sample)
     layouts = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
     streams = zip(encoded.streams, layouts, strict=True)
-    payloads = (entropy.encode(symbols, layout.hints, "fast").payload for symbols, layout in streams)
+    payloads = (encode(symbols, layout.hints, "fast").payload for symbols, layout in streams)
     return 8 * sum(map(len, payloads)) / sample.numel()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from birdie.compress.rate.target import parse_size
+from birdie.compress import parse_size
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError
 from birdie.gpt.run.recipe_registry import changes
 from birdie.lab.report import html as page

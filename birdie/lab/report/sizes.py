@@ -6,12 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.artifact.container import ALIAS, MEMBER, Reader
-from birdie.artifact.file import File
-from birdie.artifact.inspection import stored_as
-from birdie.compress import registry
-from birdie.compress.scheme import StreamLayout
-from birdie.entropy import coder, mixed
+from birdie.artifact import ALIAS, MEMBER, File, Reader, stored_as
+from birdie.compress import StreamLayout, decoder
+from birdie.entropy import MIXED, decode, starting_probabilities
 
 _MOST_SYMBOLS = 512  # of a histogram: more are no bars that can be seen
 
@@ -87,7 +84,7 @@ def sizes_of(path: Path, histograms: int = 6) -> Sizes:
     Args:
         histograms: number of tensors whose integers are decoded and counted.
     """
-    with File(path, registry.decoder) as reader:
+    with File(path, decoder) as reader:
         reader.require(reader.default_limit)
         tensors: list[TensorSize] = []
         firsts: dict[str, tuple[str, tuple[StreamLayout, ...]]] = {}  # name → its first block, and the layout of that
@@ -124,7 +121,7 @@ def _histogram(reader: Reader, name: str, block: str, layout: tuple[StreamLayout
         return None
     index = max(rows, key=lambda number: layout[number].rows * layout[number].columns)
     stream, one = streams[index], layout[index]
-    values = coder.decode(stream.coder, stream.payload, one.rows, one.columns, one.hints, one.dtype)
+    values = decode(stream.coder, stream.payload, one.rows, one.columns, one.hints, one.dtype)
     symbols, counts = np.unique(values, return_counts=True)
     if not 2 <= symbols.size <= _MOST_SYMBOLS:
         return None
@@ -132,8 +129,8 @@ def _histogram(reader: Reader, name: str, block: str, layout: tuple[StreamLayout
     entropy = float(-(shares * np.log2(shares)).sum())
     bits = 8 * len(stream.payload) / values.size
     start = None
-    if stream.coder == coder.MIXED:
-        start = mixed.starting_probabilities(stream.payload, one.rows, one.columns)
+    if stream.coder == MIXED:
+        start = starting_probabilities(stream.payload, one.rows, one.columns)
     if start is None:
         return Histogram(name, symbols.astype(np.int64), shares, None, entropy, bits)
     possible, probabilities = start
