@@ -45,7 +45,7 @@ BASE: Mapping[str, Any] = {
     "optimizer": {"muon_momentum_warmup_steps": 50},
     "data": {"order": "shuffled"},
     "validation": {"every": 0},
-    "export": {"scheme": "int8", "coder": "fast"},  # it is not what is compared
+    "export": {"scheme": "int8", "effort": "fast"},  # it is not what is compared
     "run": {"checkpoint_every": 0, "log_every": 0},
     "device": "cpu",
 }

@@ -8,7 +8,7 @@
 
 Classes are those of the auto mappings of transformers, the models of diffusers and two pipelines, and adapters of peft;
 random weights, and sizes found by rule (`benchmarks.shrunken`). In a process of its own, with
-limits of time and memory, each model is saved, compressed (`birdie compress FOLDER --bits 6 --coder fast`),
+limits of time and memory, each model is saved, compressed (`birdie compress FOLDER --bits 6 --effort fast`),
 decompressed and loaded by `from_pretrained`. It comes back if all tensors are the decoded ones to the bit, if it has
 the outputs of the first model with the decoded weights (where inputs can be made up), and if every file of the folder
 is in the result or named as left out.
@@ -302,7 +302,7 @@ def _through(outcome: Outcome, model: nn.Module, root: Path) -> Outcome:
     weights = sum(weight.numel() for weight in model.parameters())
     start = time.process_time()
     for bits in (["--bits", "6"], []):  # of small adapters headers and vectors alone take more
-        code, text, errors = _command("compress", folder, "-o", file, *bits, "--coder", "fast", "--json")
+        code, text, errors = _command("compress", folder, "-o", file, *bits, "--effort", "fast", "--json")
         if "cannot be met" not in errors:
             break
     outcome = replace(outcome, weights=weights, seconds=round(time.process_time() - start, 1))
@@ -462,7 +462,7 @@ Which models of other libraries go through birdie? `python -m benchmarks.archite
 writes this page. It takes one class of each model type in the auto mappings of `transformers` (`--every`: each class
 of each task), the models of `diffusers` and two pipelines, and adapters of `peft`. Configurations are made small by
 rule (two layers, 256 words, images of 32 × 32), and weights are random. Each model goes through `birdie compress
-FOLDER --bits 6 --coder fast` with made-up inputs, `birdie decompress` and `from_pretrained`, in a process of its own
+FOLDER --bits 6 --effort fast` with made-up inputs, `birdie decompress` and `from_pretrained`, in a process of its own
 with a limit of 120 s of processor time.
 
 A model *comes back* if every tensor that `from_pretrained` loads is the decoded one to the bit, if its outputs are

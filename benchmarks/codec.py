@@ -46,7 +46,7 @@ def birdie(effort: Effort, *, threads: int = 1, repeat: int = 1) -> Measure:
             path = Path(folder) / "set.birdie"
             _warm(symbols, path, effort)
             start = time.perf_counter()
-            save(symbols.tensors, path, lossless=True, coder=effort, workers=threads)
+            save(symbols.tensors, path, lossless=True, effort=effort, workers=threads)
             encode_s = time.perf_counter() - start
             decoded = load(path, workers=threads)
             decode_s = min(_load_seconds(path, threads) for _ in range(repeat))
@@ -64,7 +64,7 @@ def birdie(effort: Effort, *, threads: int = 1, repeat: int = 1) -> Measure:
 def _warm(symbols: SymbolSet, path: Path, effort: Effort) -> None:
     """Compile or load the kernels that the tensors need, with a few rows of each."""
     part = {name: tensor[:64].clone() for name, tensor in symbols.tensors.items()}
-    save(part, path, lossless=True, coder=effort)
+    save(part, path, lossless=True, effort=effort)
     load(path)
 
 

@@ -368,7 +368,7 @@ def _birdie(state: State, budget: int | None, effort: Any) -> tuple[int, dict[st
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.birdie"
         try:
-            save(state, path, budget=budget, coder=effort)
+            save(state, path, budget=budget, effort=effort)
         except BudgetError:
             return None
         return path.stat().st_size, load(path)
@@ -405,13 +405,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--networks", type=comma_separated(one_of(NETWORKS, "network")), default=list(NETWORKS), help="some of them"
     )
     parser.add_argument("--bits", type=comma_separated(int), default=list(BITS), help="budgets (default: 8,6,5,4)")
-    parser.add_argument("--coder", choices=("max", "fast"), default="max", help="of birdie's files (default: max)")
+    parser.add_argument("--effort", choices=("max", "fast"), default="max", help="of birdie's files (default: max)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows: list[Row] = []
     with errors_as_exit():
         for name in options.networks:
-            rows += rows_of(network(name), options.bits, options.coder)
+            rows += rows_of(network(name), options.bits, options.effort)
     versions = {name: metadata.version(name) for name in ("onnxruntime", "onnx", "zstandard", "torch")}
     log(", ".join(f"{name} {version}" for name, version in versions.items()))
     report([*rows, *summary(rows)] if options.json else rows, as_json=options.json)

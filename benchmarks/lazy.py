@@ -44,7 +44,7 @@ def saved(folder: Path, layers: int, width: int, scheme: str) -> Path:
     with torch.device("meta"):
         shapes = {name: weight.shape for name, weight in build(min(layers, DISTINCT), width).state_dict().items()}
     state = {name: torch.randn(shape) * (2 / width) ** 0.5 for name, shape in shapes.items()}
-    birdie.save(state, path, scheme=[("*.weight", scheme)], coder="fast")
+    birdie.save(state, path, scheme=[("*.weight", scheme)], effort="fast")
     with Reader(path) as reader:
         entries, metadata = [reader.read(name) for name in reader.names], bytes(reader.metadata)
     copies = {}

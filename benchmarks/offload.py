@@ -75,7 +75,7 @@ def done(job: Job, folder: Path) -> dict[str, float]:
         known = birdie.calibrate(model, batches, loss, offload=folder if job.method == "files" else False)
         if not job.save:
             return {"fisher": mean_fisher(known.sensitivities)}
-        summary = birdie.save(model, folder / "model.birdie", bits=BITS, coder="fast", calibration=known, workers=1)
+        summary = birdie.save(model, folder / "model.birdie", bits=BITS, effort="fast", calibration=known, workers=1)
         return {"bytes": summary.bytes, "kl": summary.error or 0.0}
 
 

@@ -129,7 +129,7 @@ def saved(path: Path, size: Size, device: torch.device) -> int:
         else torch.ones(shape, dtype=torch.bfloat16)
         for name, shape in shapes.items()
     }
-    save(state, path, scheme=SCHEME, coder="fast")
+    save(state, path, scheme=SCHEME, effort="fast")
     with Reader(path) as reader:
         names = [part for name in reader.names for part in dict.fromkeys((name, *reader.blocks(name)))]
         entries, metadata = [reader.read(name) for name in names], bytes(reader.metadata)
@@ -147,7 +147,7 @@ def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
     count, turns = weight.numel(), 3 if small else 9
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "matrix.birdie"
-        save({"weight": weight}, path, scheme=SCHEME, coder="fast")
+        save({"weight": weight}, path, scheme=SCHEME, effort="fast")
         with File(path, registry.decoder) as file:
             products = products_of(file, "weight")
             assert products is not None

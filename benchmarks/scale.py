@@ -71,7 +71,7 @@ def birdie_methods():
     from birdie.system.mapped import releasing
     from pathlib import Path
     _, coder = method.split()
-    settings = dict(lossless=True, coder="fast") if coder == "lossless" else dict(bits=float(bits), coder=coder)
+    settings = dict(lossless=True, effort="fast") if coder == "lossless" else dict(bits=float(bits), effort=coder)
     def save(source):
         state = load_file(source)
         with releasing([Path(source)]):

@@ -61,7 +61,7 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
     for scheme in SCHEMES:
         for coder in CODERS:
             path = folder / "model.birdie"
-            birdie.save({"weight": weight}, path, scheme=scheme, coder=coder, workers=1)
+            birdie.save({"weight": weight}, path, scheme=scheme, effort=coder, workers=1)
             command = ["node", "measure.mjs", "./decode.mjs", path.name, str(seconds)]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
             javascript, digest = json.loads(done.stdout)

@@ -168,7 +168,7 @@ def test_an_installed_wheel_runs_on_a_read_only_file_system(environment: Path, t
     same = """
 state = {name: torch.tensor(values) for name, values in json.loads(Path("state.json").read_text()).items()}
 birdie.save(state, "max.birdie", bits=4)
-birdie.save(state, "fast.birdie", lossless=True, coder="fast")
+birdie.save(state, "fast.birdie", lossless=True, effort="fast")
 birdie.load("fast.birdie")
 """
     code = READ_ONLY + readme_code() + same + PRINT_PATH
@@ -179,7 +179,7 @@ birdie.load("fast.birdie")
 
     tensors = {name: torch.tensor(values) for name, values in state.items()}
     birdie.save(tensors, tmp_path / "max.birdie", bits=4)
-    birdie.save(tensors, tmp_path / "fast.birdie", lossless=True, coder="fast")
+    birdie.save(tensors, tmp_path / "fast.birdie", lossless=True, effort="fast")
     for name in ("max.birdie", "fast.birdie"):
         files = (tmp_path / name).read_bytes(), (folder / name).read_bytes()
         assert hashlib.sha256(files[0]).digest() == hashlib.sha256(files[1]).digest(), name

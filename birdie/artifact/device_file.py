@@ -218,7 +218,7 @@ def load_compressed(
     Each is decoded once, to see that it is sound. Those that the kernel does not decode are left out.
 
     Args:
-        path: a .birdie file, its bytes, or a binary file object; one of the coder "fast" loads fastest.
+        path: a .birdie file, its bytes, or a binary file object; one of effort "fast" loads fastest.
         device: a GPU on which Triton works.
         workers: threads that read the file; None uses every core.
     """

@@ -12,7 +12,7 @@ from birdie.checkpoints import pytree
 from birdie.checkpoints.checkpoint import Checkpoint
 from birdie.compress.rate.assignment import Schemes, assign, parse_rules
 from birdie.compress.rate.copies import merge_copies
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.forecast import Forecast, Forecaster
 from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.rate.target import Target
@@ -27,7 +27,7 @@ def forecast(
     target: Target,
     *,
     scheme: Schemes | None = None,
-    coder: EffortOption = "auto",
+    effort: EffortOption = "auto",
     bits: Sequence[float] = BITS,
     workers: int | None = None,
 ) -> tuple[Forecast, dict[Target, Forecast]]:
@@ -36,7 +36,7 @@ def forecast(
     Args:
         checkpoint: that was read.
         target: of the file that is meant.
-        scheme, coder, workers: as for `birdie.save`.
+        scheme, effort, workers: as for `birdie.save`.
         bits: budgets to compare it with, bits per weight, beside a lossless file.
 
     Returns:
@@ -59,10 +59,10 @@ def forecast(
         key = wanted.searched, wanted.lossless
         if key not in forecasters:
             assignment = group_tiny_tensors(merge_copies(assign(content.state, schemes, wanted)))
-            effort = effort_for(coder, assignment.weights)
+            chosen = effort_for(effort, assignment.weights)
             budget = wanted.in_bytes(assignment.weights)
-            size = content.beside(assignment, effort, budget).size
-            forecasters[key] = Forecaster(assignment, Coder(effort, size, workers))
+            size = content.beside(assignment, chosen, budget).size
+            forecasters[key] = Forecaster(assignment, Encoder(chosen, size, workers))
         forecaster = forecasters[key]
         budget = wanted.in_bytes(forecaster.assignment.weights)
         return (

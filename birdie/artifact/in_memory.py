@@ -23,7 +23,7 @@ from birdie.artifact.summary import Summary
 from birdie.artifact.write import Beside
 from birdie.compress.filling import fill
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState, keys_of
@@ -37,7 +37,7 @@ _NAME = "tensor"
 
 
 def compress_weights(
-    model: nn.Module, *, coder: EffortOption = "auto", workers: int | None = None
+    model: nn.Module, *, effort: EffortOption = "auto", workers: int | None = None
 ) -> dict[str, Tensor]:
     """Compress every tensor of `model`'s state dict to bytes (uint8, 1-D), by its plain name.
 
@@ -46,7 +46,7 @@ def compress_weights(
 
     Args:
         model: a module, wrapped or not; never changed. Tied names share one tensor of bytes.
-        coder: as for `birdie.save`.
+        effort: as for `birdie.save`.
         workers: threads; None takes every core.
 
     Raises:
@@ -54,7 +54,7 @@ def compress_weights(
     """
     state, target = ModelState.of(model), Target()
     assignment = assign(state, None, target)
-    coding = Coder(effort_for(coder, assignment.weights), workers=workers)
+    coding = Encoder(effort_for(effort, assignment.weights), workers=workers)
     encoded = fit(assignment, target, coding).encoded
     contents = {name: Beside().content(EncodedState({_NAME: one}, {})) for name, one in encoded.tensors.items()}
     files = {name: container.to_bytes(*content) for name, content in contents.items()}

@@ -209,10 +209,13 @@ class Relation:
 class Coding:
     """Work of the entropy coder; no other option of a file changes its time alone."""
 
-    coder: Annotated[
+    effort: Annotated[
         EffortOption,
         Check(_effort),
-        Parameter(help="Entropy coder: max is the smallest, fast loads fastest; auto is max below 64 million weights."),
+        Parameter(
+            help="Effort of the entropy coding: max is the smallest, fast loads fastest; auto is max below 64 million "
+            "weights."
+        ),
     ] = "auto"
     progress: Annotated[
         Progress | bool | None,
@@ -311,7 +314,7 @@ class LoadOptions(Limits):
         "torch.device | str | None",
         Parameter(
             help="Destination of the tensors (or of the module); default: the CPU (or the module's current device). On "
-            'CUDA with Triton, files of the coder "fast" are decoded there (birdie.compress.device), to the same bits.'
+            'CUDA with Triton, files of effort "fast" are decoded there (birdie.compress.device), to the same bits.'
         ),
     ] = None
     dtype: Annotated[

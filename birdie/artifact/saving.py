@@ -33,7 +33,7 @@ from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.rate.assignment import Assignment, assign
 from birdie.compress.rate.copies import merge_copies
-from birdie.compress.rate.encoding import Coder, Meter
+from birdie.compress.rate.encoding import Encoder, Meter
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.groups import group_tiny_tensors
 from birdie.compress.wrappers import unwrapped, without_prefixes
@@ -139,7 +139,7 @@ def write_model(
             )
             about_base = {"of": "", "names": near, "inside": True}
         assignment = group_tiny_tensors(assignment)
-    effort = effort_for(options.coder, assignment.weights)
+    effort = effort_for(options.effort, assignment.weights)
     beside = content.beside(assignment, effort, target.in_bytes(assignment.weights), about_base)
     destination = _output(path, overwrite)
     if calibration == "synthetic":
@@ -160,7 +160,7 @@ def write_model(
         # BLAS hands small products to threads that go on spinning between them: more processor time than
         # everything else takes.
         with threadpool_limits(1, user_api="blas"), resuming as resume:
-            coder = Coder(
+            encoder = Encoder(
                 effort,
                 beside.size,
                 options.workers or _threads(world),
@@ -169,21 +169,21 @@ def write_model(
                 records=resume,
                 meter=Meter(update, _ROUNDS if target.searched and known is not None else 1),
             )
-            coder.meter.begin(len(assignment.tensors))
-            fitted = fit(assignment, target, coder, known, tune=options.tune)
+            encoder.meter.begin(len(assignment.tensors))
+            fitted = fit(assignment, target, encoder, known, tune=options.tune)
             encoded = fitted.encoded
             if resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))
             require_complete()
             run_on_main(world, torch.device("cpu"), lambda: beside.write(destination, encoded, check))
-            coder.meter.finish()
+            encoder.meter.finish()
         file = destination.getvalue() if isinstance(destination, BytesIO) else destination
         summary = world.broadcast(inspect(file) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
         if isinstance(file, bytes) and world.is_main:
             write_all(path, file)
         beside_values = not_kept(content.state.by_name) if target.lossless and tree is None else ()
         otherwise = _otherwise(summary, assignment)
-        summary = replace(summary, coder=effort, otherwise=otherwise, not_kept=beside_values)
+        summary = replace(summary, effort=effort, otherwise=otherwise, not_kept=beside_values)
         if known is None:
             return summary
         error = fitted.divergence

@@ -46,7 +46,7 @@ class Summary:
         nothing_to_tune: tuning was asked for, but no weights are left to train beside the matrix that is encoded last.
         control: after a compression with calibration to `budget` or `bits`, which sensitivities the file follows, and
             the errors of each on held-out inputs (`birdie.compress.rate.control`); not stored in the file.
-        coder: "max" or "fast", the effort of the entropy coder.
+        effort: "max" or "fast", of the entropy coding.
         load_seconds: about the time that loading takes one core of a server.
         uncalibrated: after a compression with calibration, names of the matrices that no data reached; not stored.
         otherwise: after a compression, names of large tensors that were to be quantized and are lossless or in 16
@@ -65,7 +65,7 @@ class Summary:
     tree: Any = None
     files: Mapping[str, int] = field(default_factory=dict)
     file_bytes: int = 0
-    coder: str = "fast"
+    effort: str = "fast"
     load_seconds: float = 0.0
     error: float | None = None
     untuned: float | None = None
@@ -98,7 +98,7 @@ class Summary:
             "budget": self.budget,
             "weights": self.weights,
             "bits_per_weight": self.bits_per_weight,
-            "coder": self.coder,
+            "effort": self.effort,
             "load_seconds": round(self.load_seconds, 3),
             "tensors": rows,
             "files": dict(self.files),

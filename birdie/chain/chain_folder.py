@@ -38,7 +38,7 @@ class Chain:
     Args:
         folder: of the links.
         full_every: so many links, one of which stands alone.
-        coder: of tensors that are stored alone.
+        effort: of tensors that are stored alone.
         follows_run: a checkpoint that is added says that the run went back to it, so links of later steps are removed.
         notify: called with a line for each thing that the user should know.
 
@@ -55,13 +55,13 @@ class Chain:
         folder: Path,
         *,
         full_every: int = FULL_EVERY,
-        coder: EffortOption = "fast",
+        effort: EffortOption = "fast",
         follows_run: bool = False,
         notify: Notify = no_message,
     ) -> None:
         if not 1 <= full_every <= MOST:
             raise ConfigError(f"full_every is {full_every}; one of 1 to {MOST:,} links can stand alone")
-        self.folder, self._full_every, self._coder, self._notify = folder, full_every, coder, notify
+        self.folder, self._full_every, self._effort, self._notify = folder, full_every, effort, notify
         self._follows_run = follows_run
         self._damage: dict[str, Mapping[str, str]] = {}  # of links that were read, by name
         self.waiting: dict[Path, str] = {}
@@ -184,7 +184,7 @@ class Chain:
         earlier = read_content(self.folder / base)[1] if base else LinkContent()
         known = (base, kept[base]) if base else None
         bare = replace(link, base="", base_digest="")
-        kept[name] = write_link(path, bare, content, known, earlier, self._coder)
+        kept[name] = write_link(path, bare, content, known, earlier, self._effort)
         self._damage[name] = {}
 
     def remove_all(self) -> None:
@@ -357,14 +357,14 @@ class Chain:
         link, content = replace(link, files=files), content_of(parts)
         earlier = self._earlier(base, links, on_disk, latest) if base else LinkContent()
         try:
-            links[name] = write_link(self.folder / name, link, content, known, earlier, self._coder)
+            links[name] = write_link(self.folder / name, link, content, known, earlier, self._effort)
         except ChangedError:
             with complete((), content.since):
                 require_complete()
             if not earlier.paths:
                 raise
             earlier = read_content(self.folder / base)[1]  # it was the checkpoint before that changed
-            links[name] = write_link(self.folder / name, link, content, known, earlier, self._coder)
+            links[name] = write_link(self.folder / name, link, content, known, earlier, self._effort)
         self._damage = {other: damage for other, damage in self._damage.items() if not damage}  # may be sound
         self._damage[name] = {}
 

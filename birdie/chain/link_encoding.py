@@ -32,7 +32,7 @@ def write_link(
     content: LinkContent,
     base: tuple[str, Link] | None,
     earlier: LinkContent,
-    coder: EffortOption,
+    effort: EffortOption,
 ) -> Link:
     """Write the link of a checkpoint and return its facts; it has its name when it decodes to the digests in them.
 
@@ -42,7 +42,7 @@ def write_link(
         content: of the checkpoint.
         base: file name of the link that it may be a delta to, and facts about that; None: it stands alone.
         earlier: content of the base.
-        coder: of tensors that are stored alone.
+        effort: of tensors that are stored alone.
 
     Raises:
         ChangedError: another process wrote to a file that is mapped.
@@ -79,7 +79,7 @@ def write_link(
             SaveOptions(
                 lossless=True,
                 base=Base.of(link.base, counterparts, earlier.paths) if counterparts else None,
-                coder=coder,
+                effort=effort,
             ),
             files=other,
             link=link.to_json(),

@@ -46,7 +46,7 @@ def compress_checkpoints(
     *,
     full_every: int | None,
     skip: Sequence[str],
-    coder: "EffortOption",
+    effort: "EffortOption",
     overwrite: bool,
     json: bool,
 ) -> None:
@@ -57,7 +57,7 @@ def compress_checkpoints(
         output: the folder of the chain.
         full_every: links of which one stands alone; None: the default, of a folder of nothing but checkpoints.
         skip: patterns of names of checkpoints to leave out.
-        coder: "auto" is "fast": floats of full precision hardly gain from "max".
+        effort: "auto" is "fast": floats of full precision hardly gain from "max".
         overwrite: replace links of other checkpoints.
         json: print one object.
     """
@@ -82,7 +82,7 @@ def compress_checkpoints(
     chain = Chain(
         output,
         full_every=FULL_EVERY if full_every is None else full_every,
-        coder="fast" if coder == "auto" else coder,
+        effort="fast" if effort == "auto" else effort,
         notify=log,
     )
     chain.require_writable(overwrite=overwrite)

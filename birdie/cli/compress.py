@@ -116,7 +116,7 @@ def _compress_run(folder: Path, flags: CompressFlags) -> None:
         Path(flags.output),
         full_every=flags.full_every,
         skip=flags.skip or (),
-        coder=flags.coder,
+        effort=flags.effort,
         overwrite=flags.overwrite,
         json=flags.json,
     )
@@ -213,7 +213,7 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
         print_line(f"rounded to 16 bits: {summary.rounded:,} of {len(summary.tensors):,} tensors")
     change = _change(input_bytes, summary.bytes, lossless)
     print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
-    print_line(f"coder {summary.coder}: {_loading(summary)}")
+    print_line(f"effort {summary.effort}: {_loading(summary)}")
     if any(tensor.scheme == "delta" for tensor in summary.tensors):
         print_line(_differences(summary))
     if any(why == OF_TRAINING for _, why in source.left_out.values()):
@@ -225,14 +225,14 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
 
 
 def _loading(summary: "Summary") -> str:
-    """Return the time to load, and of a large model what the other coder would change."""
+    """Return the time to load, and of a large model what the other effort would change."""
     from birdie.artifact import load_seconds
 
     text = f"loads in about {seconds(summary.load_seconds)} on one core"
     if summary.weights < LARGE or summary.base is not None:
         return text
-    other, change = ("max", "up to 2 % smaller") if summary.coder == "fast" else ("fast", "up to 2 % larger")
-    return f"{text}; --coder {other}: {seconds(load_seconds(other, summary.weights))}, {change}"
+    other, change = ("max", "up to 2 % smaller") if summary.effort == "fast" else ("fast", "up to 2 % larger")
+    return f"{text}; --effort {other}: {seconds(load_seconds(other, summary.weights))}, {change}"
 
 
 def _differences(summary: "Summary") -> str:

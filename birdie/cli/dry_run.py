@@ -20,11 +20,11 @@ def show_forecast(source: "Checkpoint", flags: "CompressFlags", *, lossless: boo
 
     target = replace(flags.target, lossless=lossless)
     with source.mapped():
-        meant, others = forecast(source, target, scheme=flags.scheme, coder=flags.coder)
+        meant, others = forecast(source, target, scheme=flags.scheme, effort=flags.effort)
     rows = {_setting(flags) or ("--lossless" if lossless else "default"): meant}
     for other, expected in others.items():
         rows.setdefault("--lossless" if other == LOSSLESS else f"--bits {other.bits:g}", expected)
-    load_s = load_seconds(effort_for(flags.coder, meant.weights), meant.weights)
+    load_s = load_seconds(effort_for(flags.effort, meant.weights), meant.weights)
     if flags.json:
         about = {"path": str(source.path), "weights": meant.weights, **source.to_json()}
         print_json(

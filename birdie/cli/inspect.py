@@ -57,7 +57,7 @@ def command(
     print_table(grouped_table(summary) if is_long else summary_table(summary))
     if is_long:
         print_line(f"each of the {len(summary.tensors):,} tensors: birdie inspect {file} --json")
-    print_line(f"coder {summary.coder}: loads in about {seconds(summary.load_seconds)} on one core")
+    print_line(f"effort {summary.effort}: loads in about {seconds(summary.load_seconds)} on one core")
     if metadata:
         from rich.pretty import pretty_repr
 

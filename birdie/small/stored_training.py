@@ -28,7 +28,7 @@ from birdie.checkpoints.stored_order import order_field
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import decode, with_integers
 from birdie.compress.rate.assignment import Assignment, Schemes, assign
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.jobs import FINEST, Jobs, assignments, jobs_of
 from birdie.compress.rate.search import Fit, fit_budget
 from birdie.compress.rate.target import Target
@@ -86,10 +86,10 @@ class BudgetFile:
     order: Any = None
 
     @property
-    def coder(self) -> Coder:
-        """Coder of the file."""
+    def encoder(self) -> Encoder:
+        """Encoder of the file."""
         about = {"metadata": self.metadata, "budget": self.budget} if self.metadata else {}
-        return Coder(self.effort, Beside({**about, "order": self.order}).size, keeps_integers=True)
+        return Encoder(self.effort, Beside({**about, "order": self.order}).size, keeps_integers=True)
 
     def assignment(self, state: ModelState) -> Assignment:
         """Return the schemes of the tensors of a module."""
@@ -101,7 +101,7 @@ class BudgetFile:
         Initial weights are often constant and take few bytes, so all tensors are noise here, and the matrices of the
         smallest file zeros.
         """
-        generator, coder = torch.Generator().manual_seed(0), self.coder
+        generator, encoder = torch.Generator().manual_seed(0), self.encoder
         noise = {
             name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
             if tensor.is_floating_point()
@@ -111,7 +111,7 @@ class BudgetFile:
         assignment = self.assignment(replace(state, tensors=noise))
         zeros = {name: torch.zeros_like(noise[name]) for name in assignment.free}
         smallest = jobs_of(replace(assignment, tensors={**noise, **zeros}), down_columns=False)
-        size = coder.size(smallest.state(coder.code([*smallest.by_name.values()], draft=True)))
+        size = encoder.size(smallest.state(encoder.code([*smallest.by_name.values()], draft=True)))
         if size > self.budget:
             raise BudgetError(
                 f"budget {self.budget:,} bytes cannot be met: with zeros for all matrices that it changes the file "
@@ -120,8 +120,8 @@ class BudgetFile:
         if self.budget < 2 * assignment.weights:  # noise in float32 takes more than that
             return
         jobs = jobs_of(assignment)
-        pinned = coder.code(jobs.rules)
-        if coder.size(jobs.state({**pinned, **coder.code(jobs.lossless())})) <= self.budget:
+        pinned = encoder.code(jobs.rules)
+        if encoder.size(jobs.state({**pinned, **encoder.code(jobs.lossless())})) <= self.budget:
             raise self.lossless_error()
 
     def lossless_error(self) -> ConfigError:
@@ -205,10 +205,10 @@ class StoredTraining:
             if self._settings is None:
                 use_decoded(self._matrices.values(), in_evaluation=True)
             return self._hold(fit.encoded, fit.bytes)
-        tensors, coder, budget = named_tensors(self.model), self.file.coder, self.file.budget
+        tensors, encoder, budget = named_tensors(self.model), self.file.encoder, self.file.budget
         jobs = self._jobs.continued({name: tensors[name].cpu() for name in self._jobs.assignment.tensors})
-        encoded = jobs.state(coder.code([*jobs.by_name.values()], self._exponent))
-        size = coder.size(encoded)
+        encoded = jobs.state(encoder.code([*jobs.by_name.values()], self._exponent))
+        size = encoder.size(encoded)
         exponent = self._exponent + _STEERED * (size - budget * (1 - _SPARE)) * 8 / jobs.weights
         self._exponent = min(max(exponent, FINEST), jobs.coarsest)
         return self._hold(encoded, size)
@@ -241,7 +241,7 @@ class StoredTraining:
         state = calibration.ordered(replace(state, by_name=by_name, tensors=tensors))
         assignment = replace(self.file.assignment(state), trellis=Trellis(states))
         jobs = jobs_of(assignment, calibration.sensitivities, down_columns=False)
-        fit = fit_budget(jobs, self.file.coder, self.file.budget, start=start)
+        fit = fit_budget(jobs, self.file.encoder, self.file.budget, start=start)
         if fit.sigma is None:
             raise self.file.lossless_error()
         self._jobs, self._exponent = jobs, math.log2(fit.sigma)

@@ -20,7 +20,7 @@ from birdie.artifact.write import Beside
 from birdie.checkpoints.stored_order import order_field
 from birdie.compress.calibration.result import calibrated_state, require_triple
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.fit import fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import ModelState, keys_of
@@ -76,8 +76,8 @@ def export(
     model, calibrated = calibrated_state(model, calibration, symmetries=False)
     beside = Beside(fields)
     try:
-        coder = Coder("max", beside.size, keeps_integers=calibrated is not None)
-        encoded = fit(assign(model, None, target), target, coder, calibrated).encoded
+        encoder = Encoder("max", beside.size, keeps_integers=calibrated is not None)
+        encoded = fit(assign(model, None, target), target, encoder, calibrated).encoded
     except BudgetError as error:
         raise BudgetError(f"{error} (of a budget of {budget:,} bytes the code takes {used:,})") from None
     data = container.to_bytes(*beside.content(encoded))

@@ -71,7 +71,7 @@ def saved(folder: Path, **settings: Any) -> Path:
     torch.manual_seed(0)
     path = folder / "model.birdie"
     with in_tiles():
-        birdie.save(Net(), path, workers=1, **{"coder": "fast"} | settings)
+        birdie.save(Net(), path, workers=1, **{"effort": "fast"} | settings)
     return path
 
 
@@ -167,7 +167,7 @@ def main(folder: Path) -> Results:
     results["into a module, cast"] = filled(path)
     results["products"] = products(path)
     results["lazy, all cached"] = lazy(path, cache_bytes=1 << 20)
-    path = saved(folder, scheme=Trellis(8, along=False), coder="max")
+    path = saved(folder, scheme=Trellis(8, along=False), effort="max")
     with mock.patch.object(device, "_LEAST_RECODED", 64 * 64), File(path, registry.decoder) as file:
         assert not any(map(device.may_decode, map(file.entry, file.names)))
         results["context mixing"] = coders(path) | lazy(path)

@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
     module = mlp()
 
     def save(model: Any, **settings: Any) -> Callable[[], object]:
-        return lambda: birdie.save(model, path, workers=1, coder="fast", **settings)
+        return lambda: birdie.save(model, path, workers=1, effort="fast", **settings)
 
     def calibrated(model: Any, *data: Any, **how: Any) -> Callable[[], object]:
         return lambda: save(model, bits=4, calibration=birdie.calibrate(model, *data, **how))()

@@ -43,7 +43,7 @@ def state() -> dict[str, Tensor]:
 
 
 SETTINGS: list[dict[str, Any]] = [
-    *({"bits": 4.0}, {"lossless": True}, {"scheme": "int6"}, {"scheme": "bf16"}, {"coder": "max"})
+    *({"bits": 4.0}, {"lossless": True}, {"scheme": "int6"}, {"scheme": "bf16"}, {"effort": "max"})
 ]
 
 
@@ -106,7 +106,7 @@ def test_blocks_take_hardly_more_bytes(tmp_path: Path, monkeypatch: pytest.Monke
     for block in (1 << 24, 256 * columns):
         monkeypatch.setattr(row_blocks, "LARGE", block)
         monkeypatch.setattr(row_blocks, "_BLOCK", block)
-        sizes.append(birdie.save({"large": large}, tmp_path / "x.birdie", scheme="int4", coder="max").bytes)
+        sizes.append(birdie.save({"large": large}, tmp_path / "x.birdie", scheme="int4", effort="max").bytes)
     assert sizes[0] < sizes[1] < 1.002 * sizes[0]
 
 

@@ -236,7 +236,7 @@ def calibrate_as_rank(world: World, folder: Path) -> None:
     module, batches, loss = small_gpt()
     known = birdie.calibrate(module, batches, loss, offload=folder / "work", world=world)
     summary = write_model(
-        module, folder / "two.birdie", SaveOptions(scheme=GPTQ, coder="fast", calibration=known), world=world
+        module, folder / "two.birdie", SaveOptions(scheme=GPTQ, effort="fast", calibration=known), world=world
     )
     torch.save(summary.error, folder / f"error.{world.rank}")
     banks = birdie.calibrate(Bank(), vectors(), project, offload=folder / "work", world=world).sensitivities

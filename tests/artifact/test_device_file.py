@@ -51,7 +51,7 @@ def test_lazy_modules_decode_on_the_device_in_one_launch(interpreted: dict[str, 
 
 
 def test_neighbors_in_the_file_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    birdie.save({name: torch.randn(1024, 64) for name in "abc"}, tmp_path / "x", scheme="int4", coder="fast")
+    birdie.save({name: torch.randn(1024, 64) for name in "abc"}, tmp_path / "x", scheme="int4", effort="fast")
     launches: list[int] = []
 
     def decode(tensor: CompressedTensor, checked: bool) -> tuple[Tensor, Tensor]:

@@ -39,14 +39,14 @@ MODELS: dict[str, Callable[[], dict[str, Tensor]]] = {
     "adapters": lambda: {f"{i}.lora.weight": rough(8, 40) for i in range(150)} | {"head.weight": rough(200, 256)},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"coder": "max"},
-    "default, fast": {"coder": "fast"},
+    "default": {"effort": "max"},
+    "default, fast": {"effort": "fast"},
     "lossless": {"lossless": True},
     "grid": {"scheme": "int5"},
-    "trellis": {"scheme": "trellis:sigma=0.3", "coder": "fast"},
+    "trellis": {"scheme": "trellis:sigma=0.3", "effort": "fast"},
     "ternary": {"scheme": "ternary"},
     "low rank": {"scheme": "lowrank:rank=4,base=int6"},
-    "bits": {"bits": 4.0, "coder": "fast"},
+    "bits": {"bits": 4.0, "effort": "fast"},
     "rules": {"bits": 5.0, "scheme": [("*e*", "int4")]},
 }
 
@@ -79,8 +79,8 @@ PAIRS += [("layers", setting) for setting in SETTINGS] + [("experts", "lossless"
 def test_the_forecast_is_near_the_run(model: str, setting: str, tmp_path: Path) -> None:
     state, settings = MODELS[model](), SETTINGS[setting]
     options = {**settings}
-    scheme, coder = options.pop("scheme", None), options.pop("coder", "auto")
-    expected, _ = forecast(checkpoint(state), Target(**options), scheme=scheme, coder=coder, bits=())
+    scheme, coder = options.pop("scheme", None), options.pop("effort", "auto")
+    expected, _ = forecast(checkpoint(state), Target(**options), scheme=scheme, effort=coder, bits=())
     file = tmp_path / "model.birdie"
     summary = birdie.save(state, file, **settings)
     assert abs(expected.bytes - summary.bytes) <= max(0.02 * summary.bytes, 64)

@@ -42,7 +42,7 @@ def test_the_numbers_of_dtypes_are_pinned() -> None:
 @pytest.mark.parametrize("coder", ["max", "fast"])
 def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -> None:
     state = every_dtype()
-    birdie.save(state, tmp_path / "x.birdie", lossless=True, coder=coder)
+    birdie.save(state, tmp_path / "x.birdie", lossless=True, effort=coder)
     loaded = birdie.load(tmp_path / "x.birdie")
     assert loaded.keys() == state.keys()
     assert [name for name in state if not same_bits(loaded[name], state[name])] == []
@@ -50,7 +50,7 @@ def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -
 
 def test_the_default_coder_makes_the_smallest_file(tmp_path: Path) -> None:
     assert set(DEFAULTS) == {"auto"}
-    sizes = [birdie.save(small_model(), tmp_path / "x.birdie", coder=coder).bytes for coder in ("auto", "max", "fast")]
+    sizes = [birdie.save(small_model(), tmp_path / "x.birdie", effort=coder).bytes for coder in ("auto", "max", "fast")]
     assert sizes[0] == sizes[1] < sizes[2]
 
 
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
         ({"scheme": [("nothing", "int6")]}, "matches no tensor"),
         ({"bits": 0}, "bits=0"),
         ({"budget": 0}, "budget 0"),
-        ({"coder": "best"}, "'best'"),
+        ({"effort": "best"}, "'best'"),
         ({"budget": 6000.0}, r"budget 6000\.0 is not a whole number"),
         ({"budget": "6kB"}, "'6kB'"),
         ({"bits": "4"}, "bits='4'"),
@@ -306,7 +306,7 @@ def test_summary_and_metadata(tmp_path: Path) -> None:
     assert saved == read
     assert read.metadata == about
     answer = json.loads(json.dumps(read.to_json()))
-    facts = ["path", "bytes", "budget", "weights", "bits_per_weight", "coder", "load_seconds"]
+    facts = ["path", "bytes", "budget", "weights", "bits_per_weight", "effort", "load_seconds"]
     assert list(answer) == [*facts, "tensors", "files", "base", "not_kept"]
     assert answer["bytes"] == (tmp_path / "x.birdie").stat().st_size
     assert list(answer["tensors"][0]) == ["name", "shape", "dtype", "scheme", "bytes"]

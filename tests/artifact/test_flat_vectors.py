@@ -44,7 +44,7 @@ def errors(flat: Tensor, **settings: Any) -> tuple[Summary, dict[str, float]]:
     mostly_nightly(
         [
             *(({}, 9.5, 2), ({"bits": 8}, 8, 2), ({"scheme": "int4"}, 5, 2), ({"scheme": "trellis:sigma=0.3"}, 5, 2)),
-            *(({"bits": 4}, 4, 2.5), ({"scheme": "rotation:bits=4"}, 5, 2), ({"coder": "fast"}, 9.5, 2)),
+            *(({"bits": 4}, 4, 2.5), ({"scheme": "rotation:bits=4"}, 5, 2), ({"effort": "fast"}, 9.5, 2)),
         ],
         [({}, 9.5, 2), ({"bits": 8}, 8, 2), ({"scheme": "int4"}, 5, 2)],
     ),

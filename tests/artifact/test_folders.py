@@ -30,7 +30,7 @@ Write = Callable[[Path], None]
 
 def run(*tokens: object) -> int:
     """Run the command line, with the fast coder, and return its exit code."""
-    coder = ["--coder", "fast"] if tokens[0] == "compress" else []
+    coder = ["--effort", "fast"] if tokens[0] == "compress" else []
     with pytest.raises(SystemExit) as ended:
         main([*map(str, tokens), *coder])
     return int(ended.value.code or 0)

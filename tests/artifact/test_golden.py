@@ -127,7 +127,7 @@ def saved(path: Path) -> container.Reader:
         mock.patch.object(lossless, "may_repeat", return_value=False),
         mock.patch.object(lossless, "search", return_value=None),
     ):
-        write_model(tensors, path, SaveOptions(scheme=RULES, coder="max"), tree=skeleton)
+        write_model(tensors, path, SaveOptions(scheme=RULES, effort="max"), tree=skeleton)
     return container.Reader(path.read_bytes())
 
 

@@ -41,10 +41,10 @@ def test_large_models_are_coded_to_load_fast_unless_asked(
 ) -> None:
     monkeypatch.setattr(hints, "LARGE", 4096)
     weights = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
-    saved = birdie.save(weights, tmp_path / "x.birdie", scheme="int4", coder=option)
-    assert saved.coder == birdie.inspect(tmp_path / "x.birdie").coder == effort
-    few = birdie.save({"w": weights["w"][:63]}, tmp_path / "x.birdie", scheme="int4", coder=option)
-    assert few.coder == ("fast" if option == "fast" else "max")
+    saved = birdie.save(weights, tmp_path / "x.birdie", scheme="int4", effort=option)
+    assert saved.effort == birdie.inspect(tmp_path / "x.birdie").effort == effort
+    few = birdie.save({"w": weights["w"][:63]}, tmp_path / "x.birdie", scheme="int4", effort=option)
+    assert few.effort == ("fast" if option == "fast" else "max")
 
 
 def test_more_weights_and_a_slower_coder_take_longer_to_load(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_more_weights_and_a_slower_coder_take_longer_to_load(tmp_path: Path) -> 
     for rows, small in cases:
         weights = {"w": torch.randn(rows, 100, generator=generator), "again": torch.zeros(3)}
         seconds.append(
-            birdie.save(weights, tmp_path / "x.birdie", lossless=True, coder="max" if small else "fast").load_seconds
+            birdie.save(weights, tmp_path / "x.birdie", lossless=True, effort="max" if small else "fast").load_seconds
         )
     assert 0 < seconds[0] < seconds[1] < seconds[2]
 

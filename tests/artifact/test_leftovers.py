@@ -39,7 +39,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "5 bits": lambda: {"model": weights(), "bits": 5.0},
     "other weights": lambda: {"model": weights(1), "bits": 4.0},
     "one element": lambda: {"model": changed(), "bits": 4.0},
-    "max": lambda: {"model": weights(), "bits": 4.0, "coder": "max"},
+    "max": lambda: {"model": weights(), "bits": 4.0, "effort": "max"},
     "int4": lambda: {"model": weights(), "scheme": "int4"},
     "int4 in groups": lambda: {"model": weights(), "scheme": "int4:group_size=32"},
     "lossless": lambda: {"model": weights(), "lossless": True},
@@ -51,7 +51,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def save(run: dict[str, Any], path: Any) -> None:
-    birdie.save(path=path, **{"coder": "fast", "workers": 1, **run})
+    birdie.save(path=path, **{"effort": "fast", "workers": 1, **run})
 
 
 def interrupt(run: dict[str, Any], path: Path, version: str | None = None) -> int:

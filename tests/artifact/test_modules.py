@@ -147,8 +147,8 @@ def test_calibrations_reach_all_matrices_and_leave_the_module_as_it_is(kind: str
     known = birdie.calibrate(module, batches(), nats)
     assert not known.unreached
     assert {"weight", "weight_ih", "weight_hh"} >= {name.rpartition(".")[2] for name in known.sensitivities}
-    assert birdie.save(module, io.BytesIO(), quality=0.01, calibration=known, coder="fast").error is not None
-    tuned = birdie.save(module, io.BytesIO(), bits=8, tune=0.1, calibration=known, coder="fast")
+    assert birdie.save(module, io.BytesIO(), quality=0.01, calibration=known, effort="fast").error is not None
+    tuned = birdie.save(module, io.BytesIO(), bits=8, tune=0.1, calibration=known, effort="fast")
     assert tuned.error is not None
     assert tuned.untuned is not None
     assert tuned.error <= tuned.untuned

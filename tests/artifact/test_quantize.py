@@ -72,7 +72,7 @@ def require_same(one: nn.Module, other: nn.Module) -> None:
         ({"bits": 4}, torch.bfloat16),
         pytest.param({}, torch.float64, marks=pytest.mark.nightly),
         pytest.param({"scheme": "int4"}, torch.float16, marks=pytest.mark.nightly),
-        pytest.param({"bits": 4, "coder": "max"}, torch.float32, marks=pytest.mark.nightly),
+        pytest.param({"bits": 4, "effort": "max"}, torch.float32, marks=pytest.mark.nightly),
         ({"scheme": [("layers.*", "ternary")], "budget": 9_000}, torch.float32),
     ],
     ids=str,

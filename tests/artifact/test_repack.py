@@ -30,7 +30,7 @@ from birdie.golf import int8_zlib as baseline
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.run.evaluation import load_gpt
 
-COMPRESS = ["compress", "--lossless", "--coder", "fast"]
+COMPRESS = ["compress", "--lossless", "--effort", "fast"]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -237,7 +237,7 @@ def test_sizes_before_and_after_are_of_the_same_things(
     moments = {"state": {i: {"m": torch.zeros(64, 64), "v": torch.ones(64, 64)} for i in range(2)}}
     torch.save({"net": {"w": weights, "note": 1}, "opt": moments, "[red]\x1b": 3}, tmp_path / "x.pt")
     input_bytes, file_bytes = 2 * 4 * 64 * 64, (tmp_path / "x.pt").stat().st_size
-    tokens = ["compress", tmp_path / "x.pt", *flags, "--coder", "fast", "-o", tmp_path / "x.birdie"]
+    tokens = ["compress", tmp_path / "x.pt", *flags, "--effort", "fast", "-o", tmp_path / "x.birdie"]
     answer = ask(capsys, *tokens)
     compressed = (tmp_path / "x.birdie").stat().st_size
     assert (answer["input_bytes"], answer["file_bytes"], answer["bytes"]) == (input_bytes, file_bytes, compressed)
@@ -350,7 +350,7 @@ def test_an_export_gets_smaller_and_comes_back(tmp_path: Path, capsys: pytest.Ca
     torch.save(export(), buffer)
     ptz = tmp_path / "final_model.int8.ptz"
     ptz.write_bytes(zlib.compress(buffer.getvalue(), 9))
-    answer = ask(capsys, "compress", ptz, "--lossless", "--coder", "fast", "-o", tmp_path / "x.birdie")
+    answer = ask(capsys, "compress", ptz, "--lossless", "--effort", "fast", "-o", tmp_path / "x.birdie")
     assert answer["input_bytes"] == ptz.stat().st_size
     assert answer["bytes"] == (tmp_path / "x.birdie").stat().st_size
     assert answer["saved_bytes"] == answer["input_bytes"] - answer["bytes"] > 0
@@ -362,7 +362,7 @@ def test_an_export_gets_smaller_and_comes_back(tmp_path: Path, capsys: pytest.Ca
     ask(capsys, "decompress", tmp_path / "x.birdie", "-o", tmp_path / "back.safetensors")
     assert load_file(tmp_path / "back.safetensors").keys() == {row["name"] for row in answer["tensors"]}
     assert (
-        run(build_app, ["compress", str(ptz), "--lossless", "--coder", "fast", "-o", str(tmp_path / "y.birdie")]) == 0
+        run(build_app, ["compress", str(ptz), "--lossless", "--effort", "fast", "-o", str(tmp_path / "y.birdie")]) == 0
     )
     assert f"{answer['saved_bytes']:,} B, " in capsys.readouterr().out
 

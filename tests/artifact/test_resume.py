@@ -42,7 +42,7 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
 def plain() -> bytes:
     """The file of a process that nothing disturbs, without coded tensors on disk."""
     file = io.BytesIO()
-    birdie.save(weights(), file, bits=4.0, coder="fast")
+    birdie.save(weights(), file, bits=4.0, effort="fast")
     return file.getvalue()
 
 
@@ -137,7 +137,7 @@ def killed(self, key, coded):
         os.kill(os.getpid(), signal.SIGKILL)
     return keep(self, key, coded)
 Resume.keep = killed
-birdie.save(load_file(sys.argv[1]), Path(sys.argv[2]), bits=4.0, coder="fast", workers=1)
+birdie.save(load_file(sys.argv[1]), Path(sys.argv[2]), bits=4.0, effort="fast", workers=1)
 """
 
 
@@ -261,7 +261,7 @@ def resuming_command(folder: str, *tokens: str) -> None:
 @pytest.mark.parametrize("own_disks", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_rank_0_collects_what_the_ranks_coded(own_disks: bool, tmp_path: Path, plain: bytes) -> None:
     save_file(weights(), tmp_path / "x.safetensors")
-    command = ("compress", str(tmp_path / "x.safetensors"), "--bits", "4", "--coder", "fast", "-o", "x.birdie")
+    command = ("compress", str(tmp_path / "x.safetensors"), "--bits", "4", "--effort", "fast", "-o", "x.birdie")
     ranks = tmp_path / "ranks"
     run_as_ranks(resuming_command, (str(tmp_path / "rank ") if own_disks else "", *command), 2, ranks, {})
     assert (ranks / "x.birdie").read_bytes() == plain
@@ -298,7 +298,7 @@ def test_a_rank_that_dies_is_restarted_and_takes_up_its_tensors(tmp_path: Path, 
     save_file(weights(), tmp_path / "x.safetensors")
     (tmp_path / "dying.py").write_text(DYING)
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
-    command = ["compress", "x.safetensors", "--bits", "4", "--coder", "fast", "-o", "x.birdie"]
+    command = ["compress", "x.safetensors", "--bits", "4", "--effort", "fast", "-o", "x.birdie"]
     done = run_python("-m", *launcher, "dying.py", *command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x.birdie").read_bytes() == plain

@@ -90,8 +90,8 @@ def test_birdies_rows_are_decoded_files() -> None:
     exact, coarse = rate_distortion.birdie_rows(
         tiny_subject(),
         [
-            ("birdie", "exact", {"lossless": True, "coder": "fast", "calibration": None}),
-            ("birdie", "coarse", {"scheme": "int4", "coder": "fast"}),
+            ("birdie", "exact", {"lossless": True, "effort": "fast", "calibration": None}),
+            ("birdie", "coarse", {"scheme": "int4", "effort": "fast"}),
         ],
     )
     assert (exact["kl"], exact["agreement"]) == (0, 1)

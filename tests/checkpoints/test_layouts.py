@@ -236,7 +236,7 @@ def test_what_is_no_network_can_be_kept_whole(tmp_path: Path) -> None:
         torch.save(content, tmp_path / "x")
         with pytest.raises(WeightsError, match="--lossless"):
             read_weights(tmp_path / "x")
-        assert run("compress", tmp_path / "x", "-o", tmp_path / "x.birdie", "--lossless", "--coder", "fast") == 0
+        assert run("compress", tmp_path / "x", "-o", tmp_path / "x.birdie", "--lossless", "--effort", "fast") == 0
     torch.save({"state_dict": {}}, tmp_path / "x")
     with pytest.raises(WeightsError, match="no dict of tensors") as refused:
         read_weights(tmp_path / "x")
@@ -246,7 +246,7 @@ def test_what_is_no_network_can_be_kept_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [(), ("--lossless",), ("--json",)])
 def test_empty_tensors_are_compressed_too(flags: tuple[str, ...], tmp_path: Path) -> None:
     torch.save({"w": torch.empty(0, 4)}, tmp_path / "x.pt")
-    assert run("compress", tmp_path / "x.pt", "-o", tmp_path / "x.birdie", "--coder", "fast", *flags) == 0
+    assert run("compress", tmp_path / "x.pt", "-o", tmp_path / "x.birdie", "--effort", "fast", *flags) == 0
     assert birdie.load(tmp_path / "x.birdie")["w"].shape == (0, 4)
 
 

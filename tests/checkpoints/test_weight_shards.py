@@ -156,7 +156,7 @@ def test_shards_come_back_under_their_names_with_their_index(
 ) -> None:
     index, model, _ = edited(tmp_path / "in", "z", kind)
     file, out = tmp_path / "x.birdie", tmp_path / "out"
-    assert run("compress", tmp_path / "in" if by == "folder" else index, "-o", file, "--coder", "fast", flag) == 0
+    assert run("compress", tmp_path / "in" if by == "folder" else index, "-o", file, "--effort", "fast", flag) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert run("decompress", file, "-o", out) == 0
     names = {path.name for path in out.iterdir()}
@@ -181,7 +181,7 @@ def test_shards_come_back_under_their_names_with_their_index(
 def test_other_shards_replace_an_index_in_a_folder_of_its_own_too(tmp_path: Path) -> None:
     edited(tmp_path / "in" / "unet", "z")
     (tmp_path / "in" / "model_index.json").write_text("{}")
-    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--lossless", "--coder", "fast") == 0
+    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--lossless", "--effort", "fast") == 0
     assert run("decompress", tmp_path / "x.birdie", "-o", tmp_path / "out", "--max-shard-size", "1MB") == 0
     assert files_of(tmp_path / "out").keys() == {"model_index.json", "unet/model.safetensors"}
     assert same(open_checkpoint(tmp_path / "out").content, open_checkpoint(tmp_path / "in").content)
@@ -210,7 +210,7 @@ def test_every_distribution_of_tensors_over_shards_comes_back(
                 tensors[name] = -model[name]
     index = write(folder / "in", shards, where, "safetensors")
     write_checkpoint(
-        open_checkpoint(folder / "in", complete=True), folder / "x.birdie", SaveOptions(lossless=True, coder="fast")
+        open_checkpoint(folder / "in", complete=True), folder / "x.birdie", SaveOptions(lossless=True, effort="fast")
     )
     write_folder(folder / "x.birdie", folder / "out")
     assert files_of(folder / "out").keys() == files_of(folder / "in").keys()
@@ -231,7 +231,7 @@ def training_files(folder: Path) -> None:
 
 def test_a_lossless_copy_of_a_folder_has_all_that_its_files_hold(tmp_path: Path) -> None:
     training_files(tmp_path / "in")
-    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--lossless", "--coder", "fast") == 0
+    assert run("compress", tmp_path / "in", "-o", tmp_path / "x.birdie", "--lossless", "--effort", "fast") == 0
     assert not open_checkpoint(tmp_path / "in", complete=True).left_out
     assert run("decompress", tmp_path / "x.birdie", "-o", tmp_path / "out") == 0
     assert files_of(tmp_path / "out").keys() == files_of(tmp_path / "in").keys()

@@ -64,7 +64,7 @@ TINY = [
     "--model.num-kv-heads", "1", "--train.train-batch-tokens", "512", "--train.train-seq-len", "64",
     "--train.accumulation", "2", "--train.warmup-steps", "1", "--train.iterations", "6",
     "--train.max-wallclock-seconds", "0", "--validation.every", "3", "--validation.max-tokens", "2000",
-    "--export.coder", "fast",
+    "--export.effort", "fast",
 ]  # fmt: skip
 
 
@@ -193,7 +193,9 @@ def test_compress_prints_a_row_per_scheme_and_inspect_a_row_per_tensor(
     torch.save({**layers, **norms, "tied": layers["0.weight"]}, tmp_path / "m.pt")
     file = str(tmp_path / "m.birdie")
     assert (
-        run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", file, "--scheme", "*.weight=int6", "--coder", "fast"])
+        run(
+            build_app, ["compress", str(tmp_path / "m.pt"), "-o", file, "--scheme", "*.weight=int6", "--effort", "fast"]
+        )
         == 0
     )
     lines = capsys.readouterr().out.splitlines()
@@ -418,7 +420,7 @@ def commands_of_a_rank(recipe: str, weights: str, ports: list[int]) -> None:
         return evaluate(*arguments, world=world, **options)
 
     commands = [["train", recipe, "--folder", "run"], *(["evaluate", "run/model.birdie", *flags] for flags in RANKED)]
-    commands.append(["compress", weights, "--bits", "4", "--coder", "fast", "-o", "ranks.birdie"])
+    commands.append(["compress", weights, "--bits", "4", "--effort", "fast", "-o", "ranks.birdie"])
     for tokens, port in zip(commands, ports, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         with mock.patch("birdie.gpt.run.evaluation.evaluate", observed if tokens[0] == "train" else evaluate):
@@ -438,7 +440,7 @@ def two_ranks(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ports = [free.getsockname()[1] for free in sockets]
     run_as_ranks(commands_of_a_rank, (str(trained / "recipe.toml"), str(weights), ports), 2, folder, {})
     assert (
-        run(build_app, ["compress", str(weights), "--bits", "4", "--coder", "fast", "-o", str(folder / "one.birdie")])
+        run(build_app, ["compress", str(weights), "--bits", "4", "--effort", "fast", "-o", str(folder / "one.birdie")])
         == 0
     )
     return folder
@@ -844,10 +846,10 @@ def test_specs_mean_the_same_on_the_command_line_and_in_python(ask: Ask, tmp_pat
         (["int8", f"{first[0]}={first[1]}"], [first, ("*", "int8")]),
     ):
         tokens = [token for flag in flags for token in ("--scheme", flag)]
-        command = ("compress", tmp_path / "m.pt", "-o", tmp_path / "cli.birdie", "--coder", "fast", "--overwrite")
+        command = ("compress", tmp_path / "m.pt", "-o", tmp_path / "cli.birdie", "--effort", "fast", "--overwrite")
         code, answer, _ = ask(*command, *tokens)
         assert code == 0, answer
-        birdie.save(state, tmp_path / "python.birdie", scheme=scheme, coder="fast")
+        birdie.save(state, tmp_path / "python.birdie", scheme=scheme, effort="fast")
         assert (tmp_path / "cli.birdie").read_bytes() == (tmp_path / "python.birdie").read_bytes()
 
 

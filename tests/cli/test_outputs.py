@@ -70,7 +70,7 @@ OUTPUTS = ("model/a.safetensors", f"model/{INDEX}", "aside/b.safetensors", "link
 
 @pytest.mark.usefixtures("shards")
 @pytest.mark.parametrize(
-    ("source", "flag"), [("model", "--lossless"), (f"model/{INDEX}", "--weights-only"), ("aside", "--coder=fast")]
+    ("source", "flag"), [("model", "--lossless"), (f"model/{INDEX}", "--weights-only"), ("aside", "--effort=fast")]
 )
 def test_compress_replaces_no_file_of_a_checkpoint(
     refused: Callable[..., str], tmp_path: Path, source: str, flag: str

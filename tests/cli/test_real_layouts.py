@@ -388,7 +388,7 @@ def test_a_layout_comes_back_into_the_module_that_made_it(
     path = about.write(tmp_path / "in")
     file = tmp_path / "x.birdie"
     capsys.readouterr()
-    run("compress", path, "-o", file, "--coder", "fast", "--json", *about.flags)
+    run("compress", path, "-o", file, "--effort", "fast", "--json", *about.flags)
     answer = json.loads(capsys.readouterr().out)
     assert set(answer["taken"]) == set(about.taken)
     assert set(answer["others"]) == set(about.others)

@@ -198,7 +198,7 @@ def test_four_commands_agree(case: str, tmp_path: Path, capsys: pytest.CaptureFi
     write, flags, words = CASES[case]
     (tmp_path / "in").mkdir()
     path, file = write(tmp_path / "in"), tmp_path / "x.birdie"
-    common = ("compress", path, "--coder", "fast", *flags)
+    common = ("compress", path, "--effort", "fast", *flags)
     answer, planned = ask(capsys, *common, "-o", file), ask(capsys, *common, "--dry-run")
     for field in ("taken", "others", "dropped", "notes", "left_out", "input_bytes", "file_bytes", "weights"):
         assert planned.get(field) == answer.get(field)
@@ -245,7 +245,7 @@ def test_a_lossless_copy_brings_back_every_file_or_says_what_it_lacks(
 ) -> None:
     (tmp_path / "in").mkdir()
     path, file = CASES[case][0](tmp_path / "in"), tmp_path / "x.birdie"
-    answer = ask(capsys, "compress", path, "--coder", "fast", "--lossless", "-o", file)
+    answer = ask(capsys, "compress", path, "--effort", "fast", "--lossless", "-o", file)
     if path.is_file() and not path.name.endswith(".json"):
         ask(capsys, "decompress", file, "-o", tmp_path / "out.pt")
         assert equal(torch.load(tmp_path / "out.pt", weights_only=False), torch.load(path, weights_only=False))

@@ -132,7 +132,7 @@ def test_they_come_back_bit_for_bit_under_any_name(table: str, options: dict[str
     file = io.BytesIO()
     if "bits" in options:
         options = {"budget": 3 * 400 * 128 + 4 * CONSTANTS[table].numel()}
-    birdie.save(state, file, coder="fast", **options)
+    birdie.save(state, file, effort="fast", **options)
     assert torch.equal(birdie.load(file.getvalue())["b"], CONSTANTS[table])
 
 

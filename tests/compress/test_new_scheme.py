@@ -37,8 +37,8 @@ def same(state, other):
 
 state = {"w": torch.randn(12, 16), "norm": torch.ones(24)}
 torch.save(state, "model.pt")
-birdie.save(state, "model.birdie", scheme=[("w", "nf4:group_size=8")], coder="fast")
-command = ["compress", "model.pt", "-o", "same.birdie", "--scheme", "w=nf4:group_size=8", "--coder", "fast"]
+birdie.save(state, "model.birdie", scheme=[("w", "nf4:group_size=8")], effort="fast")
+command = ["compress", "model.pt", "-o", "same.birdie", "--scheme", "w=nf4:group_size=8", "--effort", "fast"]
 assert run(build_app, command) == 0
 loaded = birdie.load("model.birdie")
 assert 0 < float((loaded["w"] - state["w"]).std()) < 0.2
@@ -46,7 +46,7 @@ assert same(birdie.load("same.birdie"), loaded)
 assert {tensor.name: tensor.scheme for tensor in birdie.inspect("model.birdie").tensors}["w"] == "nf4"
 assert same(decoder.load("model.birdie"), loaded)
 for outer in ("rotation:base=nf4", "lowrank:rank=1,base=nf4", "tucker:ranks=4x4,base=nf4"):
-    birdie.save(state, "inner.birdie", scheme=[("w", outer)], coder="fast")
+    birdie.save(state, "inner.birdie", scheme=[("w", outer)], effort="fast")
     assert {tensor.scheme for tensor in birdie.inspect("inner.birdie").tensors} >= {outer.partition(":")[0]}
     assert same(decoder.load("inner.birdie"), birdie.load("inner.birdie"))
 assert "has the scheme nf4" in unsupported("model.birdie")

@@ -164,7 +164,7 @@ def test_its_scales_come_back_bit_for_bit_finite_or_not(method: str, broken: flo
     first = sorted(floats(state))[0]
     state[first].view(-1)[0] = broken
     file = io.BytesIO()
-    birdie.save(state | {"head.weight": gaussian(96, 64)}, file, coder="fast")
+    birdie.save(state | {"head.weight": gaussian(96, 64)}, file, effort="fast")
     decoded = birdie.load(file.getvalue())
     for name, tensor in state.items():
         assert decoded[name].dtype == tensor.dtype

@@ -71,7 +71,7 @@ RESCALED = {
 
 def saved(state: State, inputs: Tensor, path: Path, settings: dict[str, Any]) -> tuple[int, float]:
     """Return the bytes of the file, and the squared error of the outputs."""
-    size = birdie.save(state, path, coder="fast", **settings).bytes
+    size = birdie.save(state, path, effort="fast", **settings).bytes
     return size, float((outputs(birdie.load(path), inputs) - outputs(state, inputs)).square().mean())
 
 

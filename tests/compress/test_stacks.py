@@ -84,7 +84,7 @@ def error(decoded: Tensor, weight: Tensor) -> float:
         *({"bits": 3.0}, {"lossless": True}),
         *(
             pytest.param(settings, marks=pytest.mark.nightly)
-            for settings in ({}, {"scheme": "int4"}, {"bits": 3.0, "coder": "max"})
+            for settings in ({}, {"scheme": "int4"}, {"bits": 3.0, "effort": "max"})
         ),
     ],
     ids=str,

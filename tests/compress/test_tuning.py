@@ -413,5 +413,5 @@ def test_a_tuning_without_anything_to_train_says_so(layers: int, options: dict[s
     torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(24, 24) for _ in range(layers)))
     data = [(x, y) for x, y in some_batches()]
-    summary = birdie.save(module, BytesIO(), calibration=(module, data, nats), tune=0.1, coder="fast", **options)
+    summary = birdie.save(module, BytesIO(), calibration=(module, data, nats), tune=0.1, effort="fast", **options)
     assert summary.nothing_to_tune == (layers == 1)

@@ -47,11 +47,11 @@ def saved(state: Any, **settings: Any) -> bytes:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_they_come_back_bit_for_bit_in_fewer_bytes(dtype: torch.dtype, coder: str) -> None:
     state = dict(sorted(average_beside_weights(dtype).items()))
-    data = saved(state, coder=coder)
+    data = saved(state, effort=coder)
     assert all_equal(birdie.load(data), state)
     halves = [{name: w for name, w in state.items() if name.startswith(part)} for part in ("model", "ema")]
-    assert len(data) < sum(len(saved(half, coder=coder)) for half in halves)
-    turned = [Reader(one) for one in (data, saved(dict(reversed(state.items())), coder=coder))]
+    assert len(data) < sum(len(saved(half, effort=coder)) for half in halves)
+    turned = [Reader(one) for one in (data, saved(dict(reversed(state.items())), effort=coder))]
     assert [turned[0].read(name) for name in turned[0].entries] == [turned[1].read(name) for name in turned[1].entries]
 
 

@@ -102,7 +102,7 @@ def fake_pack(kind: Kind, recipe: Recipe) -> PackedScript:
 def with_the_fast_coder(**options: Any) -> Recipe:
     """Return the recipe of the environment, exported in a tenth of the time."""
     recipe = load_recipe(**options)
-    return replace(recipe, export=replace(recipe.export, coder="fast"))
+    return replace(recipe, export=replace(recipe.export, effort="fast"))
 
 
 def played(data: Path, folder: Path, **changes: str) -> tuple[int, str, str]:

@@ -216,7 +216,7 @@ def test_a_damaged_file_and_a_missing_package_are_a_sentence(tmp_path: Path, mon
 def test_a_script_trains_exports_and_scores(name: str, compiled: bool, data: Path, tmp_path: Path) -> None:
     recipe = tiny(name, **({} if compiled else {"num_layers": 2, "model_dim": 16, "num_heads": 1}))
     if not compiled:
-        recipe = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, coder="fast"))
+        recipe = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, effort="fast"))
     packed = pack("train", recipe)
     (tmp_path / "train_gpt.py").write_bytes(packed.script)
     settings = {"RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes"} | ({} if compiled else INTERPRETED)
@@ -239,7 +239,7 @@ def test_a_script_exports_the_run_of_birdie_train(data: Path, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     recipe = tiny("baseline")
     settings = DataSettings(path=str(data), tokenizer="bytes", order=recipe.data.order)
-    recipe = dataclasses.replace(recipe, data=settings, export=dataclasses.replace(recipe.export, coder="fast"))
+    recipe = dataclasses.replace(recipe, data=settings, export=dataclasses.replace(recipe.export, effort="fast"))
     run = Run(recipe, tmp_path / "runs" / "again")
     list(run.train())
     expected = run.export().path

@@ -28,7 +28,7 @@ def saved(recipe: Recipe, path: Path) -> Path:
         "recipe": recipe.to_dict(),
         "tokenizer": {"kind": "bytes", "sha256": ByteTokenizer().digest},
     }
-    birdie.save(GPT(recipe.model), path, coder="fast", metadata=metadata)
+    birdie.save(GPT(recipe.model), path, effort="fast", metadata=metadata)
     return path
 
 
@@ -66,12 +66,12 @@ def cut(recipe: Recipe, path: Path) -> None:
 
 def of_another_tokenizer(recipe: Recipe, path: Path) -> None:
     about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": {"kind": "bpe", "sha256": "0" * 64}}
-    birdie.save(GPT(recipe.model), path, coder="fast", metadata=about)
+    birdie.save(GPT(recipe.model), path, effort="fast", metadata=about)
 
 
 def of_another_model(recipe: Recipe, path: Path) -> None:
     about = {"model": "gpt", "recipe": {**recipe.to_dict(), "model": {"num_layers": 10**6}}}
-    birdie.save(GPT(recipe.model), path, coder="fast", metadata=about)
+    birdie.save(GPT(recipe.model), path, effort="fast", metadata=about)
 
 
 @pytest.mark.parametrize(

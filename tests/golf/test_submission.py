@@ -286,7 +286,7 @@ def test_the_script_exports_finished_runs_again(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "a.py").write_text("x = 1\n")
     recipe = tiny_recipe(tmp_path / "data")
-    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4", coder="fast"))
+    other = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, scheme="int4", effort="fast"))
     script = (
         f"from pathlib import Path; from birdie.golf.script_main import main\n"
         f"main(Path(__file__), Path({str(tmp_path / 'modules')!r}), {changed_settings(other)!r}, '')"

@@ -119,7 +119,7 @@ def honest_file(path: Path, data: Path) -> Path:
         validation=ValidationSettings(max_tokens=128),
     )
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
-    save(model, path, lossless=True, coder="fast", metadata=metadata)
+    save(model, path, lossless=True, effort="fast", metadata=metadata)
     return path
 
 

@@ -29,7 +29,7 @@ def differences() -> list[Seed]:
     near = {name: tensor + 1e-3 * torch.randn(tensor.shape, generator=source) for name, tensor in base.items()}
     state = {name: near[name].to(tensor.dtype) for name, tensor in base.items()}
     state = {"a": state["a"], "b": state["b"], "c": state["wrapped.c"], "new": torch.ones(3), "same": base["same"]}
-    settings: list[dict[str, Any]] = [{"lossless": True}, {"lossless": True, "coder": "fast"}, {"scheme": "int4"}]
+    settings: list[dict[str, Any]] = [{"lossless": True}, {"lossless": True, "effort": "fast"}, {"scheme": "int4"}]
     out = [replace(written(partial(save, state, workers=1, base=base, **how)), base=base) for how in settings]
     weights = {f"{i}.weight": torch.randn(64, 128, generator=source) / 10 for i in range(2)}
     average = {name: weight + 1e-3 * torch.randn(64, 128, generator=source) for name, weight in weights.items()}

@@ -246,7 +246,7 @@ def artifacts() -> list[Seed]:
     real = {name: tensor for name, tensor in tensors.items() if tensor.dtype in (torch.float32, torch.bfloat16)}
     options: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = [
         (tensors, {"lossless": True}),
-        (tensors, {"lossless": True, "coder": "fast"}),
+        (tensors, {"lossless": True, "effort": "fast"}),
         (real, {"scheme": [("[abct]*", "int6"), ("*", "fp16")]}),
         (real, {"scheme": "bf16"}),
         *((real, {"scheme": [("[abct]*", spec), ("*", "fp16")]}) for spec in (*_SPECS, *_examples())),
@@ -269,7 +269,7 @@ def in_blocks() -> list[Seed]:
     with mock.patch.object(row_blocks, "LARGE", 300), mock.patch.object(row_blocks, "_BLOCK", CHUNK):
         return [
             written(partial(write_model, tensors, options=options, files=files))
-            for options in (SaveOptions(lossless=True, workers=1), SaveOptions(scheme="int6", coder="fast", workers=1))
+            for options in (SaveOptions(lossless=True, workers=1), SaveOptions(scheme="int6", effort="fast", workers=1))
         ]
 
 

@@ -26,7 +26,7 @@ TINY = [
     *("--model.vocab-size", "300", "--model.num-layers", "2", "--model.model-dim", "32", "--model.num-heads", "2"),
     *("--model.num-kv-heads", "1", "--train.train-batch-tokens", "512", "--train.train-seq-len", "64"),
     *("--train.accumulation", "2", "--train.warmup-steps", "1"),
-    *("--validation.every", "0", "--validation.max-tokens", "500", "--run.log-every", "1", "--export.coder", "fast"),
+    *("--validation.every", "0", "--validation.max-tokens", "500", "--run.log-every", "1", "--export.effort", "fast"),
 ]
 EVERY = 5
 """Steps between checkpoints."""
@@ -115,11 +115,11 @@ def training(steps: int, *options: str) -> Command:
 
 
 COMMANDS = {
-    "compress": _same(lambda at: ["compress", f"{at}/in/w.pt", "-o", f"{at}/out/m.birdie", "--coder", "fast"]),
+    "compress": _same(lambda at: ["compress", f"{at}/in/w.pt", "-o", f"{at}/out/m.birdie", "--effort", "fast"]),
     "compress --budget": _same(
         lambda at: [
             *("compress", f"{at}/in/w.pt", "-o", f"{at}/out/m.birdie"),
-            *("--budget", "9000", "--coder", "fast"),
+            *("--budget", "9000", "--effort", "fast"),
         ]
     ),
     "decompress .safetensors": _same(
@@ -182,7 +182,7 @@ def _make_inputs(source: Path) -> None:
     for index in range(4):
         (source / f"{index}.txt").write_text(text[index * 500 :], encoding="utf-8")
     for tokens in (
-        ["compress", str(source / "w.pt"), "-o", str(source / "m.birdie"), "--coder", "fast"],
+        ["compress", str(source / "w.pt"), "-o", str(source / "m.birdie"), "--effort", "fast"],
         ["prepare", str(source / "*.txt"), "--tokenizer", "bytes", "-o", str(source / "data")],
     ):
         _require(call(tokens))
@@ -220,7 +220,7 @@ def _write_folder(folder: Path, *, seed: int) -> None:
 
 def _make_folder(source: Path) -> None:
     _write_folder(source / "folder", seed=0)
-    _require(call(["compress", str(source / "folder"), "-o", str(source / "folder.birdie"), "--coder", "fast"]))
+    _require(call(["compress", str(source / "folder"), "-o", str(source / "folder.birdie"), "--effort", "fast"]))
 
 
 def _make_run(source: Path) -> None:

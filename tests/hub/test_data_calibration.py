@@ -141,7 +141,7 @@ def test_tuning_uses_the_names_on_disk(folders: dict[str, Path], tmp_path: Path)
 @pytest.mark.parametrize("offload", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_command_calibrates_on_a_text(offload: bool, folders: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "m.birdie"
-    command = ["compress", str(folders["llama, tied"]), "-o", str(output), "--bits", "5", "--coder", "fast"]
+    command = ["compress", str(folders["llama, tied"]), "-o", str(output), "--bits", "5", "--effort", "fast"]
     assert run(build_app, [*command, "--calibrate", str(folders["text"]), "--calibration-tokens", "512"]) == 0
     summary = birdie.inspect(output)
     assert summary.bits_per_weight <= 5
@@ -272,7 +272,7 @@ def test_every_matrix_of_a_classifier_is_calibrated(classifier: Path, images: Pa
 def test_the_command_calibrates_on_a_folder_of_images(
     classifier: Path, images: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    command = ["compress", str(classifier), "-o", str(tmp_path / "m.birdie"), "--bits", "5", "--coder", "fast"]
+    command = ["compress", str(classifier), "-o", str(tmp_path / "m.birdie"), "--bits", "5", "--effort", "fast"]
     assert run(build_app, [*command, "--calibrate", str(images)]) == 0
     assert birdie.inspect(tmp_path / "m.birdie").bits_per_weight <= 5
     (tmp_path / "empty").mkdir()

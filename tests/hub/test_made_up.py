@@ -43,7 +43,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compress(folder: Path, file: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str | None:
     """Compress a folder to 5 bits per weight and return what is said of its calibration."""
-    command = ["compress", str(folder), "-o", str(file), "--bits", "5", "--coder", "fast", "--json", *flags]
+    command = ["compress", str(folder), "-o", str(file), "--bits", "5", "--effort", "fast", "--json", *flags]
     capsys.readouterr()
     assert run(build_app, command) == 0
     note: str | None = json.loads(capsys.readouterr().out)["calibration"]

@@ -207,7 +207,7 @@ def test_the_command_calibrates_experts(tmp_path: Path, capsys: Any, monkeypatch
     monkeypatch.setattr("birdie.hub.made_up.TOKENS", 640)
     write("Mixtral", tmp_path / "model", num_hidden_layers=1)
     file, back = tmp_path / "m.birdie", tmp_path / "back"
-    command = ["compress", str(tmp_path / "model"), "-o", str(file), "--bits", "6", "--coder", "fast", "--json"]
+    command = ["compress", str(tmp_path / "model"), "-o", str(file), "--bits", "6", "--effort", "fast", "--json"]
     assert run(build_app, command) == 0
     assert json.loads(capsys.readouterr().out)["calibration"].startswith("calibrated")
     assert run(build_app, ["decompress", str(file), "-o", str(back)]) == 0

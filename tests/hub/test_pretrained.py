@@ -35,7 +35,7 @@ CASES = [
 def compress(folder: Path, *flags: str) -> Path:
     file = folder.with_suffix(".birdie")
     with pytest.raises(SystemExit) as ended:
-        main(["compress", str(folder), "-o", str(file), "--coder", "fast", *flags])
+        main(["compress", str(folder), "-o", str(file), "--effort", "fast", *flags])
     assert not ended.value.code
     return file
 

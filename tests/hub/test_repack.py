@@ -66,7 +66,7 @@ def test_packed_integers_cost_their_entropy(pack: Packer, coder: str, tmp_path: 
     save_file(state, tmp_path / "model" / "model.safetensors")
     (tmp_path / "model" / "config.json").write_text('{"quantization_config": {"bits": 4}}')
     file = tmp_path / "model.birdie"
-    assert run(build_app, ["compress", str(tmp_path / "model"), "-o", str(file), "--lossless", "--coder", coder]) == 0
+    assert run(build_app, ["compress", str(tmp_path / "model"), "-o", str(file), "--lossless", "--effort", coder]) == 0
     decoded = birdie.load(file)
     assert decoded.keys() == state.keys()
     assert all(torch.equal(decoded[name], tensor) for name, tensor in state.items())
@@ -82,7 +82,7 @@ def test_metadata_in_headers_come_back(folder: bool, tmp_path: Path) -> None:
     save_file({"weight": torch.ones(3)}, weights, metadata={"format": "pt", "tensor_names": '["weight"]'})
     file, back = tmp_path / "model.birdie", tmp_path / ("back" if folder else "back.safetensors")
     for flags in (["--lossless"], []):
-        assert run(build_app, ["compress", str(source), "-o", str(file), "--coder", "fast", *flags]) == 0
+        assert run(build_app, ["compress", str(source), "-o", str(file), "--effort", "fast", *flags]) == 0
         assert run(build_app, ["decompress", str(file), "-o", str(back), "--overwrite"]) == 0
         with safe_open(back / "model.safetensors" if folder else back, "pt") as opened:
             mark = {"writer": "birdie"} if folder else {}  # by which a folder is known that may be replaced
@@ -102,7 +102,7 @@ def test_a_model_of_torchao_loads_again(tmp_path: Path) -> None:
     )
     quantized.save_pretrained(tmp_path / "model")
     file = tmp_path / "model.birdie"
-    assert run(build_app, ["compress", str(tmp_path / "model"), "-o", str(file), "--lossless", "--coder", "fast"]) == 0
+    assert run(build_app, ["compress", str(tmp_path / "model"), "-o", str(file), "--lossless", "--effort", "fast"]) == 0
     assert run(build_app, ["decompress", str(file), "-o", str(tmp_path / "back")]) == 0
     state, back = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "back"))
     assert state.keys() == back.keys()

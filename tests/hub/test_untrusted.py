@@ -94,7 +94,7 @@ def test_a_folder_that_is_calibrated_names_none(tmp_path: Path, caplog: pytest.L
     pytest.importorskip("transformers")
     hostile(tmp_path, {"attn_implementation": "owner/repo", "auto_map": {"AutoModel": "evil.Model"}})
     with pytest.raises(SystemExit) as ended:
-        main(["compress", str(tmp_path / "model"), "-o", str(tmp_path / "y.birdie"), "--bits", "6", "--coder", "fast"])
+        main(["compress", str(tmp_path / "model"), "-o", str(tmp_path / "y.birdie"), "--bits", "6", "--effort", "fast"])
     assert not ended.value.code
     assert "auto_map = " in caplog.text
 

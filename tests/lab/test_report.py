@@ -31,7 +31,7 @@ def add_artifact(folder: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     names = "blocks.0.mlp.fc.weight", "blocks.1.mlp.fc.weight", "tok_emb.weight"
     state = {name: torch.randn(64, 96, generator=generator) for name in names} | {"gain": torch.ones(64)}
-    birdie.save(state, folder / "model.birdie", budget=12_000, coder="fast")
+    birdie.save(state, folder / "model.birdie", budget=12_000, effort="fast")
     return folder / "model.birdie"
 
 
@@ -168,7 +168,7 @@ def test_bytes_add_up_to_the_file(tmp_path: Path) -> None:
 def test_only_a_stream_that_context_mixing_codes_has_its_probabilities(tmp_path: Path) -> None:
     state = {"w": torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).mul(5).round()}
     for effort in ("fast", "max"):
-        birdie.save(state, tmp_path / effort, scheme="int5", coder=effort)
+        birdie.save(state, tmp_path / effort, scheme="int5", effort=effort)
     (static,), (mixed,) = (sizes_of(tmp_path / effort).histograms for effort in ("fast", "max"))
     assert static.probabilities is None
     assert mixed.probabilities is not None
@@ -257,7 +257,7 @@ def test_a_tensor_in_blocks_has_the_bytes_of_all_of_them(tmp_path: Path, monkeyp
     monkeypatch.setattr(row_blocks, "_BLOCK", 1 << 14)
     monkeypatch.setattr(trellis, "CHUNK", 1 << 14)
     state = {"large": torch.randn(300, 128, generator=torch.Generator().manual_seed(0))}
-    birdie.save(state, tmp_path / "x", scheme="int5", coder="fast")
+    birdie.save(state, tmp_path / "x", scheme="int5", effort="fast")
     sizes = sizes_of(tmp_path / "x")
     assert [(one.name, one.scheme, one.shape) for one in sizes.tensors] == [("large", "grid", (300, 128))]
     assert sizes.tensors[0].bytes == birdie.inspect(tmp_path / "x").tensors[0].bytes

@@ -274,7 +274,7 @@ data = {{ path = "{data}", tokenizer = "bytes", order = "shuffled" }}
 model = {{ vocab_size = 300, num_layers = 1, model_dim = 32, num_heads = 2, num_kv_heads = 1 }}
 optimizer = {{ newton_schulz_dtype = "float32", matrix_lr = 0.002, muon_momentum_warmup_steps = 5 }}
 validation = {{ every = 0, max_tokens = 2000 }}
-export = {{ budget = "16kB", coder = "fast" }}
+export = {{ budget = "16kB", effort = "fast" }}
 
 [train]
 compute_dtype = "float32"

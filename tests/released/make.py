@@ -72,7 +72,7 @@ def write_coders(path: Path) -> None:
         "packed": torch.arange(256) * 2654435761 % 65521,
         "bytes": integers(0, 256, 16, 32).to(torch.uint8),
     }
-    birdie.save(state, path, scheme=[("tiles", "ternary"), ("*", "lossless")], coder="fast")
+    birdie.save(state, path, scheme=[("tiles", "ternary"), ("*", "lossless")], effort="fast")
 
 
 def write_object(path: Path) -> None:

@@ -75,7 +75,7 @@ def test_buffers_are_left_as_they_are_also_if_they_are_not_finite(spectral: bool
     if spectral:
         birdie.spectral(model)
     tune(model, steps=4, bits=8)
-    birdie.save(model, tmp_path / "x.birdie", coder="fast")
+    birdie.save(model, tmp_path / "x.birdie", effort="fast")
     loaded = birdie.load(tmp_path / "x.birdie")
     buffers = dict(model.named_buffers())
     for name, buffer in original.items():

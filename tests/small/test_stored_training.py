@@ -248,7 +248,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
         train=dataclasses.replace(tiny.train, iterations=12, warmdown_iters=6, warmup_steps=1),
         qat=Qat(budget=True, start=0.5, encodings=4),
         calibration=CalibrationSettings(data="train", tokens=1024),
-        export=ExportSettings(coder="fast", budget=str(BUDGET)),
+        export=ExportSettings(effort="fast", budget=str(BUDGET)),
         run=RunSettings(checkpoint_every=0),
     )
 
@@ -264,7 +264,7 @@ def prepared(recipe: Recipe, run: Run, log: list[str]) -> StoredTraining:
     run.model.train()
     return StoredTraining(
         run.model,
-        BudgetFile(BUDGET, recipe.export.pinned(), recipe.export.coder, metadata(run.work, run.trained)),
+        BudgetFile(BUDGET, recipe.export.pinned(), recipe.export.effort, metadata(run.work, run.trained)),
         lambda state: calibrate_gpt(recipe, state, recipe.calibration, symmetries=False).result,
         settings=recipe.qat,
         context=Context(CPU, notify=log.append),
@@ -388,7 +388,7 @@ def test_patterns_that_match_no_matrix_are_refused_before_the_first_step(recipe:
 def test_a_budget_out_of_reach_is_an_error_before_the_first_step(
     recipe: Recipe, tmp_path: Path, budget: int, error: type[Exception]
 ) -> None:
-    run = Run(dataclasses.replace(recipe, export=ExportSettings(coder="fast", budget=str(budget))), tmp_path)
+    run = Run(dataclasses.replace(recipe, export=ExportSettings(effort="fast", budget=str(budget))), tmp_path)
     with pytest.raises(error, match=f"{budget:,}"):
         list(run.train())
     assert run.steps == 0

@@ -79,12 +79,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rules = [("*emb*", "sigma:0.2"), ("*norm*", "bf16"), ("*", "int6")]
     birdie.save(small_model(), folder / "schemes.birdie", scheme=rules)
     for effort in "max", "fast":
-        birdie.save(every_dtype(), folder / f"dtypes-{effort}.birdie", lossless=True, coder=effort)
-        birdie.save(small_model(), folder / f"int8-{effort}.birdie", coder=effort)
-        repack.save_object(checkpoint(), folder / f"tree-{effort}.birdie", coder=effort)
+        birdie.save(every_dtype(), folder / f"dtypes-{effort}.birdie", lossless=True, effort=effort)
+        birdie.save(small_model(), folder / f"int8-{effort}.birdie", effort=effort)
+        repack.save_object(checkpoint(), folder / f"tree-{effort}.birdie", effort=effort)
     for index, spec in enumerate(SPECS):
         file = folder / f"spec{index}.birdie"
-        birdie.save(small_model(), file, scheme=[("*", spec)], coder="fast" if index % 2 else "max")
+        birdie.save(small_model(), file, scheme=[("*", spec)], effort="fast" if index % 2 else "max")
     for name, data in streams().items():
         (folder / f"stream-{name}.birdie").write_bytes(data)
     rng = np.random.default_rng(0)
@@ -134,7 +134,7 @@ def test_the_packed_file_decodes_without_birdie(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     state = {"w": torch.randn(6, 4), "norm": torch.ones(4)}
     birdie.save(state, tmp_path / "files" / "max.birdie")
-    birdie.save(state, tmp_path / "files" / "fast.birdie", lossless=True, coder="fast")
+    birdie.save(state, tmp_path / "files" / "fast.birdie", lossless=True, effort="fast")
     (tmp_path / "files" / "cut.birdie").write_bytes((tmp_path / "files" / "max.birdie").read_bytes()[:-1])
     version, results = decode_alone(tmp_path / "files", tmp_path, **INTERPRETED)
     assert version == birdie.__version__
@@ -199,7 +199,7 @@ for name in "first", "second":
 def test_the_decoder_is_imported_again_whatever_its_cache_holds(tmp_path: Path) -> None:
     (tmp_path / "decode.py").write_bytes(script("decoder").script)
     state = {"w": torch.arange(400.0).reshape(20, 20)}
-    birdie.save(state, tmp_path / "model.birdie", lossless=True, coder="fast")
+    birdie.save(state, tmp_path / "model.birdie", lossless=True, effort="fast")
 
     def run(*arguments: str) -> str:
         done = start(tmp_path, *arguments, variables={"NUMBA_CACHE_DIR": str(tmp_path / "kernels")})

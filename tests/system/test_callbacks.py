@@ -51,8 +51,8 @@ def calls(folder: Path) -> dict[str, Callable[[Progress | bool | None], object]]
     batches = [torch.randn(32, 64) for _ in range(5)]
     file = folder / "x.birdie"
     return {
-        "save": lambda progress: birdie.save(model, file, coder="fast", progress=progress),
-        "save_object": lambda progress: birdie.save_object(model.state_dict(), file, coder="fast", progress=progress),
+        "save": lambda progress: birdie.save(model, file, effort="fast", progress=progress),
+        "save_object": lambda progress: birdie.save_object(model.state_dict(), file, effort="fast", progress=progress),
         "calibrate": lambda progress: birdie.calibrate(model, batches, loss, progress=progress),
         "offload": lambda progress: birdie.calibrate(model, batches, loss, offload=True, progress=progress),
     }

@@ -62,7 +62,7 @@ from birdie.gpt.data.preparation import prepare
 torch.manual_seed(0)
 folder = Path(sys.argv[1])
 module, x = torch.nn.Linear(64, 64), torch.randn(3, 64)
-birdie.save(module, folder / "state.birdie", bits=4.0, coder="fast")
+birdie.save(module, folder / "state.birdie", bits=4.0, effort="fast")
 state = birdie.load(folder / "state.birdie")
 module.load_state_dict(state)
 lazy = birdie.load(folder / "state.birdie", into=torch.nn.Linear(64, 64), lazy=True)
@@ -71,7 +71,7 @@ assert run(build_app, ["decompress", str(folder / "state.birdie"), "-o", str(fol
 *_, data = prepare(file_corpus([folder / "text.txt"]), "bytes", folder / "data")
 command = ["train", "baseline", "--preset", "smoke", "--data.path", str(data.folder), "--data.tokenizer", "bytes"]
 command += ["--folder", str(folder / "run"), "--train.iterations", "2", "--train.no-compile"]
-command += ["--export.coder", "fast"]
+command += ["--export.effort", "fast"]
 assert run(build_app, command) == 0
 assert run(build_app, ["--help"]) == 0
 assert (folder / "run" / "model.birdie").is_file()

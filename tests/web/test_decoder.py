@@ -215,8 +215,8 @@ def lossless_files() -> Iterator[bytes]:
     }
     tensors["tied"] = tensors["few magnitudes"]
     tensors["equal"] = tensors["few magnitudes"].clone()
-    yield saved(random_bits | tensors, lossless=True, coder="fast")
-    yield saved(tensors, lossless=True, coder="max")
+    yield saved(random_bits | tensors, lossless=True, effort="fast")
+    yield saved(tensors, lossless=True, effort="max")
 
 
 SPECS = (
@@ -238,7 +238,7 @@ def quantized_files() -> Iterator[bytes]:
             state = {name: tensor.to(kinds[i % 4]) for i, (name, tensor) in enumerate(state.items())}
             state |= {"tiny": state["e"].half() * 2**-13, "huge": state["e"].bfloat16() * 2.0**120}
             state |= {"large": large} if coder == "fast" else {}
-            yield saved(state, scheme=[("*", spec)], coder=coder)
+            yield saved(state, scheme=[("*", spec)], effort=coder)
 
 
 def files_in_blocks() -> Iterator[bytes]:
@@ -293,7 +293,7 @@ def damaged(count: int) -> list[bytes]:
             (state, {"lossless": True}),
             (state, {"scheme": [("[ab]", "int6"), ("*", "trellis:states=8,sigma=0.3")]}),
             (state, {"scheme": [("[ab]", "codebook:k=9"), ("*", "lowrank:rank=2,base=ternary")]}),
-            (wide, {"scheme": [("a", "trellis:states=32,sigma=0.3"), ("b", "lossless")], "coder": "fast"}),
+            (wide, {"scheme": [("a", "trellis:states=32,sigma=0.3"), ("b", "lossless")], "effort": "fast"}),
         ):
             data = saved(tensors, **options)
             entries = [Reader(data).read(name) for name in Reader(data).entries]
@@ -338,7 +338,7 @@ def test_more_bytes_than_the_caller_allows_are_refused() -> None:
 
 def test_a_file_says_which_schemes_and_coders_it_needs(minified: Path) -> None:
     state = {"a": torch.randn(64, 64), "b": torch.zeros(9)}
-    files = [saved(state, scheme=[("a", "int4"), ("*", "lossless")], coder=coder) for coder in ("fast", "max")]
+    files = [saved(state, scheme=[("a", "int4"), ("*", "lossless")], effort=coder) for coder in ("fast", "max")]
     ((_, fast), (_, most)) = node("needs", minified, [(data,) for data in files])
     assert fast["schemes"] == most["schemes"] == ["grid", "lossless"]
     assert "mixed" in most["coders"]

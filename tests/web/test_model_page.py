@@ -236,7 +236,7 @@ RECIPE = Recipe(
 def write_model(path: Path, recipe: Recipe = RECIPE, scheme: Any = None, **metadata: Any) -> Path:
     values = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None} | metadata
     target: dict[str, Any] = {"bits": 5} if scheme is None else {"scheme": scheme}
-    save(randomized(recipe.model), path, coder="fast", metadata=values, **target)
+    save(randomized(recipe.model), path, effort="fast", metadata=values, **target)
     return path
 
 

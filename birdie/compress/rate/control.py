@@ -19,7 +19,7 @@ from typing import Literal
 
 from birdie.compress.calibration.result import CalibrationResult, DecodedTensors
 from birdie.compress.coding import Quantized
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.jobs import Jobs
 from birdie.compress.rate.search import Fit, fit_budget, proposed_exponent
 from birdie.compress.state import EncodedState
@@ -57,7 +57,7 @@ def controlled(
     jobs: Jobs,
     fit: Fit,
     other_jobs: Callable[[Source], Jobs | None],
-    coder: Coder,
+    encoder: Encoder,
     budget: int,
     calibration: CalibrationResult,
 ) -> tuple[Jobs, Fit]:
@@ -67,7 +67,7 @@ def controlled(
         jobs: of the calibrated file.
         fit: of these; without an exponent nothing depends on sensitivities.
         other_jobs: returns the jobs by other sensitivities, or None if there are none.
-        coder: of the file.
+        encoder: of the file.
         budget: bytes the file may have.
         calibration: with inputs kept apart.
     """
@@ -81,8 +81,8 @@ def controlled(
     coded, measure = fit.encoded.tensors, calibration.held_out
     room = budget
     if is_part:
-        coded = coder.coded(EncodedState({name: coded[name] for name in some}, {})).tensors
-        room = coder.size(EncodedState(coded, {})) - coder.size(EncodedState({}, {}))
+        coded = encoder.coded(EncodedState({name: coded[name] for name in some}, {})).tensors
+        room = encoder.size(EncodedState(coded, {})) - encoder.size(EncodedState({}, {}))
 
     def error(tensors: Mapping[str, Quantized]) -> float:
         """Return the error of the compared matrices; others are exact, or as in the file."""
@@ -99,19 +99,19 @@ def controlled(
         searched = [candidate.by_name[name] for name in some]
         try:
             part = replace(candidate, by_name={job.name: job for job in searched}) if is_part else candidate
-            exponent = proposed_exponent(part, coder, room)
+            exponent = proposed_exponent(part, encoder, room)
         except BudgetError:  # what is assumed allows for no scales as coarse
             note = f"not compared: no file by {source} sensitivities is as small"
         if exponent is None:
             continue
         others[source] = candidate, exponent
-        errors[source] = error(coder.encode(searched, exponent))
+        errors[source] = error(encoder.encode(searched, exponent))
         if errors[source] >= _CLEARLY * errors["calibrated"]:
             break
     kept = min(errors, key=lambda source: errors[source])
     if kept in others:
         try:
-            other = fit_budget(others[kept][0], coder, budget, start=None if is_part else others[kept][1])
+            other = fit_budget(others[kept][0], encoder, budget, start=None if is_part else others[kept][1])
             errors[kept] = errors[kept] if is_part else calibration.divergence(other.encoded)
         except BudgetError:  # estimated sizes were too small
             errors[kept] = math.inf

@@ -76,7 +76,7 @@ def payload_bytes(state: EncodedState) -> int:
 
 
 @dataclass(slots=True)
-class Coder:
+class Encoder:
     """Encodes and codes jobs. No byte depends on its settings but the effort.
 
     Attributes:

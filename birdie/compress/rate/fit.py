@@ -15,7 +15,7 @@ from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.packed import packed_names
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.control import Control, Source, controlled
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.jobs import Jobs, assignments, jobs_of
 from birdie.compress.rate.search import Fit, fit_budget, fit_quality
 from birdie.compress.rate.target import Target
@@ -30,7 +30,7 @@ _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with
 def fit(
     assignment: Assignment,
     target: Target,
-    coder: Coder,
+    encoder: Encoder,
     calibration: CalibrationResult | None = None,
     *,
     tune: float = 0.0,
@@ -40,43 +40,43 @@ def fit(
     Args:
         assignment: settled schemes, and the matrices that the search may coarsen.
         target: byte budget, quality, or nothing to search for.
-        coder: of the file. With effort "fast" files must load fast: paths of trellises run down the columns only.
+        encoder: of the file. With effort "fast" files must load fast: paths of trellises run down the columns only.
         calibration: of the model.
         tune: seconds that the result is trained for, with a calibration on batches.
     """
     budget = target.in_bytes(assignment.weights)
     try:
-        jobs, result = _fitted(assignment, target, coder, calibration, calibration)
+        jobs, result = _fitted(assignment, target, encoder, calibration, calibration)
     except BudgetError:
         if calibration is None or budget is None:
             raise
-        jobs, result = _fitted(assignment, target, coder, None, calibration)
+        jobs, result = _fitted(assignment, target, encoder, None, calibration)
         result = replace(result, control=Control("assumed", {}, "no calibrated file is as small"))
     if calibration is None:
         return result
     if budget is not None:
-        result = prefer_lower_error(jobs, result, coder, calibration)
+        result = prefer_lower_error(jobs, result, encoder, calibration)
     if budget is not None and result.control is None:
 
         def other_jobs(source: Source) -> Jobs | None:
             return _jobs(
-                jobs.assignment, coder, None if source == "assumed" else calibration.mixed(assignment.embeddings)
+                jobs.assignment, encoder, None if source == "assumed" else calibration.mixed(assignment.embeddings)
             )
 
-        jobs, result = controlled(jobs, result, other_jobs, coder, budget, calibration)
+        jobs, result = controlled(jobs, result, other_jobs, encoder, budget, calibration)
     if tune and (result.sigma is not None or not target.searched):
         from birdie.compress.rate.tuned import tuned
 
-        result = tuned(jobs, result, target, coder, calibration, tune)
+        result = tuned(jobs, result, target, encoder, calibration, tune)
     elif tune:
         result = replace(result, nothing_to_tune=True)  # every bit is kept
-    return replace(result, encoded=coder.coded(result.encoded))
+    return replace(result, encoded=encoder.coded(result.encoded))
 
 
 def _fitted(
     assignment: Assignment,
     target: Target,
-    coder: Coder,
+    encoder: Encoder,
     known: CalibrationResult | None,
     measure: CalibrationResult | None,
 ) -> tuple[Jobs, Fit]:
@@ -85,36 +85,36 @@ def _fitted(
     *preferred, last = assignments(assignment, budget)
     for option in preferred:
         with suppress(BudgetError):
-            jobs = _jobs(option, coder, known)
-            return jobs, _search(jobs, target, coder, measure)
-    jobs = _jobs(last, coder, known)
+            jobs = _jobs(option, encoder, known)
+            return jobs, _search(jobs, target, encoder, measure)
+    jobs = _jobs(last, encoder, known)
     try:
-        return jobs, _search(jobs, target, coder, measure)
+        return jobs, _search(jobs, target, encoder, measure)
     except BudgetError as error:
         if budget is None:
             raise
-        raise BudgetError(f"{error}{_fixed_shares(jobs, coder, budget)}") from error
+        raise BudgetError(f"{error}{_fixed_shares(jobs, encoder, budget)}") from error
 
 
-def _jobs(assignment: Assignment, coder: Coder, known: CalibrationResult | None) -> Jobs:
+def _jobs(assignment: Assignment, encoder: Encoder, known: CalibrationResult | None) -> Jobs:
     sensitivities, factors = (None, None) if known is None else (known.sensitivities, known.factors)
-    down, workers, world = coder.effort == "fast", coder.workers, coder.world
+    down, workers, world = encoder.effort == "fast", encoder.workers, encoder.world
     return jobs_of(assignment, sensitivities, factors, down_columns=down, workers=workers, world=world)
 
 
-def _search(jobs: Jobs, target: Target, coder: Coder, calibration: CalibrationResult | None) -> Fit:
+def _search(jobs: Jobs, target: Target, encoder: Encoder, calibration: CalibrationResult | None) -> Fit:
     budget = target.in_bytes(jobs.assignment.weights)
     if budget is not None:
-        return fit_budget(jobs, coder, budget)
+        return fit_budget(jobs, encoder, budget)
     if target.quality is not None and calibration is not None:
-        return fit_quality(jobs, coder, target.quality, calibration.divergence)
-    return Fit(jobs.state(coder.encode(jobs.settled, 0.0)), 0, None)
+        return fit_quality(jobs, encoder, target.quality, calibration.divergence)
+    return Fit(jobs.state(encoder.encode(jobs.settled, 0.0)), 0, None)
 
 
-def _fixed_shares(jobs: Jobs, coder: Coder, budget: int) -> str:
+def _fixed_shares(jobs: Jobs, encoder: Encoder, budget: int) -> str:
     """Return the end of an error: bytes that no budget makes smaller, by what they are of, if they are many."""
-    settled, empty = coder.code(jobs.settled), coder.size(EncodedState({}, {}))
-    sizes = {name: coder.size(EncodedState({name: coded}, {})) - empty for name, coded in settled.items()}
+    settled, empty = encoder.code(jobs.settled), encoder.size(EncodedState({}, {}))
+    sizes = {name: encoder.size(EncodedState({name: coded}, {})) - empty for name, coded in settled.items()}
     exact = {name: size for name, size in sizes.items() if name in jobs.assignment.exact}
     integers = {name: size for name, size in sizes.items() if not _is_real(jobs.assignment.tensors[name])}
     shares = {
@@ -144,7 +144,7 @@ def _largest(jobs: Jobs, sizes: Mapping[str, int]) -> str:
     return f", the largest {first!r}{others} with {sizes[largest]:,} bytes (a rule of its full name may round it)"
 
 
-def prefer_lower_error(jobs: Jobs, result: Fit, coder: Coder, calibration: CalibrationResult) -> Fit:
+def prefer_lower_error(jobs: Jobs, result: Fit, encoder: Encoder, calibration: CalibrationResult) -> Fit:
     """Return a fit, or slightly coarser scales if these are closer to the float model.
 
     Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
@@ -156,12 +156,12 @@ def prefer_lower_error(jobs: Jobs, result: Fit, coder: Coder, calibration: Calib
     exponent = math.log2(result.sigma) + _COARSER
     if exponent > jobs.coarsest:
         return result
-    coarser = jobs.state({**result.encoded.tensors, **coder.encode(jobs.searched, exponent)})
+    coarser = jobs.state({**result.encoded.tensors, **encoder.encode(jobs.searched, exponent)})
     errors = calibration.divergence(result.encoded), calibration.divergence(coarser)
     if errors[0] <= errors[1]:
         return result
-    coded = coder.coded(coarser)
-    size = coder.size(coded)
+    coded = encoder.coded(coarser)
+    size = encoder.size(coded)
     if size > result.bytes:
         return result
     logging.getLogger("birdie").info(

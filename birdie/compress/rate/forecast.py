@@ -22,7 +22,7 @@ from birdie.compress import registry
 from birdie.compress.coding import Coded, code, join_parts
 from birdie.compress.coding import estimate as estimate_bytes
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.job import Job, Searched
 from birdie.compress.rate.jobs import FINEST, Jobs, assignments, jobs_of
 from birdie.compress.rate.search import TINY, TOLERANCE
@@ -79,11 +79,11 @@ class Forecaster:
 
     Attributes:
         assignment: settled schemes, and the matrices that a search may coarsen.
-        coder: of the file.
+        encoder: of the file.
     """
 
     assignment: Assignment
-    coder: Coder
+    encoder: Encoder
     _jobs: dict[tuple[str, ...], Jobs] = field(default_factory=dict)
     _settled: dict[tuple[str, ...], "_Measured"] = field(default_factory=dict)
     _points: dict[tuple[tuple[str, ...], float], "_Measured"] = field(default_factory=dict)
@@ -140,16 +140,16 @@ class Forecaster:
         return self._points[key]
 
     def _forecast(self, measured: "_Measured") -> Forecast:
-        seconds = measured.seconds / (self.coder.workers or os.cpu_count() or 1)
+        seconds = measured.seconds / (self.encoder.workers or os.cpu_count() or 1)
         error = measured.error / measured.square if measured.square else 0.0
         return Forecast(bytes=self._size(measured), weights=self.assignment.weights, error=error, seconds=seconds)
 
     def _size(self, measured: "_Measured") -> int:
-        return self.coder.size(EncodedState(measured.tensors, self.assignment.ties))
+        return self.encoder.size(EncodedState(measured.tensors, self.assignment.ties))
 
     def _jobs_of(self, assignment: Assignment) -> Jobs:
         if assignment.free not in self._jobs:
-            down, workers = self.coder.effort == "fast", self.coder.workers
+            down, workers = self.encoder.effort == "fast", self.encoder.workers
             self._jobs[assignment.free] = jobs_of(assignment, down_columns=down, workers=workers)
         return self._jobs[assignment.free]
 
@@ -160,13 +160,13 @@ class Forecaster:
 
     def _measure(self, jobs: Sequence[Job], exponent: float = 0.0) -> "_Measured":
         """Return the figures of jobs by some of their rows."""
-        look = _Look(self.coder, exponent, min(1.0, _WEIGHTS / max(sum(job.weight.numel() for job in jobs), 1)))
+        look = _Look(self.encoder, exponent, min(1.0, _WEIGHTS / max(sum(job.weight.numel() for job in jobs), 1)))
         kinds: dict[Hashable, list[Job]] = {}
         for job in jobs:
             layers = re.sub("[0-9]+", "0", job.name)
             kinds.setdefault((job.alone.scheme, job.tensor.dtype, job.weight.shape, layers), []).append(job)
         figures: dict[str, _Figures] = {}
-        with ThreadPoolExecutor(self.coder.workers or os.cpu_count()) as pool:
+        with ThreadPoolExecutor(self.encoder.workers or os.cpu_count()) as pool:
             for alike in kinds.values():
                 figures |= _figures_of(alike, look, pool)
         tensors = {name: replace(one.coded, crc=zlib.crc32(name.encode())) for name, one in figures.items()}
@@ -224,14 +224,14 @@ class _Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Extent to which tensors are looked at, as the coder of the file codes them at an exponent.
+    """Extent to which tensors are looked at, as the encoder of the file codes them at an exponent.
 
     Attributes:
         share: of the rows that are taken.
         most: weights of a matrix that are taken.
     """
 
-    coder: Coder
+    encoder: Encoder
     exponent: float
     share: float
     most: int = _WEIGHTS
@@ -321,7 +321,7 @@ def _encode(job: Job, rows: slice, look: _Look, coded: bool) -> _Figures:
     """Return the figures of some rows, which are coded or estimated."""
     start = time.thread_time()
     encoded = job.encode(rows, look.exponent)
-    result = code(encoded, look.coder.effort) if coded else None
+    result = code(encoded, look.encoder.effort) if coded else None
     seconds = time.thread_time() - start
     weights, tables = estimate_bytes(encoded)
     if result is None:

@@ -3,7 +3,7 @@
 The search never sees a tensor: it proposes an exponent, which stands for the Lagrange multiplier of all matrices
 (`birdie.compress.rate.jobs`), and measures the coded size of the model at it. The size is monotone in the
 exponent, about one bit per weight less an octave, so a bracket always contains the solution and bisection must end. A
-model of the entropy on a sample of the weights makes the search faster: it proposes an exponent, the real coder
+model of the entropy on a sample of the weights makes the search faster: it proposes an exponent, the real encoder
 measures the size, and the difference corrects the next proposal; between two measured sizes around the budget it
 interpolates. The KL is monotone as well, and grows by about a factor of four an octave.
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from birdie.compress.coding import Coded, Quantized
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.jobs import FINEST, Jobs
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
@@ -84,7 +84,7 @@ class Fit:
     control: "Control | None" = None
 
 
-def fit_budget(jobs: Jobs, coder: Coder, budget: int, *, start: float | None = None) -> Fit:
+def fit_budget(jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None = None) -> Fit:
     """Choose the exponent so that the file lands just under `budget` bytes; lossless if that fits.
 
     A search by estimated sizes on some of the weights yields the first proposal, so that the model is coded about
@@ -92,13 +92,13 @@ def fit_budget(jobs: Jobs, coder: Coder, budget: int, *, start: float | None = N
 
     Args:
         jobs: of the file.
-        coder: of the file; codes the model about four times, at most `ROUNDS` + 2.
+        encoder: of the file; codes the model about four times, at most `ROUNDS` + 2.
         budget: bytes the file may have.
         start: exponent to begin with, if the model is known not to fit losslessly.
     """
     if budget <= 0:
         raise ConfigError(f"budget {budget} is not a positive number of bytes")
-    search = _Search(jobs, coder, budget, coder.code(jobs.settled))
+    search = _Search(jobs, encoder, budget, encoder.code(jobs.settled))
     if start is not None:
         return search.run(start)
     near = search.draft(_FEWEST, _FEWEST_ROWS).lossless().bytes <= NEAR * budget
@@ -114,33 +114,33 @@ def fit_budget(jobs: Jobs, coder: Coder, budget: int, *, start: float | None = N
     return fit
 
 
-def proposed_exponent(jobs: Jobs, coder: Coder, budget: int) -> float | None:
+def proposed_exponent(jobs: Jobs, encoder: Encoder, budget: int) -> float | None:
     """Return about the exponent that `fit_budget` chooses, by estimated sizes; None if nothing is searched.
 
     Raises:
         BudgetError: nothing fits the budget.
     """
-    return _Search(jobs, coder, budget, coder.code(jobs.settled)).proposal()
+    return _Search(jobs, encoder, budget, encoder.code(jobs.settled)).proposal()
 
 
-def fit_rest(jobs: Jobs, coder: Coder, budget: int, encoded: Mapping[str, Quantized], start: float) -> Fit:
+def fit_rest(jobs: Jobs, encoder: Encoder, budget: int, encoded: Mapping[str, Quantized], start: float) -> Fit:
     """Choose the exponent of some tensors so that the file lands just under `budget` bytes.
 
     Args:
         jobs: of the file.
-        coder: of the file.
+        encoder: of the file.
         budget: bytes the file may have.
         encoded: the other tensors.
         start: exponent to begin with.
     """
-    coded = coder.coded(EncodedState(dict(encoded), {})).tensors
+    coded = encoder.coded(EncodedState(dict(encoded), {})).tensors
     rest = {name: job for name, job in jobs.by_name.items() if name not in coded}
-    return _Search(replace(jobs, by_name=rest), coder, budget, coded).run(start)  # type: ignore[arg-type]
+    return _Search(replace(jobs, by_name=rest), encoder, budget, coded).run(start)  # type: ignore[arg-type]
 
 
 def fit_quality(
     jobs: Jobs,
-    coder: Coder,
+    encoder: Encoder,
     quality: float,
     difference: Callable[[EncodedState], float],
 ) -> Fit:
@@ -148,17 +148,17 @@ def fit_quality(
 
     Args:
         jobs: of the file.
-        coder: encodes them once a round.
+        encoder: encodes them once a round.
         quality: largest mean KL in nats per target.
         difference: mean KL of these tensors from the float model, or a relative error (calibration/kl.py).
     """
-    settled, weights = coder.encode(jobs.settled, 0.0), jobs.weights
+    settled, weights = encoder.encode(jobs.settled, 0.0), jobs.weights
     finest, coarsest = FINEST, jobs.coarsest
     best: tuple[float, float, EncodedState] | None = None
     exponent, rounds = FIRST, 0
     while rounds < ROUNDS:
         rounds += 1
-        encoded = jobs.state({**settled, **coder.encode(jobs.searched, exponent)})
+        encoded = jobs.state({**settled, **encoder.encode(jobs.searched, exponent)})
         nats = difference(encoded)
         if nats <= quality:
             best = (exponent, nats, encoded) if best is None or exponent > best[0] else best
@@ -188,8 +188,8 @@ def fit_quality(
 class _Search:
     """One search for a budget: the bracket, the best fit so far, and the correction of the size model."""
 
-    def __init__(self, jobs: Jobs, coder: Coder, budget: int, settled: Mapping[str, Coded]) -> None:
-        self.jobs, self.coder, self.budget = jobs, coder, budget
+    def __init__(self, jobs: Jobs, encoder: Encoder, budget: int, settled: Mapping[str, Coded]) -> None:
+        self.jobs, self.encoder, self.budget = jobs, encoder, budget
         self.settled, self.searched, self.weights = settled, jobs.searched, jobs.weights
         self.tolerance = max(TINY, budget // TOLERANCE)
         self.is_draft = False
@@ -206,7 +206,7 @@ class _Search:
 
     def lossless(self) -> Fit:
         """Return the fit in which all tensors without a rule are lossless, even if it is larger than the budget."""
-        return self._fit({**self.settled, **self.coder.code(self.jobs.lossless())}, None)
+        return self._fit({**self.settled, **self.encoder.code(self.jobs.lossless())}, None)
 
     def run(self, start: float | None) -> Fit:
         """Bracket the finest scale that fits and close in on it, beginning at `start` unless that is None."""
@@ -235,7 +235,7 @@ class _Search:
                     break
             if above and below:
                 if (under - over) * _MOST_SLOPE * self.weights / 8 < self.tolerance / 2:
-                    break  # the size jumps here: a coder's choice changes, so no exponent comes nearer
+                    break  # the size jumps here: a encoder's choice changes, so no exponent comes nearer
                 # Two real sizes around the target give the slope, which at low rates is steeper than the model's.
                 share = (above - target) / (above - below)
                 proposal = over + (under - over) * min(max(share, _MARGIN), 1 - _MARGIN)
@@ -251,16 +251,16 @@ class _Search:
 
     def at(self, exponent: float) -> Fit:
         """Return the fit at an exponent, even if it is larger than the budget."""
-        return self._fit({**self.settled, **self.coder.code(self.searched, exponent)}, 2.0**exponent)
+        return self._fit({**self.settled, **self.encoder.code(self.searched, exponent)}, 2.0**exponent)
 
     def settled_bytes(self) -> int:
         """Return the size of a file of the tensors that the exponent does not change."""
-        return self.coder.size(EncodedState(self.settled, {}))
+        return self.encoder.size(EncodedState(self.settled, {}))
 
     def _fit(self, tensors: Mapping[str, Coded], sigma: float | None) -> Fit:
         self.rounds += 1
         encoded = self.jobs.state(tensors)
-        return Fit(encoded, self.coder.size(encoded), sigma, self.rounds)
+        return Fit(encoded, self.encoder.size(encoded), sigma, self.rounds)
 
     def _trimmed(self, fit: Fit, exponent: float, model: "_SizeModel", target: float) -> Fit:
         """Return the nearest fit below the budget that a shift of some matrices gives; `fit` if there is none."""
@@ -275,7 +275,7 @@ class _Search:
                 break
             step = (last.bytes - target) / slope
             shift += step
-            changed = {**fit.encoded.tensors, **self.coder.code(some, exponent + shift)}
+            changed = {**fit.encoded.tensors, **self.encoder.code(some, exponent + shift)}
             tried.append(self._fit(changed, fit.sigma))  # type: ignore[arg-type]
             # Matrices that a calibration finds insensitive have few bits, and lose less than the model's slope.
             slope = min(max((last.bytes - tried[-1].bytes) / step, slope / _SLOPES), slope * _SLOPES)
@@ -316,18 +316,18 @@ class _Draft(_Search):
         jobs, self.ratios = search.jobs.sampled(count, rows)
         # The wider tolerance is centered on the narrow one.
         budget = search.budget + (search.budget // _DRAFT_TOLERANCE - search.budget // TOLERANCE) // 2
-        super().__init__(jobs, search.coder, budget, search.settled)
+        super().__init__(jobs, search.encoder, budget, search.settled)
         self.tolerance = max(TINY, budget // _DRAFT_TOLERANCE)
         self.is_draft, self.weights = True, search.weights  # sizes are those of the complete file
-        self.known = self.coder.estimated(search.settled)
+        self.known = self.encoder.estimated(search.settled)
 
     def lossless(self) -> Fit:
         """Return the size of the fit in which all tensors without a rule are lossless."""
-        return Fit(_NOTHING, self._total({**self.known, **self.coder.estimate(self.jobs.lossless())}), None)
+        return Fit(_NOTHING, self._total({**self.known, **self.encoder.estimate(self.jobs.lossless())}), None)
 
     def at(self, exponent: float) -> Fit:
         """Return the size at an exponent."""
-        sizes = {**self.known, **self.coder.estimate(self.searched, exponent)}
+        sizes = {**self.known, **self.encoder.estimate(self.searched, exponent)}
         return Fit(_NOTHING, self._total(sizes), 2.0**exponent)
 
     def settled_bytes(self) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import Quantized
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.job import Fixed, Free, Job
 from birdie.compress.rate.jobs import Jobs
 from birdie.compress.rate.search import Fit, fit_rest
@@ -41,19 +41,21 @@ _COARSER = 0.2  # octaves, for a quality: tuning lowers the difference by about 
 _SHARES = (0.5, 1.0)  # of the time that is left, for two attempts at a quality
 
 
-def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: CalibrationResult, seconds: float) -> Fit:
+def tuned(
+    jobs: Jobs, fit: Fit, target: Target, encoder: Encoder, calibration: CalibrationResult, seconds: float
+) -> Fit:
     """Return the better of a fit and of what tuning makes of it; its `untuned` is the error without.
 
     Args:
         jobs: of the file.
         fit: that meets the target.
         target: of the file.
-        coder: of the file.
+        encoder: of the file.
         calibration: with batches.
         seconds: that training may take.
     """
     untuned = calibration.divergence(fit.encoded)
-    work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), coder)
+    work = _ByParts(jobs, Tuner(calibration.measured(), calibration.batches), encoder)
     fit = replace(fit, divergence=untuned, untuned=untuned)
     with kept_settings():
         result = _tuned(work, fit, target, calibration, seconds)
@@ -61,7 +63,7 @@ def tuned(jobs: Jobs, fit: Fit, target: Target, coder: Coder, calibration: Calib
 
 
 def _tuned(work: "_ByParts", fit: Fit, target: Target, calibration: CalibrationResult, seconds: float) -> Fit:
-    exponent, untuned, coder = math.log2(fit.sigma or 1.0), fit.untuned, work.coder
+    exponent, untuned, encoder = math.log2(fit.sigma or 1.0), fit.untuned, work.encoder
     if target.quality is not None:
         return _to_quality(work, fit, target.quality, calibration, seconds)
     budget = target.in_bytes(work.jobs.assignment.weights)
@@ -69,7 +71,7 @@ def _tuned(work: "_ByParts", fit: Fit, target: Target, calibration: CalibrationR
         better = work.run(exponent, budget, seconds)
     except BudgetError:  # the last part cannot make up for what the others take
         return fit
-    if budget is not None and coder.size(coder.coded(better.encoded)) > budget:
+    if budget is not None and encoder.size(encoder.coded(better.encoded)) > budget:
         return fit
     better = replace(better, sigma=fit.sigma, divergence=calibration.divergence(better.encoded), untuned=untuned)
     return better if _is_sure(work.tuner.measure, fit.encoded, better.encoded) else fit
@@ -95,8 +97,8 @@ def _to_quality(work: "_ByParts", fit: Fit, quality: float, calibration: Calibra
         seconds *= 1 - share
         divergence = calibration.divergence(better.encoded)
         if divergence <= quality:
-            size = work.coder.size
-            smaller = size(work.coder.coded(better.encoded)) < size(work.coder.coded(fit.encoded))
+            size = work.encoder.size
+            smaller = size(work.encoder.coded(better.encoded)) < size(work.encoder.coded(fit.encoded))
             return replace(better, divergence=divergence, untuned=fit.untuned) if smaller else fit
         if not math.isfinite(divergence):
             break
@@ -115,11 +117,11 @@ class _ByParts:
     Args:
         jobs: of the file.
         tuner: of the module.
-        coder: of the file.
+        encoder: of the file.
     """
 
-    def __init__(self, jobs: Jobs, tuner: Tuner, coder: Coder) -> None:
-        self.jobs, self.tuner, self.coder = jobs, tuner, coder
+    def __init__(self, jobs: Jobs, tuner: Tuner, encoder: Encoder) -> None:
+        self.jobs, self.tuner, self.encoder = jobs, tuner, encoder
         changing = [
             jobs.by_name[name]
             for name in tuner.tunable(jobs.by_name)
@@ -134,16 +136,16 @@ class _ByParts:
 
     def run(self, exponent: float, budget: int | None, seconds: float) -> Fit:
         """Return the file at an exponent; the last part has another to meet a budget. It is ready after `seconds`."""
-        jobs, coder, tuner = self.jobs, self.coder, self.tuner
+        jobs, encoder, tuner = self.jobs, self.encoder, self.tuner
         changing = {job.name for part in (self.small, *self.parts) for job in part}
-        encoded = {**coder.encode([job for job in jobs.by_name.values() if job.name not in changing], exponent)}
+        encoded = {**encoder.encode([job for job in jobs.by_name.values() if job.name not in changing], exponent)}
         tuner.load({**jobs.assignment.tensors, **_decoded(encoded)})
         *first, last = self.parts or [[]]
         weights = _weights(self.parts)
         end = time.monotonic() + seconds
-        coder.meter.begin(len(jobs.by_name))
+        encoder.meter.begin(len(jobs.by_name))
         for index, part in enumerate(first):
-            some = coder.encode([self._now(job) for job in part], exponent)
+            some = encoder.encode([self._now(job) for job in part], exponent)
             encoded |= some
             tuner.load(_decoded(some))
             rest = [job.name for later in (*self.parts[index + 1 :], self.small) for job in later]
@@ -154,12 +156,12 @@ class _ByParts:
                 *(100 * _weights(self.parts[: index + 1]) / weights, untrained, trained),
             )
         small = [self._now(job) for job in self.small]
-        encoded |= coder.encode(small, exponent)
+        encoded |= encoder.encode(small, exponent)
         current = jobs.continued({job.name: self._now(job).tensor for job in last})
         rest_of = [current.by_name[job.name] for job in last]
         if budget is None or not any(isinstance(job.alone, Free) for job in rest_of):
-            return Fit(jobs.state({**encoded, **coder.encode(rest_of, exponent)}), 0, 2.0**exponent)
-        return fit_rest(current, coder, budget, encoded, exponent)
+            return Fit(jobs.state({**encoded, **encoder.encode(rest_of, exponent)}), 0, 2.0**exponent)
+        return fit_rest(current, encoder, budget, encoded, exponent)
 
     def _now(self, job: Job) -> Job:
         """Return the job of the trained tensor: by its rule, or as small tensors are stored."""
@@ -181,7 +183,7 @@ class _ByParts:
 
         def done() -> float:
             share = min((time.monotonic() - begin) / seconds, 1.0) if seconds > 0 else 1.0
-            self.coder.meter.show(shown + share * more)
+            self.encoder.meter.show(shown + share * more)
             return share
 
         return done

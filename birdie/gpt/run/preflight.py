@@ -245,7 +245,7 @@ def warm_up_coder(recipe: Recipe) -> float | None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "small.birdie"
-            save({"weight": weight}, path, scheme="int8", coder=recipe.export.coder)
+            save({"weight": weight}, path, scheme="int8", effort=recipe.export.effort)
             decoded = load_file(path)["weight"]
     except (BirdieError, OSError, ImportError, RuntimeError):
         return None

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from birdie.artifact import Beside, copies_of
 from birdie.checkpoints import order_field
 from birdie.compress import (
-    Coder,
+    Encoder,
     Meter,
     ModelState,
     Target,
@@ -109,7 +109,7 @@ def _quantized_training(work: Work, model: GPT) -> "FakeQuantization | StoredTra
     assert export.budget is not None
     return StoredTraining(
         model,
-        BudgetFile(parse_size(export.budget), export.pinned(), export.coder, metadata(work, Trained())),
+        BudgetFile(parse_size(export.budget), export.pinned(), export.effort, metadata(work, Trained())),
         lambda state: calibrate_gpt(recipe, state, recipe.calibration, device=context.device, symmetries=False).result,
         settings=recipe.qat,
         context=context,
@@ -220,10 +220,10 @@ def export(
     about = {"metadata": metadata(work, trained), "budget": budget, "copies": copies}
     beside = Beside({**about, "order": order_field(keys_of(model))}, groups=assignment.groups)
     meter = Meter(progress, _ROUNDS if target.searched and known is not None else 1)
-    coder = Coder(recipe.export.coder, beside.size, keeps_integers=known is not None, meter=meter)
+    encoder = Encoder(recipe.export.effort, beside.size, keeps_integers=known is not None, meter=meter)
     with threadpool_limits(1, "blas"):  # many threads code; BLAS with threads of its own would only disturb them
         meter.begin(len(assignment.tensors))
-        beside.write(path, fit(assignment, target, coder, known).encoded)
+        beside.write(path, fit(assignment, target, encoder, known).encoded)
     meter.finish()
     return path.stat().st_size
 

@@ -107,7 +107,7 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """Size, schemes and coder of the artifact that is exported from the trained weights."""
+    """Size, schemes and coding effort of the artifact that is exported from the trained weights."""
 
     budget: Annotated[
         str | None, Parameter(help="Maximum size of the artifact: 16MB = 16,000,000 bytes, 16MiB = 16,777,216.")
@@ -133,7 +133,7 @@ class ExportSettings:
         ),
     ] = ()
     int4_step: Annotated[int, Parameter(env_var="INT4_STEP", help="4 leaves 64 levels: int6.")] = 4
-    coder: Annotated[Effort, Parameter(help="Entropy coding effort: max (smallest) or fast.")] = "max"
+    effort: Annotated[Effort, Parameter(help="Entropy coding effort: max (smallest) or fast.")] = "max"
 
     def __post_init__(self) -> None:
         if self.budget is not None:
@@ -149,8 +149,8 @@ class ExportSettings:
             raise ConfigError(f"int4_step is {self.int4_step}; it must be from 1 to 64")
         if any(layer < 0 for layer in self.int4_layers):
             raise ConfigError(f"int4_layers is {self.int4_layers}; layers count from 0")
-        if self.coder not in ("max", "fast"):
-            raise ConfigError(f"coder is {self.coder!r}; choose max or fast")
+        if self.effort not in ("max", "fast"):
+            raise ConfigError(f"effort is {self.effort!r}; choose max or fast")
 
     def pinned(self) -> list[tuple[str, str]]:
         """Return (name pattern, spec) pairs that hold even under a budget."""

@@ -62,7 +62,7 @@ def quantized(module: nn.Module) -> None:
 
 def searched(module: nn.Module, **options: Any) -> None:
     file = io.BytesIO()
-    birdie.save(module, file, coder="fast", calibration=(module, batches(), loss), **options)
+    birdie.save(module, file, effort="fast", calibration=(module, batches(), loss), **options)
     state = birdie.load(file.getvalue())
     for name, buffer in module.named_buffers():
         if name in state:
@@ -136,7 +136,7 @@ def test_made_up_inputs_leave_a_module_as_it_was(
     torch.manual_seed(0)
     module = kind()
     earlier = picture(module)
-    birdie.save(module, io.BytesIO(), coder="fast", bits=12, calibration="synthetic", **options)  # type: ignore[arg-type]
+    birdie.save(module, io.BytesIO(), effort="fast", bits=12, calibration="synthetic", **options)  # type: ignore[arg-type]
     assert picture(module) == earlier
 
 

@@ -177,13 +177,13 @@ def test_a_loss_that_trains_calibrates_measures_and_tunes(case: str) -> None:
     build, loss = WORKING[case]
     module, data = build(), batches()
     file = io.BytesIO()
-    summary = birdie.save(module, file, coder="fast", quality=0.001, calibration=(module, data, loss))
+    summary = birdie.save(module, file, effort="fast", quality=0.001, calibration=(module, data, loss))
     assert summary.error is not None
     assert 0 < summary.error <= 0.001
     other = birdie.load(file.getvalue(), into=build())
     outputs = [one(data[-1][0]).detach() for one in (module, other)]
     assert float((outputs[0] - outputs[1]).norm() / outputs[0].norm()) < 0.5
-    tuned = birdie.save(module, io.BytesIO(), coder="fast", bits=8, tune=0.1, calibration=(module, data, loss))
+    tuned = birdie.save(module, io.BytesIO(), effort="fast", bits=8, tune=0.1, calibration=(module, data, loss))
     assert tuned.error is not None
     assert tuned.untuned is not None
     assert tuned.error <= tuned.untuned
@@ -263,8 +263,8 @@ def by_name(module: nn.Module, batch: Any) -> Tensor:
 )
 def test_batches_may_be_anything(data: Any, loss: Any) -> None:
     module = net()
-    birdie.save(module, io.BytesIO(), coder="fast", bits=8, tune=0.05, calibration=(module, data, loss))
-    birdie.save(module, io.BytesIO(), coder="fast", bits=8, calibration=(module, iter(list(data)), loss))
+    birdie.save(module, io.BytesIO(), effort="fast", bits=8, tune=0.05, calibration=(module, data, loss))
+    birdie.save(module, io.BytesIO(), effort="fast", bits=8, calibration=(module, iter(list(data)), loss))
 
 
 EMPTY = (torch.zeros(0, INPUTS), torch.zeros(0, dtype=torch.long))
@@ -331,7 +331,7 @@ def test_sparse_gradients_calibrate_and_tune_like_dense_ones(mode: str, sparse: 
     data = [(torch.randint(0, 64, (12, 4)), torch.randint(0, CLASSES, (12,))) for _ in range(6)]
     known = birdie.calibrate(module, data, nats)
     assert set(known.sensitivities) == {"table.weight", "head.weight"}
-    summary = birdie.save(module, io.BytesIO(), coder="fast", bits=6, tune=0.1, calibration=known)
+    summary = birdie.save(module, io.BytesIO(), effort="fast", bits=6, tune=0.1, calibration=known)
     assert summary.error is not None
     assert summary.untuned is not None
     assert summary.error <= summary.untuned

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.held_out import HeldOut
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.fit import fit, prefer_lower_error
 from birdie.compress.rate.jobs import jobs_of
 from birdie.compress.rate.search import Fit
@@ -33,11 +33,11 @@ def encode(
 ) -> EncodedState:
     settled = dict.fromkeys(tensors, parse_spec(spec))
     assignment = Assignment(tensors, {"tied": "first"}, settled, small={})
-    return fit(assignment, Target(), coder(), calibration).encoded
+    return fit(assignment, Target(), encoder(), calibration).encoded
 
 
-def coder() -> Coder:
-    return Coder("fast", workers=1, keeps_integers=True)
+def encoder() -> Encoder:
+    return Encoder("fast", workers=1, keeps_integers=True)
 
 
 def matrix() -> Tensor:
@@ -69,8 +69,8 @@ class Measured(CalibrationResult):
         return abs(float(encoded.decode()["first"]) - self.best)
 
 
-class ByExponent(Coder):
-    """Coder of one tensor, which holds the exponent, in a file of a size."""
+class ByExponent(Encoder):
+    """Encoder of one tensor, which holds the exponent, in a file of a size."""
 
     def encode(self, jobs: Any, exponent: float) -> dict[str, Any]:  # noqa: ARG002
         return {"first": Lossless().encode("first", torch.tensor([exponent]))}
@@ -83,9 +83,9 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     def kept(exponent: float, calibration: CalibrationResult, size: int = 99) -> float:
         tensors = {"first": torch.tensor([0.0])}
         jobs = replace(jobs_of(Assignment(tensors, {}, {}, {"first": Lossless()})), coarsest=0.0)
-        coder = ByExponent("fast", lambda _: size)
-        result = Fit(jobs.state(coder.encode(jobs.searched, exponent)), 100, 2.0**exponent)
-        return float(prefer_lower_error(jobs, result, coder, calibration).encoded.decode()["first"])
+        encoder = ByExponent("fast", lambda _: size)
+        result = Fit(jobs.state(encoder.encode(jobs.searched, exponent)), 100, 2.0**exponent)
+        return float(prefer_lower_error(jobs, result, encoder, calibration).encoded.decode()["first"])
 
     model = nn.Linear(2, 2)
     calibration = Measured({}, {}, HeldOut(model, [], lambda *_: torch.zeros(())), best=best)

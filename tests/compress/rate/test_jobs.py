@@ -11,7 +11,7 @@ from torch import Tensor
 from birdie.compress.coding import Coded, decode, with_integers
 from birdie.compress.prior import prior
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.jobs import COARSEST, FINEST, Jobs, assignments, jobs_of
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
@@ -159,7 +159,7 @@ def test_a_sample_is_weights_in_scales() -> None:
 
 def test_the_number_of_threads_changes_nothing() -> None:
     jobs = allocate(matrices(), sensitivities(), Trellis(4))
-    one, two = (Coder("fast", workers=workers).code(jobs.searched, -3.0) for workers in (1, 2))
+    one, two = (Encoder("fast", workers=workers).code(jobs.searched, -3.0) for workers in (1, 2))
     assert one == two
 
 
@@ -187,11 +187,11 @@ def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget
 def test_settled_tensors_are_encoded_by_their_scheme_at_any_exponent() -> None:
     weights = {"a": gaussian(8, 8), "b": gaussian(64, 64), "c": torch.arange(5), "d": gaussian(9)}
     assignment = Assignment(weights, {"e": "a"}, {"a": Grid(bits=4)}, {"c": Lossless()}, free=("b",), reserve=("d",))
-    jobs, coder = jobs_of(assignment), Coder("fast")
+    jobs, encoder = jobs_of(assignment), Encoder("fast")
     assert [job.name for job in jobs.searched] == ["b"]
     assert [job.name for job in jobs.rules] == ["a"]
-    fine, coarse = (jobs.state(coder.code([*jobs.by_name.values()], exponent)) for exponent in (-3.0, 0.0))
-    lossless = coder.code(jobs.lossless())
+    fine, coarse = (jobs.state(encoder.code([*jobs.by_name.values()], exponent)) for exponent in (-3.0, 0.0))
+    lossless = encoder.code(jobs.lossless())
     assert [tensor.scheme for tensor in fine.tensors.values()] == ["grid", "trellis", "lossless", "cast"]
     assert {name: tensor.scheme for name, tensor in lossless.items()} == dict.fromkeys("bcd", "lossless")
     assert all(fine.tensors[name] == coarse.tensors[name] for name in "acd")
@@ -232,18 +232,18 @@ class Kept:
 
 def test_what_is_kept_is_not_coded_again_at_the_same_exponent() -> None:
     jobs, kept = allocate(matrices()), Kept()
-    coder = Coder("fast", records=kept, workers=1)
-    first = coder.code(jobs.searched, -2.0)
-    assert coder.code(jobs.searched, -2.0) == first
+    encoder = Encoder("fast", records=kept, workers=1)
+    first = encoder.code(jobs.searched, -2.0)
+    assert encoder.code(jobs.searched, -2.0) == first
     assert kept.recalled == len(kept.records) == 3
-    coder.code(jobs.searched, -1.0)
+    encoder.code(jobs.searched, -1.0)
     assert len(kept.records) == 6
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_coded_tensor_opens_to_the_one_that_was_encoded(keep: bool) -> None:
     jobs = allocate(matrices())
-    coded = Coder("fast", keeps_integers=keep).code(jobs.searched, -2.0)
+    coded = Encoder("fast", keeps_integers=keep).code(jobs.searched, -2.0)
     for name, encoded in encode(jobs, -2.0).items():
         again = with_integers(coded[name])
         assert (coded[name].encoded is not None) == keep

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from birdie.compress.coding import Coded, decode, with_integers
 from birdie.compress.rate.assignment import Schemes, assign
-from birdie.compress.rate.encoding import Coder
+from birdie.compress.rate.encoding import Encoder
 from birdie.compress.rate.fit import fit as fit_state
 from birdie.compress.rate.jobs import FINEST, Jobs, assignments, jobs_of
 from birdie.compress.rate.search import ROUNDS, TINY, TOLERANCE, Fit, fit_budget
@@ -65,8 +65,8 @@ def nothing_is_coded() -> Iterator[None]:
         yield
 
 
-class Roughly(Coder):
-    """A coder whose estimates are wrong by a factor."""
+class Roughly(Encoder):
+    """A encoder whose estimates are wrong by a factor."""
 
     factor = 1.0
 
@@ -75,7 +75,7 @@ class Roughly(Coder):
         return self.factor * data, self.factor * tables
 
 
-def coder(workers: int | None = None, rough: float = 1.0) -> Coder:
+def encoder(workers: int | None = None, rough: float = 1.0) -> Encoder:
     rough_coder = Roughly("fast", entropy_bytes, workers, keeps_integers=True)
     rough_coder.factor = rough
     return rough_coder
@@ -86,12 +86,12 @@ def jobs(state: Mapping[str, torch.Tensor], schemes: Schemes | None = None) -> J
 
 
 def fit(state: Mapping[str, torch.Tensor], budget: int, schemes: Schemes | None = None) -> Fit:
-    return fit_budget(jobs(state, schemes), coder(), budget)
+    return fit_budget(jobs(state, schemes), encoder(), budget)
 
 
 def encode(state: Mapping[str, torch.Tensor], budget: int, *, rough: float = 1.0) -> EncodedState:
     target = Target(budget=budget)
-    return fit_state(assign(ModelState.of(state), None, target), target, coder(rough=rough)).encoded
+    return fit_state(assign(ModelState.of(state), None, target), target, encoder(rough=rough)).encoded
 
 
 def schemes_of(encoded: EncodedState) -> set[str]:
@@ -118,17 +118,17 @@ def test_a_search_on_some_rows_begins_where_the_size_of_all_rows_puts_it(monkeyp
     generator = torch.Generator().manual_seed(0)
     state = {f"{index}.w": torch.randn(512, 512, generator=generator) for index in range(8)}
     tried: list[float] = []
-    estimate = Coder.estimate
+    estimate = Encoder.estimate
 
-    def noted(self: Coder, jobs: Any, exponent: float = 0.0) -> Any:
+    def noted(self: Encoder, jobs: Any, exponent: float = 0.0) -> Any:
         tried.append(exponent)
         return estimate(self, jobs, exponent)
 
-    monkeypatch.setattr(Coder, "estimate", noted)
+    monkeypatch.setattr(Encoder, "estimate", noted)
     (option,) = assignments(assign(ModelState.of(state), None, Target(2**20)), 2**20)
     jobs = jobs_of(option)
     assert jobs.sampled(2**19, 64)[1] == dict.fromkeys(state, 4.0)  # a quarter of the rows is searched first
-    fit = fit_budget(jobs, coder(), 2**20)
+    fit = fit_budget(jobs, encoder(), 2**20)
     assert fit.sigma is not None
     assert len(tried) <= 3
     assert max(tried[1:]) - min(tried[1:]) < 0.5
@@ -181,7 +181,7 @@ def finest_bytes(state: Mapping[str, torch.Tensor]) -> int:
     """Return the bytes of the model with the finest scales there are, small matrices included."""
     assignment = assign(ModelState.of(state), None, Target(budget=1))
     finest = jobs_of(assignments(assignment, 1)[-1])
-    return entropy_bytes(finest.state(coder().code([*finest.by_name.values()], FINEST)))
+    return entropy_bytes(finest.state(encoder().code([*finest.by_name.values()], FINEST)))
 
 
 @pytest.mark.parametrize("kind", mostly_nightly(STATES, ("embedding", "one vector", "huge")))
@@ -246,5 +246,5 @@ def test_a_scheme_for_every_tensor_is_steered_by_its_scale() -> None:
 
 
 def test_the_same_budget_gives_the_same_choice_on_any_number_of_threads() -> None:
-    one, other = (fit_budget(jobs(model()), coder(workers), 12_345) for workers in (1, 4))
+    one, other = (fit_budget(jobs(model()), encoder(workers), 12_345) for workers in (1, 4))
     assert (one.sigma, one.bytes) == (other.sigma, other.bytes)

@@ -35,7 +35,7 @@ def save_artifact(
     )
     about = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "sha256": tokenizer.digest}
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": about, "steps": 1}
-    birdie.artifact.saving.save(GPT(recipe.model), path, coder="fast", metadata=metadata)
+    birdie.artifact.saving.save(GPT(recipe.model), path, effort="fast", metadata=metadata)
     return path
 
 

@@ -60,7 +60,7 @@ def model_of(recipe: Recipe) -> GPT:
 
 def save(recipe: Recipe, path: Path, **changes: Any) -> Path:
     metadata = {"model": "gpt", "recipe": recipe.to_dict() | changes, "tokenizer": None}
-    saving.save(model_of(recipe), path, lossless=True, coder="fast", metadata=metadata)
+    saving.save(model_of(recipe), path, lossless=True, effort="fast", metadata=metadata)
     return path
 
 

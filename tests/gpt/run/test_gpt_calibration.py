@@ -54,7 +54,7 @@ def recipe(data: DataSettings) -> Recipe:
         ),
         validation=ValidationSettings(every=0, max_tokens=500),
         calibration=CalibrationSettings(data="train", tokens=2048),
-        export=ExportSettings(coder="fast"),
+        export=ExportSettings(effort="fast"),
         run=RunSettings(checkpoint_every=0),
         device="cpu",
     )  # fmt: skip
@@ -263,7 +263,7 @@ def test_the_embedding_is_stored_by_its_own_scheme_with_and_without_a_budget(
 
 def compress(*arguments: object, ranks: int, folder: Path) -> int:
     """Run `birdie compress --offload`, calibrated on a run, in `ranks` processes; return the bytes of the file."""
-    tokens = [*map(str, arguments), "--calibration-tokens", "512", "--bits", "4", "--coder", "fast"]
+    tokens = [*map(str, arguments), "--calibration-tokens", "512", "--bits", "4", "--effort", "fast"]
     if ranks > 1:
         run_as_ranks(birdie_command, ("compress", *tokens, "--offload"), ranks, folder, {})
     else:

@@ -66,7 +66,7 @@ def test_a_recipe_without_late_techniques_says_nothing() -> None:
 LATE_RUN: dict[str, dict[str, Any]] = {
     "train": {"warmdown_iters": 0},
     "qat": {"bits": 6, "below": 0.5},
-    "export": {"coder": "fast"},
+    "export": {"effort": "fast"},
 }
 
 

@@ -140,7 +140,7 @@ def test_the_smallest_preset_of_the_baseline_learns_on(text: list[str], tmp_path
 def test_flags_override_the_preset_and_the_preset_overrides_the_recipe_if_there_is_one(
     recipe: list[str], text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--preset=smoke", *text, "--train.iterations", "2", "--export.coder", "fast"]
+    flags = ["--preset=smoke", *text, "--train.iterations", "2", "--export.effort", "fast"]
     answer = run_json(capsys, "train", *recipe, "--folder", tmp_path / "run", *flags)
     assert answer["steps"] == 2
     assert find(str(tmp_path / "run" / "recipe.toml")).recipe().model.model_dim == 64

@@ -187,12 +187,12 @@ def test_gaussian_bits_are_close_to_the_entropy() -> None:
 @pytest.mark.parametrize("scheme", ["int5", "ternary", "fp16"])
 def test_the_estimated_size_holds_for_an_artifact_of_gaussian_weights(scheme: str, tmp_path: Path) -> None:
     config = GPTConfig(vocab_size=256, num_layers=2, model_dim=128, num_heads=2, num_kv_heads=2)
-    recipe = Recipe(model=config, export=ExportSettings(scheme=scheme, coder="fast"))
+    recipe = Recipe(model=config, export=ExportSettings(scheme=scheme, effort="fast"))
     model = GPT(config)
     generator = torch.Generator().manual_seed(1)
     for p in model.parameters():
         torch.nn.init.normal_(p, generator=generator)
-    saved = birdie.save(model, tmp_path / "model.birdie", scheme=recipe.export.schemes(), coder="fast")
+    saved = birdie.save(model, tmp_path / "model.birdie", scheme=recipe.export.schemes(), effort="fast")
     estimate = artifact(recipe)
     assert estimate.bytes == pytest.approx(saved.bytes, rel=0.02)
     assert estimate.low < saved.bytes < estimate.high

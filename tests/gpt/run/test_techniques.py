@@ -47,7 +47,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
         ),
         validation=ValidationSettings(every=0, max_tokens=500),
         calibration=CalibrationSettings(data="own", tokens=320),
-        export=ExportSettings(coder="fast"),
+        export=ExportSettings(effort="fast"),
         run=RunSettings(checkpoint_every=0),
         device="cpu",
     )

@@ -172,7 +172,7 @@ def file(tmp_path: Path) -> Path:
         train=TrainSettings(train_batch_tokens=256, train_seq_len=32, accumulation=1, compute_dtype="float32"),
     )
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
-    save(tiny_gpt(260), tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
+    save(tiny_gpt(260), tmp_path / "model.birdie", lossless=True, effort="fast", metadata=metadata)
     return tmp_path / "model.birdie"
 
 

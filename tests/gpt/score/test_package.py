@@ -178,7 +178,7 @@ def artifact_file(tmp_path: Path) -> Path:
     )
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
     model = tiny(vocab_size=260, num_layers=1)
-    save(model, tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
+    save(model, tmp_path / "model.birdie", lossless=True, effort="fast", metadata=metadata)
     return tmp_path / "model.birdie"
 
 

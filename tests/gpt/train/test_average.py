@@ -258,7 +258,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
         ),
         average=AverageSettings("ema", ema_decay=0.7),
         validation=ValidationSettings(every=3, max_tokens=500),
-        export=ExportSettings(scheme="fp16", coder="fast"),
+        export=ExportSettings(scheme="fp16", effort="fast"),
         run=RunSettings(checkpoint_every=0),
         device="cpu",
     )

@@ -66,7 +66,7 @@ def test_the_loss_is_what_the_file_takes(transform: str, bits: float, tmp_path: 
         for weight in model.parameters():
             weight.normal_()
     spectral(model, transform=transform, init_bits=bits)
-    summary = birdie.save(model, tmp_path / "x.birdie", coder="max")  # the estimate is of this coder
+    summary = birdie.save(model, tmp_path / "x.birdie", effort="max")  # the estimate is of this coder
     held = sum(row.bytes for row in summary.tensors)
     assert 8 * held / summary.weights == pytest.approx(float(quantization_loss(model).detach()), rel=0.05)
 
@@ -129,5 +129,5 @@ def test_a_spectral_model_takes_no_calibration(tmp_path: Path) -> None:
     spectral(model, transform="dct")
     with pytest.raises(ConfigError, match="as it was trained"):
         birdie.save(
-            model, tmp_path / "x", bits=3, calibration=(model, [x], lambda net, batch: net(batch).sum()), coder="fast"
+            model, tmp_path / "x", bits=3, calibration=(model, [x], lambda net, batch: net(batch).sum()), effort="fast"
         )
