@@ -125,7 +125,7 @@ TRAINER = {"gpt", "golf", "lab", "web", "cli"}
 
 
 def test_the_trainer_enters_the_codec_by_its_doors() -> None:
-    """What stands above the codec imports what its packages offer in `__init__`, as anybody would."""
+    """Packages above the codec import from it what its packages offer in `__init__`, as anybody would."""
     pairs = {(module, source) for module in MODULES for source, _ in imported_names(module)}
     past = {
         (module, source)
