@@ -81,10 +81,9 @@ def _imported(content: bytes) -> tuple[tuple[str, bool], ...]:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             names += [homes[alias.name][0] for alias in node.names if alias.name in homes]
         imported += [(name, late) for name in names]
-        if not for_types(node):
-            late = late or isinstance(node, ast.FunctionDef)
-            children = ast.iter_child_nodes(node)  # no expression holds an import
-            queue += ((child, late) for child in children if not isinstance(child, ast.expr))
+        late = late or isinstance(node, ast.FunctionDef)
+        children = getattr(node, "orelse", []) if for_types(node) else ast.iter_child_nodes(node)
+        queue += ((child, late) for child in children if not isinstance(child, ast.expr))  # which holds no import
     return tuple(imported)
 
 

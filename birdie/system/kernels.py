@@ -64,7 +64,9 @@ class KernelCache(FunctionCache):
         """Return the compiled kernel for a signature, or None."""
         try:
             return super().load_overload(signature, context)  # type: ignore[no-untyped-call]
-        except Exception:  # whatever unpickling of a damaged file raises
+        except Exception:  # whatever unpickling of a damaged or outdated file raises
+            with suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
             return None
 
     def save_overload(self, signature: Any, result: Any) -> None:

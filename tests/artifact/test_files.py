@@ -352,7 +352,7 @@ def test_not_yet_and_not_there(tmp_path: Path) -> None:
     "entry",
     [
         Entry("w", 99, 11, (2, 2)),
-        Entry("w", 1, 99, (2, 2)),
+        Entry("w", 1, 63, (2, 2)),
         Entry("w", 1, 11, (2, 2)),
         Entry("w", 2, 8, (2, 2), (), (Stream(0, b""), Stream(0, b""))),
         Entry("w", 3, 11, (2, 2), (7,), (Stream(0, b""), Stream(0, b""))),

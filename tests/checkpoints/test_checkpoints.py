@@ -656,7 +656,7 @@ def test_tensors_of_other_classes_are_refused_with_the_way_out(tmp_path: Path) -
     """They are neither damaged nor replaced by stand-ins."""
     path = tmp_path / "x.pt"
     torch.save({"w": torch.zeros(4, 4).as_subclass(Subclass), "step": 1}, path)
-    with pytest.raises(WeightsError, match=r"\(tests\.artifact\.test_checkpoints\.Subclass\)"):
+    with pytest.raises(WeightsError, match=r"\(tests\.checkpoints\.test_checkpoints\.Subclass\)"):
         read_state_dict(path)
     for read in (read_checkpoint, lambda path: read_weights(path, skip_objects=True)):
         with pytest.raises(WeightsError, match="save plain tensors"):

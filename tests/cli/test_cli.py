@@ -599,7 +599,7 @@ def test_a_second_run_on_a_folder_fails_at_once_and_says_who_has_it(trained: Pat
 def test_a_signal_prints_json_and_leaves_nothing_half_written(
     number: signal.Signals, ask: Ask, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupted(_: object, path: Path, **__: object) -> None:
+    def interrupted(_: object, path: Path, *__: object, **___: object) -> None:
         with atomic_path(path) as temporary:
             temporary.write_bytes(b"half")
             os.kill(os.getpid(), number)

@@ -246,7 +246,7 @@ def test_a_number_has_one_owner_and_those_below_64_are_of_birdie(foreign: Callab
     with pytest.raises(ConfigError, match=r"'mine' and 'other'.*64"):
         registry.register(foreign("other", number=64))
     for number in (-1, 0, 5, 63, 65_536):
-        with pytest.raises(ConfigError, match=rf"'other'.* {number}.*64 to 65535"):
+        with pytest.raises(ConfigError, match=rf"'other'.* {number}.*64 to 65,535"):
             registry.register(foreign("other", number=number))
     assert registry.names()[-2:] == ("mine", "last")
 

@@ -11,5 +11,5 @@ from birdie.gpt.data.preparation import prepare
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
-    list(prepare(file_corpus([Path(__file__).with_name("test_packed.py")]), tokenizer="bytes", root=root))
+    list(prepare(file_corpus([Path(__file__).with_name("test_packed_script.py")]), tokenizer="bytes", root=root))
     return next((root / "datasets").iterdir())

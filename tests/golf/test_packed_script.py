@@ -133,9 +133,8 @@ def test_the_same_birdie_gives_the_same_bytes(packed: PackedScript, kind: Kind, 
 @pytest.mark.parametrize(
     ("tables", "module"),
     [
-        ({"train": {"fp8": "on"}}, "birdie/gpt/train/fp8.py"),
+        ({"train": {"fp8": True}}, "birdie/gpt/train/fp8.py"),
         ({"train": {"micro_batch_tokens": "auto"}}, "birdie/gpt/train/measured_batches.py"),
-        ({"train": {"step_graphs": True}}, "birdie/gpt/train/step_graph.py"),
         ({"qat": {"bits": 6}}, "birdie/small/qat/fake_quantization.py"),
         (
             {"qat": {"budget": True}, "export": {"budget": "1MB"}, "calibration": {"data": "train"}},

@@ -275,5 +275,5 @@ def test_a_long_chain_takes_the_memory_of_two_checkpoints(tmp_path: Path) -> Non
 
 def test_a_chain_beyond_the_limit_is_refused(chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "MOST", 2)
-    with pytest.raises(ArtifactError, match="more than 2 differences"):
+    with pytest.raises(ArtifactError, match="more than 2 deltas"):
         restore(chain / "step-4.birdie", tmp_path / "target")

@@ -45,7 +45,7 @@ def test_modules_of_a_listed_package_count() -> None:
     names = SCHEMES.values()
     modules = {Path(str(sys.modules[registry.decoder(name).layout.__module__].__file__)) for name in names}
     assert len(modules) == len(names)
-    assert modules <= set(source_files(PACKAGE / "artifact" / "load.py"))
+    assert modules <= set(source_files(PACKAGE / "artifact" / "loading.py"))
 
 
 def test_everything_that_is_loaded_is_counted() -> None:

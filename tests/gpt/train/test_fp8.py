@@ -75,8 +75,8 @@ def test_scores_are_those_of_the_float_model() -> None:
 
 @needs_torchao
 def test_it_learns_nearly_what_full_precision_learns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("birdie.gpt.train.training.fp8_supported", lambda *_: True)
-    monkeypatch.setattr("birdie.gpt.train.training.train_in_fp8", lambda model, _: emulate(model))
+    monkeypatch.setattr("birdie.gpt.train.fp8.fp8_supported", lambda *_: True)
+    monkeypatch.setattr("birdie.gpt.train.fp8.train_in_fp8", lambda model, _: emulate(model))
     plain, fp8 = ([step.loss for step in start(fp8=on, iterations=30)] for on in (False, True))
     assert plain != fp8
     assert sum(fp8[-10:]) == pytest.approx(sum(plain[-10:]), rel=0.01)

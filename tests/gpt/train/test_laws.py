@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.gpt.train import training as training_module
+from birdie.gpt.train import fp8 as fp8_module
 from birdie.gpt.train.bandit import BanditSettings
 from birdie.gpt.train.fp8 import train_in_fp8
 from birdie.gpt.train.settings import AverageSettings
@@ -103,8 +103,8 @@ def _stand_ins() -> Iterator[None]:
 def _set_stand_ins(replace: Callable[[Any, str, Any], None]) -> None:
     """Graphs of torch.compile are traced and not compiled; torchao emulates products in fp8."""
     replace(torch, "compile", partial(torch.compile, backend="eager"))
-    replace(training_module, "fp8_supported", lambda *_: True)
-    replace(training_module, "train_in_fp8", partial(train_in_fp8, emulate=True))
+    replace(fp8_module, "fp8_supported", lambda *_: True)
+    replace(fp8_module, "train_in_fp8", partial(train_in_fp8, emulate=True))
 
 
 class RandomBatches(TinyBatches):

@@ -85,7 +85,7 @@ def test_a_resumed_run_continues_in_the_shards(order: Order, warmup_steps: int, 
 
 def test_after_kill_9_the_curve_is_bit_identical(tmp_path: Path) -> None:
     """The process saves after every step and is killed at an arbitrary moment."""
-    with Program("-m", "tests.gpt.train.test_checkpoint", str(tmp_path)) as program:
+    with Program("-m", "tests.gpt.train.test_training_checkpoint", str(tmp_path)) as program:
         while "5\n" not in program.stdout:
             time.sleep(0.01)
         program.send_signal(signal.SIGKILL)
