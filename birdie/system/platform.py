@@ -141,12 +141,12 @@ def kill(process: "subprocess.Popen[Any]") -> None:
             process.kill()
 
 
-def end_this_process() -> None:
+def end_this_process(number: int = signal.SIGTERM) -> None:
     """Send this process a signal that ends it, for which Python's handler runs in the main thread."""
     if hasattr(os, "killpg"):
-        os.kill(os.getpid(), signal.SIGTERM)  # also wakes the main thread
+        os.kill(os.getpid(), number)  # also wakes the main thread
     else:  # where os.kill would end it without the handler
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
 
 
 # Memory
