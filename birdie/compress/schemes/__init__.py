@@ -35,7 +35,8 @@ def numbers() -> Mapping[int, str]:
         ConfigError: two have one number, or one is not of 1 to 63.
     """
     names: dict[int, str] = {}
-    for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
+    paths = [path for folder in __path__ for path in Path(folder).glob("*.py")]
+    for path in sorted(paths, key=lambda path: path.name):
         if match := _DECODER.search(path.read_text(encoding="utf-8")):
             name, number = match[1], int(match[2])
             if name != path.stem or not 0 < number < FOREIGN:
