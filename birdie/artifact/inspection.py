@@ -11,8 +11,8 @@ from birdie.artifact.summary import Summary, TensorSummary
 from birdie.system.file_objects import Input, source_of
 
 # Values that a core decodes to weights in a microsecond, by the coder of their stream (birdie.entropy.coder).
-_SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 125, 7: 160}
-_MIXED, _TILES = 5, 7  # those that "max" and "fast" choose for large matrices
+SPEEDS = {0: 10_000, 1: 2_000, 2: 200, 3: 15, 4: 100, 5: 5, 6: 160}
+_MIXED, _TILES = 5, 6  # those that "max" and "fast" choose for large matrices
 _DELTAS = 3  # the same, of exact deltas
 _SCALED, _TABLES = 7, 8  # forms of weights that are quantized already (birdie.compress.schemes.lossless)
 _UNKNOWN = 100  # speed of a coder that another version may have written
@@ -70,7 +70,7 @@ def inspect(path: Input) -> Summary:
 
 def load_seconds(effort: str, weights: int) -> float:
     """Return about the time that loading large matrices of an effort takes one core."""
-    return 1e-6 * weights / _SPEEDS[_MIXED if effort == "max" else _TILES]
+    return 1e-6 * weights / SPEEDS[_MIXED if effort == "max" else _TILES]
 
 
 def _seconds(entry: Entry) -> float:
@@ -79,7 +79,7 @@ def _seconds(entry: Entry) -> float:
         return 1e-6 * math.prod(entry.shape) / _DELTAS if entry.streams else 0.0
     planes = SCHEMES.get(entry.scheme) in ("lossless", "cast")
     coders = [stream.coder for stream in (entry.streams if planes else entry.streams[:1])]
-    return 1e-6 * math.prod(entry.shape) * sum(1 / _SPEEDS.get(coder, _UNKNOWN) for coder in coders)
+    return 1e-6 * math.prod(entry.shape) * sum(1 / SPEEDS.get(coder, _UNKNOWN) for coder in coders)
 
 
 _PARAMS = {_SCALED: 5, _TABLES: 2}  # number of parameters of these forms; a hostile header may have others

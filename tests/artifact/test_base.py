@@ -442,3 +442,14 @@ def test_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
             torch.set_num_threads(threads)
         files.append((tmp_path / "x").read_bytes())
     assert files[0] == files[1]
+
+
+def test_two_numbers_in_a_byte_are_stored_relative_to_a_base(tmp_path: Path) -> None:
+    """float4: torch counts pairs, and a base of such weights was once refused."""
+    words = torch.randint(0, 256, (2, 32, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    words[1, 1:] = words[0, 1:]
+    base, state = ({"w": one.view(torch.float4_e2m1fn_x2)} for one in words)
+    birdie.save(state, tmp_path / "x.birdie", lossless=True, base=base)
+    loaded = birdie.load(tmp_path / "x.birdie", base=base)["w"]
+    assert loaded.dtype == torch.float4_e2m1fn_x2
+    assert torch.equal(loaded.view(torch.uint8), words[1])

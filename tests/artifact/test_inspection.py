@@ -1,18 +1,21 @@
 """A summary names dtypes and schemes as torch and the registry do, and needs neither."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import birdie
-from birdie.artifact.container import Entry
+from birdie.artifact.container import DELTA, TENSOR, Entry, Stream, to_bytes
 from birdie.artifact.file import DTYPES, dtype_of
-from birdie.artifact.inspection import CASTS, stored_as
+from birdie.artifact.inspection import CASTS, SPEEDS, stored_as
 from birdie.compress.schemes.cast import CAST_DTYPES, SIXTEEN_BIT
-from birdie.entropy import hints
+from birdie.entropy import coder, hints
 from birdie.entropy.hints import EffortOption
 
 
@@ -74,3 +77,16 @@ def test_more_weights_and_a_slower_coder_take_longer_to_load(tmp_path: Path) -> 
 )
 def test_levels_of_quantized_weights_are_named(shape: tuple[int, ...], params: tuple[int, ...], text: str) -> None:
     assert stored_as(Entry("w", 1, 11, shape, params), {}) == text
+
+
+@given(st.sampled_from((TENSOR, DELTA)), st.integers(1, 10), st.lists(st.integers(-9, 9), max_size=6))
+def test_a_header_is_listed_whatever_parameters_it_has(kind: int, scheme: int, params: list[int]) -> None:
+    """They are read when the tensor is decoded; a short list was once an IndexError."""
+    entry = Entry("w", scheme if kind == TENSOR else 0, 11, (4, 6), tuple(params), (Stream(0, b""),), kind=kind)
+    (row,) = birdie.inspect(io.BytesIO(to_bytes([entry]))).tensors
+    assert (row.name, row.shape) == ("w", (4, 6))
+
+
+def test_speeds_are_known_of_every_coder() -> None:
+    """The numbers stand here without the coders, which import numba."""
+    assert SPEEDS.keys() == coder.NAMES.keys()
