@@ -321,6 +321,15 @@ def test_of_200_damaged_files_it_refuses_what_birdie_refuses(module: Path) -> No
     assert 100 < refused < 200
 
 
+def test_an_error_is_one_line_whatever_the_names_are(module: Path) -> None:
+    """A line break in the name of a tensor once made two lines of an error."""
+    names = ("a\nb", "a\r\n\u2028b", "\x1b[2K", "a" * 300)
+    files = [to_bytes([Entry(name, 1, 11, (4, 4), (), (Stream(0, b""),))]) for name in names]
+    for answer in by_node(module, files):
+        assert isinstance(answer, str)
+        assert re.fullmatch(r"[\x20-\x7e…−“”’]{10,500}", answer), answer
+
+
 def test_small_files_that_ask_for_much_are_refused_before_it_is_allocated() -> None:
     names = (
         *("unpacks to 64 MiB", "constant float32 of 4 GiB", "grid, groups of one", "low rank of rank 16,384"),
