@@ -144,6 +144,13 @@ def test_a_door_offers_what_it_says(package: str) -> None:
         assert getattr(import_module(package), name) is not None
 
 
+def test_what_is_replaced_behind_a_door_is_replaced_in_front_of_it_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("birdie.hub.transfer.download", None)
+        assert import_module("birdie.hub").download is None
+    assert import_module("birdie.hub").download is not None
+
+
 TRAINING_CORE = {"average", "banks", "loop", "micro_batches", "muon", "optimizers", "parallel_muon", "plan", "settings"}
 
 

@@ -10,7 +10,6 @@ Scientific Python's `lazy_loader` does the same from stub files (SPEC 1).
 """
 
 import ast
-import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -47,9 +46,7 @@ def door(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
     def get(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, original = names[name]
-        value = import_module(f"{module}.{original}") if module == package else getattr(import_module(module), original)
-        setattr(sys.modules[package], name, value)
-        return value
+        module, original = names[name]  # not kept here: whoever replaces it there replaces it for all
+        return import_module(f"{module}.{original}") if module == package else getattr(import_module(module), original)
 
     return get, lambda: sorted(names), sorted(names)
