@@ -332,7 +332,7 @@ class LoadOptions(Limits):
     cache_bytes: Annotated[
         int | None,
         Check(lambda name, value: whole_number(name, value, 0)),
-        Parameter(help="With lazy, most bytes of decoded tensors to keep; default 1.5 times the largest layer."),
+        Parameter(help="With lazy, most bytes of decoded tensors to keep; default: those of the largest."),
     ] = None
     prefix: Annotated[
         str,

@@ -187,7 +187,10 @@ class _TensorFile:
         with self._lock:
             self._file.seek(offset)
             while content:
-                content = content[self._file.readinto(content) :]
+                count = self._file.readinto(content)
+                if not count:
+                    raise OutputError(f"{self.path} was cut by another process; calibrate again")
+                content = content[count:]
         return tensor.to(device)
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Laws of calibration with files in place of memory: the sums of one in memory, to the bit, whatever the module is."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,12 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
             birdie.calibrate(*arguments, offload=tmp_path)
     with pytest.raises(OutputError, match="file"):
         birdie.calibrate(module, batches, loss, offload=tmp_path / "file")
+
+
+def test_a_file_that_is_cut_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    with Offload(tmp_path / "work", nn.Linear(2, 2), least=1) as offload:
+        held = offload.hold(torch.arange(64.0))
+        assert torch.equal(held(), torch.arange(64.0))
+        os.truncate(tmp_path / "work" / "activations", 100)
+        with pytest.raises(OutputError, match="activations was cut"):
+            held()
