@@ -162,6 +162,7 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
     if qat.budget:
         yield "birdie.small.stored_training"
     features = {
+        "birdie.gpt.train.bandit": recipe.bandit.every > 0,
         "birdie.gpt.train.fp8": recipe.train.fp8,
         "birdie.gpt.train.measured_batches": recipe.train.micro_batch_tokens == "auto",
         "birdie.gpt.model.mlp_kernels": recipe.train.fused_mlp,

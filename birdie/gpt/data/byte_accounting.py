@@ -124,10 +124,9 @@ class TokenDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrongDocument:
-    """A document whose bytes are not counted as its text has them: its number, from 1, and its positions with BOS."""
+    """A document whose bytes are not counted as its text has them: its number, from 1."""
 
     number: int
-    positions: slice
     table_bytes: int
     text_bytes: int
 
@@ -196,7 +195,7 @@ def check_bytes(
         by_table = int(counted_bytes(counts, tokens, part, tokenizer.bos_id).sum())
         by_text = len(tokenizer.decode(tokens[part]).encode())
         if by_table != by_text:
-            wrong.append(WrongDocument(number, part, by_table, by_text))
+            wrong.append(WrongDocument(number, by_table, by_text))
         table_bytes, text_bytes = table_bytes + by_table, text_bytes + by_text
         progress(end, len(tokens))
     return ByteCheck(len(begins), len(tokens), table_bytes, text_bytes, tuple(wrong))

@@ -22,8 +22,7 @@ from birdie.gpt.data.data_order import Order, unknown_order
 from birdie.gpt.model.config import GPTConfig
 from birdie.gpt.run.values import typed
 from birdie.gpt.score.settings import EvaluationSettings, ValidationSettings
-from birdie.gpt.train.bandit import BanditSettings
-from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings, comma_separated
+from birdie.gpt.train.settings import AverageSettings, BanditSettings, OptimizerSettings, TrainSettings, comma_separated
 from birdie.gpt.train.tables import TrainingTables
 from birdie.small import Qat
 

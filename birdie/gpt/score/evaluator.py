@@ -43,6 +43,15 @@ class Scored:
     report: TrainingReport | None
     losses: NDArray[np.float64] | None
 
+    def warnings(self, mode: ScoringMode, seconds: float, budget: float) -> tuple[str, ...]:
+        """Return warnings about an evaluation that took so many seconds; a budget of 0 is unlimited."""
+        warnings = []
+        if self.report is not None and not self.report.steps:
+            warnings.append(f"{mode.name} trained on nothing: all of the text is in one chunk; use smaller chunks")
+        if 0 < budget < seconds:
+            warnings.append(f"the evaluation took {seconds:,.0f} s, more than its budget of {budget:,.0f} s")
+        return tuple(warnings)
+
 
 def score(
     model: LanguageModel,

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from birdie.gpt.train.bandit import BanditSettings
-from birdie.gpt.train.settings import AverageSettings, OptimizerSettings, TrainSettings
+from birdie.gpt.train.settings import AverageSettings, BanditSettings, OptimizerSettings, TrainSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from birdie.gpt.train.average import Average
-from birdie.gpt.train.bandit import BanditPlan
 from birdie.gpt.train.compile_report import eager_pass
 from birdie.gpt.train.loop import Step, Trainer, tensors_of
 from birdie.gpt.train.micro_batches import BatchSource, Documents
@@ -106,10 +105,14 @@ class Training(Trainer):
         self._sizes = SizeReport(plan, context) if plan.staged or settings.mixed_seq_lens else None
         if self._sizes is not None and settings.mixed_seq_lens:
             notify(self._sizes.mixed_lengths())
+        if tables.bandit.every:
+            from birdie.gpt.train.bandit import BanditPlan
+
+            plan = BanditPlan(plan, tables.bandit)
         super().__init__(
             model,
             batches,
-            BanditPlan(plan, tables.bandit) if tables.bandit.every else plan,
+            plan,
             optimizers,
             Average(tables.average, tensors_of(model)),
             hooks=[*hooks, *([] if self._sizes is None else [self._sizes])],
@@ -220,7 +223,7 @@ class Training(Trainer):
         settings = self.plan.settings
         lines = [
             self.average.finish(),
-            self.plan.bandit.diagnostics() if isinstance(self.plan, BanditPlan) else None,
+            self.plan.diagnostics(),
             self._sizes.trained() if self._sizes is not None and settings.mixed_seq_lens else None,
         ]
         if settings.force_stop_step:
