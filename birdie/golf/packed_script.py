@@ -67,7 +67,6 @@ class PackedScript:
     """One Python file.
 
     Attributes:
-        script: the file.
         sources: path → text of each module that it unpacks, as the file has it.
         requirements: packages it needs, pinned to what is installed here, as lines of a requirements.txt.
         minified: False where python-minifier is not installed; the file is larger then.
@@ -248,7 +247,6 @@ def _bare(path: Path, absent: Collection[str] = ()) -> str:
     """Return the source of a module without comments, docstrings, what only type checkers read and what cannot run.
 
     Args:
-        path: of the module.
         absent: modules that the script leaves out: importing one raises an error, so nothing after it runs.
     """
     level = len(path.relative_to(PACKAGE).parts)

@@ -35,8 +35,6 @@ def check_table(table: ByteTable, tokenizer: Tokenizer, *, path: str | None = No
 
     Args:
         table: bytes of each id; rows beyond the vocabulary do not matter.
-        tokenizer: of the ids.
-        path: origin of the table.
 
     Raises:
         DataError: the table is shorter than the vocabulary.
@@ -82,11 +80,8 @@ def check_counts(
     """Return whether the bytes counted for `tokens` are those of their text.
 
     Args:
-        tokenizer: the tokenizer of the tokens.
         tokens: (N,) a stream.
         counts: a table, or the bytes of each token (N,), as a sidecar has them.
-        path: origin of the counts.
-        progress: reports tokens.
     """
     check = check_bytes(tokenizer, tokens, counts, progress=progress)
     source = "the table" if isinstance(counts, ByteTable) else "the sidecar"

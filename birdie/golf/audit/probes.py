@@ -1,11 +1,6 @@
 """Probes of a scorer that can be called: the prediction of a token must not depend on that token, nor on later ones.
 
-    probe          scorers under the contract of gpt.score.reference: predict the distribution, then reveal the token
-    probe_losses   functions: tokens (N + 1,) → nats (N,) of the targets, all at once
-
-A function that only gives the loss of the actual token can still be asked for its whole distribution: replace the
-target by each token of the vocabulary and sum the probabilities. That is how the n-gram caches were caught that blend
-the probability of the known token alone (parameter-golf#677, #978).
+Scorers keep the contract of gpt.score.reference: they predict the distribution of the next token, then are shown it.
 """
 
 import math
@@ -18,13 +13,8 @@ from birdie.golf.audit.rules import CAUSAL, NORMALIZED, ONE_PASS, RUNS, Finding
 from birdie.gpt.score.reference import TOLERANCE, Scorer
 from birdie.system.callbacks import Progress, no_progress
 
-Losses = Callable[[NDArray[np.int64]], NDArray[np.float64]]
-
 CLOSE = 1e-4
 """Nats by which losses may differ that ought to be equal: another batch shape changes float32 by as much."""
-EXACT = 4096
-"""Up to this vocabulary every token is tried as the target; above it SAMPLED of them, a lower bound of the sum."""
-SAMPLED = 256
 BORDERS = (16, 32, 48, 64, 128, 256, 512, 1024, 2048, 4096, 32_768)
 """Lengths of chunks and windows in use: positions around their multiples are always among those tried."""
 
@@ -46,10 +36,7 @@ def probe(
 
     Args:
         new_scorer: returns a scorer that has seen nothing.
-        vocabulary: size of the vocabulary.
-        tokens: a stream.
         positions: targets at which whole distributions are compared.
-        seed: of the replacement tokens.
         progress: reports predictions.
     """
     stream = np.asarray(tokens, dtype=np.int64)
@@ -74,92 +61,6 @@ def probe(
     except Exception as error:  # of foreign code
         return (Finding(RUNS, "fail", f"the scorer stopped with {_described(error)}", "probe"),)
     return tuple(findings)
-
-
-def probe_losses(
-    score: Losses, vocabulary: int, tokens: NDArray[np.integer], *, positions: int = 16, seed: int = 0
-) -> tuple[Finding, ...]:
-    """Probe a function that gives the nats (N,) of the targets of `tokens` (N + 1,), all of a `vocabulary`.
-
-    Args:
-        score: scores one run; state that it keeps between calls is found.
-        vocabulary: size of the vocabulary.
-        tokens: a stream.
-        positions: targets that are tried, those at borders of chunks and windows among them.
-        seed: of the choice of positions and of the replacement tokens.
-    """
-    stream = np.asarray(tokens, dtype=np.int64)
-
-    def losses(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        return _array(score(tokens.copy())).ravel()
-
-    try:
-        first = losses(stream)
-        count = _count(first, len(stream) - 1)
-        if count.result == "fail":
-            return (count,)
-        targets = _positions(len(stream) - 1, positions, seed)
-        repeated = _repeats(float(np.abs(losses(stream) - first).max()), len(first))
-        perturbed = _perturb(losses, stream, targets, vocabulary, np.random.default_rng(seed))
-        swapped = _swap_targets(losses, stream, targets, vocabulary, np.random.default_rng(seed))
-        return count, repeated, perturbed, swapped
-    except Exception as error:  # of foreign code
-        return (Finding(RUNS, "fail", f"scoring stopped with {_described(error)}", "probe"),)
-
-
-def _perturb(
-    losses: Losses, stream: NDArray[np.int64], targets: Sequence[int], vocabulary: int, rng: np.random.Generator
-) -> Finding:
-    """Change all tokens after a target: its loss and those before it must stay."""
-    first, largest, position = losses(stream), 0.0, targets[0]
-    for target in targets:
-        changed = stream.copy()
-        changed[target + 2 :] = _other_tokens(changed[target + 2 :], vocabulary, rng)
-        difference = float(np.abs(losses(changed)[: target + 1] - first[: target + 1]).max())
-        if difference > largest:
-            largest, position = difference, target
-    if largest > CLOSE:
-        evidence = f"losses up to target {position:,} change by up to {largest:.3g} nats when only later tokens change"
-        return Finding(CAUSAL, "fail", evidence, "probe")
-    evidence = f"all tokens after a target changed, at {len(targets)} targets, borders of chunks among them: losses up "
-    return Finding(CAUSAL, "pass", f"{evidence}to it differ by {largest:.1e} nats at most", "probe")
-
-
-def _swap_targets(
-    losses: Losses, stream: NDArray[np.int64], targets: Sequence[int], vocabulary: int, rng: np.random.Generator
-) -> Finding:
-    """Try each token of the vocabulary as a target: the probabilities must sum to 1."""
-    exact = vocabulary <= EXACT
-    if vocabulary > 64:  # a call per token: few targets where the vocabulary is large
-        targets = targets[:: max(1, len(targets) // max(2, 1024 // vocabulary))]
-    sums: dict[int, float] = {}
-    for target in targets:
-        tokens = np.arange(vocabulary)
-        if not exact:
-            tokens = np.unique(np.append(rng.choice(vocabulary, SAMPLED, replace=False), stream[target + 1]))
-        prefix = stream[: target + 1]  # a loss that depends on later tokens breaks another rule
-        sums[target] = sum(math.exp(-float(losses(np.append(prefix, token))[target])) for token in tokens)
-    name = f"all {vocabulary}" if exact else f"{SAMPLED} of {vocabulary}"
-    most, least = max(sums, key=sums.__getitem__), min(sums, key=sums.__getitem__)
-    wrong = [most] * (sums[most] > 1 + TOLERANCE) + [least] * (exact and sums[least] < 1 - TOLERANCE)
-    if wrong:
-        evidence = f"with {name} tokens as target {wrong[0]:,} in turn, their probabilities sum to {sums[wrong[0]]:.4g}"
-        return Finding(NORMALIZED, "fail", f"{evidence}, not to 1", "probe")
-    evidence = f"with {name} tokens in turn as each of {len(sums)} targets, probabilities sum to {sums[least]:.4f} to "
-    return Finding(NORMALIZED, "pass" if exact else "unknown", f"{evidence}{sums[most]:.4f}", "probe")
-
-
-def _count(nats: NDArray[np.float64], targets: int) -> Finding:
-    infinite = np.flatnonzero(~np.isfinite(nats))
-    if nats.shape != (targets,):
-        return Finding(ONE_PASS, "fail", f"{nats.size:,} losses were returned for {targets:,} targets", "probe")
-    if len(infinite):
-        evidence = f"{len(infinite):,} of {targets:,} losses are not finite, the first at target {int(infinite[0]):,}"
-        return Finding(ONE_PASS, "fail", evidence, "probe")
-    if nats.min() < -CLOSE:
-        evidence = f"the loss of target {int(nats.argmin()):,} is {nats.min():.4g} nats, a probability above 1"
-        return Finding(NORMALIZED, "fail", evidence, "probe")
-    return Finding(ONE_PASS, "pass", f"{targets:,} targets, {targets:,} finite losses", "probe")
 
 
 def _repeats(difference: float, targets: int) -> Finding:

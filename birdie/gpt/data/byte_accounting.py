@@ -37,7 +37,6 @@ class Escape:
     """A token after which an operator stands for itself.
 
     Attributes:
-        id: the token.
         bytes: (V,) int16, bytes that each token counts when escaped, in addition to its base bytes.
     """
 
@@ -137,7 +136,6 @@ class ByteCheck:
 
     Attributes:
         documents: number of decoded documents.
-        tokens: tokens of the stream.
         table_bytes: UTF-8 bytes according to the table, or to the sidecar.
         text_bytes: UTF-8 bytes of the decoded documents.
         wrong: documents where the two differ.
@@ -177,10 +175,7 @@ def check_bytes(
     is cut in the middle of a character is compared without the bytes of that character.
 
     Args:
-        tokenizer: the tokenizer of the tokens.
-        tokens: a stream.
         counts: the table, or the bytes of each token (N,), as a sidecar has them; None: the tokenizer's own table.
-        progress: reports tokens.
     """
     counts = tokenizer.byte_table() if counts is None else counts
     if not len(tokens):

@@ -49,9 +49,7 @@ class Evaluation:
         mode: the scoring mode, with its settings.
         settings: of the evaluation: those of the artifact's recipe with the changes of the request.
         method: what the mode did, in a few words.
-        dtype, device: of the arithmetic.
         diagnostics: what test-time training did, in one line; empty without it.
-        bytes: of the artifact.
         sidecar: True if a byte sidecar counted the bytes of text, not the tokenizer's table.
         seconds: by part: import, decode, compile, score, adapt (test-time training), other.
         warnings: about shards, tokenizer or recipe, and an exceeded time budget.
@@ -108,7 +106,6 @@ def evaluate(
     """Decode an artifact and score it; what the request leaves out comes from the recipe in the artifact.
 
     Args:
-        path: of the artifact.
         request: what to score, with which settings and where.
         world: ranks that share the work; all return the same score.
         notify: called with a line if the time budget will be exceeded, and about a package.

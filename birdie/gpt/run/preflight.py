@@ -38,8 +38,6 @@ class PreflightFacts:
     """Facts that one rank knows about its machine, its data and the recipe's kernels.
 
     Attributes:
-        device: type of the device.
-        ranks: number of ranks in all.
         local_ranks: number of ranks on this machine.
         cores: number of CPU cores that this process may use.
         memory: free bytes of the rank's device; None if unknown.

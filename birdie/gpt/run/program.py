@@ -132,11 +132,7 @@ def _validated(work: Work, run: Training) -> Validated:
 
 
 def finish(work: Work, run: Training, last: Validated | None) -> Trained:
-    """Put the average of the weights, if there is one, into the model; log active techniques and those without a step.
-
-    Args:
-        last: the last validation.
-    """
+    """Put the average of the weights into the model, if there is one; log what was active and what never began."""
     recipe, model, notify = work.recipe, run.model, work.context.notify
     assert isinstance(model, GPT)
     weights, averaged = str(run.average), run.average.terms > 0
@@ -185,7 +181,6 @@ def export(
     Args:
         trained: facts about the weights, for the metadata.
         budget: maximum bytes of the file; tensors that the recipe pins keep their schemes.
-        calibration: of these weights.
         progress: called with (done, total).
     """
     recipe, known = work.recipe, None if calibration is None else calibration.result

@@ -19,7 +19,6 @@ class RunData:
     """Data that a run reads.
 
     Attributes:
-        dataset: the shards.
         tokenizer: the tokenizer that made the shards.
         text: the validation split, or its beginning.
     """

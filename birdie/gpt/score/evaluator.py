@@ -34,7 +34,6 @@ class Scored:
     Attributes:
         score: the same on all ranks.
         method: what the mode did, in a few words.
-        report: of a mode that trains.
         losses: (N,) nats of this rank's targets, NaN for the others; None unless they were kept.
     """
 
@@ -73,7 +72,6 @@ def score(
         settings: of the evaluation; None: non-overlapping windows.
         mode: None: the one that the settings name.
         train_seq_len: sequence length of training.
-        device: of the model.
         batch_tokens: inputs in a batch over all ranks; at least one window a rank.
         world: ranks that share the work; all return the same score.
         progress: called with (targets done, total) of this rank.

@@ -142,7 +142,6 @@ class BanditPlan(Plan):
     """A plan whose learning rates have the factors of a bandit.
 
     Args:
-        plan: with the rates of the schedule.
         settings: of the bandit, with `every` above 0.
     """
 

@@ -75,7 +75,6 @@ class Plan:
     Args:
         settings: length and sizes of the run.
         optimizer: momentum and taper of weight decay.
-        rank: of this process.
         ranks: number of processes.
         packed: whether rows are longer than a sequence, so that only document bounds cut them.
 

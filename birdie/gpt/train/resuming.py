@@ -104,7 +104,6 @@ def require_optimizer(groups: Groups, state: Mapping[str, Tensor], step: int, *,
     Args:
         groups: the parameters, from `split_parameters`.
         state: of `Optimizers.full_state`.
-        step: finished steps.
         row_square: whether the state has that tensor of Muon's.
     """
     parameters = {name: p for members in groups.values() for name, p in members.items()}
@@ -140,7 +139,6 @@ def require_average(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], 
     Args:
         state: of `Average.state`.
         tensors: parameters and buffers of the model by name.
-        step: finished steps.
     """
     kinds = {key.partition("/")[0] for key in state}
     kind = next(iter(kinds), "")

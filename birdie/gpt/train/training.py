@@ -37,7 +37,6 @@ class Training(Trainer):
     Args:
         model: with `loss(ids, targets)`, the mean cross-entropy in nats. It is moved to the device.
         batches: this rank's loader.
-        tables: settings of the steps.
         context: device, ranks and log. Its `stop` is called after every step: True on any rank makes that step the last
             on all. None: one rank, where the model is.
         hooks: techniques that take part in the steps.
