@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from birdie.compress.calibration.calibrate import Where as Where
     from birdie.compress.calibration.calibrate import calibrate_module as calibrate_module
-    from birdie.compress.calibration.kl import kl as kl
     from birdie.compress.calibration.result import CalibrationResult as CalibrationResult
     from birdie.compress.filling import fill as fill
     from birdie.compress.rate.assignment import match as match

@@ -3,14 +3,16 @@
 Scorers keep the contract of gpt.score.reference: they predict the distribution of the next token, then are shown it.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from birdie.errors import RuleError
 from birdie.golf.audit.rules import CAUSAL, NORMALIZED, ONE_PASS, RUNS, Finding
-from birdie.gpt.score.reference import TOLERANCE, Scorer
+from birdie.gpt.score.reference import Scorer, check_distribution
 from birdie.system.callbacks import Progress, no_progress
 
 CLOSE = 1e-4
@@ -43,23 +45,26 @@ def probe(
     targets = _positions(len(stream) - 1, positions, seed)
     rng = np.random.default_rng(seed)
     try:
-        first = _predictions(new_scorer, stream, targets, progress)
-        if (problem := _invalid(first, vocabulary)) is not None:
-            return (Finding(NORMALIZED, "fail", problem, "probe"),)
-        error = max(abs(_logsumexp(prediction)) for prediction in first.values())
+        first = _predictions(new_scorer, stream, targets, vocabulary, progress)
+        error = max(abs(float(torch.logsumexp(prediction, 0))) for prediction in first.values())
         evidence = f"{len(targets)} distributions over {vocabulary} tokens sum to 1, |ln Σp| ≤ {error:.1e}"
         findings = [Finding(NORMALIZED, "pass", evidence, "probe")]
         middle = targets[len(targets) // 2]
         changed = stream.copy()
         changed[middle + 1 :] = _other_tokens(changed[middle + 1 :], vocabulary, rng)
-        second = _predictions(new_scorer, changed, [target for target in targets if target <= middle], progress)
+        before = [target for target in targets if target <= middle]
+        second = _predictions(new_scorer, changed, before, vocabulary, progress)
         difference = _difference(first, second)
         evidence = f"{len(second)} distributions before a change of all tokens from {middle + 1:,} on differ by "
         evidence += f"{difference:.1e} nats"
         findings.append(Finding(CAUSAL, "pass" if difference <= CLOSE else "fail", evidence, "probe"))
-        findings.append(_repeats(_difference(first, _predictions(new_scorer, stream, targets, progress)), len(targets)))
-    except Exception as error:  # of foreign code
-        return (Finding(RUNS, "fail", f"the scorer stopped with {_described(error)}", "probe"),)
+        again = _predictions(new_scorer, stream, targets, vocabulary, progress)
+        findings.append(_repeats(_difference(first, again), len(targets)))
+    except RuleError as error:
+        return (Finding(NORMALIZED, "fail", str(error), "probe"),)
+    except Exception as error:  # of a scorer of another package
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        return (Finding(RUNS, "fail", f"the scorer stopped with {reason}", "probe"),)
     return tuple(findings)
 
 
@@ -88,49 +93,28 @@ def _other_tokens(tokens: NDArray[np.int64], vocabulary: int, rng: np.random.Gen
 
 
 def _predictions(
-    new_scorer: Callable[[], Scorer], stream: NDArray[np.int64], targets: Sequence[int], progress: Progress
-) -> dict[int, NDArray[np.float64]]:
+    new_scorer: Callable[[], Scorer],
+    stream: NDArray[np.int64],
+    targets: Sequence[int],
+    vocabulary: int,
+    progress: Progress,
+) -> dict[int, Tensor]:
     """Return a new scorer's predictions of `targets`, ascending; each is asked for twice."""
     scorer = new_scorer()
     scorer.reveal(int(stream[0]))
-    predictions: dict[int, NDArray[np.float64]] = {}
+    predictions: dict[int, Tensor] = {}
     for position in range(targets[-1] + 1):
         prediction = scorer.predict()
         if position in targets:
-            predictions[position] = _array(prediction)
-            if not np.array_equal(predictions[position], _array(scorer.predict()), equal_nan=True):
+            predictions[position] = check_distribution(prediction, position).detach().cpu().double().clone()
+            if len(prediction) != vocabulary:
+                raise RuleError(f"target {position:,} got {len(prediction):,} log-probabilities, not {vocabulary:,}")
+            if not torch.equal(predictions[position], scorer.predict().detach().cpu().double()):
                 raise ValueError(f"predict() changes when it is asked again, at target {position:,}")
         scorer.reveal(int(stream[position + 1]))
         progress(position + 1, targets[-1] + 1)
     return predictions
 
 
-def _difference(one: dict[int, NDArray[np.float64]], other: dict[int, NDArray[np.float64]]) -> float:
-    return max(float(np.abs(one[target] - other[target]).max()) for target in other)
-
-
-def _array(values: object) -> NDArray[np.float64]:
-    detached = getattr(values, "detach", None)
-    return np.asarray(detached().cpu() if detached else values, dtype=np.float64).copy()
-
-
-def _invalid(predictions: dict[int, NDArray[np.float64]], vocabulary: int) -> str | None:
-    """Return why a prediction is no distribution over the vocabulary; None if all are."""
-    for target, prediction in predictions.items():
-        if prediction.shape != (vocabulary,):
-            return f"target {target:,} got an answer of shape {prediction.shape}, not {vocabulary} log-probabilities"
-        total = _logsumexp(prediction)
-        if not abs(total) <= TOLERANCE:
-            return f"the probabilities of target {target:,} sum to {math.exp(min(total, 700)):.6g}, not to 1"
-    return None
-
-
-def _logsumexp(logs: NDArray[np.float64]) -> float:
-    if np.isnan(logs).any():
-        return math.nan
-    top = float(logs.max())
-    return top + math.log(float(np.exp(logs - top).sum())) if math.isfinite(top) else top
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
+def _difference(one: dict[int, Tensor], other: dict[int, Tensor]) -> float:
+    return max(float((one[target] - other[target]).abs().max()) for target in other)
