@@ -6,10 +6,9 @@
 The probed scorer predicts token by token what `birdie evaluate` scores in batches; that the two agree is checked too.
 """
 
-import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,11 @@ from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of, token_losses, window_length
 from birdie.golf.audit.splits import complete_split
 from birdie.gpt.data.byte_accounting import ByteTable, Tokens
-from birdie.gpt.data.dataset import Dataset, open_dataset
+from birdie.gpt.data.dataset import open_dataset
 from birdie.gpt.model.gpt import GPT
 from birdie.gpt.run.evaluation import checked_text, load_gpt, open_validation
 from birdie.gpt.run.recipe_settings import Recipe
-from birdie.gpt.run.run_data import RunData
+from birdie.gpt.run.run_data import RunData, open_shards
 from birdie.system.callbacks import Progress, no_progress
 
 COMPARED = 32
@@ -41,8 +40,6 @@ BEYOND = 256
 """Most tokens after the first window that probes run over: an error at a border shows right behind it."""
 AGREE = 1e-3
 """Nats by which the two ways may differ: kernels sum in another order for other shapes."""
-
-_VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=_|\.)")  # in names of shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,31 +182,19 @@ def _check_text(text: RunData, recipe: Recipe, options: AuditOptions) -> Iterato
     if split is None:
         evidence = f"{targets:,} targets are not the challenge's whole split; a score on them compares with none there"
     yield Finding(rules.COVERAGE, "unknown" if split is None else "pass", evidence, "data", name)
-    train, certain = _training_shards(text.dataset, recipe, options)
+    train = _training_shards(recipe, options)
     if not train:
-        evidence = "there are no training shards beside the validation shards to compare with (--train)"
+        evidence = "the training shards are not known; name them (--train)"
         yield Finding(rules.OVERLAP, "unknown", evidence, "documents")
-        return
-    overlap = check_overlap(train, tokens, tokenizer.bos_id, progress=options.progress)
-    if overlap.result == "pass" and not certain:
-        evidence = f"{overlap.evidence}; whether the model was trained on these is not known"
-        overlap = replace(overlap, result="unknown", evidence=evidence)
-    yield overlap
+    else:
+        yield check_overlap(train, tokens, tokenizer.bos_id, progress=options.progress)
 
 
-def _training_shards(dataset: Dataset, recipe: Recipe, options: AuditOptions) -> tuple[tuple[Path, ...], bool]:
-    """Return the training shards of the options, of the recipe, or beside the validation shards.
-
-    And whether the model was trained on them, by somebody's word.
-    """
+def _training_shards(recipe: Recipe, options: AuditOptions) -> tuple[Path, ...]:
+    """Return the training shards of the options, or of the recipe where the text is the recipe's."""
     if options.train:
-        return tuple(open_dataset(train=options.train).train), True
-    if recipe.data.train and options.data is None:
-        try:
-            return tuple(open_dataset(train=recipe.data.train).train), True
-        except DataError:  # they are not on this machine
-            return (), False
-    val = dataset.val[0]
-    vocabulary = _VOCABULARY.findall(val.name)
-    shards = sorted(path for path in val.parent.glob("*_train_*.bin") if _VOCABULARY.findall(path.name) == vocabulary)
-    return tuple(shards), val.parent.resolve() == Path(recipe.data.path).resolve()
+        return open_dataset(train=options.train).train
+    if options.data is None or Path(options.data).resolve() == Path(recipe.data.path).resolve():
+        with suppress(DataError):  # they are not on this machine
+            return open_shards(recipe.data).train
+    return ()

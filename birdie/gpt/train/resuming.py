@@ -16,7 +16,7 @@ from birdie.gpt.train.bandit import Bandit
 from birdie.gpt.train.loop import tensors_of
 from birdie.gpt.train.muon import STATE
 from birdie.gpt.train.optimizers import Groups, split_parameters
-from birdie.gpt.train.tables import TrainingTables
+from birdie.gpt.train.settings import TrainingTables
 from birdie.gpt.train.training_checkpoint import TrainingCheckpoint
 
 STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {

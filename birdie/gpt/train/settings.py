@@ -5,7 +5,7 @@ They are separate from the code that acts on them, which imports torch: `birdie 
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -382,3 +382,20 @@ class BanditSettings:
     def plain(self) -> dict[str, Any]:
         """Return the settings as JSON restores them."""
         return {**dataclasses.asdict(self), "factors": list(self.factors)}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTables:
+    """Settings of a training.
+
+    Attributes:
+        train: length, batch, precision, schedules.
+        optimizer: learning rates and momenta.
+        average: of the weights, which is the result in place of the last ones.
+        bandit: varies the learning rates beside their schedule.
+    """
+
+    train: TrainSettings
+    optimizer: OptimizerSettings
+    average: AverageSettings = field(default_factory=AverageSettings)
+    bandit: BanditSettings = field(default_factory=BanditSettings)

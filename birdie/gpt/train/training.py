@@ -20,8 +20,8 @@ from birdie.gpt.train.loop import Step, Trainer, tensors_of
 from birdie.gpt.train.micro_batches import BatchSource, Documents
 from birdie.gpt.train.optimizers import Optimizers
 from birdie.gpt.train.plan import Plan, StepPlan, micro_steps
+from birdie.gpt.train.settings import TrainingTables
 from birdie.gpt.train.size_report import SizeReport
-from birdie.gpt.train.tables import TrainingTables
 from birdie.system.callbacks import Progress, StepHook, no_progress
 from birdie.system.context import Context
 from birdie.system.device import choose_dtype, dtype_name, make_current
