@@ -52,8 +52,8 @@ def probe(
         middle = targets[len(targets) // 2]
         changed = stream.copy()
         changed[middle + 1 :] = _other_tokens(changed[middle + 1 :], vocabulary, rng)
-        before = [target for target in targets if target <= middle]
-        second = _predictions(new_scorer, changed, before, vocabulary, progress)
+        earlier = [target for target in targets if target <= middle]
+        second = _predictions(new_scorer, changed, earlier, vocabulary, progress)
         difference = _difference(first, second)
         evidence = f"{len(second)} distributions before a change of all tokens from {middle + 1:,} on differ by "
         evidence += f"{difference:.1e} nats"
