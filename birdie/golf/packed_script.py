@@ -149,6 +149,9 @@ def _optional_modules(recipe: Recipe) -> Iterator[str]:
     """Yield the modules that a recipe asks for, of those that are imported inside functions or listed."""
     export, qat, mode = recipe.export, recipe.qat, recipe.evaluation.scoring_mode
     yield from ("birdie.gpt.model.loss_kernels", "birdie.compress.registry")
+    yield "birdie.compress.schemes.cast"  # of small tensors
+    if export.budget is not None:
+        yield "birdie.compress.schemes.trellis"  # of matrices that a search may coarsen
     specs = (spec for _, spec in export.schemes())
     for spec in (*specs, *([qat.spec] if qat.enabled else [])):
         scheme: Scheme | None = parse_spec(spec)
