@@ -1,6 +1,6 @@
 """Reference evaluator, token by token: `predict` returns the whole distribution, only then `reveal` gives the token.
 
-    scorer ── predict() ──► log-probabilities (V,), fixed ──► the loss of the next token, final
+    scorer ── predict() ──► log-probabilities (V,), fixed ──► reference_losses reads one entry, marks it in the ledger
        ▲                                                            │
        └────────────────────── reveal(token) ◄──────────────────────┘
 
@@ -15,12 +15,16 @@ import math
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.errors import ConfigError, RuleError
 from birdie.gpt.model.cache import Cache
 from birdie.gpt.model.gpt import GPT
+from birdie.gpt.score.ledger import Ledger
+from birdie.system.callbacks import Progress
 
 TOLERANCE = 1e-3
 """Largest absolute logarithm of a distribution's sum."""
@@ -36,6 +40,42 @@ class Scorer(Protocol):
     def reveal(self, token: int) -> None:
         """Take the next token of the stream; from now on the scorer may learn from it."""
         ...
+
+
+def reference_losses(
+    scorer: Scorer,
+    tokens: NDArray[np.integer],
+    *,
+    ledger: Ledger | None = None,
+    progress: Progress | None = None,
+) -> NDArray[np.float64]:
+    """Return the losses in nats of `tokens` (N + 1,) from the second on, (N,), as `scorer` predicts them.
+
+    Args:
+        scorer: a new one; the first token is revealed to it.
+        ledger: of N targets, in which each is marked when its loss is final; None: a private one.
+        progress: called with (targets done, total).
+
+    Raises:
+        RuleError: a prediction is not a distribution over a vocabulary that holds the token, or the scorer has declared
+            to the ledger that it learns from a target before its loss is final.
+    """
+    targets = len(tokens) - 1
+    ledger = Ledger(targets) if ledger is None else ledger
+    nats = np.empty(targets)
+    scorer.reveal(int(tokens[0]))
+    for position in range(targets):
+        token = int(tokens[position + 1])
+        logp = check_distribution(scorer.predict(), position)
+        if not 0 <= token < len(logp):
+            raise RuleError(f"target {position:,} is token {token}, outside the {len(logp)} that were predicted (C2)")
+        nats[position] = -float(logp[token])
+        ledger.score(position, position + 1)
+        scorer.reveal(token)
+        if progress is not None:
+            progress(position + 1, targets)
+    ledger.close()
+    return nats
 
 
 def check_distribution(logp: Tensor, position: int) -> Tensor:

@@ -24,10 +24,10 @@ from birdie.gpt.run.evaluation import Evaluation, evaluate
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.score.modes import streaming
 from birdie.gpt.score.modes.streaming import StreamingMode
+from birdie.gpt.score.reference import reference_losses
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import EvaluationSettings, ValidationSettings
 from birdie.gpt.train.settings import TrainSettings
-from tests.gpt.score.references import reference_losses
 
 BOS = 1
 LENGTH = 32

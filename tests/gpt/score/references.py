@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.errors import RuleError
 from birdie.gpt.model.gpt import GPT, GPTConfig
 from birdie.gpt.score.accumulator import Text
 from birdie.gpt.score.evaluator import Scored, score
@@ -21,7 +20,6 @@ from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import ScoringMode
 from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.modes.ttt_sgd import SGDSettings
-from birdie.gpt.score.reference import Scorer, check_distribution
 from birdie.gpt.score.settings import EvaluationSettings
 from birdie.gpt.score.ttt_documents import RowAdamW, new_adapters
 from birdie.gpt.score.window_losses import Windows
@@ -193,35 +191,3 @@ class LoRAScorer:
         window = self._document[begin:stop]
         window += window[-1:] * (stop - begin - len(window))
         return torch.tensor([window], device=self._model.tok_emb.weight.device)
-
-
-def reference_losses(
-    scorer: Scorer,
-    tokens: NDArray[np.integer],
-    *,
-    ledger: Ledger | None = None,
-) -> NDArray[np.float64]:
-    """Return the losses in nats of `tokens` (N + 1,) from the second on, (N,), as `scorer` predicts them.
-
-    Args:
-        scorer: a new one; the first token is revealed to it.
-        ledger: of N targets, in which each is marked when its loss is final; None: a private one.
-
-    Raises:
-        RuleError: a prediction is not a distribution over a vocabulary that holds the token, or the scorer has declared
-            to the ledger that it learns from a target before its loss is final.
-    """
-    targets = len(tokens) - 1
-    ledger = Ledger(targets) if ledger is None else ledger
-    nats = np.empty(targets)
-    scorer.reveal(int(tokens[0]))
-    for position in range(targets):
-        token = int(tokens[position + 1])
-        logp = check_distribution(scorer.predict(), position)
-        if not 0 <= token < len(logp):
-            raise RuleError(f"target {position:,} is token {token}, outside the {len(logp)} that were predicted (C2)")
-        nats[position] = -float(logp[token])
-        ledger.score(position, position + 1)
-        scorer.reveal(token)
-    ledger.close()
-    return nats

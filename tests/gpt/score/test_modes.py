@@ -21,7 +21,7 @@ from birdie.gpt.score.modes.ttt_lora import LoRAMode
 from birdie.gpt.score.modes.ttt_multi_phase import MultiPhaseMode
 from birdie.gpt.score.modes.ttt_sgd import SGDMode
 from birdie.gpt.score.ngram import NgramScorer
-from birdie.gpt.score.reference import Scorer, StreamScorer, WindowScorer
+from birdie.gpt.score.reference import Scorer, StreamScorer, WindowScorer, reference_losses
 from birdie.gpt.score.settings import MODES
 from birdie.gpt.score.sgd import SGDTrainer
 from birdie.gpt.score.window_losses import document_begins, per_document, sliding
@@ -35,7 +35,6 @@ from tests.gpt.score.references import (
     SGDScorer,
     documents,
     losses_of,
-    reference_losses,
     same_weights,
     scored,
     tiny_gpt,

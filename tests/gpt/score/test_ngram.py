@@ -17,7 +17,7 @@ from birdie.errors import ConfigError, DataError, RuleError
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import COUNTS, NgramSettings
 from birdie.gpt.score.ngram import HintTables, NgramHints, NgramScorer, _empty_tables, apply_bias, biased_losses, hints
-from tests.gpt.score.references import reference_losses
+from birdie.gpt.score.reference import reference_losses
 
 SMALL = NgramSettings(orders=(3, 2, 1), table_bits=14)  # no two contexts of four tokens share a slot
 streams = st.lists(st.integers(0, 3), min_size=1, max_size=120)

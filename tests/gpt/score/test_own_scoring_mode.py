@@ -25,13 +25,12 @@ from birdie.gpt.score.evaluator import score
 from birdie.gpt.score.ledger import Ledger
 from birdie.gpt.score.mode import NgramSettings, Scoring, ScoringMode
 from birdie.gpt.score.ngram import NgramScorer
-from birdie.gpt.score.reference import WindowScorer
+from birdie.gpt.score.reference import WindowScorer, reference_losses
 from birdie.gpt.score.request import EvaluationRequest
 from birdie.gpt.score.settings import MODES, EvaluationSettings, register
 from birdie.gpt.train.settings import TrainSettings
 from tests.device import DEVICE
 from tests.forked import run_python
-from tests.gpt.score.references import reference_losses
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "own_scoring_mode.py"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.errors import RuleError
-from tests.gpt.score.references import reference_losses
+from birdie.gpt.score.reference import reference_losses
 
 VOCABULARY = 5
 

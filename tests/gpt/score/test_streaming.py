@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from birdie.errors import ConfigError
 from birdie.gpt.score.modes.streaming import StreamingMode
-from birdie.gpt.score.reference import StreamScorer
+from birdie.gpt.score.reference import StreamScorer, reference_losses
 from birdie.gpt.score.window_losses import segments
-from tests.gpt.score.references import BOS, VOCABULARY, documents, losses_of, reference_losses, tiny_gpt
+from tests.gpt.score.references import BOS, VOCABULARY, documents, losses_of, tiny_gpt
 
 
 def text(length: int, begins: tuple[int, ...] = (), seed: int = 0) -> np.ndarray:
