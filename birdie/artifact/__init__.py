@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from birdie.artifact.coded_file import write_parameters as write_parameters
     from birdie.artifact.codes import SCHEMES as SCHEMES
     from birdie.artifact.codes import scheme_name as scheme_name
     from birdie.artifact.container import ALIAS as ALIAS
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from birdie.artifact.links import link_paths as link_paths
     from birdie.artifact.links import read_link as read_link
     from birdie.artifact.loading import load as load
-    from birdie.artifact.metadata import copies_of as copies_of
     from birdie.artifact.options import COMBINATIONS as COMBINATIONS
     from birdie.artifact.options import Limits as Limits
     from birdie.artifact.options import SaveOptions as SaveOptions
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from birdie.artifact.saving import save as save
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary
-    from birdie.artifact.write import Beside as Beside
 else:
     from birdie.system.door import door
 

@@ -146,8 +146,6 @@ def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Seq
 
     Args:
         file: the .birdie file.
-        summary: of the file.
-        form: of the output.
         link: name of the file whose checkpoint it is, of a link of a chain.
     """
     from birdie.artifact import Reader
