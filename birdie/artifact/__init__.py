@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from birdie.artifact.saving import save as save
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary
+    from birdie.artifact.summary_table import SummaryTable as SummaryTable
+    from birdie.artifact.summary_table import by_scheme as by_scheme
+    from birdie.artifact.summary_table import by_tensor as by_tensor
     from birdie.artifact.write import Beside as Beside
 else:
     from birdie.system.door import door

@@ -170,7 +170,7 @@ def write_model(
                 meter=Meter(update, _ROUNDS if target.searched and known is not None else 1),
             )
             encoder.meter.begin(len(assignment.tensors))
-            fitted = fit(assignment, target, encoder, known, tune=options.tune)
+            fitted = fit(assignment, target, encoder, known, tune=options.tuning)
             encoded = fitted.encoded
             if resume is not None and world.size > 1:
                 encoded = replace(encoded, tensors=resume.collect(world, encoded.tensors))

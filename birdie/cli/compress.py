@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from birdie.cli.account import listed, show_left_out, show_taken
+from birdie.cli.account import show_left_out, show_taken
 from birdie.cli.chains import compress_checkpoints, is_chain
 from birdie.cli.compress_flags import CompressFlags
 from birdie.cli.console import (
@@ -159,7 +159,7 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
                 options = flags.save_options(
                     lossless=lossless,
                     calibration=result,
-                    tune=0.0 if result is None else flags.tune,
+                    tune=0.0 if result is None else flags.tuning,
                     metadata=calibrate.metadata,
                     progress=update,
                 )
@@ -194,23 +194,8 @@ def _show(source: "Checkpoint", summary: "Summary", note: str | None, lossless: 
     show_left_out(source)
     if note is not None:
         print_line(note)
-    if summary.untuned is not None and summary.error is not None:
-        won = summary.error < summary.untuned or summary.nothing_to_tune
-        kept = "" if won else "; tuning won no more than chance, so the file is without it"
-        print_line(f"error on inputs kept apart: {summary.error:.4g}, without tuning {summary.untuned:.4g}{kept}")
-    if summary.nothing_to_tune:
-        print_line("nothing to tune: no weights are left to train beside the matrix that is encoded last")
-    if summary.control is not None:
-        print_line(str(summary.control))
-    if summary.uncalibrated:
-        print_line(f"no data reached: {listed(dict.fromkeys(summary.uncalibrated, 0))}")
-    if summary.otherwise:
-        otherwise = {row.name: row.bytes for row in summary.tensors if row.name in summary.otherwise}
-        print_line(f"lossless or in 16 bits, not quantized: {listed(otherwise)}")
-    if summary.not_kept:
-        print_line(f"not kept with weights alone: {', '.join(summary.not_kept)}")
-    if summary.rounded:
-        print_line(f"rounded to 16 bits: {summary.rounded:,} of {len(summary.tensors):,} tensors")
+    for line in summary.notes:
+        print_line(line)
     change = _change(input_bytes, summary.bytes, lossless)
     print_line(f"{size(input_bytes)} → {size(summary.bytes)} ({change}): {summary.path}")
     print_line(f"effort {summary.effort}: {_loading(summary)}")

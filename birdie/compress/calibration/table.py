@@ -31,6 +31,7 @@ from birdie.errors import ConfigError
 from birdie.system.callbacks import Progress, reporting
 from birdie.system.files import write_bytes
 from birdie.system.outputs import Kind, Source, require_output
+from birdie.system.text_table import as_text
 
 BITS = (2.0, 3.0, 4.0, 8.0)
 _SAMPLE = 1 << 16  # weights that tell at which scale a matrix takes so many bits
@@ -83,11 +84,9 @@ class SensitivityTable:
         for row in self.rows:
             increases = (f"{row.loss[bits]:.2e}" for bits in columns)
             lines.append((row.name, "×".join(map(str, row.shape)), f"{row.weights:,}", *increases))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(map(str.rjust, line, widths)) for line in lines]
         title = f"increase of the loss if one matrix alone is quantized, {self.unit}"
         unmeasured = [f"not measured: {', '.join(self.unmeasured)}"] if self.unmeasured else []
-        return "\n".join([title, *text, *unmeasured])
+        return "\n".join([title, as_text(lines), *unmeasured])
 
     def plot(self, path: Source, *, overwrite: bool = False) -> None:
         """Draw the increases, one row for each matrix, into an image: .png, .svg, .pdf.
