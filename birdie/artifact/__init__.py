@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from birdie.artifact.codes import SCHEMES as SCHEMES
     from birdie.artifact.codes import scheme_name as scheme_name
+    from birdie.artifact.comparison import TensorComparison as TensorComparison
+    from birdie.artifact.comparison import compare as compare
     from birdie.artifact.container import ALIAS as ALIAS
     from birdie.artifact.container import DELTA as DELTA
     from birdie.artifact.container import KIND as KIND
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from birdie.artifact.summary_table import SummaryTable as SummaryTable
     from birdie.artifact.summary_table import by_scheme as by_scheme
     from birdie.artifact.summary_table import by_tensor as by_tensor
+    from birdie.artifact.verification import damaged_tensors as damaged_tensors
     from birdie.artifact.write import Beside as Beside
 else:
     from birdie.system.door import door

@@ -23,26 +23,20 @@ def command(
     metadata: Annotated[
         bool, Parameter(negative=(), help="Also show the metadata of the artifact: its recipe, tokenizer and versions.")
     ] = False,
-    verify: Annotated[
-        bool, Parameter(negative=(), help="Of a chain: decode every link, and compare with the digests in it.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read.
 
     Of more than 4,096 tensors a row has all that are stored in the same way; --json lists each.
 
-    Of the folder of a chain of checkpoints every link is read: a table has the bytes of each, and says whether it is
-    intact, by its checksums or with --verify by decoding it, and which others need it. The exit code is 1 if one is
-    not intact.
+    Of the folder of a chain of checkpoints every link is read: a table has the bytes of each, and says whether its
+    checksums are right and which others need it. The exit code is 1 if one is not intact. `birdie verify` decodes.
     """
     if file.is_dir():
         if metadata:
             raise ConfigError(f"--metadata is for one file, and {file} is a folder; give a .birdie file in it")
-        show_chain(file, verified=verify, json=json)
+        show_chain(file, verified=False, json=json)
         return
-    if verify:
-        raise ConfigError(f"--verify is for the folder of a chain, and {file} is a file; drop it, or give the folder")
     from birdie.artifact import inspect
 
     summary = inspect(file)
