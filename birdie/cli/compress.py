@@ -51,9 +51,10 @@ def command(
     By default every matrix is quantized to eight bits over the range of each row, with error feedback; small tensors
     are stored in 16 bits where that is precise enough, else losslessly. --budget and --bits choose the precision of
     each tensor so that the file just fits; --quality chooses it so that the predictions change by no more than that.
-    With --calibrate the quantization scales follow the sensitivity of the loss, which makes files of the same quality
-    much smaller. For the folder of a model of transformers or diffusers inputs are made up instead (random tokens,
-    noise images), if --budget or --bits is given and the model fits in memory; --calibrate none turns that off.
+    With --calibrate, or --model and --data for a model of your own, the quantization scales follow the sensitivity of
+    the loss, which makes files of the same quality much smaller. For the folder of a model of transformers or diffusers
+    inputs are made up instead (random tokens, noise images), if --budget or --bits is given and the model fits in
+    memory; --calibrate none turns that off.
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
@@ -127,15 +128,16 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
     import torch
 
     from birdie.artifact import KIND, write_checkpoint
-    from birdie.gpt.run.calibrating import Request, calibrator
+    from birdie.gpt.run.calibrating import OwnCode, Request, calibrator
     from birdie.system.device import choose_device
     from birdie.system.distributed import process_group, world_from_environment
 
     ranks = world_from_environment().size
     flags.require_ranks(ranks)
     made_up = ranks == 1 and flags.makes_up_inputs
+    own = None if flags.model is None or flags.own_data is None else OwnCode(flags.model, flags.own_data, flags.loss)
     calibrate = calibrator(
-        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, made_up=made_up)
+        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, own, made_up=made_up)
     )
     device = choose_device(flags.device)
     assert flags.output is not None
@@ -152,7 +154,9 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
             where = folder if flags.offload else None
             result, note = calibrate(source.content, device=device, offload=where, world=world, progress=update)
         if result is None and flags.tune:
-            raise ConfigError(f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN'}")
+            raise ConfigError(
+                f"--tune has no inputs to train on; {note or 'add --calibrate TEXT_OR_RUN, or --model and --data'}"
+            )
         with bar(f"compressing {source.path.name}", "tensors") as update:
 
             def write(result: "CalibrationResult | None", overwrite: bool) -> "Summary":

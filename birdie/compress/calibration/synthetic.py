@@ -78,7 +78,7 @@ def synthetic_calibration(
         symmetries: whether units may be permuted.
     """
     made_up = example_inputs is None
-    batches = _made_up(module) if made_up else _listed(module, example_inputs)
+    batches = _made_up(module) if made_up else batches_of(module, example_inputs)
     return calibrate_on_inputs(module, batches, made_up=made_up, symmetries=symmetries)
 
 
@@ -267,7 +267,7 @@ def _are_logits(module: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
     return tensors[0].ndim == 4 and outputs.ndim == 2
 
 
-def _listed(module: nn.Module, example_inputs: Any) -> list[Inputs]:
+def batches_of(module: nn.Module, example_inputs: Any) -> list[Inputs]:
     """Return example inputs as batches on the device of the module, in the form that its forward function takes."""
     if isinstance(example_inputs, Tensor | Mapping | tuple) or not isinstance(example_inputs, Iterable):
         batches, loaded = [example_inputs], False
