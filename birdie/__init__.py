@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from birdie.artifact.repack import load_object as load_object
     from birdie.artifact.repack import save_object as save_object
     from birdie.artifact.saving import save as save
+    from birdie.artifact.size_curve import Curve as Curve
+    from birdie.artifact.size_curve import curve as curve
     from birdie.artifact.summary import Summary as Summary
     from birdie.compress.calibration.calibrate import calibrate as calibrate
     from birdie.compress.calibration.table import sensitivity as sensitivity

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from birdie.artifact.repack import write_checkpoint as write_checkpoint
     from birdie.artifact.safetensors_export import to_safetensors as to_safetensors
     from birdie.artifact.saving import save as save
+    from birdie.artifact.size_curve import Curve as Curve
+    from birdie.artifact.size_curve import CurvePoint as CurvePoint
+    from birdie.artifact.size_curve import curve as curve
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary
     from birdie.artifact.summary_table import SummaryTable as SummaryTable

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor, nn
 
-from birdie.compress import SUFFIXES, CalibrationResult, Where, calibrate_own, inputs_in
+from birdie.compress import SUFFIXES, CalibrationResult, Where, calibrate_own, fill, inputs_in
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
@@ -44,12 +44,12 @@ class OwnCode:
 
     Attributes:
         model: builds the module.
-        data: gives batches, or a file of inputs.
+        data: gives batches, or a file of inputs; None: nothing is calibrated.
         loss: of a batch; None: outputs are compared.
     """
 
     model: str
-    data: str
+    data: str | None = None
     loss: str | None = None
 
 
@@ -208,7 +208,10 @@ class OnOwnModel(Calibrator):
         if not isinstance(self.module, nn.Module):
             raise ConfigError(f"--model {own.model} gives a {type(self.module).__name__}; it has to return a module")
         self.loss = None if own.loss is None else imported("--loss", own.loss)
-        if is_code(own.data):
+        self.batches: Any = None
+        if own.data is None:
+            self.title = ""
+        elif is_code(own.data):
             given = imported("--data", own.data)
             self.batches = called("--data", own.data) if callable(given) else given
         elif Path(own.data).suffix in SUFFIXES:
@@ -227,7 +230,11 @@ class OnOwnModel(Calibrator):
 
     def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
         """Return the result."""
-        return calibrate_own(self.module, self.batches, self.loss, state, str(self.request.checkpoint), **where), None
+        source = str(self.request.checkpoint)
+        if self.batches is None:
+            fill(self.module, state, source)
+            return None, None
+        return calibrate_own(self.module, self.batches, self.loss, state, source, **where), None
 
 
 class OnMadeUpInputs(Calibrator):
