@@ -6,6 +6,8 @@ if TYPE_CHECKING:
     from birdie.artifact.coded_file import write_parameters as write_parameters
     from birdie.artifact.codes import SCHEMES as SCHEMES
     from birdie.artifact.codes import scheme_name as scheme_name
+    from birdie.artifact.comparison import TensorComparison as TensorComparison
+    from birdie.artifact.comparison import compare as compare
     from birdie.artifact.container import ALIAS as ALIAS
     from birdie.artifact.container import DELTA as DELTA
     from birdie.artifact.container import KIND as KIND
@@ -36,8 +38,15 @@ if TYPE_CHECKING:
     from birdie.artifact.repack import write_checkpoint as write_checkpoint
     from birdie.artifact.safetensors_export import to_safetensors as to_safetensors
     from birdie.artifact.saving import save as save
+    from birdie.artifact.size_curve import Curve as Curve
+    from birdie.artifact.size_curve import CurvePoint as CurvePoint
+    from birdie.artifact.size_curve import curve as curve
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary
+    from birdie.artifact.summary_table import SummaryTable as SummaryTable
+    from birdie.artifact.summary_table import by_scheme as by_scheme
+    from birdie.artifact.summary_table import by_tensor as by_tensor
+    from birdie.artifact.verification import damaged_tensors as damaged_tensors
 else:
     from birdie.system.door import door
 

@@ -168,7 +168,7 @@ def write_model(
                 beside,
                 write,
                 effort,
-                tune=options.tune,
+                tune=options.tuning,
                 workers=options.workers or _threads(world),
                 world=world,
                 records=resume,

@@ -43,7 +43,8 @@ def require_transformers_folder(folder: Path) -> None:
     if "model_type" not in _configuration(folder):
         raise ConfigError(
             f"a text or images calibrate the Hugging Face folder of a model, and {folder} has no config.json of one; "
-            "compress such a folder, or give a run or recipe to --calibrate"
+            "compress such a folder, give a run or recipe to --calibrate, or of a model of your own "
+            "--model FILE.py:NAME --data FILE.py:NAME"
         )
     _require_library("transformers")
 

@@ -3,6 +3,7 @@
 --calibrate TEXT      OnText           a language model in a Hugging Face folder
 --calibrate IMAGES    OnImages         an image classifier in a Hugging Face folder
 --calibrate RUN       OnRun            the GPT of a run or recipe
+--model, --data       OnOwnModel       any module, which the user's own code builds
 a target alone        OnMadeUpInputs   a model of transformers or diffusers, whose inputs are made up
                       WithoutData      anything else
 """
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from birdie.compress import CalibrationResult, Where
+from birdie.compress import SUFFIXES, CalibrationResult, Where, calibrate_own, fill, inputs_in
 from birdie.errors import ConfigError
 from birdie.gpt.data.tokenizer import load_tokenizer
 from birdie.gpt.run.gpt_calibration import artifact_metadata, calibrate_gpt
@@ -32,8 +33,24 @@ from birdie.hub import (
     reason_of,
     require_transformers_folder,
 )
+from birdie.system.own_code import called, imported, is_code
 
 Calibrated = tuple[CalibrationResult | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """Code of the user's own, each as FILE.py:NAME or package.module:NAME (`birdie.system.own_code`).
+
+    Attributes:
+        model: builds the module.
+        data: gives batches, or a file of inputs; None: nothing is calibrated.
+        loss: of a batch; None: outputs are compared.
+    """
+
+    model: str
+    data: str | None = None
+    loss: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +61,7 @@ class Request:
         checkpoint: path of a file or folder.
         source: a text, a folder of images, a run folder or a recipe; None: nothing of these.
         data, tokens: of the calibration of a run, or tokens of a text; None: the usual ones.
+        own: code that builds the module and loads the data.
         made_up: whether inputs may be made up.
     """
 
@@ -51,6 +69,7 @@ class Request:
     source: Path | None = None
     data: Literal["train", "own"] | None = None
     tokens: int | None = None
+    own: OwnCode | None = None
     made_up: bool = False
 
 
@@ -176,6 +195,48 @@ class OnRun(Calibrator):
         return calibrate_gpt(self.recipe, state, self.settings, **where).result, None
 
 
+class OnOwnModel(Calibrator):
+    """Calibration of a module that the user's own code builds, on batches that it loads or on inputs in a file."""
+
+    title, unit = "calibrating on your data", "batches"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.own is not None
+        own = request.own
+        self.module = called("--model", own.model)
+        if not isinstance(self.module, nn.Module):
+            raise ConfigError(f"--model {own.model} gives a {type(self.module).__name__}; it has to return a module")
+        self.loss = None if own.loss is None else imported("--loss", own.loss)
+        self.batches: Any = None
+        if own.data is None:
+            self.title = ""
+        elif is_code(own.data):
+            given = imported("--data", own.data)
+            self.batches = called("--data", own.data) if callable(given) else given
+        elif Path(own.data).suffix in SUFFIXES:
+            self.paths = [Path(own.data)]
+            self.batches = inputs_in(Path(own.data))
+        else:
+            raise ConfigError(
+                f"--data {own.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}); write a "
+                "function that returns batches"
+            )
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether there is such code."""
+        return request.own is not None
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
+        """Return the result."""
+        source = str(self.request.checkpoint)
+        if self.batches is None:
+            fill(self.module, state, source)
+            return None, None
+        return calibrate_own(self.module, self.batches, self.loss, state, source, **where), None
+
+
 class OnMadeUpInputs(Calibrator):
     """Calibration of a model, or of the parts of a pipeline, on inputs that are made up."""
 
@@ -214,7 +275,7 @@ class WithoutData(Calibrator):
 
 def calibrator(request: Request) -> Calibrator:
     """Return the kind of calibration that suits a request."""
-    for kind in (OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
+    for kind in (OnOwnModel, OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
         if kind.suits(request):
             return kind(request)
     raise ConfigError(
