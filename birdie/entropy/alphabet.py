@@ -106,10 +106,8 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
 
 def zero_symbol(alphabet: Alphabet, symbols: Symbols) -> int:
     """Return the symbol that magnitudes are counted from: that of the value 0, or the median if it lies elsewhere."""
-    some = np.ascontiguousarray(symbols[:: max(1, symbols.size // _MEDIAN_SAMPLE)])
-    counts = np.zeros(int(some.max()) + 1, np.int64)
-    _count(some.ravel(), counts)
-    median = int(np.searchsorted(np.cumsum(counts), some.size // 2, side="right"))
+    some = symbols[:: max(1, symbols.size // _MEDIAN_SAMPLE)].ravel()
+    median = int(np.searchsorted(np.cumsum(np.bincount(some)), some.size // 2, side="right"))
     nearest = int(np.abs(alphabet.values).argmin())
     return nearest if abs(nearest - median) <= alphabet.size // 8 else median
 
@@ -165,12 +163,6 @@ def _subtract(words, low, mask, offsets, counts):  # type: ignore[no-untyped-def
         offset = np.uint16((np.uint64(words[index]) - low) & mask)
         offsets[index] = offset
         counts[offset] += 1
-
-
-@njit(nogil=True, cache=True, _nrt=False)
-def _count(symbols, counts):  # type: ignore[no-untyped-def]
-    for symbol in symbols:
-        counts[symbol] += 1
 
 
 @njit(nogil=True, cache=True, _nrt=False)
