@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from birdie.compress.rate.assignment import assign as assign
     from birdie.compress.rate.assignment import match as match
     from birdie.compress.rate.assignment import parse_rules as parse_rules
-    from birdie.compress.rate.copies import merge_copies as merge_copies
     from birdie.compress.rate.encoding import Encoder as Encoder
     from birdie.compress.rate.encoding import Meter as Meter
     from birdie.compress.rate.fit import fit as fit
     from birdie.compress.rate.groups import group_tiny_tensors as group_tiny_tensors
+    from birdie.compress.rate.groups import merge_copies as merge_copies
     from birdie.compress.rate.target import Target as Target
     from birdie.compress.rate.target import parse_size as parse_size
     from birdie.compress.registry import decoder as decoder

@@ -77,7 +77,7 @@ class Assignment:
         exact: names of settled tensors that are lossless because they are no weights.
         quantized: names of settled matrices that are lossless because they are quantized already, and so small that a
             target allows it; a search may still coarsen them.
-        copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.copies).
+        copies: second names of `ties` whose tensors are equal and independent (birdie.compress.rate.groups).
         embeddings: names of tensors that the module looks up by tokens, as far as that is known.
         groups: name of a tensor → the tiny tensors of the model that it consists of (birdie.compress.rate.groups).
         meant: names of tensors of `SMALL` elements and more that are to be quantized, if their numbers allow it.
