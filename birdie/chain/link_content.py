@@ -30,17 +30,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class LinkContent:
-    """Content of a checkpoint; empty for what a link that stands alone is a delta to.
+    """Content of a checkpoint; empty for what a link that stands alone is a delta to."""
 
-    Attributes:
-        tensors: name → tensor.
-        other: name of a file → bytes around its tensors.
-        since: mapped file → its status when it was read.
-    """
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    other: Mapping[str, bytes] = field(default_factory=dict)
-    since: Mapping[Path, os.stat_result] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # name → tensor
+    other: Mapping[str, bytes] = field(default_factory=dict)  # name of a file → bytes around its tensors
+    since: Mapping[Path, os.stat_result] = field(default_factory=dict)  # mapped file → its status when it was read
 
     @property
     def paths(self) -> Collection[Path]:

@@ -35,17 +35,12 @@ _DIGITS = 19
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Numbers and networks of a checkpoint.
+    """Numbers and networks of a checkpoint."""
 
-    Attributes:
-        numbers: key path → integer, those of few keys first; in a folder the name of the file precedes it.
-        networks: the weights of each of its files; tensors are mapped.
-        problem: why a file of weights cannot be read; "" if it can, or is none.
-    """
-
+    # key path → integer, those of few keys first; in a folder the name of the file precedes it
     numbers: Mapping[str, int] = field(default_factory=dict)
-    networks: tuple[Network, ...] = ()
-    problem: str = ""
+    networks: tuple[Network, ...] = ()  # the weights of each of its files; tensors are mapped
+    problem: str = ""  # why a file of weights cannot be read; "" if it can, or is none
 
     @property
     def has_copies(self) -> bool:

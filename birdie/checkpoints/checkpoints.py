@@ -126,17 +126,11 @@ def read_weights(path: str | os.PathLike[str], *, keys: Sequence[str] = (), skip
 
 
 class Complete(NamedTuple):
-    """All of a file.
+    """All of a file."""
 
-    Attributes:
-        content: the object that torch.save wrote, or else the tensors by name.
-        left: name of each tensor that the index of shards does not read → its bytes.
-        notes: sentences on them.
-    """
-
-    content: Any
-    left: dict[str, int]
-    notes: tuple[str, ...]
+    content: Any  # the object that torch.save wrote, or else the tensors by name
+    left: dict[str, int]  # name of each tensor that the index of shards does not read → its bytes
+    notes: tuple[str, ...]  # sentences on them
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Complete:

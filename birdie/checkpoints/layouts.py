@@ -31,38 +31,25 @@ _DEEPEST, _LISTED = 16, 20
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The weights of a checkpoint, and what else it holds.
+    """The weights of a checkpoint, and what else it holds."""
 
-    Attributes:
-        state: name → tensor, with the prefixes that wrappers add to all of them.
-        taken: key paths of the dicts that were taken; none if the checkpoint is nothing but one.
-        at: keys of the dict that was taken, if it is one and all of them are texts.
-        others: key path of each other dict of tensors, which could be taken instead → bytes.
-        dropped: key path of everything beside the weights → bytes of the tensors there that `state` lacks.
-        notes: sentences on what was taken.
-    """
-
-    state: dict[str, Tensor]
-    taken: tuple[str, ...] = ()
+    state: dict[str, Tensor]  # name → tensor, with the prefixes that wrappers add to all of them
+    taken: tuple[str, ...] = ()  # key paths of the dicts that were taken; none if the checkpoint is nothing but one
+    # key path of each other dict of tensors, which could be taken instead → bytes
     others: dict[str, int] = field(default_factory=dict)
+    # key path of everything beside the weights → bytes of the tensors there that `state` lacks
     dropped: dict[str, int] = field(default_factory=dict)
-    at: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    at: tuple[str, ...] = ()  # keys of the dict that was taken, if it is one and all of them are texts
+    notes: tuple[str, ...] = ()  # sentences on what was taken
 
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """Weights that are meant.
+    """Weights that are meant."""
 
-    Attributes:
-        start: keys that name them.
-        at: keys to the weights there.
-        beginning: of their names in that dict; "" for all of it.
-    """
-
-    start: Keys
-    at: Keys
-    beginning: str = ""
+    start: Keys  # keys that name them
+    at: Keys  # keys to the weights there
+    beginning: str = ""  # of their names in that dict; "" for all of it
 
     @property
     def name(self) -> str:

@@ -33,13 +33,9 @@ _FAR_SMALLER = 8  # times that all of a difference must be smaller than a small 
 
 @dataclass(frozen=True, slots=True)
 class Delta(Numbers):
-    """The differences of a tensor to another, its base; to the last bit with a lossless scheme.
+    """The differences of a tensor to another, its base; to the last bit with a lossless scheme."""
 
-    Attributes:
-        base: elements → these of the base.
-    """
-
-    base: Callable[[slice], Tensor]
+    base: Callable[[slice], Tensor]  # elements → these of the base
 
     @property
     def is_delta(self) -> bool:
@@ -71,17 +67,11 @@ class Delta(Numbers):
 
 @dataclass(frozen=True, slots=True)
 class DeltaJob(Job):
-    """A tensor that is encoded as its difference to another.
+    """A tensor that is encoded as its difference to another."""
 
-    Attributes:
-        numbers: the differences.
-        job: that encodes them as if they were the tensor.
-        components: of the differences, if they may be stored as a product.
-    """
-
-    numbers: Delta
-    job: Alone
-    components: Callable[[], Components] | None = None
+    numbers: Delta  # the differences
+    job: Alone  # that encodes them as if they were the tensor
+    components: Callable[[], Components] | None = None  # of the differences, if they may be stored as a product
 
     @classmethod
     def of(cls, job: Alone) -> "DeltaJob":

@@ -28,17 +28,11 @@ _KIND, _LOW, _STEP, _SIZE, _GAP = 0, 1, 2, 3, 4  # contexts of the side informat
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """A mapping between values and symbols.
+    """A mapping between values and symbols."""
 
-    Attributes:
-        kind: AFFINE, LISTED or SPLIT.
-        values: value of each symbol (size,), rising; of a split alphabet the tokens themselves.
-        center: of a split alphabet, the value that is number 0: the median.
-    """
-
-    kind: int
-    values: NDArray[np.int64]
-    center: int = 0
+    kind: int  # AFFINE, LISTED or SPLIT
+    values: NDArray[np.int64]  # value of each symbol (size,), rising; of a split alphabet the tokens themselves
+    center: int = 0  # of a split alphabet, the value that is number 0: the median
 
     @property
     def size(self) -> int:

@@ -39,15 +39,10 @@ _MAX_TAPS = 8  # with a weight other than 0, per position
 
 @dataclass(frozen=True, slots=True)
 class RowPrediction:
-    """Prediction of rows from rows above and column means.
+    """Prediction of rows from rows above and column means."""
 
-    Attributes:
-        distances: (rows, REFERENCES) how many rows above each reference lies; 0 for none, and none after it.
-        weights: (rows, 1 + REFERENCES) of the column means and of each reference, in 1/ROW_UNIT.
-    """
-
-    distances: Integers
-    weights: Integers
+    distances: Integers  # (rows, REFERENCES) how many rows above each reference lies; 0 for none, and none after it
+    weights: Integers  # (rows, 1 + REFERENCES) of the column means and of each reference, in 1/ROW_UNIT
 
     def put(self, writer: SideWriter) -> None:
         """Write the prediction to the side information."""
@@ -85,15 +80,10 @@ class RowPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TapPrediction:
-    """Prediction of the weights of a convolution from their neighbors.
+    """Prediction of the weights of a convolution from their neighbors."""
 
-    Attributes:
-        kernel: height and width.
-        weights: (positions in the kernel, taps), in 1/TAP_UNIT; the taps are `tap_offsets(kernel)`.
-    """
-
-    kernel: tuple[int, int]
-    weights: Integers
+    kernel: tuple[int, int]  # height and width
+    weights: Integers  # (positions in the kernel, taps), in 1/TAP_UNIT; the taps are `tap_offsets(kernel)`
 
     def put(self, writer: SideWriter) -> None:
         """Write the prediction to the side information."""

@@ -34,17 +34,12 @@ _OTHERS: tuple[Source, ...] = ("assumed", "mixture")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Comparison of the sensitivities that a file may follow, on inputs kept apart.
+    """Comparison of the sensitivities that a file may follow, on inputs kept apart."""
 
-    Attributes:
-        kept: those that the file follows: by calibration, assumed, or the mean of both.
-        errors: error of each that was measured, at equal bytes: KL in nats per target, or a relative error.
-        note: why there is no comparison, or on what; empty for one on complete files.
-    """
-
-    kept: Source
+    kept: Source  # those that the file follows: by calibration, assumed, or the mean of both
+    # error of each that was measured, at equal bytes: KL in nats per target, or a relative error
     errors: dict[Source, float]
-    note: str = ""
+    note: str = ""  # why there is no comparison, or on what; empty for one on complete files
 
     def __str__(self) -> str:
         """Return one line for people."""

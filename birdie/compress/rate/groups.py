@@ -132,19 +132,12 @@ def group_tiny_tensors(assignment: Assignment) -> Assignment:
 
 @dataclass(frozen=True, slots=True)
 class _GroupKind:
-    """Properties that the tensors of a group share, beside shape and dtype.
+    """Properties that the tensors of a group share, beside shape and dtype."""
 
-    Attributes:
-        scheme: that is settled; None for those of a search.
-        searched: whether a search chooses the precision at first, or only if the budget is tight.
-        is_exact: whether the tensor is no weight.
-        otherwise: the scheme of a tensor that a search may coarsen and does not.
-    """
-
-    scheme: Scheme | None
-    searched: bool = False
-    is_exact: bool = False
-    otherwise: Scheme | None = None
+    scheme: Scheme | None  # that is settled; None for those of a search
+    searched: bool = False  # whether a search chooses the precision at first, or only if the budget is tight
+    is_exact: bool = False  # whether the tensor is no weight
+    otherwise: Scheme | None = None  # the scheme of a tensor that a search may coarsen and does not
 
 
 def _kinds(assignment: Assignment) -> dict[str, _GroupKind]:

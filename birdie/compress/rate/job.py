@@ -42,16 +42,13 @@ _NO_ROWS = np.zeros((0, 0), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of a tensor that are encoded.
+    """The numbers of a tensor that are encoded."""
 
-    Attributes:
-        name, tensor: of the file.
-        weight: as the scheme encodes it: a stack as one matrix, a long vector as rows without its tail, complex numbers
-            as real ones.
-    """
-
+    # name, tensor: of the file
     name: str
     tensor: Tensor
+    # as the scheme encodes it: a stack as one matrix, a long vector as rows without its tail, complex numbers as real
+    # ones
     weight: Tensor
 
     @property
@@ -172,14 +169,10 @@ class Job(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone(Job):
-    """A tensor that is encoded without regard to a base.
+    """A tensor that is encoded without regard to a base."""
 
-    Attributes:
-        numbers: that are encoded.
-        sensitivities: name → sensitivity by calibration; may read files, so it is asked when it is needed.
-    """
-
-    numbers: Numbers
+    numbers: Numbers  # that are encoded
+    # name → sensitivity by calibration; may read files, so it is asked when it is needed
     sensitivities: Mapping[str, Sensitivity] = field(default_factory=dict)
 
     @property
@@ -267,16 +260,11 @@ class Fixed(Alone):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free(Alone):
-    """A tensor whose scale the exponent sets.
+    """A tensor whose scale the exponent sets."""
 
-    Attributes:
-        factors: of error feedback.
-        level: log2 of the deviation and of the root of the sensitivity; unit: the mean of all levels.
-    """
-
-    factors: Feedback
-    level: float
-    unit: float
+    factors: Feedback  # of error feedback
+    level: float  # log2 of the deviation and of the root of the sensitivity
+    unit: float  # the mean of all levels
 
     def normalized(self, share: float) -> NDArray[np.float32]:
         """Return a share of the rows, divided by their scales at exponent 0, flat."""
@@ -322,14 +310,10 @@ class Free(Alone):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched(Free):
-    """A tensor that a trellis encodes.
+    """A tensor that a trellis encodes."""
 
-    Attributes:
-        trellis: of the file.
-        down_columns: whether paths of a trellis run down the columns only without calibration, which decodes faster.
-    """
-
-    trellis: Trellis
+    trellis: Trellis  # of the file
+    # whether paths of a trellis run down the columns only without calibration, which decodes faster
     down_columns: bool = True
 
     @property

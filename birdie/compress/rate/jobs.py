@@ -79,17 +79,11 @@ class _Shared(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of a file.
+    """The jobs of a file."""
 
-    Attributes:
-        assignment: of the tensors.
-        by_name: name → job.
-        coarsest: the largest exponent; the least is `FINEST`.
-    """
-
-    assignment: Assignment
-    by_name: Mapping[str, Job]
-    coarsest: float
+    assignment: Assignment  # of the tensors
+    by_name: Mapping[str, Job]  # name → job
+    coarsest: float  # the largest exponent; the least is `FINEST`
 
     @property
     def searched(self) -> list[Job]:

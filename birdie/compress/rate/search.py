@@ -61,27 +61,16 @@ _NARROW = 1 / 512  # octaves of the bracket at which a search for quality stops
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All tensors of a file that meets its target.
+    """All tensors of a file that meets its target."""
 
-    Attributes:
-        encoded: every tensor; coded, but for a quality.
-        bytes: size of the complete file, if that is the target; else 0.
-        sigma: typical scale in standard deviations; None if nothing was searched, or everything is lossless.
-        rounds: how many times the complete model was coded or measured.
-        divergence: KL in nats per target, if it was measured.
-        untuned: the same without tuning, if there was one.
-        nothing_to_tune: tuning was asked for, and there was nothing to train.
-        control: comparison with what is assumed, after a calibration.
-    """
-
-    encoded: EncodedState
-    bytes: int
-    sigma: float | None
-    rounds: int = 0
-    divergence: float | None = None
-    untuned: float | None = None
-    nothing_to_tune: bool = False
-    control: "Control | None" = None
+    encoded: EncodedState  # every tensor; coded, but for a quality
+    bytes: int  # size of the complete file, if that is the target; else 0
+    sigma: float | None  # typical scale in standard deviations; None if nothing was searched, or everything is lossless
+    rounds: int = 0  # how many times the complete model was coded or measured
+    divergence: float | None = None  # KL in nats per target, if it was measured
+    untuned: float | None = None  # the same without tuning, if there was one
+    nothing_to_tune: bool = False  # tuning was asked for, and there was nothing to train
+    control: "Control | None" = None  # comparison with what is assumed, after a calibration
 
 
 def fit_budget(jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None = None) -> Fit:
