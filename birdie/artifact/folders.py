@@ -93,7 +93,6 @@ def _is_own(target: Path, kept: Mapping[str, bytes]) -> bool:
     """Return whether a folder has content, all of which is birdie's: weights with its mark, and files kept as they are.
 
     Args:
-        target: the folder.
         kept: name → content of the files that will be there again.
     """
     if not target.is_dir():

@@ -239,8 +239,6 @@ def other_bytes(reader: Reader, stages: Sequence[Stage], limit: int | None = Non
     """Return name → the bytes around the tensors of each file of a checkpoint.
 
     Args:
-        reader: of its link.
-        stages: of the link.
         limit: most bytes of the files of one link, as of `birdie.artifact.kept_files.read`.
     """
     content, link = kept_files.read(reader, limit), link_in(reader)
@@ -260,7 +258,6 @@ def damage_of(path: Path, damage_of_bases: Mapping[str, Mapping[str, str]]) -> d
     that needs another link is that of the other one.
 
     Args:
-        path: of the link.
         damage_of_bases: name of each link of an earlier step → what this function returned of it.
 
     Returns:
@@ -306,7 +303,6 @@ def _stages(reader: Reader, names: Collection[str] | None, *, files: bool) -> li
     """Return what is needed of the links before that of a reader; those of which nothing is needed are not opened.
 
     Args:
-        reader: of the link.
         names: its tensors that will be decoded; None: all.
         files: whether the bytes around them are needed as well.
     """

@@ -59,7 +59,6 @@ def content_after(path: Path, base: LinkContent, base_link: Link | None) -> Link
     """Return the content of a link from that of its base.
 
     Args:
-        path: of the link.
         base: content of the link that it is a delta to.
         base_link: facts about that; None if it stands alone.
     """
@@ -134,8 +133,6 @@ def steadily(
     """Return what `read` reads of a chain; again if the chain changed meanwhile and the result is an error, or in part.
 
     Args:
-        folder: of the chain.
-        read: reads links.
         is_whole: tells whether nothing of a result is missing.
     """
     for attempt in range(_ATTEMPTS):

@@ -83,9 +83,7 @@ def step_inside(path: Path, numbered: Mapping[int, Path], facts: Callable[[Path]
     """Return the step of a checkpoint without one in its name, from what it holds; None if that does not tell.
 
     Args:
-        path: of the checkpoint.
         numbered: step → others of its run.
-        facts: reads a checkpoint.
     """
     inner, steps = facts(path), sorted(numbered)
     if key := step_key({step: facts(numbered[step]).numbers for step in _sample(steps)}, inner.numbers):

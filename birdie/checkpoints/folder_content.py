@@ -66,7 +66,6 @@ def read_folder(
     """Read a model folder; tensors are mapped.
 
     Args:
-        folder: the folder.
         keep: patterns of names of files to keep as they are, whatever their size.
         skip: patterns of names of files to leave out.
         complete: take all that a file of torch.save holds, and such files without weights of any size.

@@ -97,7 +97,6 @@ def scan(folder: Path, keep: Sequence[str] = (), skip: Sequence[str] = (), *, wi
     """Return what becomes of each file of a folder.
 
     Args:
-        folder: of a model.
         keep: patterns of names, "*.fp16.safetensors", of files to keep as they are.
         skip: patterns of names of files to leave out.
         with_objects: list large files of torch.save without weights, optimizers for example, instead of leaving them
@@ -246,8 +245,6 @@ def _use_index(
 
     Args:
         forms: by folder and name of the network.
-        root: the model folder.
-        index: the file.
         others: files that are kept as they are or left out.
     """
     base, kind, variant = _parts_of(index)

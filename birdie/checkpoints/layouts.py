@@ -60,7 +60,6 @@ def choose(content: Any, path: Path, wanted: Sequence[str] = ()) -> Choice:
     """Return the weights of an object that torch.save wrote.
 
     Args:
-        content: the object.
         path: its file, for error messages.
         wanted: key paths, "model.ema", of the dicts that are meant; several become one, with prefixes. A path that ends
             in a dot, "model.ema.", stands for the names that begin so; alone, it gives the rest of the names. None: the
@@ -160,7 +159,6 @@ def _leaves(content: Any, *, numbered: bool = False) -> Iterator[tuple[Keys, dic
     """Yield the keys to each dict with named tensors, and these; not those of optimizers, nor one dict twice.
 
     Args:
-        content: the object.
         numbered: take lists of tensors as well, and dicts with numbers for keys, as averages are often kept.
     """
     waiting: deque[tuple[Keys, Any]] = deque([((), content)])
@@ -335,11 +333,7 @@ def _beside(
     Memory that several tensors share counts where it occurs first. Also returns the key paths of what holds matrices.
 
     Args:
-        content: the object.
-        state: the tensors that were taken.
         leaves: keys to each dict of tensors.
-        keyed: keys that can be named.
-        picks: what was taken.
     """
     taken = {pick.at for pick in picks}
     parts = {pick.at for pick in picks if pick.beginning}

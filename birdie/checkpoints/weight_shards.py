@@ -41,7 +41,6 @@ def join(index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> Joined:
     """Return the tensors that an index names, each from its shard.
 
     Args:
-        index: the file.
         read: returns the tensors of a shard.
     """
     where, files = weight_map(index), shard_files(index)

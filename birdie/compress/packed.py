@@ -54,7 +54,6 @@ def packed_names(tensors: Mapping[str, Tensor], trained: Collection[str] = ()) -
     """Return the names of floats that say what the codes of a quantized matrix stand for.
 
     Args:
-        tensors: of a model.
         trained: names of parameters that require a gradient, which are weights whatever is beside them.
     """
     owners: dict[str, _Codes] = {}

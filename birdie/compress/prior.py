@@ -286,7 +286,6 @@ def equalized(rows: NDArray[Any], scales: NDArray[np.float64] | None) -> NDArray
     """Return rows (rows, columns) without columns of other scales, which may hold dust; rows of nothing else, divided.
 
     Args:
-        rows: of a weight.
         scales: (columns,) scales of columns, 1 for those that are alike; None: all are.
     """
     if scales is None:

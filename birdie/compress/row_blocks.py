@@ -100,7 +100,6 @@ def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> 
 
     Args:
         weight: the tensor; a stack as one matrix (`as_matrix`).
-        shape: of the tensor itself.
         by_rows: whether rows are encoded without regard to others, so that large tensors are cut; vectors likewise.
     """
     if weight.ndim == 1 and weight.numel() > LARGE and by_rows:  # as optimizers and sharded models keep them

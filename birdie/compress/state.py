@@ -141,7 +141,6 @@ def is_extra(name: Any, item: Any, of_module: bool) -> bool:
     """Return whether an item of a state dict is extra state of a module (`get_extra_state`), and no weight.
 
     Args:
-        name, item: of the state dict.
         of_module: it is that of a module, so whatever is no tensor is extra state.
     """
     named = isinstance(name, str) and name.rpartition(".")[2] == EXTRA_STATE

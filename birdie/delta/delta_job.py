@@ -168,10 +168,6 @@ def pays(weight: Tensor, base: Tensor) -> bool:
 
     The moments of an optimizer change by as much as they are large: of 12 million numbers of AdamW, 20 steps apart, the
     sample saves a quarter of the time to encode, and the bytes are the same.
-
-    Args:
-        weight: the tensor.
-        base: of the checkpoint before.
     """
     if weight.numel() != base.numel() or weight.dtype != base.dtype:
         return False

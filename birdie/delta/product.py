@@ -148,11 +148,9 @@ def cheaper(
 
     Args:
         name: for error messages.
-        weight: of which the difference is stored.
         base: of its shape and dtype.
         difference: of the two, float32.
         direct: returns the encoded difference, at `scale`, which takes most of the time.
-        components: of the difference.
         trellis: for the factors.
         scale: of a weight whose row and column have Fisher information 1.
     """

@@ -301,7 +301,6 @@ def _set_contexts(start, scales, column, band, row_sum, expected_sum, row_scale,
 
     Args:
         row_sum, expected_sum: sums over the row so far, of its symbols and of the energies of their columns.
-        row_scale: the scale of recent rows.
         left, left2: magnitudes of the two symbols before, in half symbols.
 
     Returns:

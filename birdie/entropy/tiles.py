@@ -227,11 +227,9 @@ def decode_weights(
     """Fill `out` (rows, columns), in scan order, with weights.
 
     Args:
-        stream: of numbers that are `exact`.
         factors: rows and columns in scan order.
         out: C-contiguous, words of the weights' size.
         kind: dtype of the weights.
-        threads: that decode tiles.
     """
     if max(-stream.lowest, stream.highest) > factors.most:
         raise ArtifactError(f"a number of a stream is beyond {factors.most}; the file is corrupt")

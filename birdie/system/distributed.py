@@ -168,9 +168,7 @@ def share_out(world: World, sizes: Mapping[K, int], work: Work[K, T]) -> dict[K,
     Every rank must call it with the same sizes. Results travel by pickle between ranks.
 
     Args:
-        world: the ranks.
         sizes: item → amount of work; items can be sorted.
-        work: done on this rank's items.
     """
     if world.size == 1:
         return work(list(sizes))
@@ -193,7 +191,6 @@ def send_to_main(world: World, source: int, pieces: Callable[[], Iterator[bytes]
     """Yield on rank 0 the bytes that rank `source` has, piece by piece; ranks 0 and `source` iterate, others need not.
 
     Args:
-        world: the ranks.
         source: another rank than 0.
         pieces: called there alone: the bytes, in pieces of any sizes.
         length: bytes in all.

@@ -42,7 +42,6 @@ def shrink(
     Args:
         known: name → sensitivity by calibration; without a number of samples it is not changed.
         weights: name → weight, of all of the model; a sensitivity without a weight is not changed.
-        names: of the sensitivities to yield.
         embeddings: names of weights that are known as such.
         least: share of the prior, at least.
     """

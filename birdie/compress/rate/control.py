@@ -59,10 +59,8 @@ def controlled(
     """Return the jobs and the fit with the lowest error; the fit says which that is.
 
     Args:
-        jobs: of the calibrated file.
         fit: of these; without an exponent nothing depends on sensitivities.
         other_jobs: returns the jobs by other sensitivities, or None if there are none.
-        encoder: of the file.
         budget: bytes the file may have.
         calibration: with inputs kept apart.
     """

@@ -80,7 +80,6 @@ def fit_budget(jobs: Jobs, encoder: Encoder, budget: int, *, start: float | None
     twice. It decides nothing.
 
     Args:
-        jobs: of the file.
         encoder: of the file; codes the model about four times, at most `ROUNDS` + 2.
         budget: bytes the file may have.
         start: exponent to begin with, if the model is known not to fit losslessly.
@@ -116,10 +115,7 @@ def fit_rest(jobs: Jobs, encoder: Encoder, budget: int, encoded: Mapping[str, Qu
     """Choose the exponent of some tensors so that the file lands just under `budget` bytes.
 
     Args:
-        jobs: of the file.
-        encoder: of the file.
         budget: bytes the file may have.
-        encoded: the other tensors.
         start: exponent to begin with.
     """
     coded = encoder.coded(EncodedState(dict(encoded), {})).tensors
@@ -136,7 +132,6 @@ def fit_quality(
     """Choose the coarsest exponent that costs at most `quality`, in nats of KL or whatever `difference` measures.
 
     Args:
-        jobs: of the file.
         encoder: encodes them once a round.
         quality: largest mean KL in nats per target.
         difference: mean KL of these tensors from the float model, or a relative error (calibration/kl.py).

@@ -195,7 +195,6 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     """Return the factors for a matrix (rows, columns); without sensitivity nothing is fed back and all weights are 1.
 
     Args:
-        sensitivity: of the matrix.
         rows, columns: shape of the matrix.
         output: whether errors are fed back to rows too, if the output covariance is known.
     """

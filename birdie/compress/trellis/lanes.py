@@ -120,7 +120,6 @@ def quantize(
 
     Args:
         weight: (rows, columns); divided by its scales it stays within `LARGEST`.
-        density: of the numbers of `weight`.
         row: scales of rows; 0 for a row that is left out, whose numbers are all 0. A path along rows has none.
         column: scales of columns.
         states: of the trellis, 4 or more; negative for one path along the rows.

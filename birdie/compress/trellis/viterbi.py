@@ -106,7 +106,6 @@ def quantize(
 
     Args:
         weight: (rows, columns), not changed.
-        factors: of feedback on both sides.
         row: scales of rows; 0 for a row that is left out, whose numbers are all 0.
         column: scales of columns.
         states: of the trellis; negative for one path along the rows, which must not have feedback.
