@@ -112,7 +112,7 @@ class DeltaJob(Job):
         def direct() -> Encoded:
             return job.encode_values(values, rows, exponent, draft=False)
 
-        scale = 2.0 ** (exponent + job.unit)
+        scale = 2.0 ** (exponent + job.mean_log_deviation)
         return cheaper(self.name, weight, base, values, direct, self.components(), job.own_trellis, scale)
 
     def key(self, rows: slice, exponent: float) -> str:

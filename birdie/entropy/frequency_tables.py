@@ -104,11 +104,6 @@ def _scratch(size: int, precision: int) -> Counts:
     return np.empty(2 * size + (1 << precision) + 2, np.int64)
 
 
-def knot_count(width: int, stride: int) -> int:
-    """Return the number of knots that a support of `width` symbols needs."""
-    return ((width - 1 + (1 << stride) - 1) >> stride) + 1
-
-
 def fit(counts: Counts, precision: int, *, newton: bool = False) -> tuple[Description, float]:
     """Return the cheapest description that was tried, and the bits of data and description together.
 

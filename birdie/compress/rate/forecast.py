@@ -273,11 +273,11 @@ def _figures_of_block(job: Job, rows: slice, look: _Look, coded: bool) -> _Figur
     less = _encode(job.alone.cut(halves), slice(None), look, True) if coded else None
     left = count / (_PARTS * step) - 1  # rows that are not looked at, in units of those that are
     lengths = [stream.length for stream in more.coded.streams]
-    unit = step / (step - step // 2)
+    factor = step / (step - step // 2)
     added, added_s = [more.weights, *(0 for _ in lengths[1:])], more.seconds
     if less is not None and len(less.coded.streams) == len(lengths):
-        added = [unit * (end - stream.length) for end, stream in zip(lengths, less.coded.streams, strict=True)]
-        added_s = unit * max(more.seconds - less.seconds, more.seconds / 4)  # or it was the first call of a kernel
+        added = [factor * (end - stream.length) for end, stream in zip(lengths, less.coded.streams, strict=True)]
+        added_s = factor * max(more.seconds - less.seconds, more.seconds / 4)  # or it was the first call of a kernel
     streams = [
         _Expected(stream.coder, b"", max(0, round(length + left * add)))
         for stream, length, add in zip(more.coded.streams, lengths, added, strict=True)

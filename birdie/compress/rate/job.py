@@ -263,16 +263,16 @@ class Free(Alone):
     """A tensor whose scale the exponent sets."""
 
     factors: Feedback  # of error feedback
-    level: float  # log2 of the deviation and of the root of the sensitivity
-    unit: float  # the mean of all levels
+    log_deviation: float  # log2 of the deviation and of the root of the sensitivity
+    mean_log_deviation: float  # of all matrices
 
     def normalized(self, share: float) -> NDArray[np.float32]:
         """Return a share of the rows, divided by their scales at exponent 0, flat."""
         step = max(1, round(1 / share)) if self.weight.ndim > 1 else 1
         some = self.numbers.every_nth_row(0, step) if self.weight.ndim > 1 else self.numbers.values()
         row_weight = self.factors.row_weight[::step]
-        unit = np.outer(row_weight**0.5, self.factors.column_weight**0.5) * 2.0**-self.unit
-        return np.asarray(finite_rows(self.name, some) * unit, dtype=np.float32).reshape(-1)
+        factor = np.outer(row_weight**0.5, self.factors.column_weight**0.5) * 2.0**-self.mean_log_deviation
+        return np.asarray(finite_rows(self.name, some) * factor, dtype=np.float32).reshape(-1)
 
     def sample(self, every: int, least: int) -> "Free":
         """Return the job of every n-th row, of at least so many rows: it can be measured, not decoded."""
@@ -296,11 +296,11 @@ class Free(Alone):
 
     def _sigma(self, exponent: float) -> float:
         """Return the scale in deviations of this tensor."""
-        return float(min(2.0 ** (exponent + self.unit - self.level), WIDEST))
+        return float(min(2.0 ** (exponent + self.mean_log_deviation - self.log_deviation), WIDEST))
 
     def _settings(self, rows: slice, exponent: float) -> str:
         factors = self.factors.of_rows(rows)
-        chosen = self._chosen, exponent + self.unit - self.level
+        chosen = self._chosen, exponent + self.mean_log_deviation - self.log_deviation
         return f"{chosen} {digest(factors.row_weight, factors.column_weight)}"
 
     @property
@@ -331,9 +331,9 @@ class Searched(Free):
         return replace(super(Searched, self)._with_rows(some, row_weight), down_columns=False)
 
     def _encode(self, values: Tensor, rows: slice, exponent: float, draft: bool) -> Encoded:
-        exponent += self.unit
+        exponent += self.mean_log_deviation
         if self.name not in self.sensitivities and not self.numbers.is_delta:
-            exponent = min(exponent, self.level + math.log2(WIDEST))
+            exponent = min(exponent, self.log_deviation + math.log2(WIDEST))
         factors = self.factors.of_rows(rows)
         return self.own_trellis.encode_with(self.name, values, factors, 2.0**exponent, draft=draft)
 
