@@ -55,7 +55,6 @@ def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
     """Return the files that a .birdie file keeps.
 
     Args:
-        reader: of the file.
         limit: most bytes of all; None: what tensors may take.
     """
     sizes = listed(reader.fields, reader.where)

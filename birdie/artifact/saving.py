@@ -32,8 +32,7 @@ from birdie.compress.calibration.result import CalibrationResult, calibrated_sta
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
 from birdie.compress.rate.assignment import Assignment, assign
-from birdie.compress.rate.copies import merge_copies
-from birdie.compress.rate.groups import group_tiny_tensors
+from birdie.compress.rate.groups import group_tiny_tensors, merge_copies
 from birdie.compress.state import EncodedState
 from birdie.compress.wrappers import unwrapped, without_prefixes
 from birdie.delta.delta_job import relative

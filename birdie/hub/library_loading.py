@@ -58,7 +58,6 @@ def load_model(folder: Path, tensors: int) -> Any:
     """Return the model of a folder in float32, of the class that its configuration names.
 
     Args:
-        folder: of the model.
         tensors: in the folder.
     """
     library, config = library_of(folder) or "transformers", _configuration(folder)
@@ -118,11 +117,8 @@ def load_part(
     """Return what a class of a library loads from a folder; nothing is downloaded, and no code of it is run.
 
     Args:
-        folder: of the model.
         kind: the class: "AutoTokenizer".
         noun: what it loads, for the error message.
-        library: that has the class.
-        options: of its `from_pretrained`.
     """
     try:
         with _no_progress_bar():

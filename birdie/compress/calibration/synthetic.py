@@ -390,9 +390,6 @@ def noise_images(channels: int, count: int, generator: torch.Generator, size: tu
     """Return noise of variance 1 whose amplitude falls with frequency, as in photographs; colors correlate.
 
     Args:
-        channels: of an image.
-        count: number of images.
-        generator: of the noise.
         size: height and width.
     """
     spectrum = torch.fft.rfft2(torch.randn(count, channels, *size, generator=generator, device="cpu"))
@@ -410,10 +407,7 @@ def noise_sounds(channels: int, length: int, count: int, generator: torch.Genera
     More channels than two are features, whose variance is 1.
 
     Args:
-        channels: of a sound.
         length: in samples, or in frames of features.
-        count: number of sounds.
-        generator: of the noise.
     """
     spectrum = torch.fft.rfft(torch.randn(count, channels, length, generator=generator, device="cpu"))
     frequency = torch.fft.rfftfreq(length, device="cpu").clamp_min(1 / 256)

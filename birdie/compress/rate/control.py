@@ -34,17 +34,12 @@ _OTHERS: tuple[Source, ...] = ("assumed", "mixture")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Comparison of the sensitivities that a file may follow, on inputs kept apart.
+    """Comparison of the sensitivities that a file may follow, on inputs kept apart."""
 
-    Attributes:
-        kept: those that the file follows: by calibration, assumed, or the mean of both.
-        errors: error of each that was measured, at equal bytes: KL in nats per target, or a relative error.
-        note: why there is no comparison, or on what; empty for one on complete files.
-    """
-
-    kept: Source
+    kept: Source  # those that the file follows: by calibration, assumed, or the mean of both
+    # error of each that was measured, at equal bytes: KL in nats per target, or a relative error
     errors: dict[Source, float]
-    note: str = ""
+    note: str = ""  # why there is no comparison, or on what; empty for one on complete files
 
     def __str__(self) -> str:
         """Return one line for people."""
@@ -64,10 +59,8 @@ def controlled(
     """Return the jobs and the fit with the lowest error; the fit says which that is.
 
     Args:
-        jobs: of the calibrated file.
         fit: of these; without an exponent nothing depends on sensitivities.
         other_jobs: returns the jobs by other sensitivities, or None if there are none.
-        encoder: of the file.
         budget: bytes the file may have.
         calibration: with inputs kept apart.
     """
