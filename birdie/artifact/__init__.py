@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from birdie.artifact.container import TENSOR as TENSOR
     from birdie.artifact.container import Entry as Entry
     from birdie.artifact.container import Reader as Reader
-    from birdie.artifact.content import Beside as Beside
     from birdie.artifact.file import File as File
     from birdie.artifact.file_forecast import LOSSLESS as LOSSLESS
     from birdie.artifact.file_forecast import forecast as forecast
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from birdie.artifact.saving import save as save
     from birdie.artifact.summary import Summary as Summary
     from birdie.artifact.summary import TensorSummary as TensorSummary
+    from birdie.artifact.write import Beside as Beside
 else:
     from birdie.system.door import door
 
