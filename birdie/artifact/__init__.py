@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from birdie.artifact.container import TENSOR as TENSOR
     from birdie.artifact.container import Entry as Entry
     from birdie.artifact.container import Reader as Reader
-    from birdie.artifact.content import Beside as Beside
     from birdie.artifact.file import File as File
     from birdie.artifact.file_forecast import LOSSLESS as LOSSLESS
     from birdie.artifact.file_forecast import forecast as forecast

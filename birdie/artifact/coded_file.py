@@ -16,10 +16,9 @@ from birdie.artifact.write import Beside
 from birdie.checkpoints.stored_order import order_field
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment, Schemes, assign
-from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Encoder, Meter, Records
 from birdie.compress.rate.fit import fit
-from birdie.compress.rate.groups import group_tiny_tensors
+from birdie.compress.rate.groups import group_tiny_tensors, merge_copies
 from birdie.compress.rate.search import Fit
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState, keys_of

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact import container
-from birdie.artifact.content import Beside
 from birdie.artifact.loading import load
 from birdie.artifact.options import QuantizeOptions, SaveOptions
 from birdie.artifact.saving import write_model
 from birdie.artifact.summary import Summary
+from birdie.artifact.write import Beside
 from birdie.compress.filling import fill
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import Encoder

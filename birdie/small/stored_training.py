@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact.content import Beside
+from birdie.artifact.write import Beside
 from birdie.checkpoints.stored_order import order_field
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.coding import decode, with_integers

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from birdie.artifact import container
-from birdie.artifact.content import Beside
+from birdie.artifact.write import Beside
 from birdie.checkpoints.stored_order import order_field
 from birdie.compress.calibration.result import calibrated_state, require_triple
 from birdie.compress.rate.assignment import assign

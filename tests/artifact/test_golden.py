@@ -24,9 +24,9 @@ from torch import Tensor
 import birdie
 from birdie.artifact import container
 from birdie.artifact.codes import SCHEMES
-from birdie.artifact.content import Beside
 from birdie.artifact.options import SaveOptions
 from birdie.artifact.saving import write_model
+from birdie.artifact.write import Beside
 from birdie.checkpoints import pytree
 from birdie.compress import registry
 from birdie.compress.coding import code
