@@ -187,11 +187,11 @@ def curve(
     files = _Files(unwrapped(model), metric, options, _Measured(folder), progress)
     value = files.value_of(model)
     if at_least is None:
-        given = [size_of("sizes", size) for size in sizes or ()] or [files.bytes_of(bits) for bits in BITS]
-        for size in given:
-            files.point(int(size or 0))
+        budgets = [size_of("sizes", size) for size in sizes or ()] or [files.bytes_of(bits) for bits in BITS]
+        for budget in budgets:
+            files.point(int(budget or 0))
         if not files.points:
-            raise BudgetError(f"no file has {max(int(size or 0) for size in given):,} bytes; give larger sizes")
+            raise BudgetError(f"no file has {max(int(size or 0) for size in budgets):,} bytes; give larger sizes")
         return files.curve(value, None)
     if not value >= at_least:
         raise ConfigError(f"the float model has {value:.6g} by the metric, less than at_least={at_least:g}")

@@ -114,7 +114,7 @@ class Summary:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say about a compression, a sentence each: errors, and what is not as it was asked for."""
+        """Sentences about a compression: its errors, and what is not as it was asked for."""
         notes = []
         if self.untuned is not None and self.error is not None:
             won = self.error < self.untuned or self.nothing_to_tune

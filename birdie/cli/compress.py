@@ -135,9 +135,9 @@ def _compress(source: "Checkpoint", flags: CompressFlags, lossless: bool) -> "tu
     ranks = world_from_environment().size
     flags.require_ranks(ranks)
     made_up = ranks == 1 and flags.makes_up_inputs
-    own = None if flags.model is None or flags.own_data is None else OwnCode(flags.model, flags.own_data, flags.loss)
+    code = None if flags.model is None or flags.own_data is None else OwnCode(flags.model, flags.own_data, flags.loss)
     calibrate = calibrator(
-        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, own, made_up=made_up)
+        Request(source.path, flags.data, flags.calibration_data, flags.calibration_tokens, code, made_up=made_up)
     )
     device = choose_device(flags.device)
     assert flags.output is not None

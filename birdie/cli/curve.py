@@ -1,4 +1,4 @@
-"""`birdie curve`: bytes of a model against a measure of one's own, and the smallest file that holds it."""
+"""`birdie curve`: bytes of a model against a measure of one's network, and the smallest file that holds it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +44,7 @@ def command(
     plot: Annotated[Path | None, Parameter(help="Draw the curve into an image: .png, .svg or .pdf.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure files of several sizes by a metric of your own, or search for the smallest that holds a value of it.
+    """Measure files of several sizes by a metric of your network, or search for the smallest that holds a value of it.
 
     Every file is made in memory, decoded, and given to the metric as the module that --model builds. The last line is
     the command that writes the smallest file.
@@ -57,11 +57,11 @@ def command(
         raise ConfigError("--loss is of the batches; add --data, or drop it")
     measure = imported("--metric", metric)
     source = open_checkpoint(checkpoint)
-    own = OnOwnModel(Request(source.path, own=OwnCode(model, data, loss)))
+    network = OnOwnModel(Request(source.path, code=OwnCode(model, data, loss)))
     with source.mapped():
-        known, _ = own(source.content)
-    found = curve(
-        own.module,
+        known, _ = network(source.content)
+    result = curve(
+        network.module,
         measure,
         sizes=None if sizes is None else [parse_size(size) for size in sizes.split(",")],
         at_least=at_least,
@@ -70,17 +70,17 @@ def command(
         progress=lambda point: log(_line(point)),
     )
     if plot is not None:
-        found.plot(plot)
+        result.plot(plot)
     if json:
-        print_json({"path": str(checkpoint), **found.to_json(), "plot": None if plot is None else str(plot)})
+        print_json({"path": str(checkpoint), **result.to_json(), "plot": None if plot is None else str(plot)})
         return
-    print_line(str(found))
+    print_line(str(result))
     if plot is not None:
         print_line(f"plot: {plot}")
-    if found.smallest is not None:
+    if result.smallest is not None:
         calibration = "" if data is None else f" --model {model} --data {data}" + (f" --loss {loss}" if loss else "")
         name = checkpoint.with_suffix(".birdie").name
-        print_line(f"write it: birdie compress {checkpoint} -o {name} --budget {found.smallest.budget}{calibration}")
+        print_line(f"write it: birdie compress {checkpoint} -o {name} --budget {result.smallest.budget}{calibration}")
 
 
 def _line(point: "CurvePoint") -> str:

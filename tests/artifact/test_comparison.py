@@ -65,8 +65,8 @@ def test_every_damaged_tensor_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert damaged_tensors(path, Limits()) == {}
     assert run(build_app, ["verify", str(path)]) == 0
     data = bytearray(path.read_bytes())
-    place = len(data) - birdie.inspect(path).tensors[0].bytes // 2  # "up" is the last entry
-    data[place] ^= 1
+    position = len(data) - birdie.inspect(path).tensors[0].bytes // 2  # "up" is the last entry
+    data[position] ^= 1
     assert damaged_tensors(bytes(data), Limits()).keys() == {"up"}
     path.write_bytes(data)
     capsys.readouterr()

@@ -32,19 +32,19 @@ def nearness(module: nn.Module, exact: list[torch.Tensor]) -> float:
 
 
 def test_every_size_is_measured_from_its_file(model: nn.Module, exact: list[torch.Tensor], tmp_path: Path) -> None:
-    before = copy.deepcopy(model.state_dict())
-    found = birdie.curve(model, lambda module: nearness(module, exact), sizes=[3_000, "4kB", 8_000], effort="fast")
-    assert [point.budget for point in found.points] == [3_000, 4_000, 8_000]
-    values = [point.value for point in found.points]
+    original = copy.deepcopy(model.state_dict())
+    result = birdie.curve(model, lambda module: nearness(module, exact), sizes=[3_000, "4kB", 8_000], effort="fast")
+    assert [point.budget for point in result.points] == [3_000, 4_000, 8_000]
+    values = [point.value for point in result.points]
     assert values == sorted(values)
-    for point in found.points:
+    for point in result.points:
         assert birdie.save(model, tmp_path / "x.birdie", budget=point.budget).bytes == point.bytes <= point.budget
         decoded = birdie.load(tmp_path / "x.birdie", into=copy.deepcopy(model))
         assert nearness(decoded, exact) == point.value
-    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
-    assert found.smallest is None
-    assert len(str(found).splitlines()) == 1 + len(found.points) + 1
-    assert json.loads(json.dumps(found.to_json()))["points"][0]["bytes"] == found.points[0].bytes
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in original.items())
+    assert result.smallest is None
+    assert len(str(result).splitlines()) == 1 + len(result.points) + 1
+    assert json.loads(json.dumps(result.to_json()))["points"][0]["bytes"] == result.points[0].bytes
 
 
 @pytest.mark.parametrize("at_least", [15, 22])
@@ -55,11 +55,11 @@ def test_a_search_finds_what_all_sizes_tell(model: nn.Module, exact: list[torch.
         calls.append(nearness(module, exact))
         return calls[-1]
 
-    found = birdie.curve(model, metric, at_least=at_least)
-    assert found.smallest is not None
-    assert found.smallest.value >= at_least
+    result = birdie.curve(model, metric, at_least=at_least)
+    assert result.smallest is not None
+    assert result.smallest.value >= at_least
     assert len(calls) <= 15
-    below = int(found.smallest.budget / 1.04)
+    below = int(result.smallest.budget / 1.04)
     near = birdie.curve(model, lambda module: nearness(module, exact), sizes=[below])
     assert near.points[0].value < at_least
 
@@ -98,6 +98,6 @@ def test_what_cannot_be_is_one_sentence(model: nn.Module, tmp_path: Path) -> Non
 
 def test_a_plot_is_an_image(model: nn.Module, exact: list[torch.Tensor], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `lab` is not installed")
-    found = birdie.curve(model, lambda module: nearness(module, exact), sizes=[3_000, 8_000])
-    found.plot(tmp_path / "curve.png")
+    result = birdie.curve(model, lambda module: nearness(module, exact), sizes=[3_000, 8_000])
+    result.plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

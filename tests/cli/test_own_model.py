@@ -47,9 +47,9 @@ number = 3
 def _own_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget imported code, and the folders that became importable."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    before = {*sys.modules}
+    known = {*sys.modules}
     yield
-    for name in {*sys.modules} - before:
+    for name in {*sys.modules} - known:
         if (getattr(sys.modules[name], "__file__", None) or "").endswith("own_net.py"):
             del sys.modules[name]
 
@@ -73,13 +73,13 @@ def compressed(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) ->
 @pytest.mark.parametrize("data", ["batches and a loss", "batches alone", "a file"])
 def test_a_model_of_ones_own_is_calibrated(data: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = f"{folder / 'own_net.py'}:"
-    given = [str(folder / "x.npz")] if data == "a file" else [code + "batches"]
-    given += ["--loss", code + "loss"] if data == "batches and a loss" else []
-    status, answer = compressed(folder, capsys, "--budget", "1.5kB", "--model", code + "Net", "--data", *given)
+    flags_of_data = [str(folder / "x.npz")] if data == "a file" else [code + "batches"]
+    flags_of_data += ["--loss", code + "loss"] if data == "batches and a loss" else []
+    status, answer = compressed(folder, capsys, "--budget", "1.5kB", "--model", code + "Net", "--data", *flags_of_data)
     assert status == 0
     assert answer["bytes"] <= 1_500
     assert answer["control"]["errors"]["calibrated"] > 0
-    status, answer = compressed(folder, capsys, "--quality", "0.1", "--model", code + "Net", "--data", *given)
+    status, answer = compressed(folder, capsys, "--quality", "0.1", "--model", code + "Net", "--data", *flags_of_data)
     assert status == 0
     assert 0 < answer["error"] <= 0.1
 

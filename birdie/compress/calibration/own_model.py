@@ -22,7 +22,7 @@ from birdie.compress.filling import fill
 from birdie.errors import ConfigError, DataError
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
-"""Of files of inputs."""
+"""Suffixes of files of inputs."""
 _ROWS = 32  # of a batch that is cut from a file
 _MOST_ROWS = 4096  # that are read of a file: more tell little
 
@@ -54,8 +54,8 @@ def calibrate_own(
     fill(module, state, source)
     module = module if device is None else module.to(device)
     if loss is not None:
-        given = listed(batches)
-        return calibrate_module(state, (module, given, loss), [1] * len(given), **where)
+        samples = listed(batches)
+        return calibrate_module(state, (module, samples, loss), [1] * len(samples), **where)
     if where.get("offload") is not None:
         raise ConfigError("--offload is for a calibration with a loss; add --loss FILE.py:NAME, or drop it")
     # a pair is inputs and labels, as of a loader, and not two arguments

@@ -294,17 +294,17 @@ def batches_of(module: nn.Module, example_inputs: Any) -> list[Inputs]:
 
 def _forms(module: nn.Module, batch: Any) -> list[tuple[str, Callable[[Any], Inputs]]]:
     """Return the ways in which a module may take a batch, the likeliest first, each as text and function."""
-    whole = ("forward(batch)", lambda batch: Inputs((batch,)))
+    entire = ("forward(batch)", lambda batch: Inputs((batch,)))
     if isinstance(batch, Mapping):
-        return [("forward(**batch)", lambda batch: Inputs(keywords=batch)), whole]
+        return [("forward(**batch)", lambda batch: Inputs(keywords=batch)), entire]
     if not isinstance(batch, tuple | list):
-        return [whole]
+        return [entire]
     spread = ("forward(*batch)", lambda batch: Inputs(tuple(batch)))
     first = ("forward(batch[0])", lambda batch: Inputs((batch[0],)))
     # a loader's batches are lists, of which labels are no arguments
     if isinstance(batch, tuple):
-        return [spread, whole]
-    return [first, spread, whole] if 0 < _required(module) < len(batch) else [spread, first, whole]
+        return [spread, entire]
+    return [first, spread, entire] if 0 < _required(module) < len(batch) else [spread, first, entire]
 
 
 def _required(module: nn.Module) -> int:

@@ -61,7 +61,7 @@ class Request:
         checkpoint: path of a file or folder.
         source: a text, a folder of images, a run folder or a recipe; None: nothing of these.
         data, tokens: of the calibration of a run, or tokens of a text; None: the usual ones.
-        own: code that builds the module and loads the data.
+        code: of the user's own, that builds the module and loads the data.
         made_up: whether inputs may be made up.
     """
 
@@ -69,7 +69,7 @@ class Request:
     source: Path | None = None
     data: Literal["train", "own"] | None = None
     tokens: int | None = None
-    own: OwnCode | None = None
+    code: OwnCode | None = None
     made_up: bool = False
 
 
@@ -202,31 +202,31 @@ class OnOwnModel(Calibrator):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        assert request.own is not None
-        own = request.own
-        self.module = called("--model", own.model)
+        assert request.code is not None
+        code = request.code
+        self.module = called("--model", code.model)
         if not isinstance(self.module, nn.Module):
-            raise ConfigError(f"--model {own.model} gives a {type(self.module).__name__}; it has to return a module")
-        self.loss = None if own.loss is None else imported("--loss", own.loss)
+            raise ConfigError(f"--model {code.model} gives a {type(self.module).__name__}; it has to return a module")
+        self.loss = None if code.loss is None else imported("--loss", code.loss)
         self.batches: Any = None
-        if own.data is None:
+        if code.data is None:
             self.title = ""
-        elif is_code(own.data):
-            given = imported("--data", own.data)
-            self.batches = called("--data", own.data) if callable(given) else given
-        elif Path(own.data).suffix in SUFFIXES:
-            self.paths = [Path(own.data)]
-            self.batches = inputs_in(Path(own.data))
+        elif is_code(code.data):
+            batches = imported("--data", code.data)
+            self.batches = called("--data", code.data) if callable(batches) else batches
+        elif Path(code.data).suffix in SUFFIXES:
+            self.paths = [Path(code.data)]
+            self.batches = inputs_in(Path(code.data))
         else:
             raise ConfigError(
-                f"--data {own.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}); write a "
+                f"--data {code.data} is neither FILE.py:NAME nor a file of inputs ({', '.join(SUFFIXES)}); write a "
                 "function that returns batches"
             )
 
     @staticmethod
     def suits(request: Request) -> bool:
         """Return whether there is such code."""
-        return request.own is not None
+        return request.code is not None
 
     def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:
         """Return the result."""
