@@ -59,17 +59,22 @@ class OnnxModel:
     Attributes:
         tensors: name → tensor, mapped where that is possible, in the order of the files; a weight has a row for each
             output.
-        roles: what the graph tells of them.
+        uses: what each is used for, as the graph tells.
         layout: field of the metadata: for each file its name and pieces (docs/format.md).
         other: name of each file → the bytes that are in no tensor.
         paths: of the files, the model first.
     """
 
     tensors: dict[str, Tensor]
-    roles: Roles
+    uses: dict[str, Uses]
     layout: list[list[Any]]
     other: dict[str, bytes]
     paths: list[Path]
+
+    @property
+    def roles(self) -> Roles:
+        """What is known of the tensors of floats."""
+        return roles_of(self.tensors, self.uses)
 
 
 def read_onnx(path: Path) -> OnnxModel:
@@ -135,7 +140,7 @@ def _in_parts(
         layout.append(rows)
         other[name] = torch.cat([*rest, data[end:]]).numpy().tobytes()
     require_names(tensors)
-    return OnnxModel(tensors, roles_of(tensors, uses), layout, other, [file for file, _ in files.values()])
+    return OnnxModel(tensors, uses, layout, other, [file for file, _ in files.values()])
 
 
 def _mapped(path: Path) -> Tensor:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from birdie.checkpoints.onnx_graph import OnnxGraph, OnnxNode
-from birdie.compress.constants import is_constant
 from birdie.compress.exact import Roles
 from birdie.compress.tensors import REAL_DTYPES
 
@@ -141,10 +140,16 @@ def roles_of(tensors: Mapping[str, Tensor], uses: Mapping[str, Uses]) -> Roles:
     return Roles(
         buffers=frozenset(name for name in floats if name not in weights and uses[name].is_exact),
         factors=frozenset(plain - layers),
-        trained=frozenset(name for name in weights if not is_constant(floats[name])),
+        # A matrix of a product counts as one, even if it is that of a Fourier transform: errors in it cost what those in
+        # others do. A vector may be frequencies, and a table that is looked up one of positions.
+        trained=frozenset(name for name in weights if _is_matrix(floats[name]) and not uses[name].is_table),
         layers=frozenset(layers),
         embeddings=frozenset(name for name in weights if uses[name].is_table),
     )
+
+
+def _is_matrix(weight: Tensor) -> bool:
+    return sum(size > 1 for size in weight.shape) > 1
 
 
 def _swapped(node: OnnxNode, index: int, is_turned: bool) -> str:
