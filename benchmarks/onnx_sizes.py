@@ -5,8 +5,8 @@
     python -m benchmarks.onnx_sizes                              every network in an ONNX file
     python -m benchmarks.onnx_sizes --networks magika,detector   some of them
 
-Every row is a complete file: graph, weights, and all else. `int8` has the matrices of products as integers, one float16
-scale for each output, and all other bytes of the file, under zstd -22; its error is the one that birdie must not exceed.
+Every row is a complete file: graph, weights, and all else. `int8` has the matrices of products as integers, a float16
+scale for each output, and all other bytes of the file, under zstd -22; birdie must not exceed its error.
 birdie's file is the smallest whose error does not, by bisection on its bytes; no data are given to it. Of the others,
 each has the bytes and the error that it has. The error is that of `benchmarks.crowd`: squared error of the outputs over
 their variance.
@@ -28,8 +28,8 @@ from benchmarks.rivals import COMPRESSORS
 from birdie.checkpoints.onnx_file import OnnxModel, read_onnx
 from birdie.errors import BudgetError
 
-_ROUNDS = 7  # of the bisection: to a hundredth of the bytes
-_FROM, _TO = 0.2, 1.5  # budgets, in bytes of int8's file
+_ROUNDS = 6  # of the bisection: to a seventieth of the bytes
+_FROM, _TO = 0.5, 1.2  # budgets, in bytes of int8's file
 
 
 class Subject:
@@ -62,7 +62,8 @@ def int8(model: OnnxModel, folder: Path) -> tuple[int, Path]:
     """Return the bytes of int8 with zstd -22, and the file of its values."""
     path, rest = folder / "int8.onnx", bytearray()
     with path.open("wb") as out:
-        (name, *pieces), position, other = model.layout[0], 0, model.other[model.layout[0][0]]
+        name, *pieces = model.layout[0]
+        position, other = 0, model.other[name]
         for (tensor, weight), piece in zip(model.tensors.items(), pieces, strict=True):
             gap, *axes = piece if isinstance(piece, list) else [piece]
             values = weight.numpy()
@@ -147,8 +148,9 @@ def rows_of(name: str) -> Iterator[Row]:
         before = subject.path.stat().st_size
 
         def row(way: str, size: int | None, measured: float | None) -> Row:
-            log(f"{name} {way}: {size} {measured}")
-            return {"network": name, "file": before, "way": way, "bytes": size, "error": measured}
+            shown = None if measured is None else f"{measured:.2g}"
+            log(f"{name} {way}: {size} {shown}")
+            return {"network": name, "file": before, "way": way, "bytes": size, "error": shown}
 
         size, values = int8(read_onnx(subject.path), folder)
         limit = subject.error(values)

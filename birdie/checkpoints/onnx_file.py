@@ -23,6 +23,7 @@ from birdie.checkpoints.onnx_roles import AS_IT_LIES, FIRST_TWO, GraphUses, Uses
 from birdie.checkpoints.weight_shards import own_file
 from birdie.compress.exact import Roles
 from birdie.compress.state import is_text
+from birdie.compress.tensors import REAL_DTYPES
 from birdie.errors import WeightsError
 from birdie.system.names import is_name, is_part
 from birdie.system.regular import regular_file
@@ -129,7 +130,7 @@ def _in_parts(
         for piece in some:
             source = piece.source
             use = uses[piece.name] = Uses() if source is None else users.of(source.scope, source.name)
-            axes = _axes(len(piece.shape), use.swapped)
+            axes = _axes(len(piece.shape), use.swapped if piece.dtype in REAL_DTYPES else AS_IT_LIES)
             tensor = _tensor(data, piece).permute(axes)
             # to the kinds of weights, three dimensions are a convolution
             tensors[piece.name] = tensor.flatten(0, 1) if use.is_recurrent and tensor.ndim == 3 else tensor

@@ -140,8 +140,8 @@ def roles_of(tensors: Mapping[str, Tensor], uses: Mapping[str, Uses]) -> Roles:
     return Roles(
         buffers=frozenset(name for name in floats if name not in weights and uses[name].is_exact),
         factors=frozenset(plain - layers),
-        # A matrix of a product counts as one, even if it is that of a Fourier transform: errors in it cost what those in
-        # others do. A vector may be frequencies, and a table that is looked up one of positions.
+        # A matrix of a product is a weight, even if it is that of a Fourier transform: its errors cost what others do.
+        # A vector may be frequencies, and a table that is looked up one of positions.
         trained=frozenset(name for name in weights if _is_matrix(floats[name]) and not uses[name].is_table),
         layers=frozenset(layers),
         embeddings=frozenset(name for name in weights if uses[name].is_table),
