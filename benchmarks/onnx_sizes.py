@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import birdie
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
@@ -60,27 +61,20 @@ class Subject:
 
 def int8(model: OnnxModel, folder: Path) -> tuple[int, Path]:
     """Return the bytes of int8 with zstd -22, and the file of its values."""
-    path, rest = folder / "int8.onnx", bytearray()
-    with path.open("wb") as out:
-        name, *pieces = model.layout[0]
-        position, other = 0, model.other[name]
-        for (tensor, weight), piece in zip(model.tensors.items(), pieces, strict=True):
-            gap, *axes = piece if isinstance(piece, list) else [piece]
-            values = weight.numpy()
-            if model.uses[tensor].weights and values.ndim > 1 and values.size >= LEAST and values.dtype == np.float32:
-                rows = values.reshape(len(values), -1)
-                scale = (np.abs(rows).max(axis=1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
-                scale[scale == 0] = 1
-                integers = np.clip(np.round(rows / scale), -127, 127).astype(np.int8)
-                values = (integers * scale).reshape(values.shape)
-                rest += integers.tobytes() + scale.astype(np.float16).tobytes()
-            else:
-                rest += values.tobytes()
-            out.write(other[position : position + gap])
-            out.write(np.ascontiguousarray(values.transpose(axes) if axes else values).tobytes())
-            position += gap
-        out.write(other[position:])
-    return len(COMPRESSORS["zstd"].compress(bytes(other) + bytes(rest))), path
+    rest, decoded = bytearray(b"".join(model.other.values())), dict[str, torch.Tensor]()
+    for name, weight in model.tensors.items():
+        values = weight.numpy()
+        if not (model.uses[name].weights and values.ndim > 1 and values.size >= LEAST and values.dtype == np.float32):
+            rest += values.tobytes()
+            continue
+        rows = values.reshape(len(values), -1)
+        scale = (np.abs(rows).max(axis=1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
+        scale[scale == 0] = 1
+        integers = np.clip(np.round(rows / scale), -127, 127).astype(np.int8)
+        decoded[name] = torch.from_numpy((integers * scale).reshape(values.shape))
+        rest += integers.tobytes() + scale.astype(np.float16).tobytes()
+    (folder / "int8").mkdir(exist_ok=True)
+    return len(COMPRESSORS["zstd"].compress(bytes(rest))), model.write(folder / "int8", decoded)
 
 
 def brotli(path: Path) -> int:

@@ -62,6 +62,7 @@ class OnnxModel:
             output.
         uses: what each is used for, as the graph tells.
         layout: field of the metadata: for each file its name and pieces (docs/format.md).
+        names: name in the graph, outside of functions → name of the tensor.
         other: name of each file → the bytes that are in no tensor.
         paths: of the files, the model first.
     """
@@ -69,6 +70,7 @@ class OnnxModel:
     tensors: dict[str, Tensor]
     uses: dict[str, Uses]
     layout: list[list[Any]]
+    names: dict[str, str]
     other: dict[str, bytes]
     paths: list[Path]
 
@@ -76,6 +78,23 @@ class OnnxModel:
     def roles(self) -> Roles:
         """What is known of the tensors of floats."""
         return roles_of(self.tensors, self.uses)
+
+    def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
+        """Write the files of the model with other values of some tensors into a folder; return the model's path."""
+        names = iter(self.tensors)
+        for file, *pieces in self.layout:
+            path, position, rest = folder / file, 0, memoryview(self.other[file])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as out:
+                for piece in pieces:
+                    gap, *axes = piece if isinstance(piece, list) else [piece]
+                    name = next(names)
+                    tensor = tensors.get(name, self.tensors[name])
+                    out.write(rest[position : position + gap])
+                    out.write(_words(tensor.permute(axes) if axes else tensor))
+                    position += gap
+                out.write(rest[position:])
+        return folder / str(self.layout[0][0])
 
 
 def read_onnx(path: Path) -> OnnxModel:
@@ -120,6 +139,7 @@ def _in_parts(
     """Return the model whose files have these pieces."""
     users = GraphUses(graph)
     tensors: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
     uses: dict[str, Uses] = {}
     layout, other = [], {}
     for where, some in pieces.items():
@@ -130,6 +150,8 @@ def _in_parts(
         for piece in some:
             source = piece.source
             use = uses[piece.name] = Uses() if source is None else users.of(source.scope, source.name)
+            if source is not None and source.scope == 0:
+                names[source.name] = piece.name
             axes = _axes(len(piece.shape), use.swapped if piece.dtype in REAL_DTYPES else AS_IT_LIES)
             tensor = _tensor(data, piece).permute(axes)
             # to the kinds of weights, three dimensions are a convolution
@@ -141,7 +163,13 @@ def _in_parts(
         layout.append(rows)
         other[name] = torch.cat([*rest, data[end:]]).numpy().tobytes()
     require_names(tensors)
-    return OnnxModel(tensors, uses, layout, other, [file for file, _ in files.values()])
+    return OnnxModel(tensors, uses, layout, names, other, [file for file, _ in files.values()])
+
+
+def _words(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor, row by row."""
+    words: memoryview = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return words
 
 
 def _mapped(path: Path) -> Tensor:

@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol
 
@@ -18,6 +17,7 @@ from birdie.artifact.summary import Summary
 from birdie.checkpoints.checkpoint import open_checkpoint
 from birdie.checkpoints.onnx_file import MODEL
 from birdie.errors import ConfigError
+from birdie.onnx.packages import imported
 from birdie.system.file_objects import Input, source_of
 from birdie.system.keywords import keywords
 from birdie.system.outputs import Source
@@ -95,14 +95,6 @@ def load(path: Input, options: Limits) -> Any:
     file = source if isinstance(source, memoryview) else Path(source)
     with tempfile.TemporaryDirectory() as folder:
         return package.load(str(write_onnx(file, Path(folder) / MODEL, options)[0]))
-
-
-def imported(name: str) -> Any:
-    """Return the module onnx or onnxruntime; ConfigError, if it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"{name} is not installed; pip install 'birdie-compress[onnx]'") from error
 
 
 @contextmanager
