@@ -76,7 +76,7 @@ class OnnxModel:
 
     @property
     def roles(self) -> Roles:
-        """What is known of the tensors of floats."""
+        """Roles of the tensors of floats."""
         return roles_of(self.tensors, self.uses)
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> Path:

@@ -1,4 +1,4 @@
-"""What the graph of an ONNX file tells about its tensors, and a state dict cannot.
+"""Facts that the graph of an ONNX file tells about its tensors, and a state dict cannot.
 
     MatMul(x, W), Gemm, ConvTranspose ──► which axis of W is that of the outputs: rows of a .birdie file are outputs
     QuantizeLinear, BatchNormalization, Resize, … ──► scales, statistics and sizes, which keep every bit
@@ -48,7 +48,7 @@ _KNOWN_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 @dataclass(slots=True)
 class Uses:
-    """What a tensor is used for.
+    """Uses of a tensor.
 
     Attributes:
         weights: (operator, swapped axes) of each product of which it is a weight.

@@ -32,12 +32,12 @@ def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 @pytest.mark.parametrize("external", [False, True])
 def test_compress_and_decompress(external: bool, ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = zoo.write("opset 17", tmp_path / "in", external=external)
-    before = sorted(one.read_bytes() for one in path.parent.iterdir())
+    originals = sorted(one.read_bytes() for one in path.parent.iterdir())
     answer = ask("compress", path, "-o", "a.birdie", "--lossless", "--effort", "fast")
-    assert answer["input_bytes"] == answer["file_bytes"] == sum(map(len, before))
+    assert answer["input_bytes"] == answer["file_bytes"] == sum(map(len, originals))
     assert "opset ai.onnx 17, by zoo: 4 nodes, x → y" in ask("inspect", "a.birdie")["onnx"]
     assert ask("decompress", "a.birdie", "-o", "out/other.onnx")["left_out"] == []
-    assert sorted(one.read_bytes() for one in (tmp_path / "out").iterdir()) == before
+    assert sorted(one.read_bytes() for one in (tmp_path / "out").iterdir()) == originals
     assert (tmp_path / "out" / "other.onnx").is_file()
     ask("decompress", "a.birdie", "-o", "folder/")
     assert sorted(one.name for one in (tmp_path / "folder").iterdir()) == ["net.onnx", "net.weights"][: 1 + external]

@@ -37,14 +37,14 @@ def without_weights(model: Any) -> bytes:
 
 
 def read_tensors(model: Any) -> list[Any]:
-    found, messages = [], [model]
+    tensors, messages = [], [model]
     while messages:
         message = messages.pop()
-        found += [message] if isinstance(message, onnx.TensorProto) else []
+        tensors += [message] if isinstance(message, onnx.TensorProto) else []
         for field, value in message.ListFields():
             if field.type == field.TYPE_MESSAGE:
                 messages += value if hasattr(value, "append") else [value]
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize(("name", "external"), FORMS)
@@ -52,8 +52,8 @@ def test_lossless_gives_back_every_byte(name: str, external: bool, tmp_path: Pat
     path = zoo.write(name, tmp_path / "before", external=external)
     birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
     written = write_onnx(tmp_path / "a.birdie", tmp_path / "after" / "other.onnx")
-    before = [path, *(one for one in path.parent.iterdir() if one != path)]
-    assert [one.read_bytes() for one in written] == [one.read_bytes() for one in before]
+    originals = [path, *(one for one in path.parent.iterdir() if one != path)]
+    assert [one.read_bytes() for one in written] == [one.read_bytes() for one in originals]
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
@@ -80,9 +80,9 @@ def test_a_budget_is_met(tmp_path: Path) -> None:
 
 def test_files_are_smaller_than_their_weights_alone(tmp_path: Path) -> None:
     path = zoo.write("opset 17", tmp_path)
-    whole = birdie.onnx.save(path, tmp_path / "a.birdie", effort="fast").bytes
+    complete = birdie.onnx.save(path, tmp_path / "a.birdie", effort="fast").bytes
     alone = birdie.save(birdie.load(tmp_path / "a.birdie"), tmp_path / "b.birdie", effort="fast").bytes
-    assert alone < whole < alone + 800
+    assert alone < complete < alone + 800
 
 
 def read(name: str, folder: Path) -> OnnxModel:
@@ -186,7 +186,7 @@ def external(path: Path, **changes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         *(({"location": where}, "no other file") for where in ("../x", "/etc/passwd", "", "a\\b", "net.onnx", "a//b")),
         ({"location": "missing.bin"}, "missing"),
@@ -196,9 +196,9 @@ def external(path: Path, **changes: str) -> None:
         ({"length": "8"}, "8"),
     ],
 )
-def test_external_data_elsewhere_is_refused(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_external_data_elsewhere_is_refused(changes: dict[str, str], reason: str, tmp_path: Path) -> None:
     external(tmp_path / "net.onnx", **changes)
-    with pytest.raises(WeightsError, match=said):
+    with pytest.raises(WeightsError, match=reason):
         read_onnx(tmp_path / "net.onnx")
 
 
@@ -304,7 +304,7 @@ def test_other_files_hold_no_model(tmp_path: Path) -> None:
 
 
 def test_reading_needs_no_package(tmp_path: Path) -> None:
-    """What compresses and decompresses runs where neither onnx nor onnxruntime is."""
+    """Compress and decompress run where neither onnx nor onnxruntime is."""
     path = zoo.write("opset 17", tmp_path)
     program = f"""
 import sys

@@ -3,6 +3,7 @@
 --calibrate TEXT      OnText           a language model in a Hugging Face folder
 --calibrate IMAGES    OnImages         an image classifier in a Hugging Face folder
 --calibrate RUN       OnRun            the GPT of a run or recipe
+--calibrate NPZ       OnArrays         an ONNX model, by onnxruntime
 a target alone        OnMadeUpInputs   a model of transformers or diffusers, whose inputs are made up
                       WithoutData      anything else
 """
@@ -32,6 +33,7 @@ from birdie.hub import (
     reason_of,
     require_transformers_folder,
 )
+from birdie.onnx import calibrate as calibrate_onnx
 
 Calibrated = tuple[CalibrationResult | None, str | None]
 
@@ -145,6 +147,36 @@ class OnImages(_OnFolder):
         return calibrate_on_images(self.request.checkpoint, state, self.paths, **where), None
 
 
+class OnArrays(Calibrator):
+    """Calibration of an ONNX model on arrays of its inputs."""
+
+    unit = "samples"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.source is not None
+        if request.data is not None or request.tokens is not None:
+            raise ConfigError("--calibration-data and --calibration-tokens are not for ONNX models; drop them")
+        if request.source.suffix != ".npz":
+            raise ConfigError(
+                f"an ONNX model is calibrated on an .npz file with an array of samples for each of its inputs, and "
+                f"{request.source} is none; write one with numpy.savez"
+            )
+        self.paths = [request.source]
+        self.title = f"calibrating on {request.source.name}"
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether the checkpoint is an ONNX file, and there is a source."""
+        return request.source is not None and request.checkpoint.suffix.lower() == ".onnx"
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+        """Return the result."""
+        if where.get("offload") is not None:
+            raise ConfigError("--offload is for modules of torch, and an ONNX model is run by onnxruntime; drop it")
+        return calibrate_onnx(self.request.checkpoint, self.request.source, progress=where.get("progress")), None
+
+
 class OnRun(Calibrator):
     """Calibration of the GPT of a run or recipe, on its training data or its own samples."""
 
@@ -214,7 +246,7 @@ class WithoutData(Calibrator):
 
 def calibrator(request: Request) -> Calibrator:
     """Return the kind of calibration that suits a request."""
-    for kind in (OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
+    for kind in (OnArrays, OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
         if kind.suits(request):
             return kind(request)
     raise ConfigError(
