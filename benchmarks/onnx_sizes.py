@@ -1,7 +1,7 @@
 """Bytes of ONNX files at an error not above that of int8, beside other tools: `python -m benchmarks.onnx_sizes`.
 
-`make crowd` fetches the networks, and an environment with onnxruntime and `onnx_shrink_ray`, to whose Python the command
-belongs: `.venv-crowd/bin/python`.
+`make crowd` fetches the networks, and an environment with onnxruntime and `onnx_shrink_ray`, whose Python is meant:
+`.venv-crowd/bin/python`.
 
     python -m benchmarks.onnx_sizes                              every network in an ONNX file
     python -m benchmarks.onnx_sizes --networks magika,detector   some of them

@@ -107,37 +107,40 @@ def read_onnx(path: Path) -> OnnxModel:
     try:
         graph = read_graph(data.numpy().data)
     except ValueError as error:
-        raise WeightsError(
-            f"{path} is not a complete ONNX file ({error}); copy it again, or export it again"
-        ) from error
-    names = _Names()
-    files: dict[str, tuple[Path, Tensor]] = {path.name: (path, data)}
+        raise WeightsError(f"{path} is not a complete ONNX file ({error}); copy or export it again") from error
+    names, files = _Names(), {path.name: (path, data)}
+    pieces: dict[str, list[Piece]] = {}
+    for where, spans in _spans(path, graph, files, names).items():
+        apart = _apart(sorted(spans), where, names)
+        pieces[where] = [*apart] if where == path.name else [*_complete(apart, where, names, len(files[where][1]))]
+    return _in_parts(path, graph, files, pieces)
+
+
+def _spans(
+    path: Path, graph: OnnxGraph, files: dict[str, tuple[Path, Tensor]], names: "_Names"
+) -> dict[str, list[Piece]]:
+    """Return where tensors lie in the files of a model; files of external data are added to `files`."""
     spans: dict[str, list[Piece]] = {path.name: []}
     for tensor in graph.tensors:
+        where = _location(tensor, path) if tensor.external else path.name
+        if where not in files:
+            file = own_file(path.parent / where, path.parent)
+            files[where], spans[where] = (file, _mapped(file)), []
         if (size := tensor.bytes) is None:
             continue
+        start, end = tensor.start, tensor.end
         if tensor.external:
-            where = _location(tensor, path)
-            if where not in files:
-                file = own_file(path.parent / where, path.parent)
-                files[where], spans[where] = (file, _mapped(file)), []
             start, end = _range(tensor, size, path, where, len(files[where][1]))
-        else:
-            where, start, end = path.name, tensor.start, tensor.end
         if end - start == size and size >= _least(tensor):
             spans[where].append(_piece(tensor, start, end, names))
-    pieces = {
-        where: [*_complete(_apart(sorted(some), where, names), where, names, len(files[where][1]), where == path.name)]
-        for where, some in spans.items()
-    }
-    return _in_parts(path, graph, files, pieces)
+    return spans
 
 
 def _in_parts(
     path: Path, graph: OnnxGraph, files: Mapping[str, tuple[Path, Tensor]], pieces: Mapping[str, list[Piece]]
 ) -> OnnxModel:
     """Return the model whose files have these pieces."""
-    users = GraphUses(graph)
+    users = GraphUses(graph, str(path))
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     uses: dict[str, Uses] = {}
@@ -252,12 +255,12 @@ def _apart(pieces: list[Piece], where: str, names: _Names) -> Iterator[Piece]:
             group.append(piece)
 
 
-def _complete(pieces: Iterator[Piece], where: str, names: _Names, size: int, is_model: bool) -> Iterator[Piece]:
+def _complete(pieces: Iterator[Piece], where: str, names: _Names, size: int) -> Iterator[Piece]:
     """Yield pieces, and as pieces also what of an external file is used by no tensor and is large."""
     end = 0
     for piece in [*pieces, None]:
         start = size if piece is None else piece.start
-        if start - end > _GAP and not is_model:
+        if start - end > _GAP:
             yield _bytes(end, start, where, names)
         if piece is not None:
             yield piece

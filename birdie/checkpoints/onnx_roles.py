@@ -17,11 +17,15 @@ from torch import Tensor
 from birdie.checkpoints.onnx_graph import OnnxGraph, OnnxNode
 from birdie.compress.exact import Roles
 from birdie.compress.tensors import REAL_DTYPES
+from birdie.errors import WeightsError
 
 AS_IT_LIES, LAST_TWO, FIRST_TWO = "as it lies", "last two", "first two"
 """Axes of a weight that are swapped so that its first one is that of the outputs."""
-_PASSED_ON = {"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout"}
-_QUANTIZED = {"QuantizeLinear", "DequantizeLinear"}  # the first input is passed on
+_PASSED_ON = {  # the first input
+    *("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout"),
+    *("QuantizeLinear", "DequantizeLinear"),
+}
+_MOST_STEPS = 1 << 22  # nodes through which all tensors together are followed
 _GATES = ("LSTM", "GRU", "RNN")
 _WEIGHTS: dict[str, tuple[int, ...]] = {  # operator → inputs that are weights of a product
     **dict.fromkeys(("Conv", "FusedConv", "ConvTranspose", "DeformConv"), (1,)),
@@ -80,17 +84,22 @@ class Uses:
 
 
 class GraphUses:
-    """Uses of the tensors of a graph."""
+    """Uses of the tensors of a graph; `where` names it in errors."""
 
-    def __init__(self, graph: OnnxGraph) -> None:
-        self.functions = graph.functions
+    def __init__(self, graph: OnnxGraph, where: str) -> None:
+        self.where = where
+        self.functions, self.left = graph.functions, _MOST_STEPS
         self.users: dict[tuple[int, str], list[tuple[OnnxNode, int]]] = defaultdict(list)
         for node in graph.nodes:
             for index, name in enumerate(node.inputs):
                 self.users[node.scope, name].append((node, index))
 
     def of(self, scope: int, name: str) -> Uses:
-        """Return the uses of a tensor."""
+        """Return the uses of a tensor.
+
+        Raises:
+            WeightsError: tensors go through too many nodes.
+        """
         uses = Uses()
         for node, index, is_turned in self._reached(scope, name):
             operator = node.operator
@@ -112,11 +121,16 @@ class GraphUses:
             if state in seen:
                 continue
             seen.add(state)
+            self.left -= 1 + len(self.users.get((scope, name), ()))
+            if self.left < 0:
+                raise WeightsError(
+                    f"{self.where} lets its tensors through more than {_MOST_STEPS:,} nodes; do not trust this model"
+                )
             for node, index in self.users.get((scope, name), ()):
                 inner = self.functions.get((node.domain, node.operator))
                 if inner is not None:
                     waiting += [(inner[0], argument, is_turned) for argument in inner[1][index : index + 1]]
-                elif index == 0 and node.outputs and node.operator in _PASSED_ON | _QUANTIZED:
+                elif index == 0 and node.outputs and node.operator in _PASSED_ON:
                     turned = is_turned != (node.operator == "Transpose" and _turns(node))
                     waiting.append((scope, node.outputs[0], turned))
                 else:

@@ -47,7 +47,7 @@ def calibrate(
         model: path of the ONNX file.
         inputs: name of each input → array of samples, or an .npz file of these: one more axis first than the input has,
             or the input's own first axis, if samples lie along that. A fifth of the samples is held out. None: inputs
-            are made up by their types and sizes.
+            are made up by their types and sizes, and count half: the other half is what is assumed without inputs.
         progress: called with (done, total), in samples.
 
     Raises:
@@ -77,7 +77,7 @@ def calibrate(
     sensitivities = {names[int(key.rpartition(".")[2])]: item for key, item in by_number.items()}
     embeddings = parts.roles.embeddings
     unreached = [name for name, use in parts.uses.items() if use.weights and name not in sensitivities]
-    return CalibrationResult(
+    result = CalibrationResult(
         dict(parts.tensors),
         settled(sensitivities, parts.tensors, embeddings),
         measured,
@@ -85,6 +85,12 @@ def calibrate(
         synthetic=inputs is None,
         unreached=unreached,
     )
+    if inputs is not None:
+        return result
+    # Noise alone misleads as often as it helps, and no inputs that are made up tell which: the mean with the prior.
+    mixed = result.mixed(embeddings)
+    assert mixed is not None
+    return mixed
 
 
 def open_session(path: Path) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed")
@@ -54,6 +55,21 @@ def test_budgets_forecasts_and_bases(ask: Ask, tmp_path: Path) -> None:
     ask("compress", path, "-o", "b.birdie", "--base", "a.birdie", "--lossless")
     ask("decompress", "b.birdie", "-o", "b.onnx", "--base", "a.birdie")
     assert (tmp_path / "b.onnx").read_bytes() == path.read_bytes()
+
+
+def test_inputs_are_made_up_or_those_of_a_file(ask: Ask, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    path = zoo.write("opset 17", tmp_path / "in")
+    answer = ask("compress", path, "-o", "a.birdie", "--budget", 3000, "--effort", "fast")
+    assert "made-up inputs" in answer["calibration"]
+    assert answer["control"]["errors"].keys() >= {"calibrated", "assumed"}
+    np.savez(tmp_path / "inputs.npz", x=np.random.default_rng(0).normal(size=(20, 1, zoo.WIDTH)).astype(np.float32))
+    answer = ask("compress", path, "-o", "a.birdie", "--budget", 3000, "--calibrate", "inputs.npz", "--effort", "fast")
+    assert (answer["calibration"], answer["bytes"] <= 3000) == (None, True)
+    assert answer["control"]["errors"].keys() >= {"calibrated", "assumed"}
+    (tmp_path / "text.txt").write_text("no arrays")
+    error = ask("compress", path, "-o", "b.birdie", "--budget", 3000, "--calibrate", "text.txt", code=1)["error"]
+    assert (error["type"], ".npz" in error["message"]) == ("ConfigError", True)
 
 
 def test_errors_are_sentences(ask: Ask, tmp_path: Path) -> None:

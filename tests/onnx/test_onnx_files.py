@@ -180,8 +180,9 @@ def test_external_files_in_folders_with_gaps_shared_and_overlapping_tensors(tmp_
 def external(path: Path, **changes: str) -> None:
     """Write a model whose first tensor has other entries for its external data."""
     model = onnx.load(zoo.write("opset 17", path.parent, external=True), load_external_data=False)
-    for entry in model.graph.initializer[0].external_data:
-        entry.value = changes.get(entry.key, entry.value)
+    for tensor in model.graph.initializer[: None if "location" in changes else 1]:
+        for entry in tensor.external_data:
+            entry.value = changes.get(entry.key, entry.value)
     path.write_bytes(model.SerializeToString())
 
 
@@ -208,6 +209,40 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in" / "net.weights").symlink_to(tmp_path / "weights")
     with pytest.raises(WeightsError, match="link"):
         read_onnx(tmp_path / "in" / "net.onnx")
+
+
+def test_external_data_of_texts_and_unknown_kinds_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "net.onnx"
+    external(path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[1].data_type = 99
+    del model.graph.initializer[2:]
+    path.write_bytes(model.SerializeToString())
+    birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
+    written = write_onnx(tmp_path / "a.birdie", tmp_path / "b.onnx")
+    assert written[1].read_bytes() == (path.parent / "net.weights").read_bytes()
+
+
+def test_hidden_names_are_written_into_new_folders_alone(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "net.onnx"
+    external(path, location=".profile")
+    (path.parent / "net.weights").rename(path.parent / ".profile")
+    birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
+    with pytest.raises(ConfigError, match="profile"):
+        write_onnx(tmp_path / "a.birdie", tmp_path / "b.onnx")
+    assert not (tmp_path / ".profile").exists()
+    write_onnx(tmp_path / "a.birdie", tmp_path / "new", as_folder=True)
+    assert (tmp_path / "new" / ".profile").read_bytes() == (path.parent / ".profile").read_bytes()
+    names: list[str] = []
+    write_onnx(tmp_path / "a.birdie", tmp_path, as_folder=True, overwrite=True, hidden=names.extend)
+    assert names == [".profile"]
+    assert not (tmp_path / ".profile").exists()
+
+
+def test_tensors_that_go_through_too_many_nodes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.checkpoints.onnx_roles._MOST_STEPS", 5)
+    with pytest.raises(WeightsError, match="5 nodes"):
+        read("convolutions", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["branches", "functions", "integers"])

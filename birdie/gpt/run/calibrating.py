@@ -5,6 +5,7 @@
 --calibrate RUN       OnRun            the GPT of a run or recipe
 --calibrate NPZ       OnArrays         an ONNX model, by onnxruntime
 a target alone        OnMadeUpInputs   a model of transformers or diffusers, whose inputs are made up
+                      OnMadeUpArrays   an ONNX model, the same, if onnxruntime is installed
                       WithoutData      anything else
 """
 
@@ -12,6 +13,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -231,6 +233,27 @@ class OnMadeUpInputs(Calibrator):
         return result, note + "".join(f"; not calibrated: {part} ({reason})" for part, reason in parts.items())
 
 
+class OnMadeUpArrays(Calibrator):
+    """Calibration of an ONNX model on inputs that are made up."""
+
+    title, unit = "calibrating on made-up inputs", "samples"
+    is_optional = True
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether inputs may be made up for an ONNX file, and can be run."""
+        is_onnx = request.checkpoint.suffix.lower() == ".onnx" and request.checkpoint.is_file()
+        return request.source is None and request.made_up and is_onnx and all(map(find_spec, ("onnx", "onnxruntime")))
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+        """Return the result, and a note."""
+        try:
+            result = calibrate_onnx(self.request.checkpoint, progress=where.get("progress"))
+        except Exception as error:  # of the runtime, too
+            return None, self.note_of(error)
+        return result, "calibrated on made-up inputs; --calibrate inputs.npz is better"
+
+
 class WithoutData(Calibrator):
     """Absence of any calibration: the prior decides alone."""
 
@@ -246,7 +269,7 @@ class WithoutData(Calibrator):
 
 def calibrator(request: Request) -> Calibrator:
     """Return the kind of calibration that suits a request."""
-    for kind in (OnArrays, OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
+    for kind in (OnArrays, OnText, OnImages, OnRun, OnMadeUpInputs, OnMadeUpArrays, WithoutData):
         if kind.suits(request):
             return kind(request)
     raise ConfigError(
