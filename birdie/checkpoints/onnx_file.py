@@ -42,7 +42,7 @@ class Piece(NamedTuple):
         start, end: of its bytes.
         name: of the tensor.
         shape, dtype: of these bytes; those of kinds that torch lacks are bytes.
-        source: the tensor of the graph; None: bytes between tensors, or tensors that overlap.
+        sources: the tensors of the graph that have these bytes; none of bytes between tensors, and where some overlap.
     """
 
     start: int
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    source: OnnxTensor | None = None
+    sources: tuple[OnnxTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +151,8 @@ def _in_parts(
         rows: list[Any] = [name]
         rest, end = [], 0
         for piece in some:
-            source = piece.source
-            use = uses[piece.name] = Uses() if source is None else users.of(source.scope, source.name)
-            if source is not None and source.scope == 0:
-                names[source.name] = piece.name
+            use = uses[piece.name] = users.of((source.scope, source.name) for source in piece.sources)
+            names |= {source.name: piece.name for source in piece.sources if source.scope == 0}
             axes = _axes(len(piece.shape), use.swapped if piece.dtype in REAL_DTYPES else AS_IT_LIES)
             tensor = _tensor(data, piece).permute(axes)
             # to the kinds of weights, three dimensions are a convolution
@@ -222,7 +220,7 @@ def _piece(tensor: OnnxTensor, start: int, end: int, names: "_Names") -> Piece:
         shape = (*shape[:-1], (end - start) // prod(shape[:-1])) if (end - start) % prod(shape[:-1]) == 0 else ()
     if len(shape) > MAX_DIMS or prod(shape) * dtype.itemsize != end - start:
         shape, dtype = (end - start,), torch.uint8
-    return Piece(start, end, names.new(tensor.name), shape, dtype, tensor)
+    return Piece(start, end, names.new(tensor.name), shape, dtype, (tensor,))
 
 
 class _Names:
@@ -249,7 +247,8 @@ def _apart(pieces: list[Piece], where: str, names: _Names) -> Iterator[Piece]:
         if group and (piece is None or piece.start >= max(one.end for one in group)):
             first, end = group[0], max(one.end for one in group)
             is_one = all((one.start, one.end, one.dtype) == (first.start, first.end, first.dtype) for one in group)
-            yield first if is_one else _bytes(first.start, end, where, names)
+            sources = tuple(source for one in group for source in one.sources)
+            yield first._replace(sources=sources) if is_one else _bytes(first.start, end, where, names)
             group = []
         if piece is not None:
             group.append(piece)

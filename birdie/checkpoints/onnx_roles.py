@@ -9,7 +9,7 @@ that compute with it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -94,14 +94,14 @@ class GraphUses:
             for index, name in enumerate(node.inputs):
                 self.users[node.scope, name].append((node, index))
 
-    def of(self, scope: int, name: str) -> Uses:
-        """Return the uses of a tensor.
+    def of(self, names: Iterable[tuple[int, str]]) -> Uses:
+        """Return the uses of a tensor, by its names in the graph and their scopes.
 
         Raises:
             WeightsError: tensors go through too many nodes.
         """
         uses = Uses()
-        for node, index, is_turned in self._reached(scope, name):
+        for node, index, is_turned in self._reached(names):
             operator = node.operator
             if operator in _WEIGHTS and index in _WEIGHTS[operator]:
                 uses.weights.append((operator, _swapped(node, index, is_turned)))
@@ -113,9 +113,9 @@ class GraphUses:
                 uses.is_exact = True
         return uses
 
-    def _reached(self, scope: int, name: str) -> Iterator[tuple[OnnxNode, int, bool]]:
+    def _reached(self, names: Iterable[tuple[int, str]]) -> Iterator[tuple[OnnxNode, int, bool]]:
         """Yield (node, index of the input, whether the last two axes were swapped on the way)."""
-        waiting, seen = [(scope, name, False)], set()
+        waiting, seen = [(scope, name, False) for scope, name in names], set()
         while waiting:
             scope, name, is_turned = state = waiting.pop()
             if state in seen:

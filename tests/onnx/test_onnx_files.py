@@ -177,6 +177,26 @@ def test_external_files_in_folders_with_gaps_shared_and_overlapping_tensors(tmp_
     assert (tmp_path / "a.birdie").stat().st_size < 325_000
 
 
+def test_tensors_of_one_range_are_one_tensor_of_all_uses(tmp_path: Path) -> None:
+    """A table that is looked up, and the same bytes as the weight of a product."""
+    model = zoo.tied()
+    model.graph.initializer.append(zoo.stored("again", zoo.weights(32, 100)))
+    model.graph.node[3].input[1] = "again"
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    model = onnx.load(path, load_external_data=False)
+    for one, other in zip(*(tensor.external_data for tensor in model.graph.initializer), strict=True):
+        other.value = one.value
+    path.write_bytes(model.SerializeToString())
+    parts = read_onnx(path)
+    assert {name: tuple(tensor.shape) for name, tensor in parts.tensors.items()} == {"again": (100, 32)}
+    assert parts.names == {"table": "again", "again": "again"}
+    assert {*parts.uses["again"].weights} == {("MatMul", "last two"), ("Gather", "as it lies")}
+    birdie.onnx.save(path, tmp_path / "a.birdie", lossless=True, effort="fast")
+    written = write_onnx(tmp_path / "a.birdie", tmp_path / "b" / "net.onnx")
+    assert [one.read_bytes() for one in written] == [path.read_bytes(), (tmp_path / "w.bin").read_bytes()]
+
+
 def external(path: Path, **changes: str) -> None:
     """Write a model whose first tensor has other entries for its external data."""
     model = onnx.load(zoo.write("opset 17", path.parent, external=True), load_external_data=False)
