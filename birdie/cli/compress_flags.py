@@ -89,8 +89,9 @@ class CompressFlags(SaveOptions):
         Path | None,
         Parameter(
             help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
-            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss. none: no inputs "
-            "are made up for a folder, either."
+            "of birdie: the run folder or recipe. For an ONNX file: an .npz file with an array of samples for each "
+            "input. Precision then follows the sensitivity of the loss. none: no inputs are made up for a folder, "
+            "either."
         ),
     ] = None
     model: Annotated[

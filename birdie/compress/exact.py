@@ -37,12 +37,13 @@ _RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Facts that a module tells of its tensors, by their names in the state dict."""
+    """Facts that a module, or a graph (checkpoints.onnx_roles), tells of its tensors, by their names."""
 
     buffers: frozenset[str] = frozenset()  # of the module, but for those that are tied to a parameter
     factors: frozenset[str] = frozenset()  # buffers that are a part of a weight, or a mask of it
     trained: frozenset[str] = frozenset()  # parameters that require a gradient
     layers: frozenset[str] = frozenset()  # weights and biases of torch's own layers
+    embeddings: frozenset[str] = frozenset()  # tables that are looked up
 
     @classmethod
     def of(cls, module: nn.Module, ties: Mapping[str, str], factors: Collection[str]) -> "Roles":

@@ -4,7 +4,9 @@
 --calibrate IMAGES    OnImages         an image classifier in a Hugging Face folder
 --calibrate RUN       OnRun            the GPT of a run or recipe
 --model, --data       OnOwnModel       any module, which the user's own code builds
+--calibrate NPZ       OnArrays         an ONNX model, by onnxruntime
 a target alone        OnMadeUpInputs   a model of transformers or diffusers, whose inputs are made up
+                      OnMadeUpArrays   an ONNX model, the same, if onnxruntime is installed
                       WithoutData      anything else
 """
 
@@ -12,6 +14,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -33,6 +36,7 @@ from birdie.hub import (
     reason_of,
     require_transformers_folder,
 )
+from birdie.onnx import calibrate as calibrate_onnx
 from birdie.system.own_code import called, imported, is_code
 
 Calibrated = tuple[CalibrationResult | None, str | None]
@@ -164,6 +168,36 @@ class OnImages(_OnFolder):
         return calibrate_on_images(self.request.checkpoint, state, self.paths, **where), None
 
 
+class OnArrays(Calibrator):
+    """Calibration of an ONNX model on arrays of its inputs."""
+
+    unit = "samples"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        assert request.source is not None
+        if request.data is not None or request.tokens is not None:
+            raise ConfigError("--calibration-data and --calibration-tokens are not for ONNX models; drop them")
+        if request.source.suffix != ".npz":
+            raise ConfigError(
+                f"an ONNX model is calibrated on an .npz file with an array of samples for each of its inputs, and "
+                f"{request.source} is none; write one with numpy.savez"
+            )
+        self.paths = [request.source]
+        self.title = f"calibrating on {request.source.name}"
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether the checkpoint is an ONNX file, and there is a source."""
+        return request.source is not None and request.checkpoint.suffix.lower() == ".onnx"
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+        """Return the result."""
+        if where.get("offload") is not None:
+            raise ConfigError("--offload is for modules of torch, and an ONNX model is run by onnxruntime; drop it")
+        return calibrate_onnx(self.request.checkpoint, self.request.source, progress=where.get("progress")), None
+
+
 class OnRun(Calibrator):
     """Calibration of the GPT of a run or recipe, on its training data or its own samples."""
 
@@ -260,6 +294,27 @@ class OnMadeUpInputs(Calibrator):
         return result, note + "".join(f"; not calibrated: {part} ({reason})" for part, reason in parts.items())
 
 
+class OnMadeUpArrays(Calibrator):
+    """Calibration of an ONNX model on inputs that are made up."""
+
+    title, unit = "calibrating on made-up inputs", "samples"
+    is_optional = True
+
+    @staticmethod
+    def suits(request: Request) -> bool:
+        """Return whether inputs may be made up for an ONNX file, and can be run."""
+        is_onnx = request.checkpoint.suffix.lower() == ".onnx" and request.checkpoint.is_file()
+        return request.source is None and request.made_up and is_onnx and all(map(find_spec, ("onnx", "onnxruntime")))
+
+    def __call__(self, state: Mapping[str, Tensor], **where: Unpack[Where]) -> Calibrated:  # noqa: ARG002
+        """Return the result, and a note."""
+        try:
+            result = calibrate_onnx(self.request.checkpoint, progress=where.get("progress"))
+        except Exception as error:  # of the runtime, too
+            return None, self.note_of(error)
+        return result, "calibrated on made-up inputs; --calibrate inputs.npz is better"
+
+
 class WithoutData(Calibrator):
     """Absence of any calibration: the prior decides alone."""
 
@@ -275,7 +330,7 @@ class WithoutData(Calibrator):
 
 def calibrator(request: Request) -> Calibrator:
     """Return the kind of calibration that suits a request."""
-    for kind in (OnOwnModel, OnText, OnImages, OnRun, OnMadeUpInputs, WithoutData):
+    for kind in (OnOwnModel, OnArrays, OnText, OnImages, OnRun, OnMadeUpInputs, OnMadeUpArrays, WithoutData):
         if kind.suits(request):
             return kind(request)
     raise ConfigError(

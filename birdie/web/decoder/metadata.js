@@ -49,6 +49,7 @@ const KINDS = {
     [...value[0]].length <= MAX_MARKS &&
     value.slice(1).every((some) => Array.isArray(some) && some.every((move) => typeof move === "number")),
   link: isObject,
+  onnx: Array.isArray,
 };
 
 /**
