@@ -1,5 +1,6 @@
 """Laws of the decoder in C: the tensors of `birdie.load`, bit for bit, and no damaged file that birdie refuses."""
 
+import hashlib
 import json
 import re
 import threading
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import birdie
+from birdie.artifact import codes
 from birdie.artifact.container import DELTA, Entry, Stream, to_bytes
 from birdie.compress import registry
 from birdie.errors import ArtifactError
@@ -79,11 +81,8 @@ def test_golden_streams_of_every_coder_decode_to_their_values(library: Any) -> N
         else:
             constant = Stream(0, b"")
             data = to_bytes([Entry("w", 4, 11, shape, (feature.states, 16, 0, 0, 0), (stream, constant))])
-        answer = decoded(library, data)
-        assert answer == by_birdie(data), name
-        if feature.states == 1:
-            values = torch.from_numpy(np.ascontiguousarray(feature.values).astype(np.int32))
-            assert answer == {"w": described(values)}, name
+        values = torch.from_numpy(np.ascontiguousarray(feature.values).astype(np.int32))
+        assert decoded(library, data) == ({"w": described(values)} if feature.states == 1 else by_birdie(data)), name
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -123,12 +122,9 @@ def test_every_transform_in_every_scan_decodes_to_the_same_bits(library: Any, tr
     source = torch.Generator().manual_seed(6)
     shapes = {"a": (20, 15), "conv": (5, 10, 3, 3), "cube": (4, 5, 6, 7), "vector": (40,), "scalar": ()}
     state = {name: torch.randn(shape, generator=source) for name, shape in shapes.items()}
-    if scan.startswith("blocks"):
-        state = (
-            {"even": torch.randn(20, 20, 5, generator=source)}
-            if "wavelet" in transform or "edge=5" in transform
-            else {"even": torch.randn(8, 12, 4, generator=source)}
-        )
+    if scan.startswith("blocks"):  # which divide every axis
+        even = (20, 20, 5) if "edge=5" in transform else (8, 12, 4)
+        state = {"even": torch.randn(even, generator=source)}
     for sigma in (0.3, 2.0):
         data = saved(state, scheme=f"spectral:{transform},scan={scan},sigma={sigma}", effort="fast")
         assert decoded(library, data) == by_birdie(data)
@@ -182,6 +178,7 @@ def _by_bytes(item: tuple[str, Any]) -> bytes:
     return item[0].encode()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_real_tensors_are_had_in_other_floats_as_torch_converts_them(library: Any, kind: torch.dtype) -> None:
     source = torch.Generator().manual_seed(8)
@@ -197,15 +194,22 @@ def test_real_tensors_are_had_in_other_floats_as_torch_converts_them(library: An
 
 
 def test_members_of_a_group_are_cut_out_of_one_array(library: Any) -> None:
-    norms = {f"layers.{i}.norm": torch.randn(16).bfloat16() for i in range(12)}
-    data = saved(norms | {"tied": norms["layers.3.norm"]}, lossless=True)
-    file = File(library, data)
+    """Who decodes each array once takes as long for many members as for few."""
+    data = (RELEASED / "members.birdie").read_bytes()
+    expected, file = by_birdie(data), File(library, data)
+    assert isinstance(expected, dict)
     tensors = file.tensors()
-    array = file.decode(tensors["tied"][1].array, 12 * 32, is_array=True)
+    ends: dict[int, int] = {}
+    for _, tensor in tensors.values():
+        ends[tensor.array] = max(
+            ends.get(tensor.array, 0), (tensor.first + tensor.elements) * tensor.bytes // tensor.elements
+        )
+    arrays = {array: file.decode(array, end, is_array=True) for array, end in ends.items()}
     for name, (_, tensor) in tensors.items():
-        weight = norms[name] if name in norms else norms["layers.3.norm"]
-        assert array[2 * tensor.first : 2 * tensor.first + 32] == weight.view(torch.uint8).numpy().tobytes()
-        assert tensor.is_alias == (name == "tied")
+        start = tensor.first * tensor.bytes // tensor.elements
+        data = arrays[tensor.array][start : start + tensor.bytes]
+        assert hashlib.sha256(data).hexdigest() == expected[name][2]
+    assert 2 * len(arrays) < len(tensors)
     file.close()
 
 
@@ -285,7 +289,7 @@ SOUND = (
         b'{"order":["12345678",[],[-1]],"link":{}}',
         '{"größe 😀":"\\ud83d\\ude00"}'.encode(),
     ),
-    *(b'{"a":0.00000001e316}', b'{"a":179769313486231580793e289,"b":-0.0e5}', b'{"state":{"versions":{"":[1],"a":3}}}'),
+    *(b'{"a":0.00000001e316}', b'{"a":179769313486231580793e288,"b":-0.0e5}', b'{"state":{"versions":{"":[1],"a":3}}}'),
 )
 
 
@@ -386,11 +390,10 @@ def test_threads_share_a_file(library: Any) -> None:
 
 
 def test_the_numbers_of_dtypes_are_those_of_the_format(library: Any) -> None:
-    from birdie.artifact.codes import DTYPES as names
-
+    names = codes.DTYPES
     assert [library.birdie_dtype_name(number).decode() for number in range(len(names))] == [*names]
     assert library.birdie_dtype_name(len(names)) is None
-    assert len({*ERRORS.values()}) == len(ERRORS) > 40
+    assert len({*ERRORS.values()}) == len(ERRORS) > len(DAMAGED)
 
 
 def test_files_of_nothing(library: Any) -> None:

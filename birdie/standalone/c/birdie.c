@@ -4032,10 +4032,8 @@ static int decode_part(const file *f, uint32_t array, uint64_t first, uint64_t c
         to += size - count * own; /* at the end of the output, which is filled from its beginning */
     }
     int error = decode_array(f, &m, array, to);
-    if (!error && to != out && size) {
-        if (dtype == a.dtype) memcpy(out, to + first * own, size);
-        else convert(a.dtype, to + first * own, count, dtype, out);
-    }
+    if (!error && dtype != a.dtype) convert(a.dtype, to + first * own, count, dtype, out);
+    else if (!error && to != out && size) memcpy(out, to + first * own, size);
     release(&m, NULL);
     return error;
 }
