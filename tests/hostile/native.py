@@ -50,7 +50,7 @@ def compiler() -> str | None:
 
 
 def build(cc: str, folder: Path, *, short: bool = True) -> Path:
-    """Compile the decoder, which cuts chunks as `seeds.short_chunks` if `short`, and its mutations; return the program."""
+    """Compile the decoder and its mutations, with chunks as of `seeds.short_chunks` if `short`; return the program."""
     program = folder / "native"
     subprocess.run([cc, *FLAGS, *(SHORT if short else ()), str(SOURCE), "-o", str(program)], check=True)
     return program
