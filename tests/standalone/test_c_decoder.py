@@ -194,7 +194,7 @@ def test_real_tensors_are_had_in_other_floats_as_torch_converts_them(library: An
 
 
 def test_members_of_a_group_are_cut_out_of_one_array(library: Any) -> None:
-    """Who decodes each array once takes as long for many members as for few."""
+    """Decoding each array once is linear in the members."""
     data = (RELEASED / "members.birdie").read_bytes()
     expected, file = by_birdie(data), File(library, data)
     assert isinstance(expected, dict)
@@ -294,7 +294,7 @@ SOUND = (
 
 
 def test_metadata_is_checked_as_birdie_checks_it(library: Any) -> None:
-    """What JSON, and the format, allow and forbid."""
+    """Texts that JSON or the format forbids, and odd ones that both allow."""
     for text in METADATA:
         data = to_bytes([Entry("w", 1, 1, (2,), (), CONSTANT)], text)
         with pytest.raises(ArtifactError):
