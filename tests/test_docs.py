@@ -32,6 +32,7 @@ PAGES = (*FRONT, *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob
 RUNNABLE = (
     "README.md",
     "docs/index.md",
+    "docs/checkpoints.md",
     "docs/compress.md",
     "docs/extend.md",
     "docs/scoring.md",
