@@ -17,7 +17,7 @@
  *     cc -std=c99 -O3 -ffp-contract=off -c birdie.c
  *
  * Floating point is that of IEEE 754: no -ffast-math, and -ffp-contract=off, since gcc ignores the pragma that says so.
- * Of the C library it takes memcpy, memmove, memset, memcmp, and, unless BIRDIE_NO_MALLOC is defined, malloc and free.
+ * Of the C library it takes memcpy, memset, memcmp, memchr, and, unless BIRDIE_NO_MALLOC is defined, malloc and free.
  */
 #ifndef BIRDIE_H
 #define BIRDIE_H
@@ -35,7 +35,7 @@ extern "C" {
     X(OK, 0, "no error") \
     X(ARGUMENT, 1, "an argument is null, out of range, or memory that is not aligned for its elements") \
     X(MEMORY, 2, "memory ran out") \
-    X(SIZE, 3, "the buffer has not the size that the tensor takes; see birdie_size") \
+    X(SIZE, 3, "the buffer has not the size that the tensor takes; elements times birdie_dtype_size") \
     X(CONVERSION, 4, "the tensor cannot be had in that dtype; take its own") \
     X(TOO_MANY_BYTES, 5, "decoding takes more bytes than max_bytes;" \
       " raise it if you trust where the file comes from") \
@@ -58,8 +58,8 @@ extern "C" {
     X(CHECKSUM, 32, "the tensor fails its checksum; the file is damaged") \
     X(DTYPE, 33, "the tensor has an unknown dtype; take a newer decoder") \
     X(SCHEME, 34, "the tensor has a scheme of another package, or a newer one; load it with birdie") \
-    X(BASE, 35, "the tensor is a delta to another file, which this decoder does not read; load it with birdie") \
-    X(WRONG_BASE, 36, "the tensor is a delta to other numbers than the file holds; the file is damaged") \
+    X(BASE, 35, "the tensor is a delta to a tensor that neither this file nor the base has; open it with its base") \
+    X(WRONG_BASE, 36, "the tensor is a delta to other numbers than the base has; open it with the base it was made with") \
     X(PARAMETERS, 37, "the tensor has parameters that its scheme does not allow; the file is damaged") \
     X(STREAMS, 38, "the tensor has not as many streams as its scheme needs; the file is damaged") \
     X(CODER, 39, "the tensor has an unknown coder; take a newer decoder") \
@@ -109,18 +109,20 @@ typedef struct birdie_allocator {
     void *opaque;
 } birdie_allocator;
 
-/* Most that one call may take; 0 stands for the default. All is checked before anything is decoded or allocated. */
+/* Most that one call may take, checked before it is taken; 0 stands for the default. */
 typedef struct birdie_limits {
     uint64_t max_bytes;      /* decoded; default: the larger of 1 GiB and 64 times the file */
-    uint64_t max_memory;     /* allocated at a time, beside the output; default: 64 MiB, 6 times the larger of the array
-                                and max_bytes where that is given, and 1,024 times its payload */
-    uint64_t max_operations; /* of about a nanosecond; default: the larger of 2^31 and 2 a byte of max_bytes, and 65,536
-                                for each byte of payload */
+    uint64_t max_memory;     /* allocated at a time, beside the output; default of decoding: 64 MiB, 16 times the larger
+                                of the array and a max_bytes that is given, and 1,024 times the file */
+    uint64_t max_operations; /* of about a nanosecond; default: the larger of 2^31 and 2 for each byte of max_bytes, and
+                                65,536 for each of the file */
 } birdie_limits;
 
 typedef struct birdie_options {
     birdie_allocator allocator; /* all NULL: malloc and free */
     birdie_limits limits;
+    const birdie_file *base; /* open file to whose tensors those of the file are deltas, NULL for none; it has no deltas
+                                itself, and stays open as long as the other */
 } birdie_options;
 
 /* Open a file that lies in memory: its header, names and metadata are checked, no payload is read.
@@ -183,7 +185,6 @@ typedef struct birdie_array {
     uint64_t elements;
     uint64_t bytes;      /* in its own dtype */
     uint64_t payload;    /* bytes in the file */
-    uint64_t memory;     /* that decoding allocates at most, about */
     uint64_t operations; /* that decoding takes at most, about */
     size_t entry;        /* index of its entry in the file */
     size_t parts;        /* number of entries with its payload: blocks, or 1 */
