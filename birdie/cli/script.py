@@ -59,7 +59,7 @@ def command(
 
     The pair is export(state, budget, path) and load(path); the budget is for code and model together. The decoder is
     load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone. In
-    JavaScript the decoder is decode(ArrayBuffer), which needs nothing.
+    JavaScript the decoder is decode(ArrayBuffer), and toOnnx(ArrayBuffer) for onnxruntime-web; it needs nothing.
     """
     from birdie.golf.packed_script import pack
     from birdie.gpt.run.recipe_registry import find
@@ -110,22 +110,18 @@ def _write_javascript(
     kind: str, output: Path | None, requirements: Path | None, *, overwrite: bool, json: bool
 ) -> None:
     """Write the decoder as a JavaScript module."""
-    from birdie.web.javascript import bundle
+    from birdie.standalone import javascript_decoder
 
     if kind != "decoder":
         raise ConfigError(f"--language js is for --kind decoder; a file of the kind {kind} is Python")
     if requirements is not None:
         raise ConfigError("a decoder in JavaScript needs no packages; leave --requirements out")
-    folder = PACKAGE / "web"
-    inputs = [folder / "decoder.js", *folder.joinpath("decoder").glob("*.js")]
+    inputs = [*PACKAGE.joinpath("standalone", "javascript").iterdir()]
     output = outputs.require_output(output or Path("decode.js"), inputs, kind=_JAVASCRIPT, overwrite=overwrite)
-    about = (
-        f"// birdie {__version__}: decode(bytes of a .birdie file, {{maxBytes}}) -> {{name: {{dtype, shape, data}}}}\n"
-    )
-    data = (about + bundle(inputs[0])).encode()
+    data = javascript_decoder()
     files.write_bytes(output, data)
     if json:
         print_json({"path": str(output), "kind": kind, "language": "js", "bytes": len(data)})
         return
     print_line(f"{size(len(data))}: {output}")
-    print_line(f'use it: import {{ decode }} from "./{output.name}"; const tensors = decode(arrayBuffer)')
+    print_line(f'use it: import {{ decode }} from "./{output.name}"; const tensors = await decode(arrayBuffer)')
