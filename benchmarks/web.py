@@ -22,7 +22,7 @@ import birdie
 from benchmarks.command import Row, command_parser, errors_as_exit, report
 from benchmarks.processes import take_turns
 from birdie.errors import ConfigError
-from birdie.web.javascript import bundle
+
 
 CODERS: tuple[Literal["fast"], Literal["max"]] = ("fast", "max")
 SCHEMES = "lossless", "int6", "trellis:states=8,sigma=0.3"
