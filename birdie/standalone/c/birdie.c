@@ -19,6 +19,9 @@
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16
 #error "birdie.c needs float and double as IEEE 754 has them; on x86 of 32 bits compile with -msse2 -mfpmath=sse"
 #endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "birdie.c writes words as they are in the file, which is little-endian"
+#endif
 #ifdef __FAST_MATH__
 #error "birdie.c cannot be compiled with -ffast-math: its sums are defined to the last bit"
 #endif
@@ -145,7 +148,7 @@ struct entry {
     uint8_t is_copy; /* of an alias */
     uint32_t parameters;
     uint32_t target; /* of an alias or member */
-    uint32_t base;   /* of a delta: the entry of the tensor it is relative to */
+    uint32_t base;   /* of a delta: the entry of the base that it is relative to */
     uint32_t array;  /* that holds its elements */
     uint32_t group;  /* of an entry that members share: their number */
     uint32_t position;
@@ -170,7 +173,8 @@ struct birdie_file {
     uint32_t count;
     uint32_t *tensors, *arrays; /* entries */
     uint32_t tensor_count, array_count;
-    int has_views, is_base_inside;
+    int has_views;
+    const file *base; /* that deltas are relative to; the file itself, if they are inside */
     uint32_t crc[8][256];
     struct tables *tables; /* where a stream needs them */
 };
@@ -641,7 +645,7 @@ static int check_kinds(file *f) {
             e->array = f->entries[e->target].array;
             e->position = f->entries[e->target].position;
         }
-        e->base = i; /* a delta is relative to the tensor of its own name, unless the metadata has another */
+        e->base = NONE;
     }
     return 0;
 }
@@ -718,15 +722,14 @@ static const struct {
     const char *name;
     uint8_t bytes, words; /* of a word; words of an element */
     uint8_t exponent;     /* bits above the sign once it has moved; 0: it stays */
+    uint8_t mantissa;     /* bits of a float with a sign bit, else 0 */
 } dtypes[] = {
-    {"bool", 1, 1, 0},           {"uint8", 1, 1, 0},         {"int8", 1, 1, 0},
-    {"uint16", 2, 1, 0},         {"int16", 2, 1, 0},         {"uint32", 4, 1, 0},
-    {"int32", 4, 1, 0},          {"uint64", 8, 1, 0},        {"int64", 8, 1, 0},
-    {"float16", 2, 1, 8},        {"bfloat16", 2, 1, 8},      {"float32", 4, 1, 8},
-    {"float64", 8, 1, 11},       {"complex32", 2, 2, 8},     {"complex64", 4, 2, 8},
-    {"complex128", 8, 2, 11},    {"float8_e4m3fn", 1, 1, 0}, {"float8_e4m3fnuz", 1, 1, 0},
-    {"float8_e5m2", 1, 1, 0},    {"float8_e5m2fnuz", 1, 1, 0}, {"float8_e8m0fnu", 1, 1, 0},
-    {"float4_e2m1fn_x2", 1, 1, 0},
+    {"bool", 1, 1, 0, 0}, {"uint8", 1, 1, 0, 0}, {"int8", 1, 1, 0, 0}, {"uint16", 2, 1, 0, 0}, {"int16", 2, 1, 0, 0},
+    {"uint32", 4, 1, 0, 0}, {"int32", 4, 1, 0, 0}, {"uint64", 8, 1, 0, 0}, {"int64", 8, 1, 0, 0},
+    {"float16", 2, 1, 8, 10}, {"bfloat16", 2, 1, 8, 7}, {"float32", 4, 1, 8, 23}, {"float64", 8, 1, 11, 52},
+    {"complex32", 2, 2, 8, 10}, {"complex64", 4, 2, 8, 23}, {"complex128", 8, 2, 11, 52},
+    {"float8_e4m3fn", 1, 1, 0, 3}, {"float8_e4m3fnuz", 1, 1, 0, 3}, {"float8_e5m2", 1, 1, 0, 2},
+    {"float8_e5m2fnuz", 1, 1, 0, 2}, {"float8_e8m0fnu", 1, 1, 0, 0}, {"float4_e2m1fn_x2", 1, 1, 0, 0},
 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes, BLOCK = 1024 /* elements that are computed at a time */ };
 
@@ -797,6 +800,16 @@ static void load_floats(int dtype, const void *words, size_t n, float *out) {
         else
             for (size_t i = 0; i < n; i++) out[i] = from_float16(half[i]);
     }
+}
+
+static void load_doubles(int dtype, const void *words, size_t n, double *out) {
+    float x[BLOCK];
+    if (dtype == BIRDIE_FLOAT64) {
+        memcpy(out, words, n * sizeof *out);
+        return;
+    }
+    load_floats(dtype, words, n, x);
+    for (size_t i = 0; i < n; i++) out[i] = x[i];
 }
 
 static void store_words(int dtype, const float *x, size_t n, void *out) {
@@ -1549,6 +1562,368 @@ static int decode_lowrank(reader *r, const tensor *t, void *out) {
     return 0;
 }
 
+/* ---- Spectral ---- */
+
+enum { IDENTITY, DCT, WAVELET53, WAVELET97, HADAMARD };
+
+typedef struct axes { /* of a tensor and its transform */
+    int n, kind, levels;
+    uint64_t length[MOST_DIMENSIONS], block[MOST_DIMENSIONS], classes[MOST_DIMENSIONS];
+    uint64_t class_count;
+} axes;
+
+/* Return the length of the low band of an axis after some levels. */
+static uint64_t low_band(uint64_t n, int levels) {
+    for (; levels && n > 1; levels--) n = (n + 1) / 2;
+    return n;
+}
+
+static int axes_of(const tensor *t, axes *a) {
+    const int64_t *v = t->parameter;
+    CHECK(is_real(t->dtype) && count_of(t) && t->parameters == 6, PARAMETERS);
+    CHECK(v[0] >= IDENTITY && v[0] <= HADAMARD && v[3] >= 0 && v[3] <= 1, PARAMETERS);
+    CHECK(v[0] == DCT ? v[1] >= 2 && v[1] <= 64 : !v[1], PARAMETERS);
+    CHECK(v[0] == WAVELET53 || v[0] == WAVELET97 ? v[2] >= 1 && v[2] <= 16 : !v[2], PARAMETERS);
+    CHECK(v[4] >= 0 && v[4] <= 2 && v[5] >= 0 && v[5] <= 1, PARAMETERS);
+    *a = (axes){.n = t->dimensions ? t->dimensions : 1, .kind = (int)v[0], .levels = (int)v[2], .class_count = 1};
+    for (int i = 0; i < a->n; i++) {
+        const uint64_t length = a->length[i] = t->dimensions ? t->shape[i] : 1;
+        const int is_still = v[0] == IDENTITY || v[0] == HADAMARD || (v[3] && i < 2);
+        a->block[i] = a->classes[i] = is_still ? 1 : v[0] == DCT ? smaller((uint64_t)v[1], length) : length;
+        if (a->levels) a->classes[i] = 1;
+        for (int level = 1; level <= v[2] && low_band(a->block[i], level - 1) > 1; level++) a->classes[i]++;
+        a->class_count *= a->classes[i];
+        CHECK(v[4] != 2 || length % a->block[i] == 0, PARAMETERS);
+    }
+    return 0;
+}
+
+/* Return the class of a position of an axis. */
+static uint64_t class_of(const axes *a, int axis, uint64_t position) {
+    if (a->kind == DCT) return position % a->block[axis];
+    uint64_t class = 0;
+    for (int level = (int)a->classes[axis] - 1; level > 0; level--)
+        class += position >= low_band(a->block[axis], level);
+    return class;
+}
+
+static int plan_spectral(plan *p, const tensor *t) {
+    axes a;
+    TRY(axes_of(t, &a));
+    uint64_t points = 0, rows = t->rows, columns = t->columns, across = 1, each = 20;
+    for (int i = 0; i < a.n; i++) {
+        across *= a.block[i];
+        each += a.kind == DCT && a.block[i] > 1 ? 3 * a.block[i] : a.levels ? 32 : 0;
+    }
+    if (a.kind == HADAMARD) each += (uint64_t)(16 + 8 * (log2_of(columns) + 1));
+    if (t->parameter[4] == 1) {
+        const uint64_t first = a.n > 1 ? a.length[0] : 1, second = a.length[a.n > 1];
+        points = count_of(t) / first / second + first + second;
+        rows = count_of(t) / second;
+        columns = second;
+    } else if (t->parameter[4] == 2) {
+        points = columns = across;
+        rows = count_of(t) / across;
+    }
+    spend(p, count_of(t), each);
+    spend(p, points, 400);
+    spend(p, a.class_count, 8);
+    TRY(add_stream(p, rows, columns, -32, 1));
+    return add_stream(p, 1, a.class_count, -16, 1);
+}
+
+typedef struct points { /* all tuples of coordinates along some axes, numbered in row-major order */
+    int n, is_morton;
+    uint64_t size[MOST_DIMENSIONS];
+    const uint32_t *class[MOST_DIMENSIONS]; /* of coordinates; NULL where they are compared themselves */
+} points;
+
+static int compare_points(const void *with, uint64_t a, uint64_t b) {
+    const points *p = with;
+    uint64_t top = 0, i = a, j = b;
+    int order = 0;
+    for (int k = p->n - 1; k >= 0; i /= p->size[k], j /= p->size[k], k--) {
+        uint64_t x = i % p->size[k], y = j % p->size[k];
+        if (p->class[k]) x = p->class[k][x], y = p->class[k][y];
+        /* By the first axis that differs; along Morton's curve by that which differs in the highest bit. */
+        if (x == y || (p->is_morton && (x ^ y) < top && (x ^ y) < ((x ^ y) ^ top))) continue;
+        order = x < y ? -1 : 1;
+        top = x ^ y;
+    }
+    return order ? order : a < b ? -1 : a > b;
+}
+
+/* Return where each point stands in their order. */
+static uint64_t *rank_points(memory *m, const points *p) {
+    uint64_t count = 1;
+    for (int i = 0; i < p->n; i++) count *= p->size[i];
+    uint64_t *order = take(m, count, sizeof *order), *rank = take(m, count, sizeof *rank);
+    if (!order || !rank) return NULL;
+    for (uint64_t i = 0; i < count; i++) order[i] = i;
+    sort(order, (size_t)count, compare_points, p);
+    for (uint64_t i = 0; i < count; i++) rank[order[i]] = i;
+    return rank;
+}
+
+/* Numbers of twice the precision of doubles, high + low: products and sums right to about 2^-100. */
+typedef struct wide {
+    double high, low;
+} wide;
+
+static wide wide_sum(double a, double b) { /* |a| >= |b| */
+    wide s = {a + b, 0};
+    s.low = b - (s.high - a);
+    return s;
+}
+
+static wide wide_product(wide a, wide b) {
+    const double p = a.high * b.high, s = 134217729.0; /* halves of 26 bits, whose products are exact */
+    const double a1 = s * a.high - (s * a.high - a.high), b1 = s * b.high - (s * b.high - b.high);
+    const double a2 = a.high - a1, b2 = b.high - b1;
+    return wide_sum(p, ((a1 * b1 - p) + a1 * b2 + a2 * b1) + a2 * b2 + (a.high * b.low + a.low * b.high));
+}
+
+static wide wide_quotient(wide a, double b) {
+    const double q = a.high / b;
+    const wide back = wide_product((wide){q, 0}, (wide){b, 0});
+    return wide_sum(q, ((a.high - back.high) - back.low + a.low) / b);
+}
+
+/* Fill in b(k, i) of blocks of n: at k * n + i the double nearest to sqrt((2 - [k = 0]) / n) cos(pi k (2i + 1) / 2n). */
+static void make_cosines(double *out, uint64_t n) {
+    wide cosine[65], norm[2];
+    for (uint64_t q = 0; q <= n; q++) { /* of pi q / 2n, by the series */
+        const wide pi = {3.141592653589793, 1.2246467991473532e-16};
+        const wide angle = wide_quotient(wide_product(pi, (wide){(double)q, 0}), 2 * (double)n);
+        const wide square = wide_product(angle, angle);
+        wide term = {1, 0};
+        cosine[q] = term;
+        for (int k = 1; k < 40; k += 2) {
+            term = wide_quotient(wide_product(term, square), -(double)(k * (k + 1)));
+            const wide sum = wide_sum(cosine[q].high, term.high);
+            cosine[q] = wide_sum(sum.high, sum.low + cosine[q].low + term.low);
+        }
+    }
+    /* The format's cosine of a right angle, which the series above cannot tell from 0; it decides signs of zeros. */
+    cosine[n] = (wide){15 * power_of_two(-192), 0};
+    for (int k = 0; k < 2; k++) { /* square roots by Newton's method */
+        const wide a = wide_quotient((wide){1 + k, 0}, (double)n);
+        double root = 1;
+        for (int i = 0; i < 12; i++) root = (root + a.high / root) / 2;
+        const wide square = wide_product((wide){root, 0}, (wide){root, 0});
+        norm[k] = wide_sum(root, ((a.high - square.high) - square.low + a.low) / (2 * root));
+    }
+    for (uint64_t k = 0; k < n; k++) {
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t angle = (2 * i + 1) * k % (4 * n);
+            if (angle > 2 * n) angle = 4 * n - angle;
+            const double x = wide_product(norm[k > 0], cosine[angle > n ? 2 * n - angle : angle]).high;
+            out[k * n + i] = angle > n ? -x : x;
+        }
+    }
+}
+
+static const double wavelet_factors[2][5] = {
+    {-0.5, 0.25, 0, 0, 1.4142135623730951},
+    {-1.586134342059924, -0.052980118572961, 0.882911075530934, 0.443506852043971, 1.1496043988602418},
+};
+
+/* Undo the wavelet transform of n samples; `other` has room for as many. */
+static void undo_wavelet(const axes *a, double *x, double *other, uint64_t n) {
+    const double *factor = wavelet_factors[a->kind == WAVELET97], by = factor[4];
+    int level = 0;
+    while (level < a->levels && low_band(n, level) > 1) level++;
+    for (; level--;) {
+        const uint64_t size = low_band(n, level), half = (size + 1) / 2, odds = size - half;
+        double *even = other, *odd = other + half;
+        for (uint64_t i = 0; i < half; i++) even[i] = x[i] / by;
+        for (uint64_t i = 0; i < odds; i++) odd[i] = x[half + i] * by;
+        for (int f = a->kind == WAVELET97 ? 3 : 1; f >= 0; f--) {
+            for (uint64_t i = 0; i < half && f % 2; i++)
+                even[i] += -factor[f] * (odd[i ? i - 1 : 0] + odd[smaller(i, odds - 1)]);
+            for (uint64_t i = 0; i < odds && f % 2 == 0; i++)
+                odd[i] += -factor[f] * (even[i] + even[smaller(i + 1, half - 1)]);
+        }
+        for (uint64_t i = 0; i < size; i++) x[i] = i % 2 ? odd[i / 2] : even[i / 2];
+    }
+}
+
+/* Undo the transform of an axis, whose neighbors lie `inner` apart. */
+static int undo_axis(memory *m, const axes *a, int axis, double *x, uint64_t count, uint64_t inner) {
+    const uint64_t length = a->length[axis], block = a->block[axis], rest = length % block;
+    double *line = take(m, 2 * block, sizeof *line), *other = line + block, *cosines = NULL;
+    if (!line) return m->error;
+    if (a->kind == DCT) { /* of a block, and of the last one, which is shorter */
+        if (!(cosines = take(m, block * block + rest * rest, sizeof *cosines))) return m->error;
+        make_cosines(cosines, block);
+        if (rest) make_cosines(cosines + block * block, rest);
+    }
+    for (uint64_t outer = 0; outer < count; outer += length * inner) {
+        for (uint64_t start = 0, n; start < length; start += n) {
+            n = smaller(block, length - start);
+            const double *b = n < block ? cosines + block * block : cosines;
+            for (uint64_t at = 0; at < inner; at++) {
+                double *first = x + outer + start * inner + at;
+                for (uint64_t i = 0; i < n; i++) line[i] = first[i * inner];
+                if (a->kind == DCT) {
+                    for (uint64_t i = 0; i < n; i++) other[i] = b[i] * line[0];
+                    for (uint64_t k = 1; k < n; k++)
+                        for (uint64_t i = 0; i < n; i++) other[i] += b[k * n + i] * line[k];
+                } else {
+                    undo_wavelet(a, line, other, n);
+                }
+                for (uint64_t i = 0; i < n; i++) first[i * inner] = a->kind == DCT ? other[i] : line[i];
+            }
+        }
+    }
+    return 0;
+}
+
+static int decode_spectral(reader *r, const tensor *t, void *out) {
+    const uint64_t count = count_of(t);
+    const int layout = (int)t->parameter[4], is_morton = (int)t->parameter[5];
+    double *x = take(r->m, count, sizeof *x);
+    uint64_t *ranks[3] = {NULL, NULL, NULL}, at[MOST_DIMENSIONS] = {0};
+    uint32_t *class[MOST_DIMENSIONS];
+    values symbol;
+    float *scales;
+    axes a;
+    if (!x) return r->m->error;
+    TRY(axes_of(t, &a));
+    TRY(read_stream(r, &symbol));
+    TRY(read_scales(r, a.class_count, &scales));
+    points inside = {.n = layout == 2 ? a.n : a.n > 2 ? a.n - 2 : 0, .is_morton = is_morton};
+    for (int i = 0; i < a.n; i++) {
+        if (!(class[i] = take(r->m, a.length[i], sizeof **class))) return r->m->error;
+        for (uint64_t k = 0; k < a.length[i]; k++) class[i][k] = (uint32_t)class_of(&a, i, k);
+        const int axis = layout == 2 ? i : i - 2;
+        if (axis >= 0) inside.size[axis] = layout == 2 ? a.block[i] : a.length[i];
+        if (axis >= 0 && layout == 1) inside.class[axis] = class[i];
+        if (i < 2 && layout == 1) {
+            const points line = {1, 0, {a.length[i]}, {class[i]}};
+            if (!(ranks[a.n > 1 ? i : 1] = rank_points(r->m, &line))) return r->m->error;
+        }
+    }
+    if (layout && !(ranks[2] = rank_points(r->m, &inside))) return r->m->error;
+    uint64_t width = 1; /* of a row of the coded matrix */
+    for (int k = 0; k < a.n; k++) width *= layout == 2 ? a.block[k] : k == (a.n > 1) ? a.length[k] : 1;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t row = 0, point = 0, kind = 0, from = i;
+        for (int k = 0; k < a.n; k++) {
+            kind = kind * a.classes[k] + class[k][at[k]];
+            if (layout == 2) row = row * (a.length[k] / a.block[k]) + at[k] / a.block[k];
+            if (layout == 2) point = point * a.block[k] + at[k] % a.block[k];
+            if (layout == 1 && k > 1) point = point * a.length[k] + at[k];
+        }
+        if (layout == 2) from = row * width + ranks[2][point];
+        if (layout == 1 && a.n == 1) from = ranks[1][at[0]];
+        if (layout == 1 && a.n > 1) from = (ranks[2][point] * a.length[0] + ranks[0][at[0]]) * width + ranks[1][at[1]];
+        x[i] = (double)value_at(symbol, (size_t)from) * scales[kind];
+        for (int k = a.n - 1; k >= 0 && ++at[k] == a.length[k]; k--) at[k] = 0;
+    }
+    if (a.kind == HADAMARD) {
+        const uint64_t columns = t->columns, p = (uint64_t)1 << log2_of(columns);
+        double *signs = take(r->m, 2 * p, sizeof *signs);
+        if (!signs) return r->m->error;
+        make_signs(signs, p, 0);
+        make_signs(signs + p, p, 1);
+        for (uint64_t row = 0; row < t->rows; row++) rotate_row(x + row * columns, columns, signs);
+    }
+    uint64_t inner = 1;
+    for (int k = a.n - 1; k >= 0; inner *= a.length[k--])
+        if (a.block[k] > 1) TRY(undo_axis(r->m, &a, k, x, count, inner));
+    store_doubles(t->dtype, x, count, out);
+    return 0;
+}
+
+/* ---- Tucker ---- */
+
+enum { MOST_AXES = 8 };
+
+typedef struct tucker {
+    uint64_t ranks[MOST_AXES], shapes[MOST_AXES][2];
+    inner core, factors[MOST_AXES]; /* of cut axes */
+} tucker;
+
+static int take_tucker(const tensor *t, tucker *k) {
+    const int n = t->dimensions;
+    CHECK(is_real(t->dtype) && count_of(t) && n >= 2 && n <= MOST_AXES && t->parameters >= (uint64_t)n, PARAMETERS);
+    const int64_t *v = t->parameter + n;
+    uint64_t left = t->parameters - (uint64_t)n, numbers = 1, is_cut = 0;
+    for (int i = 0; i < n; i++) {
+        k->ranks[i] = (uint64_t)t->parameter[i];
+        CHECK(k->ranks[i] >= 1 && k->ranks[i] <= t->shape[i], PARAMETERS);
+        numbers *= k->ranks[i];
+    }
+    TRY(take_inner(&v, &left, n, k->ranks, 0, &k->core));
+    for (int i = 0; i < n; i++) {
+        k->factors[i].by = NULL;
+        if (k->ranks[i] == t->shape[i]) continue;
+        is_cut = 1;
+        numbers += k->shapes[i][0] = k->ranks[i];
+        numbers += k->ranks[i] * (k->shapes[i][1] = t->shape[i]) - k->ranks[i];
+        TRY(take_inner(&v, &left, 2, k->shapes[i], 0, &k->factors[i]));
+    }
+    CHECK(is_cut && !left && numbers <= count_of(t), PARAMETERS);
+    return 0;
+}
+
+static int plan_tucker(plan *p, const tensor *t) {
+    tucker k;
+    TRY(take_tucker(t, &k));
+    TRY(k.core.by->plan(p, &k.core.t));
+    spend(p, count_of(t), 12);
+    for (int i = 0; i < t->dimensions; i++) {
+        if (!k.factors[i].by) continue;
+        uint64_t size = 1; /* once this axis is expanded, and those after it */
+        for (int j = 0; j < t->dimensions; j++) size *= j < i ? k.ranks[j] : t->shape[j];
+        spend(p, size, 2 * k.ranks[i]);
+        TRY(k.factors[i].by->plan(p, &k.factors[i].t));
+        TRY(add_stream(p, k.ranks[i], 1, -16, 1));
+    }
+    return 0;
+}
+
+static int decode_tucker(reader *r, const tensor *t, void *out) {
+    const double most = most_of(BIRDIE_FLOAT32);
+    tucker k;
+    double *factors[MOST_AXES] = {NULL}, *x;
+    float *from, *scales;
+    TRY(take_tucker(t, &k));
+    TRY(decode_inner(r, &k.core, &from));
+    uint64_t count = count_of(&k.core.t), inner = 1;
+    if (!(x = take(r->m, count, sizeof *x))) return r->m->error;
+    for (uint64_t i = 0; i < count; i++) x[i] = from[i];
+    for (int i = 0; i < t->dimensions; i++) {
+        if (!k.factors[i].by) continue;
+        const uint64_t n = count_of(&k.factors[i].t);
+        if (!(factors[i] = take(r->m, n, sizeof **factors))) return r->m->error;
+        TRY(decode_inner(r, &k.factors[i], &from));
+        TRY(read_scales(r, k.ranks[i], &scales));
+        for (uint64_t j = 0; j < n; j++) factors[i][j] = (double)from[j] * scales[j / t->shape[i]];
+    }
+    for (int axis = t->dimensions - 1; axis >= 0; inner *= t->shape[axis--]) {
+        const uint64_t rank = k.ranks[axis], length = t->shape[axis], outer = count / rank / inner;
+        const double *f = factors[axis];
+        if (!f) continue;
+        double *y = take(r->m, outer * length * inner, sizeof *y), *to = y;
+        if (!y) return r->m->error;
+        for (uint64_t o = 0; o < outer; o++) {
+            for (uint64_t i = 0; i < length; i++, to += inner) {
+                const double *line = x + o * rank * inner;
+                for (uint64_t c = 0; c < inner; c++) to[c] = f[i] * line[c];
+                for (uint64_t j = 1; j < rank; j++)
+                    for (uint64_t c = 0; c < inner; c++) to[c] += f[j * length + i] * line[j * inner + c];
+                for (uint64_t c = 0; c < inner; c++) to[c] = to[c] > most ? most : to[c] < -most ? -most : to[c];
+            }
+        }
+        x = y;
+        count = outer * length * inner;
+    }
+    store_doubles(t->dtype, x, count, out);
+    return 0;
+}
+
 static const scheme schemes[OWN_SCHEMES] = {
     {NULL, NULL, 0},
     {plan_lossless, decode_lossless, 2},
@@ -1559,6 +1934,8 @@ static const scheme schemes[OWN_SCHEMES] = {
     {plan_codebook, decode_codebook, 1},
     {plan_rotation, decode_rotation, 0},
     {plan_lowrank, decode_lowrank, 0},
+    {plan_spectral, decode_spectral, 2},
+    {plan_tucker, decode_tucker, 0},
 };
 
 /* ==== Metadata ==== */
@@ -1884,34 +2261,36 @@ static int check_state(const char *p) {
     return 1;
 }
 
-static int check_base(const char *p) {
+/* Check the base; take over whether it is the file itself, and the names that tensors have in it. */
+static int check_base(file *f, const char *p, const char **names) {
     if (*p != '{') return 0;
     for (const char *key = first_in(p), *value; key; key = next_in(value)) {
         value = value_of(key);
         if (is_text(key, "of") && *value != '"') return 0;
-        if (is_text(key, "inside") && *value != 't' && *value != 'f') return 0;
-        if (is_text(key, "names") && !are_texts(value)) return 0;
+        if (is_text(key, "inside")) {
+            if (*value != 't' && *value != 'f') return 0;
+            if (*value == 't') f->base = f;
+        }
+        if (is_text(key, "names")) {
+            if (!are_texts(value)) return 0;
+            *names = value;
+        }
     }
     return 1;
 }
 
-/* Take over the base: whether it is the file itself, and under which names it has other tensors. */
-static void read_base(file *f, const char *p) {
-    for (const char *key = first_in(p), *value; key; key = next_in(value)) {
-        value = value_of(key);
-        if (is_text(key, "inside")) f->is_base_inside = *value == 't';
-        if (!is_text(key, "names")) continue;
-        for (const char *name = first_in(value), *other; name; name = next_in(other)) {
-            other = value_of(name);
-            uint32_t i = find_text(f, name);
-            if (i != NONE) f->entries[i].base = find_text(f, other);
-        }
+/* Take over which tensors of the base have other names. */
+static void read_names(file *f, const char *p) {
+    for (const char *name = first_in(p), *other; name; name = next_in(other)) {
+        other = value_of(name);
+        uint32_t i = find_text(f, name);
+        if (i != NONE) f->entries[i].base = find_text(f->base, other);
     }
 }
 
 /* Check the values of the keys that the format knows, and take over what decoding needs. */
 static int check_fields(file *f) {
-    const char *p = f->metadata;
+    const char *p = f->metadata, *names = NULL;
     while (is_space(*p)) p++;
     for (const char *key = first_in(p), *value; key; key = next_in(value)) {
         value = value_of(key);
@@ -1921,7 +2300,7 @@ static int check_fields(file *f) {
         if (is_text(key, "schemes")) is_sound = are_texts(value);
         if (is_text(key, "order")) is_sound = check_order(value);
         if (is_text(key, "state")) is_sound = check_state(value);
-        if (is_text(key, "base") && (is_sound = check_base(value)) != 0) read_base(f, value);
+        if (is_text(key, "base")) is_sound = check_base(f, value, &names);
         if (is_text(key, "tree")) {
             is_sound = *value != '{';
             f->has_views = *value == '[' && has_views(value);
@@ -1950,6 +2329,11 @@ static int check_fields(file *f) {
         }
         CHECK(is_sound, METADATA);
     }
+    for (uint32_t i = 0; i < f->count && f->base; i++) {
+        entry *e = &f->entries[i];
+        if (is_tensor(e)) e->base = f->base == f ? i : find(f->base, e->name, e->name_size);
+    }
+    if (names && f->base) read_names(f, names);
     return 0;
 }
 
@@ -3102,23 +3486,358 @@ static int read_stream(reader *r, values *out) {
     return 0;
 }
 
-static int plan_delta(plan *p, const tensor *t) { (void)p; (void)t; FAIL(BASE); }
-static int decode_delta(reader *r, const tensor *t, const void *base, void *out) { (void)r; (void)t; (void)base; (void)out; FAIL(BASE); }
-static int decode_base(const file *f, memory *m, const entry *e, char **out) { (void)f; (void)m; (void)e; (void)out; FAIL(BASE); }
+
+/* ---- Deltas ---- */
+
+enum { WAYS = 8, MOST_DELTA_SCALE = 640, SIGN_COUNTERS = 2 + 64 + 64 + 4096 + 54 + 192 + 4096 + 32 };
+
+/* Where the counters of each context begin. */
+static const int32_t delta_starts[WAYS + 1] = {0, 64, 256, 448, 736, 832, 1120, 1888, 2272};
+static const int32_t sign_starts[WAYS] = {0, 2, 66, 130, 4226, 4280, 4472, 8568};
+
+typedef struct delta { /* nodes: (up, t), (down, t), t < bits, (first, k), (second, k, bit), k <= bits */
+    const struct tables *t;
+    int64_t scale, middle, mean;
+    int bits, exponent, mantissa; /* of a word; exponent bits of a float with a sign bit, else 0 */
+    int nodes;
+    uint32_t *first, *counters, *signs;
+    mixer *mixers; /* of each node, and of signs */
+    struct {
+        int64_t sum, last, bias, sign;
+    } *columns;
+} delta;
+
+/* The mass of differences above 2^(d / 16) means: S(d). */
+static int64_t survival(const delta *d, int64_t x) {
+    const int32_t *laplace = d->t->prior[2];
+    const int64_t all = laplace[4096] - laplace[2048];
+    if (x < -128) return all;
+    return larger(1, (uint64_t)(laplace[4096] - laplace[hold(2048 + d->t->power[hold(x + 128, 0, 255)], 0, 4096)]));
+}
+
+static int make_delta(memory *m, delta *d) {
+    d->nodes = 5 * d->bits + 3;
+    const uint64_t count = (uint64_t)delta_starts[WAYS] * (uint64_t)d->nodes;
+    uint32_t *next = d->first = take(m, count, sizeof *next);
+    d->counters = take(m, count, sizeof *next);
+    d->signs = take(m, SIGN_COUNTERS, sizeof *next);
+    d->mixers = take(m, (uint64_t)d->nodes + 1, sizeof *d->mixers);
+    if (!next || !d->counters || !d->signs || !d->mixers) return m->error;
+    for (int context = 0; context < WAYS; context++) {
+        for (int64_t i = 0; i < delta_starts[context + 1] - delta_starts[context]; i++) {
+            const int64_t means[WAYS] = {d->scale - 16 * (i - 16), 4 * i, 4 * i, 8 * i / 3,
+                                         8 * i, 8 * i / 3, 8 * (i / 8), 16 * (i / 8)};
+            const int64_t a = means[context] - (context ? 160 : 0);
+            int64_t longer[66] = {survival(d, INT32_MIN), survival(d, -16 - a)}; /* longer(a, t) is at t + 1 */
+            for (int t = 1; t <= d->bits; t++) longer[t + 1] = survival(d, 16 * t - a);
+            for (int t = 0; t < d->nodes; t++) next[t] = 1u << 31 | 3;
+            for (int t = 0; t < d->bits; t++) {
+                const int64_t up = (longer[t + 1] << 22) / longer[t], all = longer[0] - longer[t + 2];
+                const int64_t down = ((longer[t + 1] - longer[t + 2]) << 22) / (all > 0 ? all : 1);
+                next[t] = (uint32_t)hold(up, 1 << 12, (1 << 22) - (1 << 12)) << 10 | 3;
+                next[d->bits + t] = (uint32_t)hold(down, 1 << 12, (1 << 22) - (1 << 12)) << 10 | 3;
+            }
+            next += d->nodes;
+        }
+    }
+    d->mean = (int64_t)larger(1, ((uint64_t)d->t->power[320 + d->scale % 16] << d->scale / 16) >> 20);
+    return 0;
+}
+
+static int delta_bit(const delta *d, range *r, mixer *by, uint32_t *const counter[WAYS], int32_t rate) {
+    int32_t logit[WAYS];
+    for (int i = 0; i < WAYS; i++) logit[i] = d->t->stretch[*counter[i] >> 20];
+    const int32_t odds = d->t->squash[mixed(by, logit) + 2048], bit = range_bit(r, (uint32_t)hold(odds, 8, 65528));
+    train(by, logit, ((65536 * bit - odds) * rate) >> 4);
+    for (int i = 0; i < WAYS; i++) *counter[i] = learn(d->t->adaptation, *counter[i], bit);
+    return bit;
+}
+
+/* Decide at a node, in the contexts whose counters begin at `start`. */
+static int delta_node(const delta *d, range *r, const int64_t start[WAYS], int node, int32_t rate) {
+    uint32_t *counter[WAYS];
+    for (int i = 0; i < WAYS; i++) counter[i] = d->counters + start[i] * d->nodes + node;
+    return delta_bit(d, r, &d->mixers[node], counter, rate);
+}
+
+static uint64_t word_at(const void *words, int bits, size_t i) {
+    const uint8_t *p = (const uint8_t *)words + i * (size_t)(bits / 8);
+    uint64_t word = 0;
+    memcpy(&word, p, (size_t)(bits / 8)); /* of a little-endian machine */
+    return word;
+}
+
+/* Decode a chunk: words from those of the base. */
+static int decode_delta_chunk(const delta *d, range *r, size_t rows, size_t columns, const char *base, char *out) {
+    const uint64_t count = (uint64_t)delta_starts[WAYS] * (uint64_t)d->nodes, most = (uint64_t)1 << 40;
+    const uint64_t top = (uint64_t)1 << (d->bits - 1), all = top | (top - 1);
+    int64_t total = 8 * d->mean, total_count = 8, n = 0;
+    memcpy(d->counters, d->first, (size_t)count * sizeof *d->counters);
+    for (int i = 0; i < SIGN_COUNTERS; i++) d->signs[i] = 1u << 31;
+    for (int i = 0; i <= d->nodes; i++)
+        for (int k = 0; k < WAYS; k++) d->mixers[i].w[k] = 12000;
+    memset(d->columns, 0, columns * sizeof *d->columns);
+    for (size_t row = 0, at = 0; row < rows; row++) {
+        const int64_t usual = total / total_count + 1;
+        int64_t row_sum = 8 * usual, row_count = 8, left = usual, left2 = usual;
+        int64_t left_k = 0, sign1 = 0, sign2 = 0, row_bias = 0, agreement = 0, rank = 0;
+        for (size_t c = 0; c < columns; c++, at++) {
+            const uint64_t word = word_at(base, d->bits, at);
+            const uint64_t magnitude = d->exponent ? word & (top - 1) : word, s = d->exponent ? word >> (d->bits - 1) : 0;
+            const int64_t e = d->exponent ? (int64_t)larger(1, magnitude >> d->mantissa) : 1;
+            const int64_t shift = hold(e - d->middle + 16, 0, 40), unit = 16 * shift;
+            const int64_t by_row = lg(d->t, row_sum) - lg(d->t, row_count);
+            const int64_t by_column = lg(d->t, d->columns[c].sum + 8 * usual) - lg(d->t, n + 8);
+            const int64_t both = by_row + by_column - lg(d->t, usual) - unit;
+            const int64_t around = 2 * left + left2 + 2 * d->columns[c].last;
+            const int64_t near = lg(d->t, (13 * around >> 6) + (usual >> 3) + 1) - unit;
+            const int64_t every = floored(3 * both + 2 * near, 5);
+            const int64_t deep = hold(e - d->middle + 32, 0, 63), half = hold((both + 160) >> 3, 0, 95);
+            int64_t start[WAYS] = {deep, hold((by_row - unit + 160) >> 2, 0, 191), hold((by_column - unit + 160) >> 2, 0, 191),
+                                   hold(3 * (both + 160) >> 3, 0, 287), hold((near + 160) >> 3, 0, 95),
+                                   hold(3 * (every + 160) >> 3, 0, 287), 8 * half + hold(left_k, 0, 7),
+                                   8 * (half >> 1) + hold((deep - 8) >> 2, 0, 7)};
+            for (int i = 0; i < WAYS; i++) start[i] += delta_starts[i];
+            const int32_t rate = (int32_t)hold(24 - (int64_t)(at / 8000), 6, 24);
+            /* 1. the bit length, from the expected one up or down */
+            int t = (int)hold((both + 8) >> 4, 0, d->bits - 1), is_above = delta_node(d, r, start, t, rate);
+            if (is_above) {
+                while (is_above && t < d->bits - 1) is_above = delta_node(d, r, start, ++t, rate);
+            } else {
+                while (!is_above && t > 0) is_above = delta_node(d, r, start, d->bits + --t, rate);
+            }
+            const int k = is_above ? t + 1 : t, first = 2 * d->bits, second = first + d->bits + 1;
+            uint64_t size = k > 0, is_negative = 0;
+            /* 2. two bits below the leading one */
+            if (k > 1) size = 2 + (uint64_t)delta_node(d, r, start, first + k, rate);
+            if (k > 2) size = 2 * size + (uint64_t)delta_node(d, r, start, second + 2 * k + (int)(size & 1), rate);
+            if (k) { /* 3. the sign */
+                const int64_t row_part = (row_bias + 4096) >> 7, column_part = (d->columns[c].bias + 4096) >> 7;
+                const int64_t sign = d->columns[c].sign;
+                const int64_t index[WAYS] = {(int64_t)s, row_part, column_part, 64 * row_part + column_part,
+                                             18 * (sign + 1) + 6 * (sign1 + 1) + 2 * (sign2 + 1) + (int64_t)s,
+                                             3 * ((agreement + 4096) >> 7) + sign + 1, 64 * ((rank + 4096) >> 7) + column_part,
+                                             2 * hold(k, 0, 15) + (int64_t)s};
+                uint32_t *counter[WAYS];
+                for (int i = 0; i < WAYS; i++) counter[i] = d->signs + sign_starts[i] + index[i];
+                is_negative = (uint64_t)delta_bit(d, r, &d->mixers[d->nodes], counter, rate);
+            }
+            for (int rest = k - 3, some; rest > 0; rest -= some) { /* 4. the others, plain */
+                some = rest < 16 ? rest : 16;
+                r->width >>= some;
+                const uint64_t part = smaller(r->code / r->width, ((uint64_t)1 << some) - 1);
+                r->code -= part * r->width;
+                size = size << some | part;
+                refill(r);
+            }
+            uint64_t value = (s ? ~magnitude : magnitude) + (is_negative ? 0 - size : size);
+            value = d->exponent && value & top ? top | (~value & all) : value & all;
+            memcpy(out + at * (size_t)(d->bits / 8), &value, (size_t)(d->bits / 8));
+            const int64_t change = (int64_t)smaller(smaller(size, most >> shift) << shift, most);
+            row_sum += change;
+            total += change;
+            d->columns[c].sum += change;
+            if (++row_count == 4096) row_sum = (row_sum >> 1) + 1, row_count >>= 1;
+            if (++total_count == 1 << 18) total = (total >> 1) + 1, total_count >>= 1;
+            d->columns[c].last = change;
+            left2 = left;
+            left = change;
+            left_k = k;
+            if (!k) continue;
+            const int64_t sign = is_negative ? -1 : 1;
+            row_bias += (4095 * sign - row_bias) >> 5;
+            agreement += (4095 * sign * d->columns[c].sign - agreement) >> 5;
+            rank += (4095 * (d->columns[c].bias >= 0 ? sign : -sign) - rank) >> 5;
+            d->columns[c].bias += (4095 * sign - d->columns[c].bias) >> 4;
+            sign2 = sign1;
+            sign1 = d->columns[c].sign = sign;
+        }
+        if (++n < 256) continue;
+        n >>= 1;
+        for (size_t c = 0; c < columns; c++) d->columns[c].sum >>= 1;
+    }
+    return finish_range(r);
+}
+
+/* Decode the bytes of a delta, given the words of the base. */
+static int decode_difference(reader *r, const tensor *t, const uint8_t *data, size_t size, const char *base, char *out) {
+    const size_t rows = (size_t)t->rows, columns = (size_t)t->columns * dtypes[t->dtype].words;
+    const size_t height = (size_t)chunk_rows(columns), chunks = (size_t)ceiling(rows, height);
+    coded c = {r->f, r->m, NULL, data, size, NULL};
+    delta d = {.t = r->f->tables, .bits = 8 * dtypes[t->dtype].bytes, .mantissa = dtypes[t->dtype].mantissa};
+    d.exponent = d.mantissa ? d.bits - 1 - d.mantissa : 0;
+    TRY(take_side(&c));
+    d.middle = number_to(c.side, 6, 2047);
+    d.scale = number_to(c.side, 7, MOST_DELTA_SCALE);
+    size_t *ends = take(r->m, chunks, sizeof *ends), end = 0;
+    if (!ends) return r->m->error;
+    for (size_t i = 0; i < chunks; i++) {
+        const uint64_t words = number(c.side, 21);
+        CHECK(words <= c.size / 4 - end, CHUNK);
+        ends[i] = end += (size_t)words;
+    }
+    TRY(finish_side(c.side));
+    CHECK(4 * end == c.size, CHUNK);
+    TRY(make_delta(r->m, &d));
+    if (!(d.columns = take(r->m, columns, sizeof *d.columns))) return r->m->error;
+    for (size_t i = 0, begin = 0; i < chunks; begin = ends[i++]) {
+        const size_t at = i * height * columns * (size_t)(d.bits / 8);
+        range words;
+        open_range(&words, c.data + 4 * begin, ends[i] - begin);
+        TRY(decode_delta_chunk(&d, &words, (size_t)smaller(height, rows - i * height), columns, base + at, out + at));
+    }
+    return 0;
+}
+
+enum { SAME, CODED, NEAR };
+
+/* Take the inner tensors of a delta: one of its shape, or two factors, whose shapes are left in `shapes`. */
+static int take_near(const tensor *t, uint64_t shapes[2][2], inner in[2]) {
+    CHECK(is_real(t->dtype) && count_of(t) && t->parameters >= 3, PARAMETERS);
+    const int64_t *v = t->parameter + 3;
+    const uint64_t rank = (uint64_t)t->parameter[2];
+    uint64_t left = t->parameters - 3;
+    CHECK(rank <= smaller(t->rows, t->columns), PARAMETERS);
+    shapes[0][0] = shapes[1][0] = rank;
+    shapes[0][1] = t->rows;
+    shapes[1][1] = t->columns;
+    if (!rank) TRY(take_inner(&v, &left, t->dimensions, t->shape, 0, &in[0]));
+    for (int i = 0; i < 2 && rank; i++) TRY(take_inner(&v, &left, 2, shapes[i], 0, &in[i]));
+    CHECK(!left, PARAMETERS);
+    return 0;
+}
+
+static int plan_delta(plan *p, const tensor *t) {
+    const int64_t *v = t->parameter;
+    uint64_t shapes[2][2];
+    inner in[2];
+    CHECK(t->parameters >= 2 && v[1] >= SAME && v[1] <= NEAR, PARAMETERS);
+    if (v[1] == NEAR) {
+        TRY(take_near(t, shapes, in));
+        spend(p, count_of(t), 4 + 4 * shapes[0][0]);
+        for (int i = 0; i < (shapes[0][0] ? 2 : 1); i++) TRY(in[i].by->plan(p, &in[i].t));
+        return 0;
+    }
+    spend(p, count_of(t), v[1] == SAME ? 1 : 1200u * dtypes[t->dtype].words);
+    CHECK(t->parameters == (v[1] == SAME ? 2 : 3), PARAMETERS);
+    if (v[1] == SAME) return 0;
+    CHECK(count_of(t) && v[2] > 0 && v[2] < (int64_t)1 << 40, PARAMETERS);
+    return add_stream(p, 1, (uint64_t)v[2], 8, 1);
+}
+
+/* BLAKE2b (RFC 7693) of 8 bytes of a dtype's name and words. */
+static uint64_t rotated(uint64_t v, int n) { return v >> n | v << (64 - n); }
+
+static void blake_block(uint64_t h[8], const uint8_t *data, uint64_t total, int is_last) {
+    static const uint8_t sigma[10][16] = {
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+        {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+        {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+        {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+        {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
+    static const uint64_t start[8] = {0x6A09E667F3BCC908, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B, 0xA54FF53A5F1D36F1,
+                                      0x510E527FADE682D1, 0x9B05688C2B3E6C1F, 0x1F83D9ABFB41BD6B, 0x5BE0CD19137E2179};
+    uint64_t v[16], m[16];
+    for (int i = 0; i < 16; i++) m[i] = little32(data + 8 * i) | (uint64_t)little32(data + 8 * i + 4) << 32;
+    if (!total) { /* the first call makes the first state */
+        for (int i = 0; i < 8; i++) h[i] = start[i];
+        h[0] ^= 0x01010008;
+        return;
+    }
+    for (int i = 0; i < 8; i++) v[i] = h[i], v[i + 8] = start[i];
+    v[12] ^= total;
+    if (is_last) v[14] = ~v[14];
+    for (int round = 0; round < 12; round++) {
+        const uint8_t *s = sigma[round % 10];
+        for (int i = 0; i < 8; i++) {
+            const int q = i & 3, a = q, b = 4 + (q + (i > 3 ? 1 : 0)) % 4;
+            const int c = 8 + (q + (i > 3 ? 2 : 0)) % 4, e = 12 + (q + (i > 3 ? 3 : 0)) % 4;
+            v[a] += v[b] + m[s[2 * i]];
+            v[e] = rotated(v[e] ^ v[a], 32);
+            v[c] += v[e];
+            v[b] = rotated(v[b] ^ v[c], 24);
+            v[a] += v[b] + m[s[2 * i + 1]];
+            v[e] = rotated(v[e] ^ v[a], 16);
+            v[c] += v[e];
+            v[b] = rotated(v[b] ^ v[c], 63);
+        }
+    }
+    for (int i = 0; i < 8; i++) h[i] ^= v[i] ^ v[i + 8];
+}
+
+static uint64_t digest(int dtype, const char *words, uint64_t size) {
+    const char *name = dtypes[dtype].name;
+    uint64_t h[8], total = 0, at = 0;
+    uint8_t data[128] = {'t', 'o', 'r', 'c', 'h', '.'};
+    uint64_t filled = 6;
+    blake_block(h, data, 0, 0);
+    while (*name) data[filled++] = (uint8_t)*name++;
+    for (;;) {
+        const uint64_t some = smaller(128 - filled, size - at);
+        memcpy(data + filled, words + at, (size_t)some);
+        memset(data + filled + some, 0, (size_t)(128 - filled - some));
+        at += some;
+        total += filled + some;
+        blake_block(h, data, total, at == size);
+        if (at == size) return h[0];
+        filled = 0;
+    }
+}
+
+/* Decode a delta, given the words of the base. */
+static int decode_delta(reader *r, const tensor *t, const char *base, char *out) {
+    const uint64_t count = count_of(t), size = count * element_size(t->dtype), columns = t->columns;
+    CHECK(digest(t->dtype, base, size) == (uint64_t)t->parameter[0], WRONG_BASE);
+    if (t->parameter[1] == SAME) {
+        if (size) memcpy(out, base, (size_t)size);
+        return 0;
+    }
+    if (t->parameter[1] == CODED) {
+        const size_t n = (size_t)t->parameter[2];
+        uint8_t *data = take(r->m, n, 1);
+        values v;
+        if (!data) return r->m->error;
+        TRY(read_stream(r, &v));
+        for (size_t i = 0; i < n; i++) data[i] = (uint8_t)value_at(v, i);
+        TRY(decode_difference(r, t, data, n, base, out));
+        for (uint64_t i = 0; t->dtype == BIRDIE_BOOL && i < size; i++) CHECK((uint8_t)out[i] <= 1, RANGE);
+        return 0;
+    }
+    uint64_t shapes[2][2];
+    float *added[2] = {NULL, NULL};
+    inner in[2];
+    double x[BLOCK];
+    TRY(take_near(t, shapes, in));
+    const uint64_t rank = shapes[0][0];
+    for (int i = 0; i < (rank ? 2 : 1); i++) TRY(decode_inner(r, &in[i], &added[i]));
+    for (uint64_t row = 0, at = 0; row < t->rows; row++) {
+        for (uint64_t c = 0, n; c < columns; c += n, at += n) {
+            n = smaller(columns - c, BLOCK);
+            load_doubles(t->dtype, base + at * element_size(t->dtype), (size_t)n, x);
+            for (uint64_t i = 0; i < n && !rank; i++) x[i] += added[0][at + i];
+            for (uint64_t k = 0; k < rank; k++) {
+                const double factor = added[0][k * t->rows + row];
+                const float *line = added[1] + k * columns + c;
+                for (uint64_t i = 0; i < n; i++) x[i] += factor * line[i];
+            }
+            store_doubles(t->dtype, x, n, out + at * element_size(t->dtype));
+        }
+    }
+    return 0;
+}
 /* ==== Arrays ==== */
 
 /* Plan an entry, a tensor or delta or a block of one. */
-static int plan_entry(const file *f, const entry *e, plan *p, tensor *t) {
+static int plan_entry(const entry *e, plan *p, tensor *t) {
     /* Most operations of a value of each coder. */
     static const uint16_t costs[CODERS] = {0, 1, 64, 128, 64, 800, 64};
     *p = (plan){.count = 0};
     CHECK(e->dtype < DTYPES, DTYPE);
     *t = tensor_of(e->dtype, e->dimensions, e->shape, e->parameter, e->parameters);
     if (e->kind == DELTA) {
-        CHECK(f->is_base_inside, BASE);
         TRY(plan_delta(p, t));
     } else {
-        CHECK(e->kind == TENSOR && e->scheme >= 1 && e->scheme < OWN_SCHEMES && schemes[e->scheme].plan, SCHEME);
+        CHECK(e->kind == TENSOR && e->scheme >= 1 && e->scheme < OWN_SCHEMES, SCHEME);
         TRY(schemes[e->scheme].plan(p, t));
     }
     CHECK(p->count == e->streams, STREAMS);
@@ -3135,7 +3854,7 @@ static int decode_entry(const file *f, memory *m, const entry *e, const void *ba
     tensor t;
     plan *p = take(m, 1, sizeof *p);
     if (!p) return m->error;
-    TRY(plan_entry(f, e, p, &t));
+    TRY(plan_entry(e, p, &t));
     reader r = {f, m, e, p, 0, f->data + e->offset};
     CHECK(!e->payload || crc32(f, 0, r.payload, (size_t)e->payload) == e->crc, CHECKSUM);
     TRY(e->kind == DELTA ? decode_delta(&r, &t, base, out) : schemes[e->scheme].decode(&r, &t, out));
@@ -3145,6 +3864,13 @@ static int decode_entry(const file *f, memory *m, const entry *e, const void *ba
 
 static int is_planes(const file *f, uint32_t i) {
     return f->entries[i].kind == BLOCKS && f->entries[block_of(f, i, 0)].dtype != f->entries[i].dtype;
+}
+
+/* Return how many blocks of an array are deltas. */
+static uint32_t count_deltas(const file *f, uint32_t i) {
+    uint32_t count = 0;
+    for (uint32_t index = 0, k; (k = block_of(f, i, index)) != NONE; index++) count += f->entries[k].kind == DELTA;
+    return count;
 }
 
 /* Describe an array: what decoding it takes. */
@@ -3157,22 +3883,41 @@ static int describe(const file *f, uint32_t array, birdie_array *out) {
     *out = (birdie_array){.dtype = e->dtype, .elements = e->elements, .entry = i};
     out->bytes = e->elements * element_size(e->dtype);
     for (uint32_t index = 0, k; (k = block_of(f, i, index)) != NONE; index++) {
-        TRY(plan_entry(f, &f->entries[k], &p, &t));
+        TRY(plan_entry(&f->entries[k], &p, &t));
         out->payload += f->entries[k].payload;
         out->operations = smaller(out->operations + 150000 + p.operations, (uint64_t)1 << 62);
         out->parts++;
+    }
+    if (count_deltas(f, i)) { /* whose base is decoded too, and is no delta */
+        birdie_array base;
+        CHECK(f->base && e->base != NONE && !is_planes(f, i), BASE);
+        const file *b = f->base;
+        const entry *other = &b->entries[e->base];
+        CHECK(is_tensor(other) && other->elements == e->elements && !count_deltas(b, b->arrays[other->array]), BASE);
+        CHECK(other->dtype == e->dtype || (other->dtype < DTYPES && is_real(other->dtype) && is_real(e->dtype)), BASE);
+        TRY(describe(b, other->array, &base));
+        out->operations = smaller(out->operations + base.operations, (uint64_t)1 << 62);
     }
     return 0;
 }
 
 /* Decode the tensor that an array is relative to, in the dtype of the array. */
-static int decode_base(const file *f, memory *m, const entry *e, char **out);
+static int decode_array(const file *f, memory *m, uint32_t array, void *out);
 
-/* Return the blocks of an array that are deltas. */
-static uint32_t count_deltas(const file *f, uint32_t i) {
-    uint32_t count = 0;
-    for (uint32_t index = 0, k; (k = block_of(f, i, index)) != NONE; index++) count += f->entries[k].kind == DELTA;
-    return count;
+static int decode_base(const file *f, memory *m, const entry *e, char **out) {
+    const entry *other = &f->base->entries[e->base]; /* as `describe` has checked */
+    const entry *whole = &f->base->entries[f->base->arrays[other->array]];
+    const size_t size = element_size(other->dtype);
+    if (!(*out = take(m, e->elements, element_size(e->dtype)))) return m->error;
+    block *mark = m->top;
+    char *words = take(m, whole->elements, size);
+    if (!words) return m->error;
+    TRY(decode_array(f->base, m, other->array, words));
+    words += other->position * other->elements * size;
+    if (e->dtype == other->dtype) memcpy(*out, words, (size_t)e->elements * size);
+    else convert(other->dtype, words, e->elements, e->dtype, *out);
+    release(m, mark);
+    return 0;
 }
 
 /* Decode an array to its own dtype. */
@@ -3183,10 +3928,7 @@ static int decode_array(const file *f, memory *m, uint32_t array, void *out) {
     const int are_planes = is_planes(f, i), bytes = dtypes[e->dtype].bytes;
     char *base = NULL, *to = are_planes ? take(m, 2 * e->elements, (size_t)bytes) : out;
     if (!to && e->elements) return m->error;
-    if (count_deltas(f, i)) {
-        CHECK(!are_planes, BASE);
-        TRY(decode_base(f, m, e, &base));
-    }
+    if (count_deltas(f, i)) TRY(decode_base(f, m, e, &base));
     uint64_t at = 0;
     for (uint32_t index = 0, k; (k = block_of(f, i, index)) != NONE; index++) {
         const entry *b = &f->entries[k];
@@ -3287,7 +4029,10 @@ int birdie_open(const void *data, size_t size, const birdie_options *options, bi
     f->m = m;
     f->data = data;
     f->size = size;
-    if (options) f->limits = options->limits;
+    if (options) {
+        f->limits = options->limits;
+        f->base = options->base;
+    }
     int error = open_file(f);
     if (error) birdie_close(f);
     else *out = f;
@@ -3317,7 +4062,7 @@ int birdie_get(const birdie_file *f, size_t i, birdie_tensor *out) {
     out->elements = e->elements;
     out->bytes = e->elements * birdie_dtype_size(e->dtype);
     out->array = e->array;
-    out->first = e->kind == ALIAS || e->kind == MEMBER ? e->position * e->elements : 0;
+    out->first = e->position * e->elements;
     out->is_alias = e->kind == ALIAS;
     out->is_copy = e->is_copy;
     return 0;
