@@ -27,15 +27,15 @@ def is_installed() -> bool:
     return find_spec("ziglang") is not None
 
 
-def build(target: Path) -> None:
-    """Compile the sources to a file.
+def build(target: Path, *options: str) -> None:
+    """Compile the sources to a file, with further options of the compiler.
 
     Raises:
         ConfigError: the compiler is not installed, or it refuses the sources.
     """
     if not is_installed():
         raise ConfigError("the compiler is not installed; pip install 'birdie-compress[wasm]'")
-    command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, "-o", str(target.resolve()), *UNITS]
+    command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, *options, "-o", str(target.resolve()), *UNITS]
     done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"the sources of the decoder do not compile:\n{done.stderr}")

@@ -231,8 +231,8 @@ export class File {
       this.check(error, held[0].name);
       return { array, size, members: held };
     });
-    if (tensors.length === this.tensors.length) this.check(this.wasm.check());
     this.take(parts.reduce((sum, { size }) => sum + size, 0));
+    if (tensors.length === this.tensors.length) this.check(this.wasm.check());
     return parts;
   }
 
