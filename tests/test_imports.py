@@ -29,7 +29,7 @@ ROWS: list[set[str]] = [
     {"delta"},
     {"checkpoints"},
     {"artifact"},
-    {"chain", "hub", "small", "standalone"},
+    {"chain", "hub", "onnx", "small", "standalone"},
     {"gpt"},
     {"lab", "web"},
     {"golf"},
@@ -120,7 +120,7 @@ def test_modules_have_no_import_cycle() -> None:
     assert cycle(graph) == []
 
 
-CODEC = {"entropy", "compress", "delta", "checkpoints", "artifact", "chain", "hub", "small", "standalone"}
+CODEC = {"entropy", "compress", "delta", "checkpoints", "artifact", "chain", "hub", "onnx", "small", "standalone"}
 TRAINER = {"gpt", "golf", "lab", "web", "cli"}
 
 

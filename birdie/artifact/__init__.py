@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from birdie.artifact.links import read_link as read_link
     from birdie.artifact.loading import load as load
     from birdie.artifact.metadata import copies_of as copies_of
+    from birdie.artifact.onnx_export import ONNX as ONNX
+    from birdie.artifact.onnx_export import graph_of as graph_of
+    from birdie.artifact.onnx_export import write_onnx as write_onnx
     from birdie.artifact.options import COMBINATIONS as COMBINATIONS
     from birdie.artifact.options import Limits as Limits
     from birdie.artifact.options import SaveOptions as SaveOptions

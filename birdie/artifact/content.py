@@ -3,7 +3,7 @@
 module or state dict, metadata, kept files ──► Content ──with an assignment──► Beside ──► model.birdie
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from birdie.artifact.state_dict import kept_beside
 from birdie.artifact.write import Beside, lossless_entries
 from birdie.checkpoints.limits import require_count, require_names
 from birdie.checkpoints.stored_order import order_field
+from birdie.compress.exact import Roles
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.state import ModelState, keys_of
 from birdie.entropy.hints import Effort
@@ -46,18 +47,20 @@ class Content:
         link: Mapping[str, Any] | None = None,
         *,
         rebase: bool = False,
+        onnx: Sequence[Any] | None = None,
+        roles: Roles | None = None,
     ) -> "Content":
         """Return the content of a file of a module without wrappers, or of a state dict.
 
         Args:
-            model, metadata, files, tree, link: as for `birdie.artifact.saving.write_model`.
-            rebase: as of `ModelState.of`.
+            model, metadata, files, tree, link, onnx: as for `birdie.artifact.saving.write_model`.
+            rebase, roles: as of `ModelState.of`.
 
         Raises:
             WeightsError: two tensors have one name, or an extra state cannot be stored.
             ConfigError: a file has no room for so many tensors.
         """
-        state = ModelState.of(model, rebase=rebase)
+        state = ModelState.of(model, rebase=rebase, roles=roles)
         require_names(state.by_name)
         extra, about_state = kept_beside(model)
         parts = {
@@ -70,6 +73,7 @@ class Content:
             "files": kept_files.sizes_of(kept),
             "state": about_state,
             "link": link,
+            "onnx": onnx,
             "order": order_field(keys_of(model), parts),
         }
         return cls(state, extra, about, kept)

@@ -50,7 +50,14 @@ def forecast(
     tree: Any = None
     if checkpoint.is_object:
         model, tree = pytree.flatten(checkpoint.content)
-    content = Content.of(model, checkpoint.metadata or None, checkpoint.files, tree)
+    content = Content.of(
+        model,
+        checkpoint.metadata or None,
+        checkpoint.files,
+        tree,
+        onnx=checkpoint.onnx,
+        roles=checkpoint.roles,
+    )
     fixed = parse_rules(scheme)[0]
     searchable = None if fixed is not None and fixed.at_scale(1.0) is None else scheme
     forecasters: dict[tuple[bool, bool], Forecaster] = {}

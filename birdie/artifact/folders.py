@@ -44,7 +44,7 @@ _DEEPEST = 16  # keys to the weights in a file
 
 def holds_folder(summary: Summary) -> bool:
     """Return whether a .birdie file holds a model folder: names of its files of weights, or files beside them."""
-    return bool(summary.files) or "weights" in summary.metadata
+    return (bool(summary.files) and not summary.is_onnx) or "weights" in summary.metadata
 
 
 def write_folder(

@@ -65,6 +65,7 @@ def inspect(path: Input) -> Summary:
             "max" if any(stream.coder == _MIXED for entry in coded for stream in entry.streams) else "fast",
             sum(map(_seconds, coded)),
             base=base_in(fields)[0] if DELTA in reader.kinds and not is_inside(fields) else None,
+            is_onnx="onnx" in fields,
         )
 
 

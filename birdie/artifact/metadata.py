@@ -10,6 +10,7 @@ base       of a file of deltas: "of", the base's file name, and "names", name â†
            ("inside": true if the base is the file itself)
 order      how names are moved from their natural order to that of the state dict (birdie.checkpoints.order)
 link       of a link of a chain: its checkpoint, and the link that it is a delta to (birdie.artifact.links)
+onnx       of an ONNX model: where its tensors lie in its files (birdie.checkpoints.onnx_file)
 """
 
 import json
@@ -41,6 +42,7 @@ def to_bytes(
     base: Mapping[str, Any] | None = None,
     link: Mapping[str, Any] | None = None,
     order: Any = None,
+    onnx: Sequence[Any] | None = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes."""
     fields = {
@@ -54,6 +56,7 @@ def to_bytes(
         "base": base,
         "link": link,
         "order": order,
+        "onnx": onnx,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:
@@ -144,6 +147,10 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
 def _are_names(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
 
@@ -184,6 +191,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "base": _is_base,
     "order": is_order,
     "link": _is_object,
+    "onnx": _is_list,
 }
 """Kinds of the values of all keys that are known (docs/format.md, "Metadata"; birdie/web/decoder/metadata.js)."""
 

@@ -93,7 +93,14 @@ def write_checkpoint(
     options = replace(options, metadata={**checkpoint.metadata, **(options.metadata or {})} or None)
     if not checkpoint.is_object:
         return write_model(
-            checkpoint.content, output, options, files=checkpoint.files, overwrite=overwrite, world=world
+            checkpoint.content,
+            output,
+            options,
+            overwrite=overwrite,
+            files=checkpoint.files,
+            onnx=checkpoint.onnx,
+            roles=checkpoint.roles,
+            world=world,
         )
     kept = ObjectOptions(**{option.name: getattr(options, option.name) for option in fields(ObjectOptions)})
     return write_object(checkpoint.content, output, kept, overwrite=overwrite, world=world)

@@ -9,7 +9,7 @@ metadata. The format is in docs/format.md.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from io import BytesIO
@@ -31,6 +31,7 @@ from birdie.checkpoints.views import not_kept
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import synthetic_calibration
+from birdie.compress.exact import Roles
 from birdie.compress.rate.assignment import Assignment, assign
 from birdie.compress.rate.copies import merge_copies
 from birdie.compress.rate.encoding import Encoder, Meter
@@ -95,6 +96,8 @@ def write_model(
     files: Mapping[str, bytes] | None = None,
     tree: Any = None,
     link: Mapping[str, Any] | None = None,
+    onnx: Sequence[Any] | None = None,
+    roles: Roles | None = None,
     check: Callable[[Path], None] | None = None,
     world: World | None = None,
 ) -> Summary:
@@ -107,6 +110,8 @@ def write_model(
         files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
         tree: how the tensors nest (birdie.checkpoints.pytree).
         link: facts about a link of a chain (birdie.artifact.links).
+        onnx: where the tensors of an ONNX model lie in its files (birdie.checkpoints.onnx_file).
+        roles: as of `ModelState.of`.
         check: called with the path of the complete file before it has its name; its error keeps it from that.
         world: ranks that share the tensors out, if there is no calibration or one in blocks. All call this with the
             same arguments; rank 0 writes the file, and its bytes are those of one process.
@@ -121,7 +126,7 @@ def write_model(
     if options.tune and isinstance(calibration, CalibrationResult):
         calibration.measured()  # raises here, before long work
     rebase = calibration is None and options.base is None and not target.lossless
-    content = Content.of(model, options.metadata, files, tree, link, rebase=rebase)
+    content = Content.of(model, options.metadata, files, tree, link, rebase=rebase, onnx=onnx, roles=roles)
     state = content.state
     assignment = assign(state, options.scheme, target, measured=calibration is not None)
     base = None if options.base is None else Base.open(options.base)
@@ -181,7 +186,7 @@ def write_model(
         summary = world.broadcast(inspect(file) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
         if isinstance(file, bytes) and world.is_main:
             write_all(path, file)
-        beside_values = not_kept(content.state.by_name) if target.lossless and tree is None else ()
+        beside_values = not_kept(content.state.by_name) if target.lossless and tree is None and onnx is None else ()
         otherwise = _otherwise(summary, assignment)
         summary = replace(summary, effort=effort, otherwise=otherwise, not_kept=beside_values)
         if known is None:

@@ -54,6 +54,7 @@ class Summary:
         not_kept: after a lossless compression of tensors alone, what only `birdie.save_object` keeps of them:
             attributes, layout in memory, shared memory; not stored.
         base: file name of the checkpoint to which tensors are stored as deltas, "" if it had none; None: none.
+        is_onnx: the file holds an ONNX model, which `birdie.onnx.load` returns.
     """
 
     path: str
@@ -75,6 +76,7 @@ class Summary:
     otherwise: tuple[str, ...] = ()
     not_kept: tuple[str, ...] = ()
     base: str | None = None
+    is_onnx: bool = False
 
     @property
     def bits_per_weight(self) -> float:

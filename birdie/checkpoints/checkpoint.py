@@ -1,7 +1,8 @@
-"""A checkpoint to compress: one file, the folder of a model, or the complete object that torch.save wrote.
+"""A checkpoint to compress: one file, the folder of a model, an ONNX model, or the object that torch.save wrote.
 
     file ──► dict of tensors that is meant (layouts) ──────────────┐
     file, complete ──► all of it, optimizer and step included ─────┼──► Checkpoint ──repack──► model.birdie
+    ONNX file ──► tensors and all other bytes ─────────────────────┤
     folder ──► tensors of all files of weights, small files kept ──┘
 
 How the tensors and files of weights of a folder are called is in `birdie.artifact.folders`.
@@ -18,8 +19,10 @@ from torch import Tensor
 from birdie.checkpoints.checkpoints import files_of, format_of, headers_of, read_checkpoint, read_weights
 from birdie.checkpoints.folder_content import FolderContent, read_folder, read_index, taken_apart
 from birdie.checkpoints.nested import tensor_bytes
+from birdie.checkpoints.onnx_file import read_onnx
+from birdie.compress.exact import Roles
 from birdie.compress.state import problem_of
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, WeightsError
 from birdie.system.mapped import complete as require_complete_files
 from birdie.system.mapped import releasing
 
@@ -43,6 +46,9 @@ class Checkpoint:
         taken: the dicts of tensors that were taken of files that have several: "model", "classifier.ckpt: model".
         others: key path of each other dict of tensors in a file → bytes.
         notes: sentences on what was taken and what comes back otherwise.
+        onnx: where the tensors of an ONNX model lie in its files, whose other bytes are `files`
+            (birdie.checkpoints.onnx_file); None: it is none.
+        roles: what its graph tells of them.
     """
 
     path: Path
@@ -58,11 +64,14 @@ class Checkpoint:
     taken: tuple[str, ...] = ()
     others: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    onnx: list[Any] | None = None
+    roles: Roles | None = None
 
     @property
     def file_bytes(self) -> int:
         """Bytes of the files that are read."""
-        return sum(file.stat().st_size for file in self.sources) + sum(map(len, self.files.values()))
+        beside = 0 if self.onnx is not None else sum(map(len, self.files.values()))
+        return beside + sum(file.stat().st_size for file in self.sources)
 
     @property
     def input_bytes(self) -> int:
@@ -108,7 +117,7 @@ def open_checkpoint(
     """Read a file or a folder; tensors are mapped.
 
     Args:
-        path: a safetensors file, what torch.save writes, an index of shards, or the folder of a model.
+        path: a safetensors file, what torch.save writes, an ONNX file, an index of shards, or the folder of a model.
         keys: of a file: key paths of the dicts of tensors that are meant, "model.ema".
         keep: of a folder: patterns of names of files to keep as they are, whatever their size.
         skip: of a folder: patterns of names of files to leave out.
@@ -126,7 +135,10 @@ def open_checkpoint(
         return _of_folder(path, folder, complete)
     if keep or skip:
         raise ConfigError(f"--keep and --skip are for the files of a folder, and {path} is none; drop them")
-    if format_of(path) == "index" and not keys:
+    form = format_of(path)
+    if form == "onnx":
+        return _of_onnx(path, keys, weights_only)
+    if form == "index" and not keys:
         complete = complete and not weights_only
         return _of_folder(path, read_index(path, complete=complete, skip_objects=weights_only), complete)
     sources = files_of(path)
@@ -148,6 +160,25 @@ def open_checkpoint(
     if header := headers_of(sources):
         checkpoint.metadata = {"headers": {"": header}}
     return checkpoint
+
+
+def _of_onnx(path: Path, keys: Sequence[str], weights_only: bool) -> Checkpoint:
+    if keys or weights_only:
+        flag = "--key" if keys else "--weights-only"
+        raise ConfigError(f"{flag} is for checkpoints of torch, and {path} is ONNX, which is kept complete; drop it")
+    model = read_onnx(path)
+    if not model.tensors:
+        raise WeightsError(f"{path} holds no weights, so there is nothing to compress; check the file")
+    return Checkpoint(
+        path,
+        model.tensors,
+        model.paths,
+        model.paths,
+        is_whole=True,
+        files=model.other,
+        onnx=model.layout,
+        roles=model.roles,
+    )
 
 
 def _of_folder(path: Path, folder: FolderContent, complete: bool) -> Checkpoint:

@@ -3,6 +3,7 @@
     safetensors                    read directly
     what torch.save writes         opened with weights_only=True, and memory-mapped where the format allows
     either of them, packed         zlib, gzip, xz, zstd or brotli; the challenge's int8 export is dequantized
+    ONNX                           its tensors, with a row for each output (birdie.checkpoints.onnx_file)
     folder or .index.json          Hugging Face shards (safetensors preferred)
 
 The first bytes of a file tell its format, whatever its name. Which dict of nested ones is meant decides
@@ -34,6 +35,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from birdie.checkpoints.layouts import Choice, choose
 from birdie.checkpoints.limits import require_names
 from birdie.checkpoints.numpy_values import opener_of
+from birdie.checkpoints.onnx_file import read_onnx
 from birdie.checkpoints.unpacking import COMPRESSORS
 from birdie.checkpoints.weight_shards import INDEX, Joined, join, own_file, read_by_index, shard_files
 from birdie.compress.wrappers import without_prefixes
@@ -41,7 +43,7 @@ from birdie.errors import BirdieError, WeightsError
 from birdie.system.parsing import parse_object
 from birdie.system.regular import regular_file
 
-Format: TypeAlias = Literal["safetensors", "torch", "packed", "index"]
+Format: TypeAlias = Literal["safetensors", "torch", "packed", "index", "onnx"]
 FOLDER_NAMES = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -66,7 +68,8 @@ _MAGIC = {
     b"\x5d\x00\x00": ["lzma", "brotli"],
 }
 _PICKLED = (".pt", ".pth", ".th", ".bin", ".ckpt")
-_SUFFIXES: dict[str, Format] = {  # of files whose first bytes tell nothing: damaged ones, and brotli
+_SUFFIXES: dict[str, Format] = {  # of files whose first bytes tell nothing: damaged ones, brotli, ONNX
+    ".onnx": "onnx",
     ".safetensors": "safetensors",
     ".ptz": "packed",
     ".br": "packed",
@@ -92,7 +95,7 @@ _LEGACY = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # the number that
 _PICKLES = 4  # of the older format: that number, the version, the system, the content
 _HEAD = 264  # bytes
 _SAFE: list[Any] = [io.BytesIO]  # holds bytes and a position; extra states of modules are in it
-_READ = "safetensors and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
+_READ = "safetensors, ONNX and what torch.save writes, also under gzip, zlib, xz, zstd or brotli"
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -281,6 +284,8 @@ def read_object_or_tensors(path: Path, skip_objects: bool = False) -> Any:
     if form == "safetensors":
         with path.open("rb") as file:
             return _read_safetensors(path, file, lambda: load_file(path, device="cpu"))
+    if form == "onnx":
+        return read_onnx(path).tensors
     if form == "torch":
         return _unpickle(path, path, skip_objects)
     data = _unpacked(path)

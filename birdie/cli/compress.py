@@ -1,4 +1,4 @@
-"""`birdie compress`: compress a checkpoint (safetensors, torch.save, Hugging Face folder) into a .birdie file."""
+"""`birdie compress`: compress a checkpoint (safetensors, torch.save, ONNX, Hugging Face folder) into a .birdie file."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -40,7 +40,9 @@ GROUP = "Compress"
 def command(
     checkpoint: Annotated[
         Path,
-        Parameter(help="A safetensors file, what torch.save writes (also under gzip, …), or a Hugging Face folder."),
+        Parameter(
+            help="A safetensors file, what torch.save writes (also under gzip, …), ONNX, or a Hugging Face folder."
+        ),
     ],
     /,
     *,
@@ -59,6 +61,9 @@ def command(
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
     restores it. All other settings, --key and --weights-only keep the state dict; the rest is listed as dropped. Sizes
     before and after are of what is kept. The last line names the dict of tensors that was taken, and the others.
+
+    An ONNX file is kept complete, with its external data: its graph and its integers to the byte, and its weights by
+    the settings. `birdie decompress -o MODEL.onnx` gives a model of the same graph, and after --lossless the very file.
 
     Of a Hugging Face folder (transformers, diffusers, peft, timm) the weights of all subfolders are compressed, and all
     small files, configuration, tokenizer and license are kept as well, and count. A table names every file that is left

@@ -1,4 +1,4 @@
-"""`birdie decompress`: convert a .birdie file back into .safetensors, what torch.save writes, or a folder."""
+"""`birdie decompress`: convert a .birdie file back into .safetensors, what torch.save writes, ONNX, or a folder."""
 
 import io
 import zlib
@@ -46,8 +46,8 @@ def command(
         str,  # a Path has lost the slash at the end
         Parameter(
             name=["-o", "--output"],
-            help="The file to write: .safetensors, or what torch.save writes (.pt, .ckpt, .bin, …; .ptz under zlib). "
-            "Or a folder: a name without suffix, or with / at the end.",
+            help="The file to write: .safetensors, what torch.save writes (.pt, .ckpt, .bin, …; .ptz under zlib), or "
+            ".onnx, if an ONNX model was compressed. Or a folder: a name without suffix, or with / at the end.",
         ),
     ],
     overwrite: Overwrite = False,
@@ -78,12 +78,15 @@ def command(
     ] = (),
     json: Json = False,
 ) -> None:
-    """Convert a .birdie file back into .safetensors, a file of torch.save, or a folder.
+    """Convert a .birdie file back into .safetensors, a file of torch.save, ONNX, or a folder.
 
     A file of `birdie compress --lossless` restores nested values too, except in .safetensors: it holds only the
     tensors, named by their paths. A folder has the weights and all files that `birdie compress FOLDER` kept: what
     from_pretrained of the library loads that wrote it. What holds a folder becomes one under any name that is not that
     of a file of weights, such as Qwen2.5-0.5B. The last line says what was written.
+
+    An ONNX model comes back with every byte of its graph, after a lossless compression as the very file. Its files of
+    external data are written beside it, under the names that the model has for them.
 
     A link of a chain of checkpoints (birdie compress CHECKPOINTS) restores all files of its checkpoint bit for bit,
     from the links beside it.
@@ -102,17 +105,32 @@ def command(
             raise ConfigError(f"{file} is a link of a chain, whose base is beside it; drop --base")
         if decompress_link(file, output, limits, overwrite=overwrite, json=json):
             return
-    from birdie.artifact import form_of, holds_folder, inspect, load_object, to_safetensors, write_folder
+    from birdie.artifact import (
+        ONNX,
+        form_of,
+        holds_folder,
+        inspect,
+        load_object,
+        to_safetensors,
+        write_folder,
+        write_onnx,
+    )
     from birdie.checkpoints import holds_values
 
     summary = inspect(file)
     is_object = summary.tree is not None and holds_values(summary.tree)
-    form, target = form_of(output, from_folder=holds_folder(summary)), Path(output)
+    form = form_of(output, from_folder=holds_folder(summary), is_onnx=summary.is_onnx)
+    target = Path(output)
     if form == "folder" and is_object:  # which the files of a library have no room for
         form, target = "torch", target / "model.pt"
     left: list[str] = []
     hidden: list[str] = []
-    if form == "folder":
+    if form == "onnx" or (form == "folder" and summary.is_onnx):
+        with compiling_notice():
+            paths = write_onnx(file, target, limits, overwrite=overwrite, as_folder=form == "folder")
+        total, form = sum(path.stat().st_size for path in paths), "onnx"
+        what = f"a file, {ONNX.name}" if len(paths) == 1 else f"{len(paths)} files, {ONNX.name} and its external data"
+    elif form == "folder":
         target = require_output_folder(target, overwrite=True)  # write_folder looks at what is there
         with compiling_notice(), into_folder(target) as left:
             most = None if max_shard_size is None else parse_size(max_shard_size)
@@ -156,13 +174,15 @@ def _left_out(file: Path, summary: "Summary", form: str, link: str) -> tuple[Seq
     values = "all that is no tensor"
     if link:
         return [values], f"{link} has it: -o NAME{Path(link).suffix}"
-    if form not in ("torch", "ptz"):  # extra states of modules
+    if form not in ("torch", "ptz", "onnx"):  # extra states of modules
         with Reader(file) as reader:
             extra = (reader.fields.get("state") or {}).get("extra", {})
         lost = [name for name, skeleton in extra.items() if holds_values(skeleton)]
         lost += [values] if summary.tree is not None and holds_values(summary.tree) else []
         if lost:
             return lost, "a .pt file has it"
+    if summary.is_onnx:
+        return ([], "") if form == "onnx" else (["the graph"], "an ONNX file has it: -o NAME.onnx")
     return ([], "") if form == "folder" else ([*summary.files], "a folder has them: -o NAME/")
 
 

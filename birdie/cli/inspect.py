@@ -33,6 +33,8 @@ def command(
 ) -> None:
     """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read.
 
+    Of an ONNX model the graph is read as well, and a line has its versions, its program, and its inputs and outputs.
+
     Of more than 4,096 tensors a row has all that are stored in the same way; --json lists each.
 
     Of the folder of a chain of checkpoints every link is read: a table has the bytes of each, and says whether it is
@@ -49,19 +51,30 @@ def command(
     from birdie.artifact import inspect
 
     summary = inspect(file)
+    graph = _graph(file) if summary.is_onnx else ""
     if json:
-        answer = summary.to_json()
+        answer = summary.to_json() | ({"onnx": graph} if graph else {})
         print_json({**answer, "metadata": dict(summary.metadata)} if metadata else answer)
         return
     is_long = len(summary.tensors) > _MOST_ROWS
     print_table(grouped_table(summary) if is_long else summary_table(summary))
     if is_long:
         print_line(f"each of the {len(summary.tensors):,} tensors: birdie inspect {file} --json")
+    if graph:
+        print_line(graph)
     print_line(f"effort {summary.effort}: loads in about {seconds(summary.load_seconds)} on one core")
     if metadata:
         from rich.pretty import pretty_repr
 
         print_line(pretty_repr(dict(summary.metadata)))
+
+
+def _graph(file: Path) -> str:
+    """Return the facts of the graph of an ONNX model in one line."""
+    from birdie.artifact import graph_of
+    from birdie.checkpoints import shown
+
+    return shown(graph_of(file))
 
 
 def summary_table(summary: Summary) -> Table:

@@ -37,19 +37,21 @@ _RELATIVE_SCALES = {"attn_scale", "mlp_scale", "layer_scale", "resid_scale"}
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Facts that a module tells of its tensors, by their names in the state dict.
+    """Facts that a module tells of its tensors, by their names in the state dict, or a graph (checkpoints.onnx_roles).
 
     Attributes:
         buffers: of the module, but for those that are tied to a parameter.
         factors: buffers that are a part of a weight, or a mask of it.
         trained: parameters that require a gradient.
         layers: weights and biases of torch's own layers.
+        embeddings: tables that are looked up.
     """
 
     buffers: frozenset[str] = frozenset()
     factors: frozenset[str] = frozenset()
     trained: frozenset[str] = frozenset()
     layers: frozenset[str] = frozenset()
+    embeddings: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, module: nn.Module, ties: Mapping[str, str], factors: Collection[str]) -> "Roles":

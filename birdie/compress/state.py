@@ -38,7 +38,7 @@ class ModelState:
             `birdie.fine_tune`).
         exact: names of floats that are no weights and keep every bit (birdie.compress.exact): buffers, masks, tables.
         doubtful: names of vectors that may be such tables, and are exact where that costs little.
-        embeddings: names of weights of `nn.Embedding`; of a state dict nothing is known.
+        embeddings: names of weights of `nn.Embedding`; of a state dict alone nothing is known.
     """
 
     by_name: Mapping[str, Tensor]
@@ -50,12 +50,15 @@ class ModelState:
     embeddings: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, model: nn.Module | Mapping[str, Tensor], *, rebase: bool = False) -> "ModelState":
+    def of(
+        cls, model: nn.Module | Mapping[str, Tensor], *, rebase: bool = False, roles: Roles | None = None
+    ) -> "ModelState":
         """Return the state of a module or a state dict; nothing is copied.
 
         Args:
             model: the module or state dict.
             rebase: whether parametrized weights may be written in another way (birdie.compress.parametrized).
+            roles: of the tensors of a state dict, if something else than a module tells them.
         """
         known = Parametrized.of(model, rebase=rebase) if isinstance(model, nn.Module) else Parametrized()
         by_name = named_tensors(model) | known.rebased
@@ -66,8 +69,7 @@ class ModelState:
             if id(form) not in schemes:
                 schemes[id(form)] = form.stored_as(name, weight)
             stored_as[name] = schemes[id(form)]
-        roles: Roles | None = None
-        embeddings: set[str] = set()
+        embeddings = set() if roles is None else {*roles.embeddings}
         if isinstance(model, nn.Module):
             embeddings = {ties.get(name, name) for name in embeddings_of(model) & by_name.keys()}
             roles = Roles.of(model, ties, known.factors)

@@ -395,9 +395,9 @@ def test_what_holds_code_is_refused_with_advice_that_works(tmp_path: Path, name:
 def test_missing_and_unknown_files(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no such file"):
         read_state_dict(tmp_path / "x.pt")
-    (tmp_path / "x.onnx").write_bytes(b"x")
-    with pytest.raises(WeightsError, match=r"'\.onnx'"):
-        read_state_dict(tmp_path / "x.onnx")
+    (tmp_path / "x.tflite").write_bytes(b"x")
+    with pytest.raises(WeightsError, match=r"'\.tflite'"):
+        read_state_dict(tmp_path / "x.tflite")
     with pytest.raises(WeightsError, match="holds none of"):
         read_state_dict(tmp_path)
 

@@ -62,6 +62,7 @@ SOUND = (
     *('{"copies":[]}', '{"copies":[0,1]}', '{"copies":[-0]}', '{"metadata":{"a":1e308}}', '{"metadata":{"a":1e-400}}'),
     *('{"metadata":{"a":"\\ud800"}}', '{"__proto__":{"a":1}}', '{"files":{"a":3}}', '{"tree":null}', '{"link":{}}'),
     *('{"state":{"versions":{"a":2}}}', '{"base":{"inside":false}}', '{"x":' + "[" * 499 + "]" * 499 + "}"),
+    '{"onnx":[]}',
 )
 WRONG = (
     *("[]", "7", "null", "{", "{}{}", "{}\0", "\ufeff{}", '{"a":NaN}', '{"a":-Infinity}', '{"a":1e400}', '{"a":01}'),
@@ -74,7 +75,7 @@ WRONG = (
     *('{"order":null}', '{"order":[]}', '{"order":[5]}', '{"order":["123456789"]}', '{"order":[".",[1.0]]}'),
     *('{"order":[".",1]}', '{"state":null}', '{"state":{"versions":{"a":1.0}}}', '{"state":{"extra":[]}}'),
     *('{"tree":{}}', '{"link":null}', '{"base":{"inside":1}}', '{"base":{"of":null}}', '{"base":{"names":{"a":1}}}'),
-    *('{"x":' + "[" * 500 + "]" * 500 + "}",),
+    *('{"x":' + "[" * 500 + "]" * 500 + "}", '{"onnx":null}', '{"onnx":{}}'),
 )
 
 
