@@ -33,16 +33,18 @@ export async function toOnnx(buffer, options) {
 export async function toOnnxFiles(buffer, options) {
   const checked = optionsOf(options);
   const file = await open(buffer, checked);
-  if (!file.metadata.onnx) fail("the file holds no ONNX model; decode gives its tensors");
+  const { onnx, order = [] } = file.metadata;
+  if (!Array.isArray(onnx)) fail("the file holds no ONNX model; decode gives its tensors");
   const parts = file.plan(file.tensors);
-  const tensors = inOrder(file.tensors, file.metadata.order ?? []);
+  const tensors = inOrder(file.tensors, order);
   const kept = keptFiles(file);
   /** @type {Record<string, Uint8Array>} */
   const files = Object.create(null);
   /** @type {Map<Described, { target: Uint8Array, axes: number[] }>} */
   const places = new Map();
   let count = 0;
-  for (const [name, ...pieces] of file.metadata.onnx) {
+  for (const field of onnx) {
+    const [name, ...pieces] = Array.isArray(field) ? field : noModel();
     const other = kept.get(name) ?? noModel();
     kept.delete(name);
     const held = tensors.slice(count, (count += pieces.length));
