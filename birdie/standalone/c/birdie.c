@@ -11,10 +11,15 @@
 #include "birdie.h"
 
 #include <float.h>
-#include <string.h>
 #ifndef BIRDIE_NO_MALLOC
 #include <stdlib.h>
 #endif
+
+/* Declared here, since there is no string.h where there is no C library. */
+void *memcpy(void *restrict to, const void *restrict from, size_t size);
+void *memset(void *to, int byte, size_t size);
+int memcmp(const void *a, const void *b, size_t size);
+void *memchr(const void *data, int byte, size_t size);
 
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16
 #error "birdie.c needs float and double as IEEE 754 has them; on x86 of 32 bits compile with -msse2 -mfpmath=sse"
@@ -27,6 +32,12 @@
 #endif
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
+#endif
+
+/* Symbols of a chunk and rows of a tile, about; tests that look for faults have shorter ones. */
+#ifndef BIRDIE_CHUNK
+#define BIRDIE_CHUNK ((size_t)1 << 20)
+#define BIRDIE_TILE 1024
 #endif
 
 #define TRY(call) \
@@ -43,6 +54,7 @@
 typedef struct memory memory;
 typedef struct birdie_file file;
 typedef struct entry entry;
+typedef struct machine machine;
 
 /* ==== Memory and bytes ==== */
 
@@ -687,6 +699,8 @@ typedef struct reader { /* of the streams of an entry */
     const plan *plan;
     int next;
     const uint8_t *payload;
+    const machine *halves; /* what `coded` says: wanted of the next stream, and had from the last one */
+    int has_halves;
 } reader;
 
 static int read_stream(reader *r, values *out);
@@ -1334,10 +1348,12 @@ static int decode_codebook(reader *r, const tensor *t, void *out) {
 
 /* ---- Trellis ---- */
 
-typedef struct machine { /* next(s, m) = s >> 1 ^ (shift if s is odd) ^ (flip if m is odd) */
+
+
+struct machine { /* next(s, m) = s >> 1 ^ (shift if s is odd) ^ (flip if m is odd) */
     uint32_t states, shift, flip;
     int is_along_rows; /* one path, not one for each column */
-} machine;
+};
 
 static int machine_of(int64_t states, machine *out) {
     static const uint16_t polynomials[8][3] = {{1, 01, 0},    {4, 05, 02},     {8, 013, 04},     {16, 023, 04},
@@ -1355,7 +1371,7 @@ static uint32_t next_state(const machine *m, uint32_t state, uint32_t number) {
 }
 
 /* Return the rows of a chunk, at whose multiples paths begin again. */
-static uint64_t chunk_rows(uint64_t columns) { return larger(1, ((uint64_t)1 << 20) / columns); }
+static uint64_t chunk_rows(uint64_t columns) { return larger(1, BIRDIE_CHUNK / columns); }
 
 static int is_resolution(int64_t v) { return v == 1 || v == 2 || v == 4 || v == 8 || v == 16; }
 
@@ -1374,37 +1390,41 @@ static int plan_trellis(plan *p, const tensor *t) {
 }
 
 static int decode_trellis(reader *r, const tensor *t, void *out) {
-    const uint64_t rows = t->rows, columns = t->columns, restart = chunk_rows(columns);
+    const size_t rows = (size_t)t->rows, columns = (size_t)t->columns, restart = (size_t)chunk_rows(columns);
     const int64_t *v = t->parameter;
     values number, k, j;
     machine paths;
     TRY(machine_of(v[0], &paths));
-    TRY(read_stream(r, &number));
-    TRY(read_stream(r, &k));
     float *by_column = take(r->m, columns, sizeof *by_column), by_row, x[BLOCK];
     uint32_t *state = take(r->m, columns, sizeof *state);
     if (!by_column || !state) return r->m->error;
+    r->halves = &paths;
+    TRY(read_stream(r, &number));
+    const int has_halves = r->has_halves;
+    TRY(read_stream(r, &k));
     if (v[2]) TRY(read_stream(r, &j));
-    for (uint64_t c = 0; c < columns; c++) {
+    for (size_t c = 0; c < columns; c++) {
         by_column[c] = 1;
         if (v[2]) TRY(scale(16 / v[2] * value_at(j, c), &by_column[c]));
     }
-    for (uint64_t row = 0; row < rows; row++) {
-        values some = {number.v + row * columns * number.step, number.step};
+    for (size_t row = 0; row < rows; row++) {
+        const values line = {number.v + row * columns * number.step, number.step};
         TRY(scale(16 / v[1] * value_at(k, row) + v[3] + (row < (uint64_t)v[4]), &by_row));
-        if (row % restart == 0) memset(state, 0, (size_t)columns * sizeof *state);
-        uint64_t zeros = 0;
-        while (zeros < columns && !value_at(some, zeros)) zeros++;
-        const float half = columns >= 16 && zeros == columns ? 0 : by_row * 0.5f;
-        for (uint64_t c = 0, n; c < columns; c += n) {
-            n = smaller(columns - c, BLOCK);
-            for (uint64_t i = 0; i < n; i++) {
-                uint64_t path = paths.is_along_rows ? 0 : c + i;
-                int32_t m = value_at(some, c + i);
-                x[i] = (float)(2 * (int64_t)m + (state[path] & 1)) * half * by_column[c + i];
-                state[path] = next_state(&paths, state[path], (uint32_t)m);
+        if (row % restart == 0) memset(state, 0, columns * sizeof *state);
+        uint32_t some = 0; /* bits of numbers that are not 0 */
+        for (size_t c = 0; c < columns; c++) some |= (uint32_t)value_at(line, c) >> has_halves;
+        const float half = columns >= 16 && !some ? 0 : by_row * 0.5f;
+        for (size_t c = 0, n; c < columns; c += n) {
+            n = columns - c < BLOCK ? columns - c : BLOCK;
+            for (size_t i = 0; i < n && has_halves; i++) x[i] = (float)line.v[c + i];
+            for (size_t i = 0; i < n && !has_halves; i++) {
+                uint32_t *s = &state[paths.is_along_rows ? 0 : c + i];
+                const int32_t m = value_at(line, c + i);
+                x[i] = (float)(2 * (int64_t)m + (*s & 1));
+                *s = next_state(&paths, *s, (uint32_t)m);
             }
-            store(t->dtype, x, (size_t)n, (char *)out + (row * columns + c) * element_size(t->dtype));
+            for (size_t i = 0; i < n; i++) x[i] = x[i] * half * by_column[c + i];
+            store(t->dtype, x, n, (char *)out + (row * columns + c) * element_size(t->dtype));
         }
     }
     return 0;
@@ -2434,7 +2454,9 @@ typedef struct coded { /* a stream that is decoded */
     const stream *s;
     const uint8_t *data;
     size_t size;
-    side *side; /* of coders 4 to 6 */
+    side *side;            /* of coders 4 to 6 */
+    const machine *halves; /* not NULL: numbers m are wanted as 2m + odd, which coders know that follow the paths */
+    int has_halves;        /* 1: that is what they are */
 } coded;
 
 static int check_range(const stream *s, int64_t low, int64_t high) {
@@ -2750,17 +2772,19 @@ typedef struct slot {
     int32_t v;
 } slot;
 
-/* Read tables and lay out their slots one after the other. */
-static int take_slots(coded *c, uint32_t tables, const alphabet *a, int precision, const int32_t *meaning, slot **out) {
-    slot *next = *out = take(c->m, (uint64_t)tables << precision, sizeof *next);
+/* Read tables and lay out their slots one after the other, those of a pair in turn. */
+static int take_slots(coded *c, uint32_t tables, int is_paired, const alphabet *a, int precision, const int32_t *meaning,
+                      slot **out) {
+    slot *slots = *out = take(c->m, (uint64_t)tables << precision, sizeof *slots);
     table_room *room = take(c->m, 1, sizeof *room);
-    if (!next || !room) return c->m->error;
-    for (; tables; tables--) {
+    if (!slots || !room) return c->m->error;
+    for (uint32_t table = 0; table < tables; table++) {
+        slot *next = slots + (is_paired ? ((size_t)(table / 2) << (precision + 1)) + table % 2 : (size_t)table << precision);
         TRY(take_table(c->side, a->size, precision, room));
         for (uint32_t symbol = 0; symbol < a->size; symbol++) {
             uint32_t frequency = room->frequency[symbol];
             int32_t v = meaning ? meaning[symbol] : (int32_t)symbol;
-            for (uint32_t i = 0; i < frequency; i++) *next++ = (slot){(frequency - 1) << 15 | i, v};
+            for (uint32_t i = 0; i < frequency; i++, next += 1 + is_paired) *next = (slot){(frequency - 1) << 15 | i, v};
         }
     }
     return 0;
@@ -2803,26 +2827,50 @@ static int decode_plain(const uint16_t *w, size_t at, size_t end, const uint8_t 
     return 0;
 }
 
+/* The slots of an even and an odd state are loaded before the state is known: it selects, and that is fast. */
+#define TAKE_PAIRED(x, lane) \
+    do { \
+        const slot *two = table + 2 * ((uint32_t)x & mask); \
+        const uint32_t odd = 0 - (s & 1), even_flip = (0 - ((uint32_t)two[0].v & 1)) & flip; \
+        const uint32_t odd_flip = ((0 - ((uint32_t)two[1].v & 1)) & flip) ^ shift; \
+        const uint32_t code = two[0].code ^ ((two[0].code ^ two[1].code) & odd); \
+        const uint32_t v = (uint32_t)two[0].v ^ (((uint32_t)two[0].v ^ (uint32_t)two[1].v) & odd); \
+        const uint64_t next = ((code >> 15) + (uint64_t)1) * (x >> precision) + (code & 32767); \
+        const uint32_t need = next < 1 << 24; \
+        out[i + lane] = (int32_t)(are_halves ? 2 * v - odd : v); \
+        x = need ? next << 16 | w[at] : next; \
+        at += need; \
+        s = s >> 1 ^ even_flip ^ ((even_flip ^ odd_flip) & odd); \
+    } while (0)
+
 /* The same of a paired stream: states of 40 bits, and a table for even and one for odd states of the trellis. */
 static int decode_paired(const uint16_t *w, size_t at, size_t end, const uint8_t *classes, size_t rows, size_t columns,
-                         const slot *slots, int precision, const machine *paths, uint8_t *state, int32_t *out) {
-    const uint32_t mask = (1u << precision) - 1;
-    uint64_t x[4];
+                         const slot *slots, int precision, const machine *paths, int are_halves, uint32_t *state,
+                         int32_t *out) {
+    const uint32_t mask = (1u << precision) - 1, shift = paths->shift, flip = paths->flip;
+    uint64_t x[4], a, b, c, d;
+    uint32_t s = 0;
     CHECK(end - at >= 12, CHUNK);
     for (int k = 0; k < 4; k++, at += 3) x[k] = w[at] | (uint64_t)w[at + 1] << 16 | (uint64_t)w[at + 2] << 32;
-    memset(state, 0, columns);
+    if (!paths->is_along_rows) memset(state, 0, columns * sizeof *state);
     for (size_t row = 0; row < rows; row++, out += columns) {
         const slot *table = slots + ((size_t)classes[row] << (precision + 1));
-        for (size_t i = 0; i < columns; i++) {
-            uint8_t *s = &state[paths->is_along_rows ? 0 : i];
-            const slot *one = table + ((uint32_t)(*s & 1) << precision) + (x[i & 3] & mask);
-            uint64_t next = ((one->code >> 15) + (uint64_t)1) * (x[i & 3] >> precision) + (one->code & 32767);
+        size_t i = 0;
+        a = x[0], b = x[1], c = x[2], d = x[3];
+        for (; paths->is_along_rows && i + 4 <= columns; i += 4) {
             CHECK(at <= end, CHUNK);
-            uint32_t need = next < 1 << 24;
-            x[i & 3] = need ? next << 16 | w[at] : next;
-            at += need;
-            out[i] = one->v;
-            *s = (uint8_t)next_state(paths, *s, (uint32_t)one->v);
+            TAKE_PAIRED(a, 0);
+            TAKE_PAIRED(b, 1);
+            TAKE_PAIRED(c, 2);
+            TAKE_PAIRED(d, 3);
+        }
+        x[0] = a, x[1] = b, x[2] = c, x[3] = d;
+        for (; i < columns; i++) { /* the last ones, or all, each on a path of its own */
+            uint64_t *one = &x[i & 3];
+            CHECK(at <= end, CHUNK);
+            if (!paths->is_along_rows) s = state[i];
+            TAKE_PAIRED(*one, 0);
+            if (!paths->is_along_rows) state[i] = s;
         }
     }
     for (int k = 0; k < 4; k++) CHECK(x[k] == 1 << 24, CHUNK);
@@ -2850,14 +2898,17 @@ static int decode_static(coded *c, int32_t *result) {
     TRY(machine_of(is_paired ? c->s->states : 1, &paths));
     TRY(take_prediction(c, rows, columns, p));
     const uint32_t zero = p->kind ? number_to(s, 23, a->size - 1) : 0;
-    uint8_t *class = take(c->m, rows, 1), *state = take(c->m, columns, 1), one_class = 0;
+    uint8_t *class = take(c->m, rows, 1), one_class = 0;
+    uint32_t *state = take(c->m, columns, sizeof *state);
     if (!class || !state) return c->m->error;
     TRY(take_classes(s, rows, classes, class));
-    TRY(take_slots(c, is_paired ? 2 * classes : classes, a, precision, p->kind || a->is_split ? NULL : a->v, &slots));
+    const int32_t *meaning = p->kind || a->is_split ? NULL : a->v;
+    TRY(take_slots(c, classes << is_paired, is_paired, a, precision, meaning, &slots));
+    c->has_halves = is_paired && c->halves && meaning && a->v[0] > -(1 << 30) && a->v[a->size - 1] < 1 << 30;
     int is_in_rows = is_paired;
     for (size_t row = 0; row < rows && !is_in_rows; row++) is_in_rows = class[row] != 0;
     /* Where all is of one class the array is one row, cut anywhere. */
-    const size_t width = is_in_rows ? columns : 1 << 20, height = is_in_rows ? (size_t)chunk_rows(columns) : 1;
+    const size_t width = is_in_rows ? columns : BIRDIE_CHUNK, height = is_in_rows ? (size_t)chunk_rows(columns) : 1;
     const size_t chunks = (size_t)ceiling(is_in_rows ? rows : n, is_in_rows ? height : width);
     size_t *ends = take(c->m, chunks, sizeof *ends), end = 0;
     if (!ends) return c->m->error;
@@ -2879,7 +2930,8 @@ static int decode_static(coded *c, int32_t *result) {
         size_t across = is_in_rows ? width : (size_t)smaller(width, n - at);
         const uint8_t *kinds = is_in_rows ? class + row : &one_class;
         if (is_paired)
-            TRY(decode_paired(words, begin, ends[i], kinds, some, across, slots, precision, &paths, state, out + at));
+            TRY(decode_paired(words, begin, ends[i], kinds, some, across, slots, precision, &paths, c->has_halves, state,
+                              out + at));
         else
             TRY(decode_plain(words, begin, ends[i], kinds, some, across, slots, precision, out + at));
         at += some * across;
@@ -3298,7 +3350,7 @@ static int decode_mixed(coded *c, int32_t *result) {
     }
     if (low) {
         const stream bits = {c->s->rows, c->s->columns, 0, 65535, 1};
-        coded rest = {c->f, c->m, &bits, c->data + 4 * end, c->size - 4 * end, NULL};
+        coded rest = {.f = c->f, .m = c->m, .s = &bits, .data = c->data + 4 * end, .size = c->size - 4 * end};
         int32_t *more = take(c->m, n, sizeof *more);
         if (!more) return c->m->error;
         TRY(decode_packed(&rest, n, more));
@@ -3327,7 +3379,7 @@ typedef struct tiles { /* what all tiles of an array share */
     uint8_t *is_seen;      /* of each row: 1 if it has a value that is not 0 */
     machine paths;
     uint32_t left_out;     /* class of rows without words */
-    int raw, is_paired, is_listed;
+    int raw, is_paired, is_listed, are_halves;
     size_t columns, restart;
 } tiles;
 
@@ -3345,7 +3397,6 @@ static int decode_tile(const tiles *t, size_t row, size_t rows, size_t column, s
     for (size_t r = row; r < row + rows; r++) {
         const uint32_t *slots = t->slots + t->class[r] * size;
         const uint32_t least = r + tail < row + rows ? 65536 : 0;
-        int32_t *to = out + r * t->columns + column;
         CHECK(at <= end, CHUNK);
         if ((r - row) % t->restart == 0)
             for (size_t k = 0; k < LANES; k++) path[k] = above[k] = 0;
@@ -3357,7 +3408,7 @@ static int decode_tile(const tiles *t, size_t row, size_t rows, size_t column, s
                 uint32_t next = ((one >> 20) + 1) * (x[k] >> 12) + (one & 4095);
                 uint32_t rest = next >> t->raw, need = rest < least; /* a coin toss: no branch */
                 taken[k] = (one & ~(uint32_t)4095) | (next & low_bits);
-                x[k] = need ? rest << 16 | word : rest;
+                x[k] = rest << (need << 4) | (word & (0 - need));
                 at += need;
             }
             if (t->is_listed)
@@ -3367,15 +3418,15 @@ static int decode_tile(const tiles *t, size_t row, size_t rows, size_t column, s
                     v[k] = low + ((taken[k] >> 12 & 255) << t->raw) + (taken[k] & low_bits);
         }
         uint32_t some = 0;
+        for (size_t k = 0; k < width; k++) some |= v[k];
+        if (some) t->is_seen[r] = 1;
         for (size_t k = 0; k < LANES; k++) {
+            const uint32_t one = t->are_halves ? 2 * v[k] + (path[k] & 1) : v[k];
             path[k] = path[k] >> 1 ^ ((0 - (path[k] & 1)) & shift) ^ ((0 - (v[k] & 1)) & flip);
             above[k] = (0 - (path[k] & 1)) & odd;
+            v[k] = one;
         }
-        for (size_t k = 0; k < width; k++) {
-            some |= v[k];
-            to[k] = (int32_t)v[k];
-        }
-        if (some) t->is_seen[r] = 1;
+        memcpy(out + r * t->columns + column, v, width * sizeof *v);
     }
     CHECK(at == end, CHUNK);
     for (size_t k = 0; k < width; k++) CHECK(x[k] == last_state, CHUNK);
@@ -3400,7 +3451,7 @@ static int decode_tiles(coded *c, int32_t *result) {
     const size_t rows = (size_t)(is_transposed ? c->s->columns : c->s->rows), n = (size_t)(c->s->rows * c->s->columns);
     const size_t columns = n / rows, restart = (size_t)chunk_rows(columns);
     /* About a thousand rows, a multiple of `restart`: the nearest, the even one of two. */
-    const size_t quotient = 1024 / restart, twice = 2 * (1024 % restart);
+    const size_t quotient = BIRDIE_TILE / restart, twice = 2 * (BIRDIE_TILE % restart);
     const size_t tall = restart * (size_t)larger(1, quotient + (twice > restart || (twice == restart && quotient % 2)));
     const size_t across = (size_t)ceiling(columns, LANES), count = (size_t)ceiling(rows, tall) * across;
     CHECK(!s->failed && columns >= LANES && columns * (count / across) <= c->size / 4, SIDE);
@@ -3413,7 +3464,8 @@ static int decode_tiles(coded *c, int32_t *result) {
     t.left_out = classes;
     t.columns = columns;
     t.restart = restart;
-    TRY(machine_of(t.is_paired ? c->s->states : 1, &t.paths));
+    t.are_halves = c->has_halves = c->halves && !is_transposed && a->v[0] > -(1 << 30) && a->v[a->size - 1] < 1 << 30;
+    TRY(machine_of(t.is_paired || c->halves ? c->s->states : 1, &t.paths));
     uint8_t *class = take(c->m, rows, 1);
     uint32_t tables = classes << t.is_paired, *slots = take(c->m, (uint64_t)tables << 12, sizeof *slots);
     size_t *ends = take(c->m, count, sizeof *ends), end = 0;
@@ -3462,7 +3514,9 @@ static int decode_tiles(coded *c, int32_t *result) {
 static int read_stream(reader *r, values *out) {
     const stream *s = &r->plan->streams[r->next];
     const uint8_t coder = r->e->coder[r->next];
-    coded c = {r->f, r->m, s, r->payload, (size_t)r->e->length[r->next], NULL};
+    coded c = {.f = r->f, .m = r->m, .s = s, .data = r->payload, .size = (size_t)r->e->length[r->next]};
+    c.halves = r->halves;
+    r->halves = NULL;
     r->payload += c.size;
     r->next++;
     const uint64_t count = s->rows * s->columns;
@@ -3482,6 +3536,7 @@ static int read_stream(reader *r, values *out) {
     case TILES: TRY(decode_tiles(&c, v)); break;
     default: FAIL(CODER);
     }
+    r->has_halves = c.has_halves;
     release(r->m, mark);
     return 0;
 }
@@ -3663,7 +3718,7 @@ static int decode_delta_chunk(const delta *d, range *r, size_t rows, size_t colu
 static int decode_difference(reader *r, const tensor *t, const uint8_t *data, size_t size, const char *base, char *out) {
     const size_t rows = (size_t)t->rows, columns = (size_t)t->columns * dtypes[t->dtype].words;
     const size_t height = (size_t)chunk_rows(columns), chunks = (size_t)ceiling(rows, height);
-    coded c = {r->f, r->m, NULL, data, size, NULL};
+    coded c = {.f = r->f, .m = r->m, .data = data, .size = size};
     delta d = {.t = r->f->tables, .bits = 8 * dtypes[t->dtype].bytes, .mantissa = dtypes[t->dtype].mantissa};
     d.exponent = d.mantissa ? d.bits - 1 - d.mantissa : 0;
     TRY(take_side(&c));
@@ -3855,7 +3910,7 @@ static int decode_entry(const file *f, memory *m, const entry *e, const void *ba
     plan *p = take(m, 1, sizeof *p);
     if (!p) return m->error;
     TRY(plan_entry(e, p, &t));
-    reader r = {f, m, e, p, 0, f->data + e->offset};
+    reader r = {.f = f, .m = m, .e = e, .plan = p, .payload = f->data + e->offset};
     CHECK(!e->payload || crc32(f, 0, r.payload, (size_t)e->payload) == e->crc, CHECKSUM);
     TRY(e->kind == DELTA ? decode_delta(&r, &t, base, out) : schemes[e->scheme].decode(&r, &t, out));
     release(m, mark);
