@@ -1,4 +1,4 @@
-"""Speed of the JavaScript decoder in Node, beside Python's: `python -m benchmarks.web [--json]`.
+"""Speed of the decoder for browsers in Node, beside Python's: `python -m benchmarks.web [--json]`.
 
 One row per file: a matrix whose rows have different scales, by scheme and coder. Both decode the complete file on one
 thread, warm; times are the least processor time of as many runs as fit into `seconds`.
@@ -22,11 +22,10 @@ import birdie
 from benchmarks.command import Row, command_parser, errors_as_exit, report
 from benchmarks.processes import take_turns
 from birdie.errors import ConfigError
-
+from birdie.standalone import javascript_decoder
 
 CODERS: tuple[Literal["fast"], Literal["max"]] = ("fast", "max")
 SCHEMES = "lossless", "int6", "trellis:states=8,sigma=0.3"
-DECODER = Path(birdie.__file__).parent / "web" / "decoder.js"
 PROGRAM = """
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -38,7 +37,7 @@ let best = Infinity;
 let tensors;
 for (let run = 0, first = now(); run < 3 || now() - first < Number(seconds); run++) {
   const start = now();
-  tensors = decode(data);
+  tensors = await decode(data);
   best = Math.min(best, now() - start);
 }
 const words = new Uint8Array(tensors.weight.data.buffer);
@@ -55,7 +54,7 @@ def matrix(rows: int, seed: int) -> Tensor:
 
 def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator[Row]:
     """Yield a row for each scheme and coder."""
-    (folder / "decode.mjs").write_text(bundle(DECODER), encoding="utf-8")
+    (folder / "decode.mjs").write_bytes(javascript_decoder())
     (folder / "measure.mjs").write_text(PROGRAM, encoding="utf-8")
     weight = matrix(rows, seed)
     for scheme in SCHEMES:
@@ -64,7 +63,7 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
             birdie.save({"weight": weight}, path, scheme=scheme, effort=coder, workers=1)
             command = ["node", "measure.mjs", "./decode.mjs", path.name, str(seconds)]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-            javascript, digest = json.loads(done.stdout)
+            browser, digest = json.loads(done.stdout)
             work = partial(birdie.load, path, workers=1)
             python = min(take_turns({"": work}, seconds=seconds, clock=time.process_time)[""])
             words = work()["weight"].view(torch.uint8).numpy().tobytes()
@@ -72,7 +71,7 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
                 "scheme": scheme,
                 "coder": coder,
                 "bytes": path.stat().st_size,
-                "JavaScript M/s": weight.numel() / javascript / 1e6,
+                "WebAssembly M/s": weight.numel() / browser / 1e6,
                 "Python M/s": weight.numel() / python / 1e6,
                 "exact": digest == hashlib.sha256(words).hexdigest(),
             }

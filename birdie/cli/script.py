@@ -10,7 +10,6 @@ from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.standalone import PACKAGE, SCRIPT
 from birdie.system import files, outputs
-from birdie.system.provenance import __version__
 
 GROUP = "Train"
 

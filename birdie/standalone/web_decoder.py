@@ -1,7 +1,7 @@
 """The decoder for browsers and Node: birdie.c as WebAssembly in one JavaScript module, which needs nothing.
 
-    c/*.c ──scripts/wasm.py──► javascript/birdie.wasm ───────base64──┐
-    javascript/decoder.js ◄─ order.js ◄─ onnx.js ────────────────────┴─► decode.js
+c/wasm.c ──scripts/wasm.py──► javascript/birdie.wasm ────base64──┐
+javascript/decoder.js ◄─ order.js ◄─ onnx.js ────────────────────┴─► decode.js
 """
 
 import base64
@@ -14,9 +14,14 @@ from birdie.system.provenance import __version__
 FOLDER = Path(__file__).parent / "javascript"
 DECODER = FOLDER / "decoder.js"
 PROGRAM = FOLDER / "birdie.wasm"
+PAGE_PROGRAM = FOLDER / "page.wasm"
+"""The same for pages of `birdie page`: smaller, and without schemes that these do not have."""
 _MODULES = DECODER, FOLDER / "order.js", FOLDER / "onnx.js"
 _IMPORTED = re.compile(r"^(?:import \{.*\} from .*|/\*\* @typedef \{import\(.*)\n", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*(?://.*|/\*\*(?:(?!\*/).)*(?:\*/)?|\*(?: .*|/)?)\n|^\s+|(?<=[;{,]) +// .*$", re.MULTILINE)
+_COMMENT = re.compile(
+    r"^\s*(?://.*|/\*\*(?:(?!\*/).)*(?:\*/)?|\*(?: .*|/)?)\n|^\s+|/\*\* @type \{.*?\} \*/ ?|(?<=[;{,]) // .*$",
+    re.MULTILINE,
+)
 
 
 def javascript_decoder() -> bytes:

@@ -4,7 +4,7 @@
     tokenizer ────► description (pieces) ─┐             │
     recipe ───────► plan ─────────────────┤             │
     page.js, worker.js and its modules ───┤             │
-    birdie.wasm ──────────────────────────┴─ zlib ──────┴─ as characters (units) ─► page.html with page.css and start.js
+    page.wasm ────────────────────────────┴─ zlib ──────┴─ as characters (units) ─► page.html with page.css and start.js
 
 The page forbids itself every connection (Content-Security-Policy), and its worker starts from what the page holds.
 """
@@ -26,7 +26,7 @@ from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer
 from birdie.gpt.model.techniques.depth_recurrence import layer_order
 from birdie.gpt.run.evaluation import require_gpt
 from birdie.gpt.run.recipe_settings import Recipe
-from birdie.standalone import DECODER, PROGRAM, joined
+from birdie.standalone import DECODER, PAGE_PROGRAM, joined
 from birdie.system.provenance import __version__
 from birdie.web.model_plan import model_plan
 from birdie.web.pieces import tokenizer_description
@@ -149,7 +149,7 @@ def model_page(
     }
     blocks = {
         "content": zlib.compress(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(), 9),
-        "program": zlib.compress(PROGRAM.read_bytes(), 9),
+        "program": zlib.compress(PAGE_PROGRAM.read_bytes(), 9),
         "model": model,
     }
     texts = {name: text_of(data) for name, data in blocks.items()}

@@ -1,4 +1,4 @@
-"""Files that the decoder in C, and so a browser, decodes: which they are, and why another one is none."""
+"""Files that a page decodes: which they are, and why another one is none."""
 
 from birdie.artifact import DELTA, TENSOR, Entry, Reader, scheme_name
 from birdie.artifact import SCHEMES as OWN
@@ -7,11 +7,11 @@ from birdie.entropy import NAMES as CODERS
 from birdie.system.outputs import Source
 
 SCHEMES = {number: name for number, name in OWN.items() if name not in ("spectral", "tucker")}
-"""Number → name of the schemes that the decoder decodes; it decodes every coder."""
+"""Number → name of the schemes in page.wasm, which leaves out the largest two to be small; it has every coder."""
 
 
 def unsupported(source: Source | bytes) -> str | None:
-    """Return why a browser cannot decode a file, in one sentence; None if it can.
+    """Return why a page cannot decode a file, in one sentence; None if it can.
 
     Args:
         source: a path, or the bytes of a file. Its header is read, nothing is decoded.
@@ -21,12 +21,12 @@ def unsupported(source: Source | bytes) -> str | None:
     """
     with Reader(source) as reader:
         if has_views(reader.fields.get("tree")):
-            return f"{reader.where} holds views of tensors, which browsers do not decode"
+            return f"{reader.where} holds views of tensors, which pages do not decode"
         for name in reader.entries:
             entry = reader.entry(name)
             if problem := _problem(entry, reader):
                 tensor = name.strip("\0").partition("\0")[0]
-                return f"tensor {tensor!r} of {reader.where} {problem}, which browsers do not decode"
+                return f"tensor {tensor!r} of {reader.where} {problem}, which pages do not decode"
     return None
 
 

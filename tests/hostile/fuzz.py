@@ -87,7 +87,11 @@ def run(count: int, first: int, progress: Callable[[int], object] = int, only: C
     """
     torch.set_num_threads(1)
     report = Report()
-    with seeds.short_chunks(), targets.webassembly(short=True), tempfile.TemporaryDirectory(dir=_quick_folder()) as folder:
+    with (
+        seeds.short_chunks(),
+        targets.webassembly(short=True),
+        tempfile.TemporaryDirectory(dir=_quick_folder()) as folder,
+    ):
         path = Path(folder) / "mutant.birdie"
         sound = {
             name: [(seed, target.decode(seed, seed.data, path)) for seed in target.sound()]

@@ -34,8 +34,8 @@ from birdie.entropy.trellis_states import STATES
 from birdie.errors import ArtifactError, WeightsError
 from birdie.standalone import decoder
 from tests.hostile import difference_seeds, made, mutate, odd_metadata, seeds, tile_streams
-from tests.hostile.webassembly import NOT_DECODED, Decoder, is_compiler_installed, is_installed
 from tests.hostile.seeds import Seed
+from tests.hostile.webassembly import NOT_DECODED, Decoder, is_compiler_installed, is_installed
 
 MAX_BYTES = 1 << 20  # that a mutant may decode to
 AGREEMENT = "WebAssembly, "

@@ -40,7 +40,7 @@ class Decoder:
         self._program = PROGRAM
         if short:
             self._program = Path(self._folder.name) / "short.wasm"
-            wasm.build(self._program, f"-DBIRDIE_CHUNK={CHUNK}", f"-DBIRDIE_TILE={TILE}")
+            wasm.build(self._program, "-O3", f"-DBIRDIE_CHUNK={CHUNK}", f"-DBIRDIE_TILE={TILE}")
         self._process: subprocess.Popen[bytes] | None = None
 
     def tensors(self, data: bytes, max_bytes: int) -> dict[str, tuple[str, list[int], str]]:

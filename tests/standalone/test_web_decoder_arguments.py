@@ -19,7 +19,12 @@ RIGHT = (
 OF_DECODE = (
     *("f(file, { maxBytes: null })", "f(file, { maxBytes: undefined })", "f(file, { maxBytes: 1e9 })"),
     *("f(file, { maxBytes: Infinity })", "f(file, Object.freeze({ maxBytes: 40 }))", "f(file, { maxOperations: 1e9 })"),
-    *("f(file, { names: null })", "f(file, { names: [] })", "f(file, { names: ['a', 'a'] })", "f(file, { onProgress() {} })"),
+    *(
+        "f(file, { names: null })",
+        "f(file, { names: [] })",
+        "f(file, { names: ['a', 'a'] })",
+        "f(file, { onProgress() {} })",
+    ),
 )
 NO_BYTES = (
     *(
@@ -113,9 +118,7 @@ def test_right_arguments_are_taken(name: str, calls: tuple[str, ...]) -> None:
     assert {call: message for call, message in outcomes(name, calls).items() if message} == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "calls"), [("decode", (*NO_BYTES, *NO_OPTIONS)), ("toFloat32", NO_TENSOR)]
-)
+@pytest.mark.parametrize(("name", "calls"), [("decode", (*NO_BYTES, *NO_OPTIONS)), ("toFloat32", NO_TENSOR)])
 def test_wrong_arguments_are_one_sentence(name: str, calls: tuple[str, ...]) -> None:
     messages = outcomes(name, calls)
     assert [call for call, message in messages.items() if not 15 < len(message) < 160 or "\n" in message] == []

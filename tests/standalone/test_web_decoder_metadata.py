@@ -15,8 +15,8 @@ from birdie.artifact import container, metadata, repack
 from birdie.errors import ArtifactError, ConfigError
 from birdie.standalone import decoder
 from tests.hostile import odd_metadata, targets
-from tests.hostile.webassembly import Decoder
 from tests.hostile.seeds import Seed
+from tests.hostile.webassembly import Decoder
 
 LIMIT = 1 << 20
 

@@ -17,6 +17,7 @@ UINT8, LOSSLESS = 1, 1
 ZEROS = (Stream(0, b""),)
 FEW, TIMES = 1000, 4
 
+
 def tensors(count: int) -> list[Entry]:
     return [Entry(f"layers.{i}.norm", LOSSLESS, UINT8, (1,), (), ZEROS) for i in range(count)]
 
@@ -60,7 +61,16 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler is installed")
     folder = tmp_path_factory.mktemp("work")
-    compiled = ["cc", "-O1", "-ffp-contract=off", "-fsanitize-coverage=trace-pc", "-c", str(C / "birdie.c"), "-o", "birdie.o"]
+    compiled = [
+        "cc",
+        "-O1",
+        "-ffp-contract=off",
+        "-fsanitize-coverage=trace-pc",
+        "-c",
+        str(C / "birdie.c"),
+        "-o",
+        "birdie.o",
+    ]
     linked = ["cc", f"-I{C}", str(HERE / "count_work.c"), "birdie.o", "-o", "count"]
     for command in compiled, linked:
         subprocess.run(command, cwd=folder, check=True)

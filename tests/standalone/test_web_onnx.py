@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed")
 
-import birdie  # noqa: E402
-from birdie.artifact import container  # noqa: E402
-from birdie.artifact.onnx_export import write_onnx  # noqa: E402
-from birdie.standalone import javascript_decoder  # noqa: E402
-from tests.onnx import zoo  # noqa: E402
+import birdie
+from birdie.artifact import container
+from birdie.artifact.onnx_export import write_onnx
+from birdie.standalone import javascript_decoder
+from tests.onnx import zoo
 
 PROGRAM = """
 import { createHash } from "node:crypto";

@@ -2,10 +2,13 @@
  *
  *     decoder.js ──allocate, open, tensor, array, decode, unpack──► birdie.c, lzma2.c
  *
- * An instance of the module holds one file, and its memory goes with it.
+ * An instance of the module holds one file, and its memory goes with it. BIRDIE_SMALL leaves out what the pages of
+ * `birdie page` do not need.
  */
 #include "birdie.c" /* for the checksum of an entry, which birdie.h has not */
+#ifndef BIRDIE_SMALL
 #include "lzma2.h"
+#endif
 
 #define EXPORT(name) __attribute__((export_name(#name)))
 
@@ -163,6 +166,7 @@ EXPORT(metadata) const double *js_metadata(void)
     return numbers;
 }
 
+#ifndef BIRDIE_SMALL
 /* Unpack the files that are kept beside the tensors: `size` bytes in all. Return 1 if the file does not hold them. */
 EXPORT(unpack) int js_unpack(unsigned char *out, size_t size)
 {
@@ -177,6 +181,7 @@ EXPORT(unpack) int js_unpack(unsigned char *out, size_t size)
     }
     return size > 0;
 }
+#endif
 
 /* ---- Words ---- */
 
