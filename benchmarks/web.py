@@ -1,7 +1,7 @@
-"""Speed of the decoder for browsers in Node, beside Python's: `python -m benchmarks.web [--json]`.
+"""Speed of the decoders in C and for browsers (in Node), beside Python's: `python -m benchmarks.web [--json]`.
 
-One row per file: a matrix whose rows have different scales, by scheme and coder. Both decode the complete file on one
-thread, warm; times are the least processor time of as many runs as fit into `seconds`.
+One row per file: a matrix whose rows have different scales, by scheme and coder. All decode the complete file on one
+thread, warm; times are the least processor time of as many runs as fit into `seconds`. C is compiled by `cc -O3`.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ import birdie
 from benchmarks.command import Row, command_parser, errors_as_exit, report
 from benchmarks.processes import take_turns
 from birdie.errors import ConfigError
-from birdie.standalone import javascript_decoder
+from birdie.standalone import C_DECODER, javascript_decoder
 
 CODERS: tuple[Literal["fast"], Literal["max"]] = ("fast", "max")
 SCHEMES = "lossless", "int6", "trellis:states=8,sigma=0.3"
@@ -45,6 +45,34 @@ console.log(JSON.stringify([best, createHash("sha256").update(words).digest("hex
 """
 
 
+_IN_C = """
+#include "birdie.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+int main(int count, char **arguments) {
+    static char data[1 << 28];
+    FILE *source = fopen(arguments[1], "rb");
+    size_t size = source && count == 3 ? fread(data, 1, sizeof data, source) : 0;
+    birdie_file *file;
+    birdie_tensor tensor;
+    if (birdie_open(data, size, NULL, &file) || birdie_get(file, 0, &tensor)) return 1;
+    void *out = malloc(tensor.bytes);
+    double best = 1e9;
+    for (clock_t first = clock(); clock() - first < atof(arguments[2]) * CLOCKS_PER_SEC;) {
+        clock_t start = clock();
+        if (birdie_decode(file, 0, BIRDIE_OWN, out, tensor.bytes)) return 1;
+        double time = (double)(clock() - start) / CLOCKS_PER_SEC;
+        best = time < best ? time : best;
+    }
+    fprintf(stderr, "%.9f", best);
+    fwrite(out, 1, tensor.bytes, stdout);
+    return 0;
+}
+"""
+
+
 def matrix(rows: int, seed: int) -> Tensor:
     """Return a bfloat16 matrix of `rows` × 1,024 normal weights, whose rows differ in scale."""
     source = torch.Generator().manual_seed(seed)
@@ -56,6 +84,9 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
     """Yield a row for each scheme and coder."""
     (folder / "decode.mjs").write_bytes(javascript_decoder())
     (folder / "measure.mjs").write_text(PROGRAM, encoding="utf-8")
+    (folder / "measure.c").write_text(_IN_C, encoding="utf-8")
+    flags = "-std=c99", "-O3", "-ffp-contract=off", f"-I{C_DECODER[1].parent}"
+    subprocess.run(["cc", *flags, "measure.c", str(C_DECODER[0]), "-o", "measure"], cwd=folder, check=True)
     weight = matrix(rows, seed)
     for scheme in SCHEMES:
         for coder in CODERS:
@@ -64,6 +95,8 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
             command = ["node", "measure.mjs", "./decode.mjs", path.name, str(seconds)]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
             browser, digest = json.loads(done.stdout)
+            command = [str(folder / "measure"), path.name, str(seconds)]
+            native = subprocess.run(command, cwd=folder, capture_output=True, check=True)
             work = partial(birdie.load, path, workers=1)
             python = min(take_turns({"": work}, seconds=seconds, clock=time.process_time)[""])
             words = work()["weight"].view(torch.uint8).numpy().tobytes()
@@ -72,8 +105,9 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
                 "coder": coder,
                 "bytes": path.stat().st_size,
                 "WebAssembly M/s": weight.numel() / browser / 1e6,
+                "C M/s": weight.numel() / float(native.stderr) / 1e6,
                 "Python M/s": weight.numel() / python / 1e6,
-                "exact": digest == hashlib.sha256(words).hexdigest(),
+                "exact": digest == hashlib.sha256(words).hexdigest() and native.stdout == words,
             }
 
 
@@ -86,8 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with errors_as_exit(), tempfile.TemporaryDirectory() as folder:
-        if shutil.which("node") is None:
-            raise ConfigError("this benchmark needs node; install Node.js 20 or newer")
+        if shutil.which("node") is None or shutil.which("cc") is None:
+            raise ConfigError("this benchmark needs node and cc; install Node.js 20 or newer, and gcc or clang")
         report(list(decoder_rows(options.rows, options.seed, options.seconds, Path(folder))), as_json=options.json)
 
 

@@ -8,12 +8,14 @@ from cyclopts import Parameter
 from birdie.cli.console import Json, Output, Overwrite, log, print_json, print_line, size
 from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.standalone import PACKAGE, SCRIPT
+from birdie.standalone import C_DECODER, PACKAGE, SCRIPT
 from birdie.system import files, outputs
 
 GROUP = "Train"
 
 _JAVASCRIPT = outputs.Kind("a decoder that birdie writes", rb"// birdie ")
+_C = outputs.Kind("a decoder that birdie writes", rb"/\* birdie\.[ch]: ")
+_LANGUAGES = {"js": "JavaScript", "c": "C"}
 _NAMES = {"train": "train_gpt.py", "score": "score_gpt.py", "pair": "birdie_pair.py", "decoder": "decode.py"}
 
 
@@ -31,13 +33,17 @@ def command(
         ),
     ] = "train",
     language: Annotated[
-        Literal["python", "js"],
-        Parameter(help="js: write the decoder as one JavaScript module, for browsers and Node; with --kind decoder."),
+        Literal["python", "js", "c"],
+        Parameter(
+            help="js: write the decoder as one JavaScript module, for browsers and Node. c: write it in C99, for any "
+            "program: birdie.c, and birdie.h beside it. Both with --kind decoder."
+        ),
     ] = "python",
     output: Annotated[
         Output | None,
         Parameter(
-            help="The file to write; default: train_gpt.py, score_gpt.py, birdie_pair.py, decode.py or decode.js."
+            help="The file to write; default: train_gpt.py, score_gpt.py, birdie_pair.py, decode.py, decode.js or "
+            "birdie.c."
         ),
     ] = None,
     requirements: Annotated[
@@ -58,7 +64,8 @@ def command(
 
     The pair is export(state, budget, path) and load(path); the budget is for code and model together. The decoder is
     load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone. In
-    JavaScript the decoder is decode(ArrayBuffer), and toOnnx(ArrayBuffer) for onnxruntime-web; it needs nothing.
+    JavaScript the decoder is decode(ArrayBuffer), and toOnnx(ArrayBuffer) for onnxruntime-web; in C what birdie.h says;
+    these need nothing.
     """
     from birdie.golf.packed_script import pack
     from birdie.gpt.run.recipe_registry import find
@@ -70,8 +77,12 @@ def command(
         raise ConfigError(f"a {kind} has no recipe; leave {recipe!r} out")
     if paste and kind != "pair":
         raise ConfigError(f"--paste is for --kind pair; a file of the kind {kind} is started or imported")
-    if language == "js":
-        _write_javascript(kind, output, requirements, overwrite=overwrite, json=json)
+    if language != "python":
+        if kind != "decoder":
+            raise ConfigError(f"--language {language} is for --kind decoder; a file of the kind {kind} is Python")
+        if requirements is not None:
+            raise ConfigError(f"a decoder in {_LANGUAGES[language]} needs no packages; leave --requirements out")
+        (_write_javascript if language == "js" else _write_c)(output, overwrite=overwrite, json=json)
         return
     known = None if recipe is None else find(recipe)
     inputs = [*PACKAGE.rglob("*.py"), *([] if known is None else [known.path])]
@@ -105,22 +116,38 @@ def command(
         )
 
 
-def _write_javascript(
-    kind: str, output: Path | None, requirements: Path | None, *, overwrite: bool, json: bool
-) -> None:
+def _write_javascript(output: Path | None, *, overwrite: bool, json: bool) -> None:
     """Write the decoder as a JavaScript module."""
     from birdie.standalone import javascript_decoder
 
-    if kind != "decoder":
-        raise ConfigError(f"--language js is for --kind decoder; a file of the kind {kind} is Python")
-    if requirements is not None:
-        raise ConfigError("a decoder in JavaScript needs no packages; leave --requirements out")
     inputs = [*PACKAGE.joinpath("standalone", "javascript").iterdir()]
     output = outputs.require_output(output or Path("decode.js"), inputs, kind=_JAVASCRIPT, overwrite=overwrite)
     data = javascript_decoder()
     files.write_bytes(output, data)
     if json:
-        print_json({"path": str(output), "kind": kind, "language": "js", "bytes": len(data)})
+        print_json({"path": str(output), "kind": "decoder", "language": "js", "bytes": len(data)})
         return
     print_line(f"{size(len(data))}: {output}")
     print_line(f'use it: import {{ decode }} from "./{output.name}"; const tensors = await decode(arrayBuffer)')
+
+
+def _write_c(output: Path | None, *, overwrite: bool, json: bool) -> None:
+    """Write the decoder in C, and its header beside it."""
+    source, header = C_DECODER
+    output = outputs.require_output(output or Path(source.name), C_DECODER, kind=_C, overwrite=overwrite)
+    if output.name == header.name:
+        raise ConfigError(
+            f"{header.name} is written beside the decoder; name the file of the decoder: -o {source.name}"
+        )
+    beside = output.with_name(header.name)
+    outputs.require_output(beside, [*C_DECODER, output], kind=_C, overwrite=overwrite)
+    files.write_bytes(beside, header.read_bytes())
+    files.write_bytes(output, source.read_bytes())
+    total = source.stat().st_size + header.stat().st_size
+    if json:
+        print_json(
+            {"path": str(output), "header": str(beside), "kind": "decoder", "language": "c", "bytes": total},
+        )
+        return
+    print_line(f"{size(total)}: {output}, {beside}")
+    print_line(f"use it: cc -std=c99 -O3 -ffp-contract=off -c {output.name}; {header.name} says how")

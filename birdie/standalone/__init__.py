@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from birdie.standalone.code_size import C_DECODER as C_DECODER
     from birdie.standalone.code_size import PACKAGE as PACKAGE
     from birdie.standalone.code_size import SCRIPT as SCRIPT
     from birdie.standalone.code_size import behind as behind

@@ -15,6 +15,8 @@ from birdie.system.outputs import Kind
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SCRIPT = Kind("a script that birdie writes", rb"# ?birdie ")
+C_DECODER = tuple(PACKAGE / "standalone" / "c" / name for name in ("birdie.c", "birdie.h"))
+"""The decoder in C: its source and its header."""
 
 _LISTING = b"pkgutil.iter_modules(__path__)"
 

@@ -27,8 +27,9 @@ SOURCE = Path(__file__).with_suffix(".c")
 DECODER = Path(birdie.__file__).parent / "standalone" / "c"
 FLAGS = (
     *("-std=gnu11", "-g", "-O1", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-    *(f"-DBIRDIE_CHUNK={seeds.CHUNK}", f"-DBIRDIE_TILE={seeds.TILE}", f"-I{DECODER}"),
+    f"-I{DECODER}",
 )
+SHORT = f"-DBIRDIE_CHUNK={seeds.CHUNK}", f"-DBIRDIE_TILE={seeds.TILE}"
 EACH = 100
 """Mutants that C makes of a file."""
 BATCH = 500
@@ -48,10 +49,10 @@ def compiler() -> str | None:
         return path if done.returncode == 0 and subprocess.run(command[-1:], check=False).returncode == 0 else None
 
 
-def build(cc: str, folder: Path) -> Path:
-    """Compile the decoder and its mutations; return the program."""
+def build(cc: str, folder: Path, *, short: bool = True) -> Path:
+    """Compile the decoder and its mutations, with chunks as of `seeds.short_chunks` if `short`; return the program."""
     program = folder / "native"
-    subprocess.run([cc, *FLAGS, str(SOURCE), "-o", str(program)], check=True)
+    subprocess.run([cc, *FLAGS, *(SHORT if short else ()), str(SOURCE), "-o", str(program)], check=True)
     return program
 
 

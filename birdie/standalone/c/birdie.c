@@ -40,6 +40,13 @@ void *memchr(const void *data, int byte, size_t size);
 #define BIRDIE_TILE 1024
 #endif
 
+/* Of gcc: a function whose loop needs all registers, which inlining would take. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define APART __attribute__((noinline))
+#else
+#define APART
+#endif
+
 #define TRY(call) \
     do { \
         int error_ = (call); \
@@ -2831,16 +2838,14 @@ static int decode_plain(const uint16_t *w, size_t at, size_t end, const uint8_t 
 #define TAKE_PAIRED(x, lane) \
     do { \
         const slot *two = table + 2 * ((uint32_t)x & mask); \
-        const uint32_t odd = 0 - (s & 1), even_flip = (0 - ((uint32_t)two[0].v & 1)) & flip; \
-        const uint32_t odd_flip = ((0 - ((uint32_t)two[1].v & 1)) & flip) ^ shift; \
-        const uint32_t code = two[0].code ^ ((two[0].code ^ two[1].code) & odd); \
+        const uint32_t odd = 0 - (s & 1), code = two[0].code ^ ((two[0].code ^ two[1].code) & odd); \
         const uint32_t v = (uint32_t)two[0].v ^ (((uint32_t)two[0].v ^ (uint32_t)two[1].v) & odd); \
         const uint64_t next = ((code >> 15) + (uint64_t)1) * (x >> precision) + (code & 32767); \
         const uint32_t need = next < 1 << 24; \
-        out[i + lane] = (int32_t)(are_halves ? 2 * v - odd : v); \
+        out[i + lane] = (int32_t)((v << are_halves) - (odd & half)); \
         x = need ? next << 16 | w[at] : next; \
         at += need; \
-        s = s >> 1 ^ even_flip ^ ((even_flip ^ odd_flip) & odd); \
+        s = s >> 1 ^ (odd & shift) ^ ((0 - (v & 1)) & flip); \
     } while (0)
 
 /* The same of a paired stream: states of 40 bits, and a table for even and one for odd states of the trellis. */
@@ -2848,6 +2853,7 @@ static int decode_paired(const uint16_t *w, size_t at, size_t end, const uint8_t
                          const slot *slots, int precision, const machine *paths, int are_halves, uint32_t *state,
                          int32_t *out) {
     const uint32_t mask = (1u << precision) - 1, shift = paths->shift, flip = paths->flip;
+    const uint32_t half = are_halves ? UINT32_MAX : 0;
     uint64_t x[4], a, b, c, d;
     uint32_t s = 0;
     CHECK(end - at >= 12, CHUNK);
@@ -3383,15 +3389,35 @@ typedef struct tiles { /* what all tiles of an array share */
     size_t columns, restart;
 } tiles;
 
+typedef struct lanes { /* of a tile: states, 4,096 where a path is in an odd state and tables are paired, what was taken */
+    uint32_t x[LANES], above[LANES], taken[LANES];
+} lanes;
+
+/* Take a row: symbols and raw bits of all lanes. Return the position after the words that they took. */
+APART static size_t take_lanes(const uint16_t *words, size_t at, const uint32_t *slots, lanes *l, size_t width,
+                                uint32_t raw, uint32_t least) {
+    const uint16_t *w = words + at;
+    for (size_t k = 0; k < width; k++) {
+        const uint32_t x = l->x[k], one = slots[(x & 4095) | l->above[k]];
+        const uint32_t next = ((one >> 20) + 1) * (x >> 12) + (one & 4095);
+        const uint32_t rest = next >> raw, need = rest < least; /* a coin toss: no branch */
+        l->taken[k] = (one & ~(uint32_t)4095) | (next & ((1u << raw) - 1));
+        l->x[k] = rest << 16 * need | (*w & (0 - need));
+        w += need;
+    }
+    return (size_t)(w - words);
+}
+
 /* Decode a tile at a row and column, of words at ... end. Loops over lanes are either that over states, or one of known
  * length, which compilers turn into vector instructions. */
 static int decode_tile(const tiles *t, size_t row, size_t rows, size_t column, size_t at, size_t end, size_t tail,
                        uint32_t last_state, int32_t *out) {
     const size_t width = (size_t)smaller(t->columns - column, LANES), size = 4096u << t->is_paired;
-    const uint32_t low_bits = (1u << t->raw) - 1, shift = t->paths.shift, flip = t->paths.flip;
+    const uint32_t raw = (uint32_t)t->raw, low_bits = (1u << raw) - 1, shift = t->paths.shift, flip = t->paths.flip;
     const uint32_t odd = t->is_paired ? 4096 : 0, low = (uint32_t)t->v[0];
     const uint16_t *w = t->words;
-    uint32_t x[LANES] = {0}, above[LANES] = {0}, taken[LANES] = {0}, path[LANES] = {0}, v[LANES];
+    lanes l = {{0}, {0}, {0}};
+    uint32_t path[LANES] = {0}, v[LANES], *x = l.x, *above = l.above, *taken = l.taken;
     CHECK(end - at >= 2 * width, CHUNK);
     for (size_t k = 0; k < width; k++, at += 2) x[k] = (uint32_t)w[at] << 16 | w[at + 1];
     for (size_t r = row; r < row + rows; r++) {
@@ -3403,19 +3429,12 @@ static int decode_tile(const tiles *t, size_t row, size_t rows, size_t column, s
         if (t->class[r] == t->left_out) {
             for (size_t k = 0; k < LANES; k++) v[k] = 0;
         } else {
-            for (size_t k = 0; k < width; k++) {
-                uint32_t one = slots[(x[k] & 4095) | above[k]], word = w[at];
-                uint32_t next = ((one >> 20) + 1) * (x[k] >> 12) + (one & 4095);
-                uint32_t rest = next >> t->raw, need = rest < least; /* a coin toss: no branch */
-                taken[k] = (one & ~(uint32_t)4095) | (next & low_bits);
-                x[k] = rest << (need << 4) | (word & (0 - need));
-                at += need;
-            }
+            at = take_lanes(w, at, slots, &l, width, raw, least);
             if (t->is_listed)
                 for (size_t k = 0; k < LANES; k++) v[k] = (uint32_t)t->v[taken[k] >> 12 & 255];
             else
                 for (size_t k = 0; k < LANES; k++)
-                    v[k] = low + ((taken[k] >> 12 & 255) << t->raw) + (taken[k] & low_bits);
+                    v[k] = low + ((taken[k] >> 12 & 255) << raw) + (taken[k] & low_bits);
         }
         uint32_t some = 0;
         for (size_t k = 0; k < width; k++) some |= v[k];
@@ -4032,10 +4051,8 @@ static int decode_part(const file *f, uint32_t array, uint64_t first, uint64_t c
         to += size - count * own; /* at the end of the output, which is filled from its beginning */
     }
     int error = decode_array(f, &m, array, to);
-    if (!error && to != out && size) {
-        if (dtype == a.dtype) memcpy(out, to + first * own, size);
-        else convert(a.dtype, to + first * own, count, dtype, out);
-    }
+    if (!error && dtype != a.dtype) convert(a.dtype, to + first * own, count, dtype, out);
+    else if (!error && to != out && size) memcpy(out, to + first * own, size);
     release(&m, NULL);
     return error;
 }
