@@ -23,7 +23,7 @@ FLAGS = (
     *("-Wall", "-Wextra", "-Wpedantic", "-Werror"),
     *("-Wl,--no-entry", "-Wl,--strip-all", "-Wl,-z,stack-size=262144"),
 )
-FORMS = {PROGRAM: ("-O3",), PAGE_PROGRAM: ("-Os", "-mllvm", "-inline-threshold=20", "-DBIRDIE_SMALL")}
+FORMS = {PROGRAM: ("-O3",), PAGE_PROGRAM: ("-Os", "-mllvm", "-inline-threshold=25", "-DBIRDIE_SMALL")}
 """Program → its options."""
 
 
