@@ -13,7 +13,7 @@ test fast nightly: export OPENBLAS_NUM_THREADS = 1  # every core runs a test pro
 test fast nightly: export NUMBA_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/kernels  # not in the checkout
 test lint: export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/birdie/mypy  # as are the types of libraries
 
-.PHONY: demo test fast nightly lint docs browser rivals crowd clean
+.PHONY: demo test fast nightly lint docs browser wasm rivals crowd clean
 
 demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file, write its page
 	$(BIN)/birdie demo
@@ -39,6 +39,10 @@ runs/demo/run/model.birdie: | .venv/installed  # the front page of the site show
 
 browser:  ## node and headless Chromium for the tests of `birdie page`, which are skipped without them (Debian)
 	$(if $(filter 0,$(shell id -u)),,sudo) apt-get install --yes --no-install-recommends nodejs chromium
+
+wasm: .venv/installed  ## compile the decoder in C for browsers (a compiler of 90 MB is fetched, once)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[wasm]'
+	$(BIN)/python -m scripts.wasm
 
 rivals: .venv-rivals/installed  ## what benchmarks.codec compares with, in an environment of its own
 	@for p in zpaq lrzip; do command -v $$p >/dev/null || echo "$$p comes from the system: apt install $$p"; done

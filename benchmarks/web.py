@@ -1,4 +1,4 @@
-"""Speed of the decoders in JavaScript (in Node) and in C, beside Python's: `python -m benchmarks.web [--json]`.
+"""Speed of the decoders in C and for browsers (in Node), beside Python's: `python -m benchmarks.web [--json]`.
 
 One row per file: a matrix whose rows have different scales, by scheme and coder. All decode the complete file on one
 thread, warm; times are the least processor time of as many runs as fit into `seconds`. C is compiled by `cc -O3`.
@@ -22,12 +22,10 @@ import birdie
 from benchmarks.command import Row, command_parser, errors_as_exit, report
 from benchmarks.processes import take_turns
 from birdie.errors import ConfigError
-from birdie.standalone import C_DECODER
-from birdie.web.javascript import bundle
+from birdie.standalone import C_DECODER, javascript_decoder
 
 CODERS: tuple[Literal["fast"], Literal["max"]] = ("fast", "max")
 SCHEMES = "lossless", "int6", "trellis:states=8,sigma=0.3"
-DECODER = Path(birdie.__file__).parent / "web" / "decoder.js"
 PROGRAM = """
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -39,7 +37,7 @@ let best = Infinity;
 let tensors;
 for (let run = 0, first = now(); run < 3 || now() - first < Number(seconds); run++) {
   const start = now();
-  tensors = decode(data);
+  tensors = await decode(data);
   best = Math.min(best, now() - start);
 }
 const words = new Uint8Array(tensors.weight.data.buffer);
@@ -84,7 +82,7 @@ def matrix(rows: int, seed: int) -> Tensor:
 
 def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator[Row]:
     """Yield a row for each scheme and coder."""
-    (folder / "decode.mjs").write_text(bundle(DECODER), encoding="utf-8")
+    (folder / "decode.mjs").write_bytes(javascript_decoder())
     (folder / "measure.mjs").write_text(PROGRAM, encoding="utf-8")
     (folder / "measure.c").write_text(_IN_C, encoding="utf-8")
     flags = "-std=c99", "-O3", "-ffp-contract=off", f"-I{C_DECODER[1].parent}"
@@ -96,7 +94,7 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
             birdie.save({"weight": weight}, path, scheme=scheme, effort=coder, workers=1)
             command = ["node", "measure.mjs", "./decode.mjs", path.name, str(seconds)]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-            javascript, digest = json.loads(done.stdout)
+            browser, digest = json.loads(done.stdout)
             command = [str(folder / "measure"), path.name, str(seconds)]
             native = subprocess.run(command, cwd=folder, capture_output=True, check=True)
             work = partial(birdie.load, path, workers=1)
@@ -106,7 +104,7 @@ def decoder_rows(rows: int, seed: int, seconds: float, folder: Path) -> Iterator
                 "scheme": scheme,
                 "coder": coder,
                 "bytes": path.stat().st_size,
-                "JavaScript M/s": weight.numel() / javascript / 1e6,
+                "WebAssembly M/s": weight.numel() / browser / 1e6,
                 "C M/s": weight.numel() / float(native.stderr) / 1e6,
                 "Python M/s": weight.numel() / python / 1e6,
                 "exact": digest == hashlib.sha256(words).hexdigest() and native.stdout == words,

@@ -96,7 +96,7 @@ def test_archives_have_the_package_and_no_tests(archives: tuple[Path, Path]) -> 
     stem = f"birdie_compress-{birdie.__version__}"
     assert sdist.name == f"{stem}.tar.gz"
     assert wheel.name == f"{stem}-py3-none-any.whl"
-    kinds = "*.py", "*.js", "*.html", "*.css", "package.json"
+    kinds = "*.py", "*.js", "*.html", "*.css", "*.wasm", "*.c", "*.h", "package.json"
     modules = {path.relative_to(ROOT).as_posix() for kind in kinds for path in (ROOT / "birdie").rglob(kind)}
     recipes = {path.name for path in (ROOT / "recipes").glob("*.toml")}
     with zipfile.ZipFile(wheel) as archive:

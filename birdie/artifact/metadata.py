@@ -191,7 +191,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "link": _is_object,
     "onnx": _is_list,
 }
-"""Kinds of the values of all keys that are known (docs/format.md, "Metadata"; birdie/web/decoder/metadata.js)."""
+"""Kinds of the values of all keys that are known (docs/format.md, "Metadata"; birdie/standalone/c/birdie.c)."""
 
 
 def _has_too_many_values(text: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""`birdie curve`: bytes of a model against a measure of one's network, and the smallest file that holds it."""
+"""`birdie curve`: bytes of a model against a measure of one's own, and the smallest file that holds it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +44,7 @@ def command(
     plot: Annotated[Path | None, Parameter(help="Draw the curve into an image: .png, .svg or .pdf.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure files of several sizes by a metric of your network, or search for the smallest that holds a value of it.
+    """Measure files of several sizes by a metric of your own, or search for the smallest that holds a value of it.
 
     Every file is made in memory, decoded, and given to the metric as the module that --model builds. The last line is
     the command that writes the smallest file.

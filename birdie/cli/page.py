@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Write one self-contained HTML page that decodes and runs a GPT in any browser; it loads nothing.
 
-    The page holds the bytes of the .birdie file, a decoder, the model and its tokenizer in plain JavaScript.
+    The page holds the bytes of the .birdie file, its decoder, and the model and its tokenizer in plain JavaScript.
     """
     if not 0 <= temperature <= 2:
         raise ConfigError(f"--temperature is {temperature:g}; it must be from 0 to 2")

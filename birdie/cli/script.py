@@ -10,7 +10,6 @@ from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.standalone import C_DECODER, PACKAGE, SCRIPT
 from birdie.system import files, outputs
-from birdie.system.provenance import __version__
 
 GROUP = "Train"
 
@@ -65,7 +64,8 @@ def command(
 
     The pair is export(state, budget, path) and load(path); the budget is for code and model together. The decoder is
     load and load_object, or `python decode.py MODEL.birdie OUT.pt`. Both need numpy, numba and torch alone. In
-    JavaScript the decoder is decode(ArrayBuffer), in C what birdie.h says; these need nothing.
+    JavaScript the decoder is decode(ArrayBuffer), and toOnnx(ArrayBuffer) for onnxruntime-web; in C what birdie.h says;
+    these need nothing.
     """
     from birdie.golf.packed_script import pack
     from birdie.gpt.run.recipe_registry import find
@@ -118,21 +118,17 @@ def command(
 
 def _write_javascript(output: Path | None, *, overwrite: bool, json: bool) -> None:
     """Write the decoder as a JavaScript module."""
-    from birdie.web.javascript import bundle
+    from birdie.standalone import javascript_decoder
 
-    folder = PACKAGE / "web"
-    inputs = [folder / "decoder.js", *folder.joinpath("decoder").glob("*.js")]
+    inputs = [*PACKAGE.joinpath("standalone", "javascript").iterdir()]
     output = outputs.require_output(output or Path("decode.js"), inputs, kind=_JAVASCRIPT, overwrite=overwrite)
-    about = (
-        f"// birdie {__version__}: decode(bytes of a .birdie file, {{maxBytes}}) -> {{name: {{dtype, shape, data}}}}\n"
-    )
-    data = (about + bundle(inputs[0])).encode()
+    data = javascript_decoder()
     files.write_bytes(output, data)
     if json:
         print_json({"path": str(output), "kind": "decoder", "language": "js", "bytes": len(data)})
         return
     print_line(f"{size(len(data))}: {output}")
-    print_line(f'use it: import {{ decode }} from "./{output.name}"; const tensors = decode(arrayBuffer)')
+    print_line(f'use it: import {{ decode }} from "./{output.name}"; const tensors = await decode(arrayBuffer)')
 
 
 def _write_c(output: Path | None, *, overwrite: bool, json: bool) -> None:

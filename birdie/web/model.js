@@ -5,7 +5,7 @@
 // A position attends to the last `context` positions, as in birdie/gpt/model/cache.py with chunks of one token. The plan
 // that Python writes (birdie/web/plan.py) has the shape of the model and the order in which its layers run.
 
-import { toFloat32 } from "./decoder.js";
+import { toFloat32 } from "../standalone/javascript/decoder.js";
 
 const EPSILON = 1.1920928955078125e-7; // of float32, as torch's rms_norm adds it to the mean square
 const MULTIPLIERS = [36313, 27191, 51497]; // of birdie/gpt/model/techniques/ngram_embedding.py

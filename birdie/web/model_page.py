@@ -1,9 +1,10 @@
-"""A model in one HTML page that loads nothing: its .birdie file, a decoder and a GPT in plain JavaScript.
+"""A model in one HTML page that loads nothing: its .birdie file, the decoder, and a GPT in plain JavaScript.
 
-    model.birdie ─► its bytes ──────────────────┐
-    tokenizer ────► description (pieces) ─┐     │
-    recipe ───────► plan ─────────────────┴ zlib┤ as characters (units) ─► page.html with page.css and page.js
-    worker.js and the modules it imports ── zlib┘
+    model.birdie ─► its bytes ──────────────────────────┐
+    tokenizer ────► description (pieces) ─┐             │
+    recipe ───────► plan ─────────────────┤             │
+    page.js, worker.js and its modules ───┤             │
+    page.wasm ────────────────────────────┴─ zlib ──────┴─ as characters (units) ─► page.html with page.css and start.js
 
 The page forbids itself every connection (Content-Security-Policy), and its worker starts from what the page holds.
 """
@@ -25,8 +26,8 @@ from birdie.gpt.data.tokenizer import Tokenizer, check_same_tokenizer
 from birdie.gpt.model.techniques.depth_recurrence import layer_order
 from birdie.gpt.run.gpt_file import require_gpt
 from birdie.gpt.run.recipe_settings import Recipe
+from birdie.standalone import DECODER, PAGE_PROGRAM, joined
 from birdie.system.provenance import __version__
-from birdie.web.javascript import bundle
 from birdie.web.model_plan import model_plan
 from birdie.web.pieces import tokenizer_description
 from birdie.web.support import unsupported
@@ -37,7 +38,7 @@ MOST_BYTES = 32_000_000
 """Largest file that a page holds: twice the challenge's cap; a browser holds it some times over while it decodes."""
 MOST_VALUES = 100_000_000
 """Most weights, keys and values that a page computes with, each a float32."""
-_WIDTH = 13  # of numbers of bytes in the page, so that they do not change its length
+_WIDTH = 9  # of the number of bytes in the page, so that it does not change that number
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,49 +130,51 @@ def model_page(
         for name in reader.entries:
             reader.read(name)  # checks its bytes
     model = path.read_bytes()
-    blocks = {
-        "model": model,
-        "code": zlib.compress(_script("worker.js").encode(), 9),
-        "settings": zlib.compress(json.dumps(settings, ensure_ascii=False, separators=(",", ":")).encode(), 9),
-    }
-    texts = {name: text_of(data) for name, data in blocks.items()}
-    script, style = _script("page.js"), _compact((FOLDER / "page.css").read_text("utf-8"))
-    values: dict[str, Any] = {
-        **{f"{name}_length": len(data) for name, data in blocks.items()},
-        "policy": _policy(script, style),
-        "version": __version__,
+    start, style = _script("units.js", "start.js"), _compact((FOLDER / "page.css").read_text("utf-8"))
+    shown: dict[str, Any] = {
+        "style": style,
         "title": html.escape(_without_surrogates(title, "title")),
         "weights": f"{summary.weights:,}",
         "prompt": "\n" + html.escape(_without_surrogates(prompt, "prompt")),  # HTML drops a line feed at the beginning
         "temperature": f"{temperature:g}",
         "tokens": tokens,
         "weight_bytes": f"{len(model):,}",
-        "page_bytes": "0".rjust(_WIDTH),
-        "code_bytes": "0".rjust(_WIDTH),
-        "script": script,
-        "style": style,
-        **texts,
+        "version": __version__,
     }
-    template = _compact((FOLDER / "page.html").read_text("utf-8"))
-    size = len(_filled(template, values))
-    values |= {"page_bytes": f"{size:{_WIDTH},}", "code_bytes": f"{size - len(model):{_WIDTH},}"}
+    content = {
+        "body": _filled(_compact((FOLDER / "page.html").read_text("utf-8")), shown),
+        "script": _script("page.js"),
+        "worker": _script(DECODER, "model.js", "tokenizer.js", "worker.js"),
+        "settings": settings,
+    }
+    blocks = {
+        "content": zlib.compress(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(), 9),
+        "program": zlib.compress(PAGE_PROGRAM.read_bytes(), 9),
+        "model": model,
+    }
+    texts = {name: text_of(data) for name, data in blocks.items()}
+    shell = _compact((FOLDER / "shell.html").read_text("utf-8"))
+    lengths = {f"{name}_length": len(data) for name, data in blocks.items()}
+    values = {**shown, **lengths, **texts, "policy": _policy(start, style), "script": start, "page_bytes": " " * _WIDTH}
+    size = len(BYTE_ORDER_MARK) + 2 * len(_filled(shell, values))
+    page = _filled(shell, values | {"page_bytes": f"{size:{_WIDTH}}"})
+    data = BYTE_ORDER_MARK + page.encode("utf-16-le")
     parts = {name: 2 * len(text) for name, text in texts.items()}
     return Page(
-        _filled(template, values),
+        data,
         {
             "weights": len(model),
             "weights as text": parts["model"] - len(model),
-            "decoder, model, worker": parts["code"],
-            "tokenizer and settings": parts["settings"],
-            "HTML, CSS, script": size - sum(parts.values()),
+            "decoder": parts["program"],
+            "model, tokenizer, page": parts["content"],
+            "HTML, start": len(data) - sum(parts.values()),
         },
         summary.weights,
     )
 
 
-def _filled(template: str, values: dict[str, Any]) -> bytes:
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
-    return BYTE_ORDER_MARK + page.encode("utf-16-le")
+def _filled(template: str, values: dict[str, Any]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), template)
 
 
 def _without_surrogates(text: str, name: str) -> str:
@@ -187,8 +190,8 @@ def _policy(script: str, style: str) -> str:
     """Return a policy that allows this script, this style and a worker of the page's own, and nothing else."""
     hashes = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in (script, style)]
     return (
-        f"default-src 'none'; script-src 'sha256-{hashes[0]}' blob:; worker-src blob:; style-src 'sha256-{hashes[1]}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}' blob: 'wasm-unsafe-eval'; worker-src blob:; "
+        f"style-src 'sha256-{hashes[1]}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -198,6 +201,6 @@ def _compact(text: str) -> str:
 
 
 @cache
-def _script(name: str) -> str:
-    """Return a module and those that it imports as one script, which exports nothing."""
-    return bundle(FOLDER / name).removesuffix("export{};\n")
+def _script(*modules: str | Path) -> str:
+    """Return modules of this folder as one script."""
+    return joined([FOLDER / module for module in modules], comments=False)

@@ -1,6 +1,6 @@
 // What the page itself runs: it starts the worker, passes on what the form says, and shows what comes back.
 
-import { bytesOf } from "./units.js";
+import { addressOf, bytesIn, content, inflated } from "./start.js";
 
 /** @param {string} id @returns {any} */
 const element = (id) => document.getElementById(id);
@@ -19,35 +19,19 @@ let isRunning = false;
 /** @type {any} */
 let newest = null; // what the worker said last, to be shown with the next frame
 
-/** Return the bytes that a script element holds. @param {string} id */
-function bytesIn(id) {
-  const data = element(id);
-  const bytes = bytesOf(data.textContent, Number(data.dataset.bytes));
-  data.remove();
-  return bytes;
-}
-
-/** Return the text that zlib has compressed. @param {Uint8Array} bytes */
-function inflate(bytes) {
-  const stream = new Blob([/** @type {any} */ (bytes)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Response(stream).text();
-}
-
 async function load() {
-  if (document.characterSet !== "UTF-16LE") {
-    throw new Error(`this page is read as ${document.characterSet}, but it is UTF-16; copy it byte by byte, with its first two bytes`);
-  }
-  if (!("DecompressionStream" in window)) throw new Error("this browser is from before 2023; use a newer one");
-  const code = await inflate(bytesIn("code"));
-  const settings = JSON.parse(await inflate(bytesIn("settings")));
-  const address = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
-  worker = new Worker(address);
+  const program = await inflated("program").arrayBuffer();
+  const { settings } = content;
+  worker = new Worker(addressOf(content.worker));
   worker.onmessage = ({ data }) => receive(data);
   worker.onerror = (event) => fail(event.message || "the browser does not start a worker here; open the page in another one");
   const model = bytesIn("model");
+  const pageBytes = Number(document.body.dataset.bytes);
+  element("page-bytes").textContent = `${number(pageBytes)} bytes`;
+  element("code-bytes").textContent = `${number(pageBytes - model.length)} bytes`;
   const file = model.buffer.slice(0, model.byteLength);
   state.textContent = `Decoding ${number(settings.weights)} weights`;
-  worker.postMessage({ kind: "load", file, settings }, [file]);
+  worker.postMessage({ kind: "load", program, file, settings }, [program, file]);
 }
 
 /** @param {any} message */
@@ -138,5 +122,4 @@ prompt.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
 stop.addEventListener("click", cancel);
 document.addEventListener("keydown", (event) => event.key === "Escape" && cancel());
 showDegree();
-// the data follow this script
-document.addEventListener("DOMContentLoaded", () => load().catch((error) => fail(error.message)));
+load().catch((error) => fail(error.message));

@@ -1,7 +1,4 @@
-"""Files that the JavaScript decoder decodes: which they are, and why another one is none."""
-
-import re
-from pathlib import Path
+"""Files that a page decodes: which they are, and why another one is none."""
 
 from birdie.artifact import DELTA, TENSOR, Entry, Reader, scheme_name
 from birdie.artifact import SCHEMES as OWN
@@ -9,13 +6,12 @@ from birdie.checkpoints import has_views
 from birdie.entropy import NAMES as CODERS
 from birdie.system.outputs import Source
 
-_SOURCE = (Path(__file__).parent / "decoder" / "schemes.js").read_text(encoding="utf-8")
-SCHEMES = {int(number): name for number, name in re.findall(r'^  (\d+): \{\s+name: "(\w+)"', _SOURCE, re.MULTILINE)}
-"""Number → name of the schemes that birdie/web/decoder/schemes.js decodes; it decodes every coder."""
+SCHEMES = {number: name for number, name in OWN.items() if name not in ("spectral", "tucker")}
+"""Number → name of the schemes in page.wasm, which leaves out the largest two to be small; it has every coder."""
 
 
 def unsupported(source: Source | bytes) -> str | None:
-    """Return why the JavaScript decoder cannot decode a file, in one sentence; None if it can.
+    """Return why a page cannot decode a file, in one sentence; None if it can.
 
     Args:
         source: a path, or the bytes of a file. Its header is read, nothing is decoded.
@@ -25,12 +21,12 @@ def unsupported(source: Source | bytes) -> str | None:
     """
     with Reader(source) as reader:
         if has_views(reader.fields.get("tree")):
-            return f"{reader.where} holds views of tensors, which the JavaScript decoder does not decode"
+            return f"{reader.where} holds views of tensors, which pages do not decode"
         for name in reader.entries:
             entry = reader.entry(name)
             if problem := _problem(entry, reader):
                 tensor = name.strip("\0").partition("\0")[0]
-                return f"tensor {tensor!r} of {reader.where} {problem}, which the JavaScript decoder does not decode"
+                return f"tensor {tensor!r} of {reader.where} {problem}, which pages do not decode"
     return None
 
 

@@ -1,10 +1,10 @@
 // The worker of the page: decodes the model, then generates text, and looks for messages between two tokens.
 //
-//   page ─► {kind: "load", file, settings} ─► {kind: "ready", seconds, weights}
+//   page ─► {kind: "load", program, file, settings} ─► {kind: "ready", seconds, weights}
 //   page ─► {kind: "generate", run, prompt, temperature, tokens} ─► {kind: "text", run, …} … {kind: "end", run, …}
 //   page ─► {kind: "stop"}: no token is computed after the one that is being computed
 
-import { decode } from "./decoder.js";
+import { decode, useProgram } from "../standalone/javascript/decoder.js";
 import { Model, draw } from "./model.js";
 import { createTokenizer } from "./tokenizer.js";
 
@@ -28,7 +28,7 @@ const turn = () =>
 
 onmessage = async ({ data }) => {
   try {
-    if (data.kind === "load") load(data);
+    if (data.kind === "load") await load(data);
     if (data.kind === "stop") current = 0;
     if (data.kind === "generate") await generate(data);
   } catch (error) {
@@ -37,11 +37,12 @@ onmessage = async ({ data }) => {
   }
 };
 
-/** @param {{file: ArrayBuffer, settings: any}} message */
-function load({ file, settings: received }) {
+/** @param {{program: ArrayBuffer, file: ArrayBuffer, settings: any}} message */
+async function load({ program, file, settings: received }) {
   settings = received;
   const start = performance.now();
-  const tensors = decode(file, { maxBytes: settings.maxBytes });
+  useProgram(program);
+  const tensors = await decode(file);
   const seconds = (performance.now() - start) / 1000;
   model = new Model(settings.plan, tensors);
   tokenizer = createTokenizer(settings.tokenizer);

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[list[str], set[str]]] = {  # smallest arguments, some of 
         {"network", "curve", "bytes", "kl", "agreement"},
     ),
     "schemes": (["--subject", "normal", "--side", "32", "--schemes", "int4"], {"scheme", "bytes", "gap", "grid_error"}),
-    "web": (["--rows", "64", "--seconds", "0"], {"scheme", "coder", "bytes", "JavaScript M/s", "exact"}),
+    "web": (["--rows", "64", "--seconds", "0"], {"scheme", "coder", "bytes", "WebAssembly M/s", "exact"}),
     "train": (["--small", "--seconds", "0", "--device", "cpu"], {"loop", "tokens_per_s", "ratio", "loss"}),
 }
 LONG: dict[str, tuple[list[str], set[str]]] = {

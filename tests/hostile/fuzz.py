@@ -3,7 +3,7 @@
 A file as it is damaged on the way decodes to exactly the same or is refused with ArtifactError; one whose checksums
 were made to agree again (half of them) decodes to tensors of the shapes and dtypes that it declares, the same each
 time, or is refused. Never another exception, a crash, a hang, or memory beyond the limit. The one-file decoder and the
-JavaScript decoder, where Node is installed, say the same of each file (`tests.hostile.targets`).
+decoder in WebAssembly, where Node and its compiler are installed, say the same of each file (`tests.hostile.targets`).
 
 Batches run in subprocesses of their own under a memory limit, and a timer kills one that spends too long on a mutant;
 whatever goes wrong is told with the number of the mutant, and `--seed NUMBER --count 1` makes it again. `--checked`
@@ -87,7 +87,11 @@ def run(count: int, first: int, progress: Callable[[int], object] = int, only: C
     """
     torch.set_num_threads(1)
     report = Report()
-    with seeds.short_chunks(), targets.javascript(), tempfile.TemporaryDirectory(dir=_quick_folder()) as folder:
+    with (
+        seeds.short_chunks(),
+        targets.webassembly(short=True),
+        tempfile.TemporaryDirectory(dir=_quick_folder()) as folder,
+    ):
         path = Path(folder) / "mutant.birdie"
         sound = {
             name: [(seed, target.decode(seed, seed.data, path)) for seed in target.sound()]

@@ -2,9 +2,9 @@
 
     file ──► birdie ─────────┐
          ──► one-file decoder ├──► the same tensors, or all refuse it
-         ──► JavaScript ──────┘
+         ──► WebAssembly ─────┘
 
-What JavaScript does not decode it refuses in so many words, which counts as an outcome of its own (`OUTCOMES`).
+What the decoder in WebAssembly does not decode it refuses in so many words, an outcome of its own (`OUTCOMES`).
 """
 
 import contextlib
@@ -34,16 +34,16 @@ from birdie.entropy.trellis_states import STATES
 from birdie.errors import ArtifactError, WeightsError
 from birdie.standalone import decoder
 from tests.hostile import difference_seeds, made, mutate, odd_metadata, seeds, tile_streams
-from tests.hostile.javascript import NOT_DECODED, Decoder, is_installed
 from tests.hostile.seeds import Seed
+from tests.hostile.webassembly import NOT_DECODED, Decoder, is_compiler_installed, is_installed
 
 MAX_BYTES = 1 << 20  # that a mutant may decode to
-AGREEMENT = "JavaScript, "
+AGREEMENT = "WebAssembly, "
 _LIMITS = "to decode, more than"  # limits of memory and time, which decoders count in their own ways
-_BEYOND = "the order of tensors"  # names in order, which JavaScript does not restore
+_BEYOND = "the order of tensors"  # names in order, which the decoder in C does not restore
 Content = Any
 OUTCOMES = Counter[str]()
-"""Outcomes of the mutants in JavaScript: AGREEMENT and the outcome → number."""
+"""Outcomes of the mutants in WebAssembly: AGREEMENT and the outcome → number."""
 _node: Decoder | None = None
 
 
@@ -52,13 +52,13 @@ class BrokenError(Exception):
 
 
 @contextlib.contextmanager
-def javascript() -> Iterator[None]:
-    """Have JavaScript decode as well, in short chunks, if Node is installed."""
+def webassembly(*, short: bool = False) -> Iterator[None]:
+    """Have WebAssembly decode as well, in short chunks if asked, if what that needs is installed."""
     global _node
-    if not is_installed():
+    if not (is_compiler_installed() if short else is_installed()):
         yield
         return
-    with Decoder(short=True) as _node:
+    with Decoder(short=short) as _node:
         try:
             yield
         finally:
@@ -66,11 +66,11 @@ def javascript() -> Iterator[None]:
 
 
 def _agree(expected: Content | ArtifactError, decode: Callable[[Decoder], Content]) -> None:
-    """Raise BrokenError unless JavaScript decodes what birdie does, or refuses what birdie refuses.
+    """Raise BrokenError unless WebAssembly decodes what birdie does, or refuses what birdie refuses.
 
     Args:
-        expected: what birdie decoded, as JavaScript describes it, or its refusal.
-        decode: asks JavaScript.
+        expected: what birdie decoded, as that decoder describes it, or its refusal.
+        decode: asks the decoder.
     """
     if _node is None:
         return
@@ -79,16 +79,16 @@ def _agree(expected: Content | ArtifactError, decode: Callable[[Decoder], Conten
     except ArtifactError as error:
         is_foreign = NOT_DECODED in str(error)
         if not isinstance(expected, ArtifactError) and not is_foreign:
-            raise BrokenError(f"JavaScript refuses what birdie accepts: {error}") from None
+            raise BrokenError(f"WebAssembly refuses what birdie accepts: {error}") from None
         OUTCOMES[f"{AGREEMENT}{_reason(error) if is_foreign else 'refused'}"] += 1
         return
     if isinstance(expected, ArtifactError):
         if _LIMITS not in str(expected) and _BEYOND not in str(expected):
-            raise BrokenError(f"JavaScript accepts what birdie refuses: {expected}")
+            raise BrokenError(f"WebAssembly accepts what birdie refuses: {expected}")
         OUTCOMES[f"{AGREEMENT}decoded beyond birdie's limits, or out of order"] += 1
         return
     if decoded != expected:
-        raise BrokenError("JavaScript decodes something else")
+        raise BrokenError("WebAssembly decodes something else")
     OUTCOMES[f"{AGREEMENT}the same"] += 1
 
 
@@ -104,14 +104,7 @@ def decode_tiles(_: Seed, data: bytes, path: Path) -> Content:
 
 def decode_streams(_: Seed, data: bytes, __: Path) -> Content:
     """Every stream as the shape of its entry, and what that gives."""
-    try:
-        out = _streams(data)
-    except ArtifactError as error:
-        _agree(error, lambda node: node.streams(data, MAX_BYTES))
-        raise
-    digests = [(name, hashlib.sha256(values).hexdigest()) for name, _, values in out]
-    _agree(digests, lambda node: node.streams(data, MAX_BYTES))
-    return out
+    return _streams(data)
 
 
 def _streams(data: bytes) -> list[tuple[str, tuple[int, ...], bytes]]:
@@ -134,7 +127,7 @@ def _streams(data: bytes) -> list[tuple[str, tuple[int, ...], bytes]]:
 
 
 def decode_artifact(seed: Seed, data: bytes, path: Path) -> Content:
-    """The file as a user loads it; the one-file decoder and JavaScript say the same of it."""
+    """The file as a user loads it; the one-file decoder and WebAssembly say the same of it."""
     path.write_bytes(data)
     alone = _outcome(lambda: decoder.load(data, max_bytes=MAX_BYTES))
     expected = alone if isinstance(alone, ArtifactError) else {name: _described(one) for name, one in alone.items()}
@@ -208,7 +201,7 @@ def decode_chain(seed: Seed, data: bytes, path: Path) -> Content:
 
 
 def _described(bits: tuple[str, tuple[int, ...], bytes]) -> tuple[str, list[int], str]:
-    """Return the bits of a tensor as JavaScript describes them."""
+    """Return the bits of a tensor as that decoder describes them."""
     dtype, shape, data = bits
     return dtype.removeprefix("torch."), list(shape), hashlib.sha256(data).hexdigest()
 

@@ -21,8 +21,7 @@ from birdie.errors import ArtifactError
 from birdie.standalone import C_DECODER
 from tests.reference.streams import FEATURES
 from tests.standalone.c_decoder import Counted, Decoded, File, Options, RefusedError, compiler, decoded, load
-from tests.web.test_decoder import (
-    GOLDEN,
+from tests.standalone.test_web_decoder import (
     RELEASED,
     by_birdie,
     damaged,
@@ -35,6 +34,7 @@ from tests.web.test_decoder import (
 )
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler, cc")
+GOLDEN = RELEASED.parents[1] / "golden"
 FLOAT16, BFLOAT16, FLOAT32 = 9, 10, 11
 HEADER = C_DECODER[1].read_text(encoding="utf-8")
 ERRORS = {name: int(number) for name, number in re.findall(r"^    X\((\w+), (\d+),", HEADER, re.MULTILINE)}

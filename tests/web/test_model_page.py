@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,6 +44,7 @@ from birdie.gpt.model.sampling import generate
 from birdie.gpt.run.evaluation import load_gpt
 from birdie.gpt.run.recipe_settings import DataSettings, Recipe
 from birdie.gpt.train.settings import TrainSettings
+from birdie.standalone import PROGRAM
 from birdie.web import model_page as pages
 from birdie.web.model_page import Page, model_page, model_recipe
 from birdie.web.model_plan import model_plan
@@ -258,15 +260,20 @@ def test_logits_of_the_decoded_file_equal_those_of_python(file: Path) -> None:
         [[1, *ByteTokenizer().encode("def f(x): return [y for y in x if y is not None and y.value > 0]").tolist()]]
     )
     program = """
-        const { decode } = await module("decoder.js");
+        const { decode, useProgram } = await module("../standalone/javascript/decoder.js");
         const { Model } = await module("model.js");
-        const file = Uint8Array.from(data.file).buffer;
-        const model = new Model(data.plan, decode(file));
+        useProgram(fs.readFileSync(data.program));
+        const model = new Model(data.plan, await decode(Uint8Array.from(data.file)));
         return data.ids.map((id) => Array.from(model.step(id)));
     """
     answer = in_node(
         program,
-        {"file": list(file.read_bytes()), "plan": model_plan(recipe.model, CONTEXT), "ids": ids[0, :CONTEXT].tolist()},
+        {
+            "program": str(PROGRAM),
+            "file": list(file.read_bytes()),
+            "plan": model_plan(recipe.model, CONTEXT),
+            "ids": ids[0, :CONTEXT].tolist(),
+        },
     )
     with torch.no_grad():
         np.testing.assert_allclose(answer, model(ids[:, :CONTEXT])[0].numpy(), atol=1e-3)
@@ -278,9 +285,18 @@ def test_the_same_model_gives_the_same_page_and_the_parts_add_up(file: Path) -> 
     assert sum(page.parts.values()) == len(page.data)
     assert page.parts["weights"] == file.stat().st_size
     text = page.data.removeprefix(BYTE_ORDER_MARK).decode("utf-16-le")
-    assert f"{len(page.data):,} bytes" in text
-    assert "déf &lt;b&gt;&amp;</textarea>" in text
+    assert f'<body data-bytes="{len(page.data):9}">' in text
     assert "<title>&lt;i&gt;</title>" in text
+    assert "déf &lt;b&gt;&amp;</textarea>" in content_of(text)["body"]
+
+
+def content_of(page: str) -> dict[str, Any]:
+    """Return what a page holds in compressed form."""
+    match = re.search(r'id="content" data-bytes="(\d+)">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    program = 'return Array.from((await module("units.js")).bytesOf(data[1], Number(data[0])));'
+    content: dict[str, Any] = json.loads(zlib.decompress(bytes(in_node(program, match.groups()))))
+    return content
 
 
 def other_model(folder: Path, **changes: Any) -> Path:

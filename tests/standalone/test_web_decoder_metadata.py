@@ -1,4 +1,4 @@
-"""Odd metadata have one verdict in birdie, the one-file decoder and JavaScript."""
+"""Odd metadata have one verdict in birdie, the one-file decoder and the decoder for browsers."""
 
 import json
 import random
@@ -15,8 +15,8 @@ from birdie.artifact import container, metadata, repack
 from birdie.errors import ArtifactError, ConfigError
 from birdie.standalone import decoder
 from tests.hostile import odd_metadata, targets
-from tests.hostile.javascript import Decoder
 from tests.hostile.seeds import Seed
+from tests.hostile.webassembly import Decoder
 
 LIMIT = 1 << 20
 
@@ -41,7 +41,7 @@ def seed() -> Seed:
 
 
 def verdicts(entries: Any, text: bytes, node: Decoder) -> tuple[bool, ...]:
-    """Return whether birdie, the one-file decoder and JavaScript decode a file with such metadata."""
+    """Return whether birdie, the one-file decoder and WebAssembly decode a file with such metadata."""
     data = container.to_bytes(entries, text)
     accepted = []
     for decode in (
@@ -105,7 +105,7 @@ def test_much_odd_metadata_have_one_verdict(seed: Seed, tmp_path: Path) -> None:
 def require_one_verdict(seed: Seed, count: int, folder: Path) -> None:
     """Let three decoders decode files with odd metadata; fail where they differ in verdict or bits."""
     accepted, fields = 0, json.loads(bytes(seed.reader.metadata))
-    with targets.javascript():
+    with targets.webassembly():
         for index in range(count):
             data = container.to_bytes(seed.entries, odd_metadata.odd(fields, random.Random(index)))
             try:
@@ -128,5 +128,5 @@ def test_metadata_that_readers_refuse_are_not_written() -> None:
 def test_a_tree_of_views_is_not_decoded_here(node: Decoder) -> None:
     file, memory = BytesIO(), torch.arange(30.0)
     repack.save_object({"a": memory, "b": memory[3:9]}, file)
-    with pytest.raises(ArtifactError, match="not decoded here"):
+    with pytest.raises(ArtifactError, match="views of tensors"):
         node.tensors(file.getvalue(), LIMIT)

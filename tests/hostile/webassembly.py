@@ -1,6 +1,6 @@
-"""The JavaScript decoder as a process that decodes one file after another; a fault ends with its file.
+"""The decoder in WebAssembly as a process that decodes one file after another; a fault ends with its file.
 
-Python ──(kind, limit, file)──► node served.mjs ──► tensors or streams as digests, or why the file is refused
+Python ──(limit, file)──► node served.mjs ──► tensors as digests, or why the file is refused
 """
 
 import json
@@ -14,18 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from birdie.errors import ArtifactError
+from birdie.standalone import DECODER, PROGRAM
+from scripts import wasm
 from tests.hostile.seeds import CHUNK, TILE
 
 SECONDS = 30
 """After which a file makes the decoder hang."""
-NOT_DECODED = "not decoded here"
-"""Part of every message about a file that birdie decodes and JavaScript does not."""
-_WEB = Path(__file__).resolve().parents[2] / "birdie" / "web"
-_SHORT = {
-    "alphabet.js": ("CHUNK = 1 << 20", f"CHUNK = {CHUNK}"),
-    "tiles.js": ("TILE = 1024", f"TILE = {TILE}"),
-}
-"""Lengths as those of `tests.hostile.seeds.short_chunks`."""
+NOT_DECODED = "load it with birdie"
+"""Part of every message about a file that birdie decodes and the decoder does not."""
 
 
 class FaultError(Exception):
@@ -41,25 +37,15 @@ class Decoder:
 
     def __init__(self, *, short: bool = False) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        root = Path(self._folder.name)
-        for path in (_WEB / "decoder.js", _WEB / "package.json", *(_WEB / "decoder").iterdir()):
-            source = path.read_text(encoding="utf-8")
-            if short and path.name in _SHORT:
-                long, brief = _SHORT[path.name]
-                assert source.count(long) == 1, path
-                source = source.replace(long, brief)
-            target = root / path.relative_to(_WEB)
-            target.parent.mkdir(exist_ok=True)
-            target.write_text(source, encoding="utf-8")
+        self._program = PROGRAM
+        if short:
+            self._program = Path(self._folder.name) / "short.wasm"
+            wasm.build(self._program, "-O3", f"-DBIRDIE_CHUNK={CHUNK}", f"-DBIRDIE_TILE={TILE}")
         self._process: subprocess.Popen[bytes] | None = None
 
     def tensors(self, data: bytes, max_bytes: int) -> dict[str, tuple[str, list[int], str]]:
         """Return name → (dtype, shape, SHA-256 of the elements); raise ArtifactError if the file is refused."""
-        return {name: (dtype, shape, digest) for name, dtype, shape, digest in self._ask(0, data, max_bytes)["tensors"]}
-
-    def streams(self, data: bytes, most: int) -> list[tuple[str, str]]:
-        """Return (name of the entry, SHA-256 of the values as int32) of every stream; raise as `tensors`."""
-        return [(name, digest) for name, digest in self._ask(1, data, most)["streams"]]
+        return {name: (dtype, shape, digest) for name, dtype, shape, digest in self._ask(data, max_bytes)["tensors"]}
 
     def close(self) -> None:
         """End the process."""
@@ -75,10 +61,10 @@ class Decoder:
         self.close()
         self._folder.cleanup()
 
-    def _ask(self, kind: int, data: bytes, limit: int) -> dict[str, Any]:
-        answer = self._answer(struct.pack("<III", kind, limit, len(data)) + data)
+    def _ask(self, data: bytes, limit: int) -> dict[str, Any]:
+        answer = self._answer(struct.pack("<II", limit, len(data)) + data)
         if "fault" in answer:
-            raise FaultError(f"the JavaScript decoder raised {answer['fault']}")
+            raise FaultError(f"the decoder in WebAssembly raised {answer['fault']}")
         if "refused" in answer:
             raise ArtifactError(answer["refused"])
         return answer
@@ -97,18 +83,23 @@ class Decoder:
         if not line:
             how = "ended" if process.poll() is not None else f"hung for {SECONDS} s"
             self.close()
-            raise FaultError(f"the JavaScript decoder {how}, exit code {process.returncode}")
+            raise FaultError(f"the decoder in WebAssembly {how}, exit code {process.returncode}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = ["node", str(Path(__file__).with_name("served.mjs")), self._folder.name]
+        command = ["node", str(Path(__file__).with_name("served.mjs")), str(DECODER), str(self._program)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=_without_limit)
 
 
 def is_installed() -> bool:
     """Return whether there is a Node to run."""
     return shutil.which("node") is not None
+
+
+def is_compiler_installed() -> bool:
+    """Return whether there is also a compiler, for a decoder of short chunks."""
+    return is_installed() and wasm.is_installed()
 
 
 def _without_limit() -> None:

@@ -1,10 +1,9 @@
-"""Laws of the JavaScript decoder: the tensors of `birdie.load`, bit for bit, and no damaged file that birdie refuses.
+"""Laws of the decoder for browsers: the tensors of `birdie.load`, bit for bit, and no damaged file that birdie refuses.
 
-All of it holds for the modules in birdie/web and for the one minified module of `birdie script --language js`.
+They hold for the module that `birdie script --language js` writes, in Node.
 """
 
 import base64
-import gzip
 import hashlib
 import json
 import random
@@ -23,52 +22,46 @@ import torch
 from torch import Tensor
 
 import birdie
-from birdie.artifact import codes
 from birdie.artifact.container import DELTA, Entry, Reader, Stream, to_bytes
 from birdie.artifact.file import DTYPES
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress import row_blocks
 from birdie.errors import ArtifactError
-from birdie.web.support import SCHEMES, unsupported
+from birdie.standalone import PROGRAM
+from scripts import wasm
 from tests.hostile import mutate, seeds
 from tests.hostile.bombs import BOMBS
-from tests.reference.streams import FEATURES
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden"
 RELEASED = ROOT / "tests" / "released" / "1.0"
-SOURCE = ROOT / "birdie" / "web" / "decoder.js"
 Decoded = dict[str, tuple[str, list[int], str]]  # name → dtype, shape, SHA-256 of the elements
-Answers = list[tuple[str | None, Any]]  # of each file: the message of its error, or what became of it
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
-def node(kind: str, module: Path, items: list[tuple[Any, ...]]) -> Answers:
-    """Decode (bytes, options…) in one process of Node; an error that is no sentence about a file ends it."""
-    listed = [[base64.b64encode(data).decode(), *options] for data, *options in items]
-    command = ["node", str(Path(__file__).with_name("decode_all.mjs")), kind, str(module)]
+def by_node(module: Path, files: list[bytes], max_bytes: int | None = None) -> list[Decoded | str]:
+    """Return the tensors of each file, or the sentence with which it is refused; any other error fails."""
+    listed = [[base64.b64encode(data).decode(), {"maxBytes": max_bytes}] for data in files]
+    command = ["node", str(Path(__file__).with_name("decode_all.mjs")), str(module)]
     done = subprocess.run(command, input=json.dumps(listed), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    answers: Answers = [tuple(answer) for answer in json.loads(done.stdout)]
-    return answers
-
-
-def evaluated(module: Path, expression: str) -> Any:
-    """Return the value of an expression of JavaScript in which `m` is a module."""
-    program = f"import * as m from {json.dumps(module.as_uri())}; console.log(JSON.stringify({expression}))"
-    command = ["node", "--input-type=module", "-e", program]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def by_node(module: Path, files: list[bytes], max_bytes: int | None = None) -> list[Decoded | str]:
-    """Return the tensors of each file, or the sentence with which it is refused."""
-    answers = node("files", module, [(data, *([] if max_bytes is None else [max_bytes])) for data in files])
+    answers: list[tuple[str | None, Any]] = json.loads(done.stdout)
     return [
         {name: (dtype, shape, digest) for name, (dtype, shape, digest) in tensors} if error is None else error
         for error, tensors in answers
     ]
+
+
+def evaluated(module: Path, expression: str, data: bytes = b"") -> Any:
+    """Return the value of an expression of JavaScript in which `m` is a module and `data` are bytes."""
+    program = (
+        f"import * as m from {json.dumps(module.as_uri())};"
+        f"const data = Buffer.from({json.dumps(base64.b64encode(data).decode())}, 'base64');"
+        f"console.log(JSON.stringify(await ({expression})))"
+    )
+    command = ["node", "--input-type=module", "-"]
+    return json.loads(subprocess.run(command, input=program, capture_output=True, text=True, check=True).stdout)
 
 
 def by_birdie(data: bytes, max_bytes: int | None = None) -> Decoded | str:
@@ -93,17 +86,11 @@ def saved(state: dict[str, Tensor], **options: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def minified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module that `birdie script` writes."""
     path = tmp_path_factory.mktemp("script") / "decode.mjs"
     assert run(build_app, ["script", "--kind", "decoder", "--language", "js", "-o", str(path)]) == 0
     return path
-
-
-@pytest.fixture(params=["modules", "minified"])
-def module(request: pytest.FixtureRequest, minified: Path) -> Path:
-    """Each form of the decoder."""
-    return SOURCE if request.param == "modules" else minified
 
 
 @pytest.mark.parametrize(
@@ -130,38 +117,51 @@ def test_only_a_decoder_is_written_in_javascript(
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_minified_decoder_is_small_and_the_same_every_time(minified: Path, tmp_path: Path) -> None:
+def test_the_decoder_is_the_same_every_time_and_holds_the_program(module: Path, tmp_path: Path) -> None:
     path = tmp_path / "decode.js"
     assert run(build_app, ["script", "--kind", "decoder", "--language", "js", "-o", str(path)]) == 0
-    assert path.read_bytes() == minified.read_bytes()
-    assert len(gzip.compress(path.read_bytes(), 9)) < 25_000
+    assert path.read_bytes() == module.read_bytes()
+    assert base64.b64encode(PROGRAM.read_bytes()) in path.read_bytes()
+    assert b"import" not in path.read_bytes().replace(b"import { decode } from", b"")
+
+
+@pytest.mark.skipif(
+    not wasm.is_installed(), reason="the compiler is not installed: pip install 'birdie-compress[wasm]'"
+)
+@pytest.mark.parametrize("program", wasm.FORMS, ids=lambda program: program.name)
+def test_the_program_is_what_its_sources_compile_to(program: Path, tmp_path: Path) -> None:
+    wasm.build(tmp_path / program.name, *wasm.FORMS[program])
+    assert (tmp_path / program.name).read_bytes() == program.read_bytes(), "make wasm"
+
+
+@pytest.mark.parametrize("program", wasm.FORMS, ids=lambda program: program.name)
+def test_the_program_needs_nothing_from_its_host(program: Path) -> None:
+    """Its sections: no imports, no names."""
+    data, at, sections = program.read_bytes(), 8, []
+    while at < len(data):
+        size = shift = 0
+        for length in range(1, 6):
+            size |= (data[at + length] & 127) << shift
+            shift += 7
+            if data[at + length] < 128:
+                break
+        sections.append(data[at])
+        at += 1 + length + size
+    assert data[:8] == b"\0asm\x01\0\0\0"
+    assert not {0, 2} & {*sections}
 
 
 def golden_files() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(RELEASED.glob("*.birdie")) if path.is_file()}
 
 
-def test_golden_files_decode_to_the_same_bits_or_are_refused_by_their_scheme(module: Path) -> None:
+def test_golden_files_decode_to_the_same_bits(module: Path) -> None:
+    """All of them but deltas to another file, which has to be given."""
     files = golden_files()
-    decoded = dict(zip(files, by_node(module, [*files.values()]), strict=True))
-    for name, data in files.items():
-        if unsupported(data) is None:
-            assert decoded[name] == by_birdie(data), name
-        else:
-            assert isinstance(decoded[name], str), name
-    assert sum(isinstance(one, dict) for one in decoded.values()) >= 7
-
-
-def test_golden_streams_of_every_coder_decode_to_their_values() -> None:
-    golden = json.loads((GOLDEN / "streams.json").read_text())
-    items = [
-        (bytes.fromhex(golden[name]["payload"]), feature.coder, *feature.values.shape, feature.states)
-        for name, feature in FEATURES.items()
-    ]
-    answers = node("stream", SOURCE.parent / "decoder" / "streams.js", items)
-    for (name, feature), (error, digest) in zip(FEATURES.items(), answers, strict=True):
-        values = np.ascontiguousarray(feature.values).astype("<i4").tobytes()
-        assert (error, digest) == (None, hashlib.sha256(values).hexdigest()), name
+    for name, decoded in zip(files, by_node(module, [*files.values()]), strict=True):
+        expected = by_birdie(files[name])
+        assert isinstance(decoded, str) if isinstance(expected, str) else decoded == expected, name
+    assert sum(isinstance(by_birdie(data), dict) for data in files.values()) >= 12
 
 
 SHAPES = (), (0,), (0, 3), (7,), (5, 1), (6, 2, 3, 3), (40, 33)
@@ -259,20 +259,50 @@ def files_in_blocks() -> Iterator[bytes]:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("files", [lossless_files, quantized_files, files_in_blocks], ids=lambda make: make.__name__)
-def test_files_decode_to_the_same_bits(files: Callable[[], Iterator[bytes]], minified: Path) -> None:
+def test_files_decode_to_the_same_bits(files: Callable[[], Iterator[bytes]], module: Path) -> None:
     saved_files = [*files()]
     expected = [by_birdie(data) for data in saved_files]
     assert all(isinstance(one, dict) for one in expected)
-    assert by_node(SOURCE, saved_files) == expected
-    assert by_node(minified, saved_files) == expected
+    assert by_node(module, saved_files) == expected
 
 
-def test_tied_names_share_one_tensor_and_copies_do_not() -> None:
+def test_tied_names_share_one_tensor_and_copies_do_not(module: Path) -> None:
     weight = torch.arange(6.0)
-    data = base64.b64encode(saved({"a": weight, "b": weight, "c": weight.clone()}, lossless=True)).decode()
+    data = saved({"a": weight, "b": weight, "c": weight.clone()}, lossless=True)
     compared = "[t.a === t.b, t.a.data === t.c.data, t.a.data.constructor.name, [...t.a.data]]"
-    answer = evaluated(SOURCE, f"((t) => {compared})(m.decode(Buffer.from('{data}', 'base64')))")
+    answer = evaluated(module, f"m.decode(data).then((t) => {compared})", data)
     assert answer == [True, False, "Float32Array", weight.tolist()]
+
+
+def test_named_tensors_alone_are_decoded_and_count(module: Path) -> None:
+    state = {"norms.0": torch.ones(16), "norms.1": torch.full((16,), 2.0), "large": torch.arange(5000.0)}
+    data = saved(state, lossless=True)
+    options = '{names: new Set(["norms.1"]), maxBytes: 1000}'
+    names = f'm.decode(data, {options}).then((t) => [Object.keys(t), t["norms.1"].data[3]])'
+    assert evaluated(module, names, data) == [["norms.1"], 2.0]
+    refused = 'm.decode(data, {names: ["large"], maxBytes: 1000}).catch((error) => error.message)'
+    assert "maxBytes" in evaluated(module, refused, data)
+    missing = 'm.decode(data, {names: ["larger"]}).catch((error) => error.message)'
+    assert "'larger'" in evaluated(module, missing, data)
+
+
+def test_progress_is_told_and_waited_for(module: Path) -> None:
+    data = saved({"a": torch.arange(100.0), "b": torch.arange(50.0).half()}, lossless=True)
+    calls = "(() => { const calls = []; const wait = (ms) => new Promise((done) => setTimeout(done, ms)); let busy = 0;"
+    calls += "const onProgress = async (done, total) => { calls.push([done, total, busy++]); await wait(5); busy-- };"
+    calls += "return m.decode(data, { onProgress }).then(() => calls) })()"
+    assert evaluated(module, calls, data) == [[400, 500, 0], [500, 500, 0]]
+
+
+def test_floats_become_float32(module: Path) -> None:
+    words = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    state = {"a": words.view(torch.float16), "b": words.view(torch.bfloat16), "c": torch.tensor([1 / 3]).double()}
+    data = saved(state, lossless=True)
+    bits = "Object.values(t).map((one) => Buffer.from(m.toFloat32(one).buffer).toString('base64'))"
+    answers = [base64.b64decode(one) for one in evaluated(module, f"m.decode(data).then((t) => {bits})", data)]
+    for tensor, answer in zip(state.values(), answers, strict=True):
+        got = torch.from_numpy(np.frombuffer(answer, np.float32).copy())
+        assert torch.equal(got.nan_to_num(nan=12345.0), tensor.float().nan_to_num(nan=12345.0))
 
 
 def damaged(count: int) -> list[bytes]:
@@ -316,7 +346,7 @@ def test_of_200_damaged_files_it_refuses_what_birdie_refuses(module: Path) -> No
             assert isinstance(decoded, str), expected
             assert re.fullmatch(r"[^\n]{10,400}", decoded)
             refused += 1
-        elif not (isinstance(decoded, str) and "not decoded here" in decoded):
+        elif not (isinstance(decoded, str) and "load it with birdie" in decoded):
             assert decoded == expected
     assert 100 < refused < 200
 
@@ -330,70 +360,29 @@ def test_an_error_is_one_line_whatever_the_names_are(module: Path) -> None:
         assert re.fullmatch(r"[\x20-\x7e…−“”’]{10,500}", answer), answer
 
 
-def test_small_files_that_ask_for_much_are_refused_before_it_is_allocated() -> None:
+def test_small_files_that_ask_for_much_are_refused_before_it_is_allocated(module: Path) -> None:
     names = (
         *("unpacks to 64 MiB", "constant float32 of 4 GiB", "grid, groups of one", "low rank of rank 16,384"),
         *("trellis of 1 GiB", "mixed, rows of one from rows", "tiles without words"),
     )
-    assert all(isinstance(decoded, str) for decoded in by_node(SOURCE, [BOMBS[name]() for name in names]))
+    assert all(isinstance(decoded, str) for decoded in by_node(module, [BOMBS[name]() for name in names]))
 
 
-def test_more_bytes_than_the_caller_allows_are_refused() -> None:
+def test_more_bytes_than_the_caller_allows_are_refused(module: Path) -> None:
     data = saved({"a": torch.zeros(100, 100)}, lossless=True)
-    less, enough = by_node(SOURCE, [data], 39_999)[0], by_node(SOURCE, [data], 40_000)[0]
+    less, enough = by_node(module, [data], 39_999)[0], by_node(module, [data], 40_000)[0]
     assert "40000" in less
     assert enough == by_birdie(data)
 
 
-def test_a_file_says_which_schemes_and_coders_it_needs(minified: Path) -> None:
-    state = {"a": torch.randn(64, 64), "b": torch.zeros(9)}
-    files = [saved(state, scheme=[("a", "int4"), ("*", "lossless")], effort=coder) for coder in ("fast", "max")]
-    ((_, fast), (_, most)) = node("needs", minified, [(data,) for data in files])
-    assert fast["schemes"] == most["schemes"] == ["grid", "lossless"]
-    assert "mixed" in most["coders"]
-    assert "mixed" not in fast["coders"]
-
-
-def test_python_says_in_one_sentence_what_javascript_refuses() -> None:
-    golden, constant = golden_files(), (Stream(0, b""),)
+def test_what_is_not_decoded_is_said_by_name(module: Path) -> None:
+    constant = (Stream(0, b""),)
     files = {
-        "spectral": golden["spectral.birdie"],
-        "tucker": golden["tucker.birdie"],
         "delta": to_bytes([Entry("w", 0, 11, (3,), (5, 0), kind=DELTA)]),
-        "101": to_bytes([Entry("w", 101, 11, (1,), (), constant)]),
-        "squares": to_bytes([Entry("w", 64, 11, (1,), (), constant)], b'{"schemes":{"64":"squares"}}'),
-        "9": to_bytes([Entry("w", 1, 2, (1,), (), (Stream(9, b""),))]),
+        "scheme": to_bytes([Entry("w", 64, 11, (1,), (), constant)], b'{"schemes":{"64":"squares"}}'),
+        "coder": to_bytes([Entry("w", 1, 2, (1,), (), (Stream(9, b""),))]),
     }
-    for word, decoded in zip(files, by_node(SOURCE, [*files.values()]), strict=True):
+    for word, decoded in zip(files, by_node(module, [*files.values()]), strict=True):
         assert isinstance(decoded, str)
         assert word in decoded
-    for word in files.keys() - {"101"}:
-        problem = unsupported(files[word])
-        assert problem is not None
-        assert word in problem
-    with pytest.raises(ArtifactError, match="101"):
-        unsupported(files["101"])
-    names = evaluated(SOURCE.parent / "decoder" / "schemes.js", "Object.values(m.SCHEMES).map((scheme) => scheme.name)")
-    assert names == [*SCHEMES.values()]
-    assert SCHEMES.items() <= codes.SCHEMES.items()
-
-
-def test_the_tables_of_context_mixing_are_those_of_the_format_by_a_wide_margin() -> None:
-    """Floats of any engine give them, since no entry lies near the boundary of two integers."""
-    page = (ROOT / "docs" / "coders.md").read_text(encoding="utf-8")
-    documented = re.findall(r"^\| (?:F, )?\w+ \| `(\w{64})` \|$", page, re.MULTILINE)
-    tables = SOURCE.parent / "decoder" / "mixing_tables.js"
-    listed = evaluated(tables, "[...Object.values(m.tables()), ...[0, 1, 2].map(m.priorOf)].map((one) => [...one])")
-    digests = [hashlib.sha256(np.array(table, "<i4").tobytes()).hexdigest() for table in listed]
-    assert sorted(digests) == sorted(documented)
-    numbers, middles = np.arange(384), (2 * np.arange(2048) + 1) / 512
-    fractions = numbers[numbers % 16 > 0]
-    halves = np.exp(-(middles**2) / np.pi), (2 / (2**middles + 2**-middles)) ** 2, np.exp(-middles)
-    sums = [np.cumsum(np.concatenate([half[::-1], half])) for half in halves]
-    rounded = [
-        65536 / (1 + np.exp(-np.arange(-2048, 2048) / 170)) - 0.5,
-        16 * np.log2(1 + (2 * np.arange(256) + 1) / 512) - 0.5,
-        2 ** (fractions / 16),
-        *(np.delete(2**20 * part / part[-1], [2047, 4095]) for part in sums),  # exact fractions, which are given
-    ]
-    assert min(float((np.abs(values - np.rint(values)) / np.maximum(values, 1)).min()) for values in rounded) > 1e-12
+        assert "'w'" in decoded

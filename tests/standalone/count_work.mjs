@@ -1,10 +1,11 @@
-// Decode the file on stdin and print how much work that took: how often each block of the decoder's code ran, and how
-// many elements or characters the methods of the engine went through.
+// Decode the file on stdin and print how much work that took JavaScript: how often each block of the decoder's code ran,
+// and how many elements or characters the methods of the engine went through.
 import { readFileSync } from "node:fs";
 import { Session } from "node:inspector";
 import { pathToFileURL } from "node:url";
 
 const module = await import(pathToFileURL(process.argv[2]).href);
+module.useProgram(readFileSync(process.argv[3]));
 const data = new Uint8Array(readFileSync(0));
 let elements = 0;
 
@@ -38,7 +39,7 @@ session.post("Profiler.enable");
 session.post("Profiler.startPreciseCoverage", { callCount: true, detailed: true });
 session.post("Profiler.takePreciseCoverage");
 try {
-  module.decode(data);
+  await module.decode(data);
 } catch (error) {
   if (error.constructor !== Error) throw error;
 }
@@ -46,7 +47,7 @@ const spread = elements;
 session.post("Profiler.takePreciseCoverage", (problem, coverage) => {
   if (problem) throw problem;
   const blocks = coverage.result
-    .filter(({ url }) => url.includes("/web/decoder"))
+    .filter(({ url }) => url.includes("/decoder.js"))
     .flatMap(({ functions }) => functions.flatMap(({ ranges }) => ranges.map((range) => range.count)));
   process.stdout.write(`${blocks.reduce((sum, one) => sum + one, spread)}\n`);
 });
