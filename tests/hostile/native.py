@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+from torch import Tensor
+
 import birdie
 from tests.hostile import difference_seeds, mutate, seeds
 from tests.hostile.seeds import Seed
@@ -66,7 +68,7 @@ def sound() -> list[tuple[Seed, bytes]]:
     return files + list(zip(differences, bases, strict=True))
 
 
-def _saved(base: dict[str, object]) -> bytes:
+def _saved(base: dict[str, Tensor]) -> bytes:
     file = BytesIO()
     birdie.save(base, file, lossless=True, workers=1)
     return file.getvalue()

@@ -19,7 +19,7 @@ _Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Options(ctypes.Structure):
-    """birdie_options."""
+    """Options of `birdie_open`, as birdie.h has them."""
 
     _fields_ = (
         ("alloc", ctypes.c_void_p),
@@ -33,7 +33,7 @@ class Options(ctypes.Structure):
 
 
 class CTensor(ctypes.Structure):
-    """birdie_tensor."""
+    """Description of a tensor, as birdie.h has it."""
 
     _fields_ = (
         ("name", ctypes.c_void_p),
@@ -100,8 +100,8 @@ class File:
     def __init__(self, library: ctypes.CDLL, data: bytes, options: Options | None = None) -> None:
         self._library, self._data = library, data  # bytes of which nothing is copied
         self.handle = ctypes.c_void_p()
-        given = None if options is None else ctypes.byref(options)
-        self._check(library.birdie_open(data, len(data), given, ctypes.byref(self.handle)))
+        pointer = None if options is None else ctypes.byref(options)
+        self._check(library.birdie_open(data, len(data), pointer, ctypes.byref(self.handle)))
 
     def close(self) -> None:
         self._library.birdie_close(self.handle)
@@ -116,7 +116,7 @@ class File:
 
     @property
     def has_views(self) -> bool:
-        """Whether the file has views of tensors."""
+        """Fact that the file has views of tensors."""
         return bool(self._library.birdie_has_views(self.handle))
 
     @property

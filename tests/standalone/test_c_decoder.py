@@ -21,8 +21,7 @@ from birdie.errors import ArtifactError
 from birdie.standalone import C_DECODER
 from tests.reference.streams import FEATURES
 from tests.standalone.c_decoder import Counted, Decoded, File, Options, RefusedError, compiler, decoded, load
-from tests.web.test_decoder import (
-    GOLDEN,
+from tests.standalone.test_web_decoder import (
     RELEASED,
     by_birdie,
     damaged,
@@ -36,6 +35,7 @@ from tests.web.test_decoder import (
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler, cc")
 FLOAT16, BFLOAT16, FLOAT32 = 9, 10, 11
+GOLDEN = RELEASED.parents[1] / "golden"
 HEADER = C_DECODER[1].read_text(encoding="utf-8")
 ERRORS = {name: int(number) for name, number in re.findall(r"^    X\((\w+), (\d+),", HEADER, re.MULTILINE)}
 
@@ -194,7 +194,7 @@ def test_real_tensors_are_had_in_other_floats_as_torch_converts_them(library: An
 
 
 def test_members_of_a_group_are_cut_out_of_one_array(library: Any) -> None:
-    """Who decodes each array once takes as long for many members as for few."""
+    """Decoding each array once is linear in the members."""
     data = (RELEASED / "members.birdie").read_bytes()
     expected, file = by_birdie(data), File(library, data)
     assert isinstance(expected, dict)
@@ -294,7 +294,7 @@ SOUND = (
 
 
 def test_metadata_is_checked_as_birdie_checks_it(library: Any) -> None:
-    """What JSON, and the format, allow and forbid."""
+    """Texts that JSON or the format forbids, and odd ones that both allow."""
     for text in METADATA:
         data = to_bytes([Entry("w", 1, 1, (2,), (), CONSTANT)], text)
         with pytest.raises(ArtifactError):

@@ -964,7 +964,8 @@ enum { HALVES = 1, VALUES, DIFFERENCES, LISTED, RUNS, MATCHES, SCALED, TABLES };
 
 /* Return how far floats that are stored as integers go. */
 static int64_t most_whole(int dtype) {
-    return dtype == BIRDIE_FLOAT16 ? 1 << 11 : dtype == BIRDIE_BFLOAT16 ? 1 << 8 : dtype == BIRDIE_FLOAT32 ? 1 << 24 : 1 << 30;
+    const int bits[4] = {11, 8, 24, 30};
+    return (int64_t)1 << bits[dtype - BIRDIE_FLOAT16];
 }
 
 static int scale_dtype(int64_t kind) {
@@ -1716,7 +1717,7 @@ static wide wide_quotient(wide a, double b) {
     return wide_sum(q, ((a.high - back.high) - back.low + a.low) / b);
 }
 
-/* Fill in b(k, i) of blocks of n: at k * n + i the double nearest to sqrt((2 - [k = 0]) / n) cos(pi k (2i + 1) / 2n). */
+/* Fill in b(k, i) of blocks of n at k * n + i, the double nearest to sqrt((2 - [k = 0]) / n) cos(pi k (2i + 1) / 2n) */
 static void make_cosines(double *out, uint64_t n) {
     wide cosine[65], norm[2];
     for (uint64_t q = 0; q <= n; q++) { /* of pi q / 2n, by the series */
@@ -2721,7 +2722,8 @@ static int take_prediction(coded *c, uint64_t rows, uint64_t columns, prediction
     }
     if (p->kind == 2) {
         int64_t height = number_to(s, 56, 63) + 1, width = number_to(s, 56, 63) + 1, n = height * width;
-        const int64_t across[] = {1, 2, width, width + 1, width - 1, 2 * width, n, 2 * n, n - 1, n + 1, n - width, n + width};
+        const int64_t across[] = {1, 2,     width, width + 1, width - 1, 2 * width,
+                                  n, 2 * n, n - 1, n + 1,     n - width, n + width};
         const int64_t below[][2] = {{1, 0}, {2, 0}, {1, -1}, {1, 1}, {1, -width}, {1, width}};
         CHECK(n <= 64, SIDE);
         p->positions = (int)n;
@@ -2741,10 +2743,13 @@ static int take_prediction(coded *c, uint64_t rows, uint64_t columns, prediction
     return 0;
 }
 
-static int32_t modulo(int64_t v, int64_t size) { return (int32_t)(v >= 0 && v < size ? v : v - size * floored(v, size)); }
+static int32_t modulo(int64_t v, int64_t size) {
+    return (int32_t)(v >= 0 && v < size ? v : v - size * floored(v, size));
+}
 
 /* Replace residuals by the symbols that have them. */
-static int add_prediction(coded *c, const prediction *p, size_t rows, size_t columns, int64_t zero, int64_t size, int32_t *v) {
+static int add_prediction(coded *c, const prediction *p, size_t rows, size_t columns, int64_t zero, int64_t size,
+                          int32_t *v) {
     const int64_t shift = zero - size / 2;
     int32_t *mean = NULL;
     if (p->kind == 1 && !(mean = take_zeros(c->m, columns, sizeof *mean))) return c->m->error;
@@ -2759,7 +2764,8 @@ static int add_prediction(coded *c, const prediction *p, size_t rows, size_t col
         }
     }
     for (size_t row = 0; row < rows && p->kind == 2; row++) {
-        for (size_t i = 0, position = 0; i < columns; i++, v++, position = position + 1 < (size_t)p->positions ? position + 1 : 0) {
+        for (size_t i = 0; i < columns; i++, v++) {
+            const size_t position = i % (size_t)p->positions;
             int64_t f = 16;
             for (int k = 0; k < p->tap_count; k++) {
                 int64_t up = p->taps[k].up, back = p->taps[k].back, from = (int64_t)i - back;
@@ -2780,18 +2786,19 @@ typedef struct slot {
 } slot;
 
 /* Read tables and lay out their slots one after the other, those of a pair in turn. */
-static int take_slots(coded *c, uint32_t tables, int is_paired, const alphabet *a, int precision, const int32_t *meaning,
-                      slot **out) {
+static int take_slots(coded *c, uint32_t tables, int is_paired, const alphabet *a, int precision,
+                      const int32_t *meaning, slot **out) {
     slot *slots = *out = take(c->m, (uint64_t)tables << precision, sizeof *slots);
     table_room *room = take(c->m, 1, sizeof *room);
     if (!slots || !room) return c->m->error;
     for (uint32_t table = 0; table < tables; table++) {
-        slot *next = slots + (is_paired ? ((size_t)(table / 2) << (precision + 1)) + table % 2 : (size_t)table << precision);
+        slot *next = slots + ((size_t)(is_paired ? table & ~1u : table) << precision) + (is_paired ? table & 1 : 0);
         TRY(take_table(c->side, a->size, precision, room));
         for (uint32_t symbol = 0; symbol < a->size; symbol++) {
             uint32_t frequency = room->frequency[symbol];
             int32_t v = meaning ? meaning[symbol] : (int32_t)symbol;
-            for (uint32_t i = 0; i < frequency; i++, next += 1 + is_paired) *next = (slot){(frequency - 1) << 15 | i, v};
+            for (uint32_t i = 0; i < frequency; i++, next += 1 + is_paired)
+                *next = (slot){(frequency - 1) << 15 | i, v};
         }
     }
     return 0;
@@ -2936,8 +2943,8 @@ static int decode_static(coded *c, int32_t *result) {
         size_t across = is_in_rows ? width : (size_t)smaller(width, n - at);
         const uint8_t *kinds = is_in_rows ? class + row : &one_class;
         if (is_paired)
-            TRY(decode_paired(words, begin, ends[i], kinds, some, across, slots, precision, &paths, c->has_halves, state,
-                              out + at));
+            TRY(decode_paired(words, begin, ends[i], kinds, some, across, slots, precision, &paths, c->has_halves,
+                              state, out + at));
         else
             TRY(decode_plain(words, begin, ends[i], kinds, some, across, slots, precision, out + at));
         at += some * across;
@@ -3105,7 +3112,8 @@ static void grow_tree(const model *m, node *nodes) {
     int64_t sums[MOST_MIXED + 1] = {0};
     int count = 1;
     for (int64_t s = 0; s < m->size; s++)
-        sums[s + 1] = sums[s] + cdf(m, 64 * (s - m->zero) + 32, m->scale) - cdf(m, 64 * (s - m->zero) - 32, m->scale) + 2;
+        sums[s + 1] = sums[s] + 2 + cdf(m, 64 * (s - m->zero) + 32, m->scale) -
+                      cdf(m, 64 * (s - m->zero) - 32, m->scale);
     nodes[0] = (node){0, 0, (int32_t)m->size - 1, 0};
     for (int k = 0; k < count; k++) {
         node *n = &nodes[k];
@@ -3149,8 +3157,9 @@ static int make_model(memory *memory, model *m) {
                 size_t at = (size_t)(odd * m->nodes + k);
                 uint32_t p = seed(m, &nodes[k], odd, hold(m->scale + 2 * f - 64, 0, SCALES - 1));
                 m->logits[(size_t)f * stride + at] = m->t->stretch[p >> 10];
-                for (int x = f / 4; f % 4 == 0 && x < 64; x += 16) m->first_counters[(size_t)x * stride + at] = p << 10 | 3;
-                for (int x = 64; f == 32 && x < COUNTERS; x++) m->first_counters[(size_t)x * stride + at] = p << 10 | 3;
+                uint32_t *first = m->first_counters + at;
+                for (int x = f / 4; f % 4 == 0 && x < 64; x += 16) first[(size_t)x * stride] = p << 10 | 3;
+                for (int x = 64; f == 32 && x < COUNTERS; x++) first[(size_t)x * stride] = p << 10 | 3;
             }
         }
     }
@@ -3219,7 +3228,7 @@ static int32_t decode_symbol(model *m, range *r, int32_t rate, mixer *b, uint32_
         logit[7] = prior[1][k];
         const int32_t ya = mixed(a, logit), yb = mixed(b, logit), z = ((ya + yb) >> 1) + 2048, j = z & 127;
         uint32_t *bucket = apm + (z >> 7);
-        const int32_t refined = (int32_t)((bucket[0] >> 16) * (uint32_t)(128 - j) + (bucket[1] >> 16) * (uint32_t)j) >> 7;
+        const int32_t refined = ((int32_t)(bucket[0] >> 16) * (128 - j) + (int32_t)(bucket[1] >> 16) * j) >> 7;
         const int32_t odds = (3 * squash[z] + refined) >> 2;
         const int bit = range_bit(r, (uint32_t)(odds < 8 ? 8 : odds > 65528 ? 65528 : odds));
         train(a, logit, ((65536 * bit - squash[ya + 2048]) * rate) >> 4);
@@ -3286,7 +3295,8 @@ static int decode_mixed_chunk(memory *memory, model *m, range *r, size_t rows, s
         const uint64_t pseudo = (uint64_t)m->row_count * (uint64_t)m->row_level;
         if (row) {
             int64_t mean = floored((int64_t)(row_sum - pseudo), (int64_t)columns);
-            m->row_level = hold(floored((int64_t)(7 * (uint64_t)m->row_level + (uint64_t)mean), 8), 0, INT64_MAX - 1) + 1;
+            mean = floored((int64_t)(7 * (uint64_t)m->row_level + (uint64_t)mean), 8);
+            m->row_level = hold(mean, 0, INT64_MAX - 1) + 1;
         } else {
             m->row_level = floored((int64_t)row_sum, (int64_t)columns + m->row_count) + 1;
         }
@@ -3297,8 +3307,9 @@ static int decode_mixed_chunk(memory *memory, model *m, range *r, size_t rows, s
         for (size_t c = 0; c < columns; c++) {
             const uint64_t held = smaller((uint64_t)m->magnitude[c], (uint64_t)m->cap);
             const uint64_t g = (uint64_t)((int64_t)(16 * held * held * normalize) >> 16) + 1;
-            m->slow[c] = (int64_t)((uint64_t)m->slow[c] + (uint64_t)((int64_t)((g - (uint64_t)m->slow[c]) * slow) >> 16));
-            m->fast[c] = (int64_t)((uint64_t)m->fast[c] + (uint64_t)((int64_t)((g - (uint64_t)m->fast[c]) * fast) >> 16));
+            const uint64_t a = (uint64_t)m->slow[c], b = (uint64_t)m->fast[c];
+            m->slow[c] = (int64_t)(a + (uint64_t)((int64_t)((g - a) * slow) >> 16));
+            m->fast[c] = (int64_t)(b + (uint64_t)((int64_t)((g - b) * fast) >> 16));
             m->slow_scale[c] = sc(m->t, m->slow[c]) - base;
             m->fast_scale[c] = sc(m->t, m->fast[c]) - base;
             total += (uint64_t)m->slow[c];
@@ -3389,7 +3400,7 @@ typedef struct tiles { /* what all tiles of an array share */
     size_t columns, restart;
 } tiles;
 
-typedef struct lanes { /* of a tile: states, 4,096 where a path is in an odd state and tables are paired, what was taken */
+typedef struct lanes { /* of a tile: states, 4,096 where an odd state has another table, what was taken */
     uint32_t x[LANES], above[LANES], taken[LANES];
 } lanes;
 
@@ -3657,7 +3668,8 @@ static int decode_delta_chunk(const delta *d, range *r, size_t rows, size_t colu
         int64_t left_k = 0, sign1 = 0, sign2 = 0, row_bias = 0, agreement = 0, rank = 0;
         for (size_t c = 0; c < columns; c++, at++) {
             const uint64_t word = word_at(base, d->bits, at);
-            const uint64_t magnitude = d->exponent ? word & (top - 1) : word, s = d->exponent ? word >> (d->bits - 1) : 0;
+            const uint64_t magnitude = d->exponent ? word & (top - 1) : word;
+            const uint64_t s = d->exponent ? word >> (d->bits - 1) : 0;
             const int64_t e = d->exponent ? (int64_t)larger(1, magnitude >> d->mantissa) : 1;
             const int64_t shift = hold(e - d->middle + 16, 0, 40), unit = 16 * shift;
             const int64_t by_row = lg(d->t, row_sum) - lg(d->t, row_count);
@@ -3667,7 +3679,8 @@ static int decode_delta_chunk(const delta *d, range *r, size_t rows, size_t colu
             const int64_t near = lg(d->t, (13 * around >> 6) + (usual >> 3) + 1) - unit;
             const int64_t every = floored(3 * both + 2 * near, 5);
             const int64_t deep = hold(e - d->middle + 32, 0, 63), half = hold((both + 160) >> 3, 0, 95);
-            int64_t start[WAYS] = {deep, hold((by_row - unit + 160) >> 2, 0, 191), hold((by_column - unit + 160) >> 2, 0, 191),
+            int64_t start[WAYS] = {deep, hold((by_row - unit + 160) >> 2, 0, 191),
+                                   hold((by_column - unit + 160) >> 2, 0, 191),
                                    hold(3 * (both + 160) >> 3, 0, 287), hold((near + 160) >> 3, 0, 95),
                                    hold(3 * (every + 160) >> 3, 0, 287), 8 * half + hold(left_k, 0, 7),
                                    8 * (half >> 1) + hold((deep - 8) >> 2, 0, 7)};
@@ -3690,7 +3703,8 @@ static int decode_delta_chunk(const delta *d, range *r, size_t rows, size_t colu
                 const int64_t sign = d->columns[c].sign;
                 const int64_t index[WAYS] = {(int64_t)s, row_part, column_part, 64 * row_part + column_part,
                                              18 * (sign + 1) + 6 * (sign1 + 1) + 2 * (sign2 + 1) + (int64_t)s,
-                                             3 * ((agreement + 4096) >> 7) + sign + 1, 64 * ((rank + 4096) >> 7) + column_part,
+                                             3 * ((agreement + 4096) >> 7) + sign + 1,
+                                             64 * ((rank + 4096) >> 7) + column_part,
                                              2 * hold(k, 0, 15) + (int64_t)s};
                 uint32_t *counter[WAYS];
                 for (int i = 0; i < WAYS; i++) counter[i] = d->signs + sign_starts[i] + index[i];
@@ -3734,7 +3748,8 @@ static int decode_delta_chunk(const delta *d, range *r, size_t rows, size_t colu
 }
 
 /* Decode the bytes of a delta, given the words of the base. */
-static int decode_difference(reader *r, const tensor *t, const uint8_t *data, size_t size, const char *base, char *out) {
+static int decode_difference(reader *r, const tensor *t, const uint8_t *data, size_t size, const char *base,
+                             char *out) {
     const size_t rows = (size_t)t->rows, columns = (size_t)t->columns * dtypes[t->dtype].words;
     const size_t height = (size_t)chunk_rows(columns), chunks = (size_t)ceiling(rows, height);
     coded c = {.f = r->f, .m = r->m, .data = data, .size = size};
@@ -4032,7 +4047,8 @@ static int check_limits(const file *f, uint64_t bytes, uint64_t operations) {
 }
 
 /* Decode `count` elements of an array, from element `first` on, to a dtype. */
-static int decode_part(const file *f, uint32_t array, uint64_t first, uint64_t count, int dtype, void *out, size_t size) {
+static int decode_part(const file *f, uint32_t array, uint64_t first, uint64_t count, int dtype, void *out,
+                       size_t size) {
     birdie_array a;
     TRY(describe(f, array, &a));
     TRY(check_limits(f, a.bytes, a.operations));

@@ -59,7 +59,7 @@ extern "C" {
     X(DTYPE, 33, "the tensor has an unknown dtype; take a newer decoder") \
     X(SCHEME, 34, "the tensor has a scheme of another package, or a newer one; load it with birdie") \
     X(BASE, 35, "the tensor is a delta to a tensor that neither this file nor the base has; open it with its base") \
-    X(WRONG_BASE, 36, "the tensor is a delta to other numbers than the base has; open it with the base it was made with") \
+    X(WRONG_BASE, 36, "the tensor is a delta to other numbers than the base has; open the base it was made with") \
     X(PARAMETERS, 37, "the tensor has parameters that its scheme does not allow; the file is damaged") \
     X(STREAMS, 38, "the tensor has not as many streams as its scheme needs; the file is damaged") \
     X(CODER, 39, "the tensor has an unknown coder; take a newer decoder") \
