@@ -277,9 +277,9 @@ def test_tied_names_share_one_tensor_and_copies_do_not(module: Path) -> None:
 def test_named_tensors_alone_are_decoded_and_count(module: Path) -> None:
     state = {"norms.0": torch.ones(16), "norms.1": torch.full((16,), 2.0), "large": torch.arange(5000.0)}
     data = saved(state, lossless=True)
-    options = '{names: new Set(["norms.1"]), maxBytes: 1000}'
-    names = f'm.decode(data, {options}).then((t) => [Object.keys(t), t["norms.1"].data[3]])'
-    assert evaluated(module, names, data) == [["norms.1"], 2.0]
+    shown = '(t) => [Object.keys(t), t["norms.1"].data[3]]'
+    named = f'm.decode(data, {{names: new Set(["norms.1"]), maxBytes: 1000}}).then({shown})'
+    assert evaluated(module, named, data) == [["norms.1"], 2.0]
     refused = 'm.decode(data, {names: ["large"], maxBytes: 1000}).catch((error) => error.message)'
     assert "maxBytes" in evaluated(module, refused, data)
     missing = 'm.decode(data, {names: ["larger"]}).catch((error) => error.message)'
