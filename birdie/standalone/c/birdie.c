@@ -2323,7 +2323,8 @@ static int check_fields(file *f) {
     for (const char *key = first_in(p), *value; key; key = next_in(value)) {
         value = value_of(key);
         int is_sound = 1;
-        if (is_text(key, "budget")) is_sound = natural(value) >= 0;
+        if (is_text(key, "budget")) is_sound = is_integer(value) && (*value != '-' || !natural(value)); /* of any size */
+        if (is_text(key, "onnx")) is_sound = *value == '[';
         if (is_text(key, "metadata") || is_text(key, "link")) is_sound = *value == '{';
         if (is_text(key, "schemes")) is_sound = are_texts(value);
         if (is_text(key, "order")) is_sound = check_order(value);
